@@ -1,1 +1,5 @@
-"""Jobs that end: snapshot, bootstrap, migrate and the like."""
+"""Batch jobs: state operations, quality, maintenance, amend, backtest, calibrate.
+
+The package imports the library; the commands (``cli``) and ``bench`` import it. Begin with the
+``__init__.py`` of a subpackage, or with ``amend.py``.
+"""

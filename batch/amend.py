@@ -1,9 +1,12 @@
-"""Amend: late messages and corrected entries of the registry, replayed over the devices that they concern.
+"""Amend: replay devices with late messages or corrected registry entries.
 
-Rule 1: what is said of a device follows from bronze and from what was said of it: killed and begun again, it is said once.
-Rule 2: a device is looked at until its judged and its amended history have met; only then is what came late to it done with.
-What nothing reaches any more never does: that is said once, and it is done with too.
-Rule 3: it only appends to judgements, and hands rows that correct to the bridge as any command: a job goes on beside it.
+Rule 1: amendments follow from bronze and from the judgements already emitted. A killed and repeated
+run therefore emits each amendment once.
+Rule 2: a device is processed by each run until its judged and amended histories are in the same
+state. A device that cannot be reconciled, as bronze lacks its rows, is reported once, and not
+processed again.
+Rule 3: a run only appends to judgements, and sends correction rows through the bridge, as commands
+are sent. The job continues meanwhile.
 """
 
 import json
@@ -44,12 +47,13 @@ _CONCERNED: Final = f"""
 
 @dataclass(frozen=True, slots=True)
 class AmendRequest:
-    """What is to be amended.
+    """Parameters of an amend run.
 
     Attributes:
-        device_ids: these devices; empty: those that something came late for.
-        since_ms: that came at or after this ``received_at``; None: since the last amend.
-        dry_run: say what would be done, and do nothing.
+        device_ids: devices to amend; empty for all with late messages.
+        since_ms: least ``received_at`` of the late messages, epoch milliseconds; None: since the
+            last run.
+        dry_run: whether to report only and change nothing.
     """
 
     device_ids: tuple[str, ...] = ()
@@ -59,16 +63,17 @@ class AmendRequest:
 
 @dataclass(frozen=True, slots=True)
 class Amended:
-    """What became of one device.
+    """Result of amending one device.
 
     Attributes:
-        device_id: the device.
-        retracted: transitions that did not happen.
-        added: transitions that did.
-        corrected: whether a row that corrects was sent for it.
-        left: why something is left to be done; None where its two histories have met.
-        final: whether amending again would find the same: bronze no longer has the rows that it would take.
-        effective_from_ms: event time from which on a row that was sent for it is in effect.
+        device_id: id of the device.
+        retracted: number of transitions retracted.
+        added: number of transitions added.
+        corrected: whether a correction row was sent for the device.
+        left: reason why the device is not finished; None if its two histories are in the same
+            state.
+        final: whether another run would find the same, as bronze lacks the rows needed.
+        effective_from_ms: event time at which the correction row takes effect, epoch milliseconds.
     """
 
     device_id: str
@@ -81,19 +86,22 @@ class Amended:
 
 
 def amend_and_settle(home: Home, wanted: AmendRequest, judged: Callable[[int], bool], say: Say = silent) -> list[Amended]:
-    """Amend, see `amend_home`, and once more when what corrects is in effect: only then is a device done with.
+    """Amend, see `amend_home`; amend again once the correction rows are in effect.
+
+    A corrected device is finished only by the second run.
 
     Args:
         home: the home.
-        wanted: what is to be amended.
-        judged: waits until all up to an instant of event time is judged, epoch milliseconds; returns whether it is.
-        say: see `amend_home`.
+        wanted: parameters of the run.
+        judged: function that waits until the frontier reaches an event time, epoch milliseconds,
+            and returns whether it has.
+        say: callback for progress lines.
     """
     first = amend_home(home, wanted, say)
     sent = [one.effective_from_ms for one in first if one.effective_from_ms is not None]
     if wanted.dry_run or not sent:
         return first
-    say(f"waiting until what corrects is judged, up to {format_instant(max(sent))}")
+    say(f"waiting for the frontier to reach the corrections, {format_instant(max(sent))}")
     if not judged(max(sent)):
         return first
     done = {one.device_id: one for one in first}
@@ -109,16 +117,16 @@ def amend_and_settle(home: Home, wanted: AmendRequest, judged: Callable[[int], b
 
 
 def amend_home(home: Home, wanted: AmendRequest, say: Say = silent) -> list[Amended]:
-    """Amend the judgements of a home, see `AmendRequest`; return what became of each device that was looked at.
+    """Amend the judgements of a home; return the result of each device processed.
 
     Args:
         home: the home; its jobs may run.
-        wanted: which devices, since when, and whether anything is written.
-        say: told every few seconds how far it has come, and at the end.
+        wanted: parameters of the run.
+        say: callback for progress lines, every few seconds and at the end.
 
     Raises:
-        FleetError: another amend is at work, the table of judgements is of an older version, or it is to begin before what is
-            kept.
+        FleetError: another amend runs, the judgements table is of an older version, or `since_ms`
+            is before the retention floor.
     """
     if wanted.since_ms is not None:
         _require_kept(home, wanted.since_ms)
@@ -133,7 +141,7 @@ def amend_home(home: Home, wanted: AmendRequest, say: Say = silent) -> list[Amen
         order = sorted(concerned, key=lambda device_id: (concerned[device_id], device_id))
         far = Paced(say)
         if order:
-            say(f"devices to be looked at: {len(order):,}")
+            say(f"devices to amend: {len(order):,}")
         found = reach(home, order, through_ms)
         done = {
             device_id: Amended(device_id, 0, 0, corrected=False, left=why, final=True) for device_id, why in found.why.items()
@@ -143,16 +151,16 @@ def amend_home(home: Home, wanted: AmendRequest, say: Say = silent) -> list[Amen
                 group = _Group(order[first : first + _AT_ONCE], begun, found.why)
                 done |= {one.device_id: one for one in _amend_some(home, group, through_ms, wanted)}
                 if len(done) < len(concerned):
-                    far(partial("devices looked at: {:,} of {:,}".format, len(done), len(concerned)))
+                    far(partial("devices done: {:,} of {:,}".format, len(done), len(concerned)))
                 still = [at_ms for device_id, at_ms in concerned.items() if device_id not in done or _is_unmet(done[device_id])]
-                if counts and still and min(still) - 1 > before_ms:  # who is broken off now has not to begin anew
+                if counts and still and min(still) - 1 > before_ms:  # record progress for a run that is interrupted
                     before_ms = min(still) - 1
                     tables.append_of(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, []), {DONE: before_ms})
         if concerned:
-            say(f"devices looked at: {len(done):,} of {len(concerned):,}")
+            say(f"devices done: {len(done):,} of {len(concerned):,}")
         if counts:
             unmet = sorted(one.device_id for one in done.values() if _is_unmet(one))
-            last_ms = through_ms - 1  # at that instant more may come
+            last_ms = through_ms - 1  # more rows of the instant `through_ms` may follow
             done_ms = max(before_ms, min([last_ms, *(concerned[device_id] - 1 for device_id in unmet)]))
             write_reached(home, AmendProgress(done_ms, through_ms, tuple(unmet)))
             if done_ms > before_ms:
@@ -165,35 +173,39 @@ def _is_unmet(one: Amended) -> bool:
 
 
 def _refused(other: str) -> FleetError:
-    return FleetError(f"another amend is at work: {other}; let it end, and try again if need be", code="amend-runs-already")
+    return FleetError(f"another amend is running: {other}; wait for its end, then try again if needed", code="amend-runs-already")
 
 
 def _check_columns(home: Home) -> None:
-    """A column that is added under a running job would end it: the job adds them itself when it starts."""
+    """Check that the judgements table has all columns.
+
+    The job adds missing columns at its start. A column that is added while the job runs would make
+    it fail.
+    """
     there = {field.name for field in open_table(home.table(JUDGEMENTS.name)).schema().fields}
     if absent := [column.name for column in JUDGEMENTS.columns if column.name not in there]:
         raise FleetError(
-            f'the judgements of "{home.path}" were made by an older version: they have no {", ".join(absent)}; '
+            f'the judgements of "{home.path}" were written by an older version: they lack {", ".join(absent)}; '
             f"start the fleet with this version first (./fleet up)",
             code="judgements-of-older-version",
         )
 
 
 def _require_kept(home: Home, since_ms: int) -> None:
-    """See that all that came late since an instant is there still, with the messages themselves."""
+    """Check that bronze and the list of late messages are complete since an instant."""
     kept = ((oldest_kept_ms(home, MESSAGES.name), "keep_messages"), (oldest_kept_ms(home, CAME_LATE), "keep_late"))
     oldest_ms, setting = max((instant_ms or 0, setting) for instant_ms, setting in kept)
     if since_ms < oldest_ms:
         oldest = format_instant(oldest_ms)
         raise FleetError(
-            f"amend --since reaches back to {oldest} at the furthest: what was received before is not kept whole (the setting "
-            f"{setting}); got {format_instant(since_ms)}; name {oldest} or later, or restore a backup",
+            f"amend --since needs complete messages, which are kept from {oldest} on (the setting {setting}); "
+            f"got {format_instant(since_ms)}; name {oldest} or later, or restore a backup",
             code="amend-not-retained",
         )
 
 
 def _concerned(home: Home, wanted: AmendRequest, before_ms: int, through_ms: int) -> dict[str, int]:
-    """Return the devices to be looked at, with the ``received_at`` of what first came late for them."""
+    """Return the devices to amend, with the ``received_at`` of the first late message."""
     if wanted.device_ids and wanted.since_ms is None:
         return dict.fromkeys(wanted.device_ids, 0)
     after_ms = before_ms if wanted.since_ms is None else wanted.since_ms - 1
@@ -206,9 +218,9 @@ class _Group:
     """Devices that are amended together.
 
     Attributes:
-        device_ids: them.
-        begun: where their histories begin.
-        why: of some of them, why their verdicts may not follow from there.
+        device_ids: ids of the devices.
+        begun: origin of their histories.
+        why: reasons, by device, why verdicts may not follow from that origin.
     """
 
     device_ids: Sequence[str]
@@ -248,7 +260,10 @@ def _amend_some(home: Home, group: _Group, through_ms: int, wanted: AmendRequest
 
 
 def _strange(both: Histories, emitted: Mapping[str, Sequence[Judgement]], deployment: Deployment) -> set[str]:
-    """Return the devices of which the table has not the transitions that follow from bronze, as far as none is held back."""
+    """Return the devices whose emitted transitions do not follow from bronze.
+
+    Transitions that the verdict jitter may still delay are not compared.
+    """
     defined = transitions(both.judged)
 
     def counted(device_id: str, some: Iterable[Judgement]) -> Counter[tuple[Any, ...]]:
@@ -262,14 +277,14 @@ def _strange(both: Histories, emitted: Mapping[str, Sequence[Judgement]], deploy
 
 
 def _began_before(emitted: Iterable[Judgement], kept_ms: int | None) -> bool:
-    """Whether some of what was said of a device follows from rows that retention has removed."""
+    """Return whether a device has transitions from before the retention floor."""
     instants_ms = (one.event_time_ms for one in emitted if one.kind is JudgementKind.TRANSITION and one.event_time_ms is not None)
     return kept_ms is not None and min(instants_ms, default=kept_ms) < kept_ms
 
 
 def _why_strange(kept_ms: int | None) -> str:
     since = "" if kept_ms is None else f" ({format_instant(kept_ms)} and later)"
-    return f"its verdicts do not follow from the rows of bronze that are kept{since}"
+    return f"its verdicts do not follow from the rows that bronze still has{since}"
 
 
 def _row(one: Judgement) -> Mapping[str, Any]:
@@ -280,16 +295,16 @@ def _row(one: Judgement) -> Mapping[str, Any]:
 def _correct(
     home: Home, device_ids: Sequence[str], begun: Begun, before: Outcome, wanted: AmendRequest
 ) -> tuple[dict[str, int], str]:
-    """Send rows that correct to devices whose histories have not met.
+    """Send correction rows for devices whose two histories differ.
 
     Returns:
-        For which, with the event time from which on it is in effect; and what is left to be done then.
+        Event time at which the correction takes effect, by device; and the remaining action.
     """
     idle = sorted({*device_ids} - commanded(home))
     found = corrections(begun.rows(home, idle, None), home.deployment(), idle, before)
     if found is None:
-        return {}, "nobody listens now, so that nothing can take effect: amend again when the gap is closed"
+        return {}, "no bridge is listening, so no correction can take effect: amend again after the coverage gap"
     if found and not wanted.dry_run:
         spool(home, [(one.topic, one.payload) for one in found])
     effective = {one.device_id: int(one.payload["effective_from"]) for one in found}
-    return effective, "it goes on as its amended history says when the fleet has judged so far: amend again then"
+    return effective, "its correction takes effect when the frontier reaches it: amend again then"

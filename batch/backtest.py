@@ -1,9 +1,10 @@
-"""The same history judged under another policy: in this process, or on Spark where it is long.
+"""Backtest: replay a history under another policy, in this process or on Spark.
 
-Rule 1: it reads, and writes nothing into the home: it runs beside a running job as well as on a home that stands still.
-Rule 2: both sides are judged anew. What the job has written would spare one of them, but it ends where the job has come, a
-jitter holds verdicts back, amendments change them, and a generation may have begun with what no row of bronze says.
-Rule 3: Spark changes nothing but the time it takes.
+Rule 1: a backtest reads the home and writes nothing into it, so it may run while the job runs.
+Rule 2: both sides are replayed. The emitted judgements cannot serve as one side: they end at the
+job's position, a jitter delays some, amendments change them, and a generation may have been made
+from a list.
+Rule 3: the engine changes the duration only, not the result.
 """
 
 import os
@@ -35,9 +36,9 @@ from fleetpulse.reports.backtest import Backtest, figures
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SPARK_FROM_ROWS: Final = 30_000_000  # below it one process is done before Spark has gained what its start costs
+SPARK_FROM_ROWS: Final = 30_000_000  # rows from which Spark is faster than one process, including its start
 _RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_BLOCKS_A_BATCH: Final = 4  # each may be megabytes; Arrow's usual 10,000 rows would be all of the history
+_BLOCKS_A_BATCH: Final = 4  # a block may have megabytes; the default of 10,000 could be the whole history
 _SHUFFLED: Final = "key_group int, slice int, newest_ms long, signals binary, others binary"
 _BLOCK: Final = pa.schema(
     [
@@ -52,11 +53,11 @@ _BLOCK: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of it.
+    """Result of a backtest.
 
     Attributes:
-        found: the differences, one a row.
-        figures: what they come to.
+        found: differences, one per row.
+        figures: summary of the differences.
     """
 
     found: BacktestResult
@@ -65,13 +66,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What is to be judged.
+    """Plan of a backtest.
 
     Attributes:
-        question: what is asked of it.
-        pieces: what bronze consists of.
-        rows: how many are in them.
-        on_spark: whether Spark judges them, or this process.
+        question: parameters of the backtest.
+        pieces: pieces of bronze.
+        rows: number of rows in the pieces.
+        on_spark: whether Spark replays the rows, or this process.
     """
 
     question: BacktestRequest
@@ -81,31 +82,34 @@ class Planned:
 
     @property
     def begin_ms(self) -> int:
-        """From when on verdicts are compared, epoch milliseconds."""
+        """First instant of the comparison, epoch milliseconds."""
         return self.question.started_ms if self.question.from_ms is None else self.question.from_ms
 
     def end_ms(self, home: Home, frontier_ms: int | None) -> int:
-        """Return up to when verdicts are compared, epoch milliseconds.
+        """Return the last instant of the comparison, epoch milliseconds.
 
         Args:
             home: the home.
-            frontier_ms: of what has landed; None where nothing of it can be judged.
+            frontier_ms: frontier of the landed rows, epoch milliseconds; None if there is none yet.
 
         Raises:
-            FleetError: nothing of the range can be judged yet.
+            FleetError: the frontier has not reached the range yet.
         """
         if frontier_ms is None or frontier_ms < self.begin_ms:
-            reached = "nothing" if frontier_ms is None else f"what happened up to {format_instant(frontier_ms)}"
+            reached = "nothing" if frontier_ms is None else f"only messages up to {format_instant(frontier_ms)}"
             raise FleetError(
-                f'of what landed in "{home.path}" {reached} can be judged yet; got --from {format_instant(self.begin_ms)}; '
-                f"name an earlier instant, or ask again a lateness after it",
+                f'the frontier has not reached --from {format_instant(self.begin_ms)}; "{home.path}" has {reached} to judge '
+                f"so far; name an earlier instant, or try again after the allowed lateness",
                 code="interval-not-judged",
             )
         return frontier_ms if self.question.to_ms is None else min(self.question.to_ms, frontier_ms)
 
 
 def planned(home: Home, policy: Policy, from_ms: int | None, to_ms: int | None, *, spark: bool | None = None) -> Planned:
-    """Return what a backtest is to judge, see `backtest`, with its errors but for what is seen when it is judged."""
+    """Return the plan of a backtest, see `backtest`.
+
+    The errors are those of `backtest`, except those that only the replay can find.
+    """
     pieces = pieces_of(home)
     question = _question(home, policy, pieces, from_ms, to_ms)
     rows = sum(piece.rows for piece in pieces)
@@ -115,19 +119,21 @@ def planned(home: Home, policy: Policy, from_ms: int | None, to_ms: int | None, 
 def backtest(
     home: Home, policy: Policy, from_ms: int | None, to_ms: int | None, *, spark: bool | None = None, say: Say = silent
 ) -> Answer:
-    """Judge a home's history under the policies in force and under another, and compare.
+    """Replay a history under the recorded policies and a candidate, and compare.
 
     Args:
         home: the home.
-        policy: that stands in for every recorded one that takes effect in the range.
-        from_ms: from when on, epoch milliseconds; None from the start, or from when on bronze has all its rows.
-        to_ms: up to when verdicts are compared; None to the frontier of what has landed.
-        spark: whether on Spark; None where the history is long.
-        say: told every few seconds how far it is.
+        policy: candidate policy, which replaces every recorded policy that takes effect in the
+            range.
+        from_ms: start of the range, epoch milliseconds; None starts at the retention floor of
+            bronze, or at the first row.
+        to_ms: end of the range, epoch milliseconds; None ends at the frontier of the landed rows.
+        spark: whether to use Spark; None uses it if the history is long.
+        say: callback for progress lines, every few seconds.
 
     Raises:
-        FleetError: the home has no history, or none of that time, or retention has removed rows of it.
-        Misuse: the range ends before it begins.
+        FleetError: the home has no history, or not of that range, or retention removed rows of it.
+        Misuse: the range ends before its start.
     """
     plan = planned(home, policy, from_ms, to_ms, spark=spark)
     question, slices = plan.question, slices_of(plan.pieces)
@@ -146,7 +152,7 @@ def _question(
         )
     if not pieces:
         raise FleetError(
-            f'the home "{home.path}" has no messages to judge; play some with: ./fleet replay RECORDING --home {home.path}',
+            f'the home "{home.path}" has no messages to judge; replay some: ./fleet replay RECORDING --home {home.path}',
             code="messages-missing",
         )
     started_ms, newest_ms = pieces[0].first_ms, max(piece.last_ms for piece in pieces)
@@ -158,15 +164,15 @@ def _question(
             continue
         require_kept(home, MESSAGES.name, instant_ms, f"a backtest {name} {format_instant(instant_ms)}")
         if not oldest_ms <= instant_ms <= newest_ms:
-            cure = f"{format_instant(oldest_ms)} is the oldest instant, leave {name} out for all that is kept"
+            cure = f"{format_instant(oldest_ms)} is the oldest instant; omit {name} for the whole history"
             raise FleetError(f"{kept}; got {name} {format_instant(instant_ms)}; {cure}", code="interval-not-retained")
     if from_ms is None:
-        from_ms = kept_ms  # what is left of older rows (registry, policies) is folded, and nothing of it compared
+        from_ms = kept_ms  # older rows that remain (registry, policies) are folded, but not compared
     return BacktestRequest(home.deployment(), policy.normalised(), from_ms, to_ms, started_ms, newest_ms)
 
 
 def here(question: BacktestRequest, slices: Sequence[Slice], say: Say = silent) -> BacktestResult:
-    """Judge in this process, as one key group: slice by slice, so that memory stays bounded."""
+    """Replay in this process as one key group, slice by slice, in bounded memory."""
     rejudged, far = DualReplay(question, 0), Paced(say)
     for each in slices:
         for signals, others in unpacked(blocks_of(each, 1, question.started_ms)):
@@ -176,12 +182,17 @@ def here(question: BacktestRequest, slices: Sequence[Slice], say: Say = silent) 
 
 
 def judged_so_far(done: Slice, count: int) -> str:
-    """Say how far a history is judged, when a slice of so many has been."""
+    """Format the progress of a replay after a slice.
+
+    Args:
+        done: slice that was replayed last.
+        count: number of slices.
+    """
     return f"judging: {done.number + 1:,} of {count:,} slices, received up to {format_instant(done.newest_ms)}"
 
 
 def unpacked(blocks: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, list[Row]]]:
-    """Yield the signals and the other rows of each block, see `bronze_slices.blocks_of`."""
+    """Yield signals and other rows of each block, see `bronze_slices.blocks_of`."""
     for signals, others in zip(blocks["signals"], blocks["others"], strict=True):
         yield (
             from_wire(signals.as_py()) if signals.is_valid else NO_SIGNALS,
@@ -190,7 +201,7 @@ def unpacked(blocks: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, list[Row]
 
 
 def _on_spark(question: BacktestRequest, slices: Sequence[Slice], home: Home, say: Say) -> BacktestResult:
-    unblock_imports("pandas")  # Spark asks for it
+    unblock_imports("pandas")  # Spark imports it
     from fleetpulse.io.spark.session import SparkResources, spark_session
     from fleetpulse.settings import load_settings
 
@@ -200,7 +211,7 @@ def _on_spark(question: BacktestRequest, slices: Sequence[Slice], home: Home, sa
         steps("starting Spark")
         session = spark_session("fleetpulse-backtest", local_dir=Path(folder), size=size)
         try:
-            steps(f"judging on Spark, in {len(slices):,} slices")
+            steps(f"replaying on Spark, in {len(slices):,} slices")
             with watched(session, steps):
                 return on_spark(session, question, slices, home.key_groups())
         finally:
@@ -208,13 +219,13 @@ def _on_spark(question: BacktestRequest, slices: Sequence[Slice], home: Home, sa
 
 
 def on_spark(session: "SparkSession", question: BacktestRequest, slices: Sequence[Slice], key_groups: int) -> BacktestResult:
-    """Judge with Spark: slices are packed in parallel, sorted to their key groups, and these folded in parallel.
+    """Replay on Spark: pack slices, shuffle by key group, and fold the key groups.
 
     Args:
-        session: the session.
-        question: what is asked.
-        slices: of bronze, in order.
-        key_groups: how many there are.
+        session: Spark session.
+        question: parameters of the backtest.
+        slices: slices of bronze, in order.
+        key_groups: number of key groups.
     """
     usual = session.conf.get(_RECORDS) or ""
     session.conf.set(_RECORDS, str(_BLOCKS_A_BATCH))
@@ -222,7 +233,7 @@ def on_spark(session: "SparkSession", question: BacktestRequest, slices: Sequenc
     packed = numbers.mapInArrow(_packer(list(slices), key_groups, question.started_ms), _SHUFFLED)
     ordered = packed.repartition("key_group").sortWithinPartitions("key_group", "slice")
     try:
-        found = ordered.mapInArrow(_folder(question), "found binary").collect()  # a row a key group
+        found = ordered.mapInArrow(_folder(question), "found binary").collect()  # a row per key group
     finally:
         session.conf.set(_RECORDS, usual)
     return together(BacktestResult.from_bytes(bytes(row.found)) for row in found)
@@ -250,7 +261,7 @@ def _packer(slices: list[Slice], key_groups: int, started_ms: int) -> Callable[[
 
 
 def _folder(question: BacktestRequest) -> Callable[[Batches], Batches]:
-    """Return what folds blocks, sorted by key group and slice: one row a group."""
+    """Return a function that folds sorted blocks to a row per key group."""
 
     def written(rejudged: DualReplay) -> pa.RecordBatch:
         return pa.record_batch([pa.array([rejudged.finish().to_bytes()], pa.binary())], ["found"])

@@ -1,7 +1,11 @@
-"""What one device and one message cost on this machine: measured with the code that runs, in a minute or so.
+"""Calibration: measure the cost of a device and of a message on this machine.
 
-Rule 1: bytes are those of real key groups, and of real files that were landed and put together; nothing is estimated.
-Rule 2: what is measured is what the fold takes by itself; what the JVM adds is scaled by it, see `Figures.message_us`.
+It takes about a minute.
+
+Rule 1: bytes are those of real key groups, and of files written by landing and compaction; none are
+estimated.
+Rule 2: only the CPU time of the fold is measured; the share of the JVM is scaled by it, see
+`Figures.message_us`.
 """
 
 import json
@@ -31,23 +35,23 @@ from fleetpulse.io.maintenance.readers import ReaderPin
 from fleetpulse.io.tables import tables
 from fleetpulse.planning.model import Figures, Fleet, Parquet, group_bytes
 
-START_MS: Final = 1_700_006_400_000  # a midnight and some hours
+START_MS: Final = 1_700_006_400_000  # some hours after midnight
 DEPLOYMENT: Final = Deployment(30_000)
 FILE: Final = "planning.json"
-REFERENCE_FOLD_US: Final = 0.85  # `fold_us` on the two cores of docs/benchmarks.md, though they were busy then
+REFERENCE_FOLD_US: Final = 0.85  # `fold_us` on the two cores of docs/reference/benchmarks.md, which were busy
 _CALLS: Final = 24
 _CALL_MS: Final = 600_000
-_AWAY: Final = range(4, 14)  # longer than the default timeout
+_AWAY: Final = range(4, 14)  # intervals of silence, longer than the default timeout
 _SOME_AWAY: Final = 0.5
 _METRICS: Final = 36
 _SIZES: Final = ((500, 200), (2_000, 4_000), (10_000, 500), (20_000, 20_000))  # rows and devices of a file
 
 
 def calibrate(report: Callable[[str], None]) -> Figures:
-    """Measure this machine.
+    """Measure the cost figures of this machine.
 
     Args:
-        report: called with the name of each measurement when it begins.
+        report: callback that receives the name of each measurement at its start.
     """
     report("key groups")
     figures = _of_groups(Figures())
@@ -67,7 +71,7 @@ def calibrate(report: Callable[[str], None]) -> Figures:
 
 
 def save(figures: Figures, cache: Path) -> None:
-    """Keep figures in the cache folder."""
+    """Write figures to the cache folder."""
     cache.mkdir(parents=True, exist_ok=True)
     fresh = cache / f"{FILE}.new"
     fresh.write_text(json.dumps(asdict(figures), indent=1))
@@ -75,10 +79,10 @@ def save(figures: Figures, cache: Path) -> None:
 
 
 def load(cache: Path) -> Figures:
-    """Return the figures that were kept in the cache folder; the defaults where none were.
+    """Read the figures in the cache folder; return the defaults if there are none.
 
     Raises:
-        FleetError: they cannot be read.
+        FleetError: the file cannot be read.
     """
     path = cache / FILE
     if not path.exists():
@@ -89,19 +93,19 @@ def load(cache: Path) -> Figures:
         return Figures(**read)
     except (OSError, ValueError, TypeError) as error:
         raise FleetError(
-            f'"{path}" cannot be read ({error}); measure anew with: fleet plan --calibrate', code="calibration-unreadable"
+            f'"{path}" cannot be read ({error}); measure again: fleet plan --calibrate', code="calibration-unreadable"
         ) from None
 
 
 def signals(devices: int, call: int, errors: float, away: float = 0.0, seed: int = 1) -> pa.RecordBatch:
-    """Return what each device says once in ten minutes, in order; a share of it are errors.
+    """Generate one signal of each device in ten minutes, in order of arrival.
 
     Args:
-        devices: how many.
-        call: number of the ten minutes.
-        errors: share of what is said.
-        away: share of the devices that say nothing for longer than the timeout, and are back afterwards.
-        seed: same seed, same signals.
+        devices: number of devices.
+        call: number of the interval.
+        errors: share of errors among the signals.
+        away: share of the devices that are silent for longer than the timeout, and return later.
+        seed: seed of the generator; the same seed gives the same signals.
     """
     rng = np.random.default_rng([seed, call])
     at_ms = _end_ms(call - 1) + np.sort(rng.integers(0, _CALL_MS, devices))
@@ -138,7 +142,7 @@ def _end_ms(call: int) -> int:
 
 
 def built(devices: int, calls: int, errors: float, away: float) -> tuple[KeyGroup, FoldResult]:
-    """Return a key group in which each device was heard so many times, but for who was away (`signals`), and its last step."""
+    """Return a key group after some calls of `signals`, and its last fold result."""
     group, chunks = begin(START_MS), dict[int, bytes]()
     step = None
     for call in range(calls):
@@ -146,12 +150,12 @@ def built(devices: int, calls: int, errors: float, away: float) -> tuple[KeyGrou
         chunks |= dict(step.chunks)
         for number in step.gone:
             del chunks[number]
-    assert step is not None, "it was called"
+    assert step is not None, "there is at least one interval"
     return group, step
 
 
 def _of_groups(figures: Figures) -> Figures:
-    """Fit what is constant, what a device takes, and what its changes and its errors do."""
+    """Fit the bytes of a key group, a device, its mode changes and its errors."""
     small, large, changed = (_block_bytes(*shape) for shape in ((1_000, 0, 0), (8_000, 0, 0), (8_000, 0, _SOME_AWAY)))
     device = (large - small) / 7_000
     alone = replace(
@@ -164,7 +168,9 @@ def _of_groups(figures: Figures) -> Figures:
     )
 
     def predicted(errors: float, **one: float) -> float:
-        return group_bytes(4_000, _CALLS - 1, 0, Fleet(4_000, error_share=errors), replace(alone, **one))  # the last one waits
+        return group_bytes(
+            4_000, _CALLS - 1, 0, Fleet(4_000, error_share=errors), replace(alone, **one)
+        )  # the last signal is pending
 
     shares = (0.02, 0.1, 0.5)
     rest = [_block_bytes(4_000, errors, 0) - predicted(errors) for errors in shares]
@@ -182,7 +188,14 @@ def _block_bytes(devices: int, errors: float, away: float) -> int:
 
 
 def bronze(rows: int, devices: int, number: int, *, metrics: bool = False) -> pa.Table:
-    """Return messages as they land: rows of devices that are equally likely, some with two metrics of 36 bytes."""
+    """Generate messages as landing writes them, from equally likely devices.
+
+    Args:
+        rows: number of messages.
+        devices: number of devices.
+        number: number of the segment.
+        metrics: whether each message has two metrics, of 36 bytes together.
+    """
     rng = np.random.default_rng([number, rows])
     who = rng.integers(0, devices, rows)
     names = np.unique(who)
@@ -225,7 +238,14 @@ def _of_bronze(figures: Figures, home: Home) -> Figures:
 
 
 def piece_bytes(home: Home, rows: int, devices: int, versions: int = 12) -> float:
-    """Return the bytes of a piece of so many rows, put together from several versions in a home of its own."""
+    """Return the bytes of a compacted piece.
+
+    Args:
+        home: new home, in which the piece is made.
+        rows: number of rows of the piece.
+        devices: number of devices.
+        versions: number of versions that are compacted.
+    """
     home.prepare(DEPLOYMENT)
     tables.create(home, MESSAGES)
     for number in range(1, versions + 1):
@@ -234,14 +254,14 @@ def piece_bytes(home: Home, rows: int, devices: int, versions: int = 12) -> floa
         home.table(MESSAGES.name), [ReaderPin("calibration", versions + 1, by_version=True)], None, START_MS
     )
     assert planned is not None, "there are rows"
-    assert len(planned.merges) == 1, "they are a day's"
+    assert len(planned.merges) == 1, "all rows are of one day"
     part = compaction.put_together(home.table(MESSAGES.name), planned.merges[0])
-    assert part is not None, "nobody else is there"
+    assert part is not None, "there is no other writer"
     return part.size_bytes
 
 
 def newest_file(home: Home, table: str) -> float:
-    """Return the bytes of the file that a table got last."""
+    """Return the bytes of the newest file of a table."""
     return max(home.table(table).rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns).stat().st_size
 
 
@@ -250,13 +270,13 @@ def _fit(sizes: tuple[tuple[int, int], ...], found: list[float]) -> Parquet:
         return [Parquet(**{"file_bytes": 0, "row_bytes": 0, **one}).size(rows, devices) for rows, devices in sizes]
 
     terms = np.array([term(file_bytes=1), term(row_bytes=1), term(device_bytes=1)]).T
-    weights = 1 / np.array(found)  # an error counts by its share
+    weights = 1 / np.array(found)  # minimise relative errors
     solved = np.linalg.lstsq(terms * weights[:, None], np.array(found) * weights, rcond=None)[0].tolist()
     return Parquet(*(max(0.0, value) for value in solved))
 
 
 def transitions(devices: int) -> pa.Table:
-    """Return, as they are stored, the judgements of devices most of which fall silent, and are back later."""
+    """Return stored judgements of devices of which most fall silent, and return later."""
     calls = (_AWAY.start + 5, _AWAY.start + 6, _AWAY.start + 7, _AWAY.stop + 1)
     judgements = pa.concat_tables([pa.Table.from_batches([built(devices, call, 0, 0.9)[1].judgements]) for call in calls])
     changes = judgements.filter(pc.equal(judgements["kind"], JudgementKind.TRANSITION.value))
@@ -279,7 +299,10 @@ def _of_judgements(home: Home) -> Parquet:
 
 
 def snapshot_files(folder: Path, devices: int, away: float = 0.1) -> tuple[dict[str, int], dict[str, int]]:
-    """Return by kind (``device``, ``signal``, ``group``) the rows and the bytes of a snapshot that is written into a folder."""
+    """Write a snapshot to a folder; return its rows and bytes by part.
+
+    The parts are ``device``, ``signal`` and ``group``.
+    """
     group, step = built(devices, _CALLS, 0.01, away)
     rows = pa.Table.from_batches(taken(0, group.to_bytes(), dict(step.chunks), _end_ms(_CALLS - 1), DEPLOYMENT))
     names = [column.name for column in DEVICE_SNAPSHOTS.columns]
@@ -314,7 +337,10 @@ def _of_health(home: Home) -> float:
 
 
 def fold_us(devices: int = 8_000, calls: int = 12) -> float:
-    """Return the median CPU of a message in the fold, microseconds: each device says one in a call."""
+    """Return the median CPU time of a message in the fold, microseconds.
+
+    Each device sends one message per call.
+    """
     stored, chunks, costs = begin(START_MS).to_bytes(), dict[int, bytes](), list[float]()
     for call in range(calls):
         block = signals(devices, call, 0)

@@ -1,6 +1,8 @@
-"""What Spark does for us, done once in small: the job judges a message, and its state is copied and moved to another shape.
+"""Training run for the JVM's class data sharing (CDS) archive.
 
-A process of its own runs it, `python -m batch.cds_training FOLDER ARCHIVE`: what it loads, the JVM writes down when it ends.
+It does a small sample of the Spark work: the job judges a message, a snapshot is taken, and the
+state is rescaled. A separate process runs this: `python -m batch.cds_training FOLDER ARCHIVE`. The
+JVM writes the loaded classes to the archive when it ends.
 """
 
 import os
@@ -28,44 +30,47 @@ from fleetpulse.io.spark.session import OPTIONS, SparkResources, settings, spark
 from fleetpulse.io.system.process import Stop
 from fleetpulse.io.tables import tables
 
-_WRITTEN_S: Final = 240.0  # what was loaded: a few seconds where nothing else runs
+_WRITTEN_S: Final = 240.0  # timeout of writing the archive, which takes a few seconds on an idle machine
 _AT_MS: Final = 1_700_000_000_000
 
 
 def rehearse(folder: Path, archive: Path) -> None:
-    """Judge, copy and move; the JVM writes the classes of it to a file when it ends.
+    """Run the sample; the JVM writes the archive of loaded classes when it ends.
 
     Args:
-        folder: an empty one, which goes afterwards.
-        archive: the file.
+        folder: empty folder for temporary files.
+        archive: file of the archive.
     """
     home, local = Home(folder / "home"), folder / "spark"
     home.prepare(Deployment(1_000))
     tables.create(home, MESSAGES)
     tables.append(home, MESSAGES, _messages(), "rehearsal", 1)
-    quick = "-XX:TieredStopAtLevel=1"  # what its second compiler made would be thrown away with it
+    quick = "-XX:TieredStopAtLevel=1"  # code of the second compiler would be discarded with the process
     extra = {OPTIONS: f"{settings(local, SparkResources())[OPTIONS]} {quick} {making(archive)}"}
     spark = spark_session("fleetpulse-rehearsal", local_dir=local, extra=extra)
     await_end(start(spark, home, None))
     snapshot.take(spark, home, None, silent)
     with home.state_held("fleet fetch"):
         rescale(StateOperation(spark, home, silent), KEY_GROUPS + 1)
-    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - pyspark has no other way to its process
+    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - pyspark has no public access to the JVM process
     spark.stop()
-    gateway.proc.stdin.close()  # by which it ends
+    gateway.proc.stdin.close()  # ends the JVM
     if ended := gateway.proc.wait(_WRITTEN_S):
-        raise SystemExit(f"Java ended with {ended} and wrote nothing that is whole")
+        raise SystemExit(f"Java ended with exit code {ended}; the archive is incomplete; try again")
 
 
 def _messages() -> pa.Table:
     row = decode("fleet/site/device/error", b'{"code": "E1"}', _AT_MS, Origin.MQTT)
-    assert isinstance(row, Row), "an error needs no more than a code"
+    assert isinstance(row, Row), "an error message needs a code only"
     arrival = {"device_hash": hash64(row.device_id), "origin": "replay", "bridge": "rehearsal", "segment": 1}
     return tables.to_table(MESSAGES, [{**asdict(row), **arrival}])
 
 
 def _end_with(parent: int) -> None:
-    """End when the process that began this has, however it did: with the JVM, which would else go on and write."""
+    """End this process and the JVM as soon as the parent process has ended.
+
+    Otherwise the JVM would continue, and write the archive.
+    """
     gone = Stop(parent)
     while not gone.wait(1):
         pass

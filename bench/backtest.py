@@ -1,7 +1,9 @@
-"""A recording judged again under another policy, beside playing it through everything: ``./fleet bench state --recording FILE``.
+"""Benchmark of a backtest against a replay of the same recording.
 
-Rule 1: both are commands, as a person types them, with the start of their processes; each is run once before, to be warm.
-Rule 2: CPU is that of the command and of all that it started and waited for.
+Run it by ``./fleet bench state --recording FILE``.
+
+Rule 1: both run as commands, including the start of their processes; each has one warm-up run.
+Rule 2: CPU is that of the command and of all its child processes.
 """
 
 import os
@@ -25,11 +27,13 @@ _TRIED: Final = '[rules]\ntimeout = "45m"\n'
 
 
 def bench_backtest(recording: Path, say: Callable[[str], None]) -> Iterable[dict[str, Any]]:
-    """Play a recording and try a policy on it; yield a row for each, and how many times faster the trial is.
+    """Replay a recording, and backtest a policy on it; yield a row for each.
+
+    The row of the backtest has its speed-up over the replay.
 
     Args:
-        recording: gzip or plain NDJSON.
-        say: told each step.
+        recording: recording, gzip or plain NDJSON.
+        say: callback for progress lines.
 
     Raises:
         FleetError: a command failed.
@@ -39,10 +43,10 @@ def bench_backtest(recording: Path, say: Callable[[str], None]) -> Iterable[dict
     policy.write_text(_TRIED)
     try:
         for home in ("first", "second"):
-            say(f"playing the recording, the {home} time")
+            say(f"replaying the recording, {home} time")
             played = _run("replay", str(recording.resolve()), "--home", str(place / home), *_PLAYED)
         for number in ("first", "second"):
-            say(f"trying another policy, the {number} time")
+            say(f"backtesting another policy, {number} time")
             tried = _run("backtest", "--policy", str(policy), "--home", str(place / "second"), "--json")
     finally:
         shutil.rmtree(place, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Results compared row by row: what a contender says of any device must be what all others say.
+"""Comparison of the contenders' transitions, row by row: all must be equal.
 
-Rule: compared are device, number, modes, trigger, event time and runtime of each transition, up to the instant to
-which everyone has judged; when a row was written and in which order is no one's verdict.
+Rule: compared are device, number, modes, trigger, event time and runtime, up to the least frontier
+of all contenders. Order and time of writing do not count.
 """
 
 from collections.abc import Mapping
@@ -15,16 +15,16 @@ from bench.contenders import OURS
 from fleetpulse.io.delta.log import holds_table
 
 COLUMNS: Final = ("device_id", "transition_no", "from_mode", "to_mode", "trigger", "event_time_ms", "runtime_ms")
-NEEDED: Final = frozenset({"signal", "silence", "errors"})  # where a comparison lacks one, its input was too short or too small
+NEEDED: Final = frozenset({"signal", "silence", "errors"})  # a comparison without one of these had too small an input
 _SHOWN: Final = 5
 
 
 def difference(results: Mapping[str, Path], judged_to_ms: int) -> str | None:
-    """Return in which rows the first contender and any other differ, the first ones of each; None where in none.
+    """Describe how the first contender and the others differ; None if all are equal.
 
     Args:
-        results: by contender: its sink, a Delta table or a folder of JSON lines.
-        judged_to_ms: the last event time that counts.
+        results: sink of each contender, a Delta table or a folder of JSON lines.
+        judged_to_ms: last event time to compare, epoch milliseconds.
     """
     said: list[str] = []
     with duckdb.connect() as connection:
@@ -32,19 +32,19 @@ def difference(results: Mapping[str, Path], judged_to_ms: int) -> str | None:
             _load(connection, f"r{number}", name, out, judged_to_ms)
         first, *others = results
         if not _count(connection, "r0"):
-            said.append(f"{first} found no transition: nothing was compared")
+            said.append(f"{first} has no transition: nothing was compared")
         for number, name in enumerate(others, 1):
             table = f"r{number}"
             alone = _rows(connection, f"FROM r0 EXCEPT ALL FROM {table}")
             added = _rows(connection, f"FROM {table} EXCEPT ALL FROM r0")
             if alone or added:
                 said.append(f"{first} has {_count(connection, 'r0')} rows, {name} {_count(connection, table)}")
-                said += [f"  {first} alone: {row}" for row in alone] + [f"  {name} alone: {row}" for row in added]
+                said += [f"  only {first}: {row}" for row in alone] + [f"  only {name}: {row}" for row in added]
     return "\n".join([f"columns: {', '.join(COLUMNS)}", *said]) if said else None
 
 
 def triggers(name: str, out: Path, judged_to_ms: int) -> set[str]:
-    """Return which triggers a contender's transitions have."""
+    """Return the triggers of a contender's transitions."""
     with duckdb.connect() as connection:
         _load(connection, "r0", name, out, judged_to_ms)
         return {str(row[0]) for row in connection.execute('SELECT DISTINCT "trigger" FROM r0').fetchall()}

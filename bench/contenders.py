@@ -1,8 +1,9 @@
-"""Who takes part: each contender's streaming table over the same input, and the query that runs it.
+"""Contenders on Spark: the streaming table of each over one input, and its query.
 
-Rule 1: a batch is a version of the input's table, for everyone.
-Rule 2: session, state store, checkpoint and trigger are everyone's; `Contender.build` holds the differences. The peers write by
-Delta's sink, and this project's job by its own.
+Rule 1: a micro-batch is one version of the input table, for every contender.
+Rule 2: all contenders share session, state store, checkpoint settings and trigger.
+`Contender.build` holds the differences. The peers use Delta's sink, this project's job its own
+sink.
 """
 
 from collections.abc import Callable
@@ -31,13 +32,14 @@ _MAX_CLOCK_LEAD_MS: Final = 300_000
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One way to do the job on Spark.
+    """Implementation of the job on Spark.
 
     Attributes:
-        name: as the table and the JSON have it.
-        build: its streaming table, of an input and for a place.
-        encoding: of its state. Spark refuses avro, which our settings ask for, to the older operators; unsaferow
-            costs them less than avro would.
+        name: name in the table and in JSON.
+        build: function that builds the streaming table of an input; its last argument is the folder
+            of the run.
+        encoding: encoding of the state. Spark's older operators do not support avro, the default
+            here; unsaferow is cheaper for them than avro would be.
     """
 
     name: str
@@ -46,7 +48,7 @@ class Contender:
 
 
 def rules(source: Input) -> Rules:
-    """Return what the peers' folds need of the policy that the input's first row states."""
+    """Return the rules for the peers, equal to the policy in the input's first row."""
     defaults = policy.Rules()
     return Rules(
         LATENESS_MS,
@@ -58,12 +60,15 @@ def rules(source: Input) -> Rules:
 
 
 def key_groups(devices: int) -> int:
-    """Return how many key groups ours takes: what `./fleet plan` advises for two partitions."""
+    """Return the number of key groups that `./fleet plan` advises for two partitions."""
     return model.key_groups(devices, 2)
 
 
 def messages(spark: SparkSession, source: Input) -> DataFrame:
-    """Return the peers' messages, in the columns that the Scala peers declare; the watermark stands at the frontier."""
+    """Return the peers' messages, in the columns of the Scala peers.
+
+    The watermark is at the frontier.
+    """
     rows = (
         spark.readStream.format("delta")
         .option("startingVersion", "0")
@@ -90,7 +95,7 @@ def _ours(spark: SparkSession, source: Input, place: Path) -> DataFrame:
 
 def _scala(entry: str) -> Callable[[SparkSession, Input, Path], DataFrame]:
     def build(spark: SparkSession, source: Input, _: Path) -> DataFrame:
-        jvm: Any = spark._jvm  # noqa: SLF001 - the door to the JVM has no public name
+        jvm: Any = spark._jvm  # noqa: SLF001 - pyspark has no public access to the JVM
         jobs = jvm.fleetpulse.bench.Jobs
         found = getattr(jobs, entry)(messages(spark, source)._jdf, jobs.rules(*rules(source)))  # noqa: SLF001
         return DataFrame(found, spark)
@@ -115,7 +120,7 @@ ON_SPARK: Final = {
 
 
 def start(contender: Contender, spark: SparkSession, source: Input, place: Path) -> StreamingQuery:
-    """Start a contender's query; its sink is ``place/out``, its checkpoint ``place/checkpoint``."""
+    """Start a contender's query; it writes to ``place/out`` and ``place/checkpoint``."""
     spark.conf.set("spark.sql.streaming.stateStore.encodingFormat", contender.encoding)
     rows = contender.build(spark, source, place)
     if contender.name == OURS:
@@ -125,5 +130,5 @@ def start(contender: Contender, spark: SparkSession, source: Input, place: Path)
 
 
 def start_ours(rows: DataFrame, place: Path) -> StreamingQuery:
-    """Start this project's query, batch after batch without a pause; see `start`."""
+    """Start this project's query, see `start`; batches follow without a pause."""
     return written(rows, place / "out", place / "checkpoint", 1).trigger(processingTime=_AT_ONCE).start()

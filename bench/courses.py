@@ -1,7 +1,7 @@
-"""What is run: which contenders over which inputs.
+"""Plans of the lifecycle benchmark: contenders and inputs.
 
-Rule: those that call Python for each device get fewer batches or a smaller fleet, so that they end at all; this job and
-the reference run over the same, and their ratio is to that run.
+Rule: contenders that call Python per device get fewer batches or a smaller fleet, as they would not
+finish otherwise. This job and the reference also run over those inputs, for the ratios.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,24 +17,25 @@ FAST: Final = (OURS, REFERENCE, "scala-transform-with-state")
 ALL: Final = (*ON_SPARK, flink_peer.NAME)
 PER_DEVICE: Final = tuple(name for name in ALL if name not in FAST)
 SIZES: Final = (100_000, 1_000_000)
-FLAT_ROWS: Final = 6_000_000  # a batch, whatever the fleet: six of each device where there are a million
+FLAT_ROWS: Final = 6_000_000  # messages of a batch for all fleet sizes: six per device of a million
 SMALL_DEVICES: Final = 5_000
 SMALLER_DEVICES: Final = 10_000
-WARMING: Final = Fleet(2_000, 6, batches=20)  # before the first round: what costs the same in every batch is run, and compiled
-QUICK_BUDGET_S: Final = 270  # of five minutes: the last round may take longer than the one before it
-WARMING_LIMIT_S: Final = 600  # the first time, JARs are fetched and what is compiled is compiled
+WARMING: Final = Fleet(2_000, 6, batches=20)  # before the first round: compiles the fixed work of every batch
+QUICK_BUDGET_S: Final = 270  # for five minutes in total: the last round may take longer than expected
+WARMING_LIMIT_S: Final = 600  # the first run downloads JARs and compiles
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """One input and who runs over it.
+    """One input and its contenders.
 
     Attributes:
-        fleet: of the input; its first batch is never measured.
-        contenders: in the order in which each round runs them.
-        beside: those of them that run to be compared with, and have their row in a course over as many devices.
-        warm_rounds: before the measured ones: compared, and not counted.
-        rounds: measured ones.
+        fleet: fleet of the input; its first batch is never measured.
+        contenders: contenders in the order of their runs in a round.
+        beside: contenders that run for comparison only; their row is in another course with as many
+            devices.
+        warm_rounds: number of warm-up rounds; their results are compared, but not measured.
+        rounds: number of measured rounds.
     """
 
     fleet: Fleet
@@ -45,26 +46,34 @@ class Course:
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """Those who have a row."""
+        """Contenders with a row in the results."""
         return tuple(name for name in self.contenders if name not in self.beside)
 
     def runs_in(self, number: int, of: int) -> bool:
-        """Return whether it runs in a round of a plan that has so many; a course of fewer rounds runs in the last ones."""
+        """Return whether the course runs in a round of a plan.
+
+        A course with fewer rounds than the plan runs in the last ones.
+
+        Args:
+            number: number of the round.
+            of: number of measured rounds of the plan.
+        """
         return 1 - self.warm_rounds <= number - (of - self.rounds)
 
     def counts_in(self, number: int, of: int) -> bool:
-        """Return whether such a round is measured."""
+        """Return whether a round is measured; arguments as for `runs_in`."""
         return number > of - self.rounds
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one call of the benchmark does.
+    """Plan of one benchmark.
 
     Attributes:
-        courses: in the order in which each round runs them.
-        limit_s: how long a contender may take for one run.
-        budget_s: how long all may take together, from inputs and warm-up on; what is left out for it is said in `bench.pace`.
+        courses: courses in the order of their runs in a round.
+        limit_s: time limit of one run of a contender, seconds.
+        budget_s: time for the whole plan, seconds, inputs and warm-up included; see `bench.pace`
+            for the rounds left out. None runs all.
     """
 
     courses: tuple[Course, ...]
@@ -73,24 +82,24 @@ class Plan:
 
     @property
     def rounds(self) -> range:
-        """The rounds, of which the measured ones count from 1."""
+        """Numbers of the rounds; measured ones count from 1."""
         last = max(course.rounds for course in self.courses)
         return range(min(1 - course.warm_rounds + last - course.rounds for course in self.courses), last + 1)
 
     @property
     def contenders(self) -> tuple[str, ...]:
-        """All that take part, in the order in which they first run."""
+        """All contenders, in the order of their first run."""
         return tuple(dict.fromkeys(name for course in self.courses for name in course.contenders))
 
     def restricted(self, names: Sequence[str]) -> "Plan":
-        """Return the plan for some of the contenders.
+        """Return the plan restricted to some contenders.
 
         Raises:
-            Misuse: it does not run one of them, or shows none.
+            Misuse: the plan does not run one of them, or none of them has a row.
         """
         if others := [name for name in names if name not in self.contenders]:
             raise Misuse(
-                f"this plan runs {', '.join(self.contenders)}; got {', '.join(others)}: take another plan",
+                f"this plan runs {', '.join(self.contenders)}; got {', '.join(others)}; use another plan",
                 code="contender-not-planned",
             )
         courses = tuple(
@@ -98,17 +107,18 @@ class Plan:
         )
         if not (left := tuple(course for course in courses if course.shown)):
             raise Misuse(
-                f"{', '.join(names)} alone have no row in this plan; name one of {', '.join(self.contenders)} beside them",
+                f"{', '.join(names)} alone have no row in this plan; name one of {', '.join(self.contenders)} in addition",
                 code="contender-alone",
             )
         return replace(self, courses=left)
 
 
 def _quick(devices: Sequence[int]) -> Plan:
-    """Ours and the reference, all devices active, in batches of 1,200,000 to 2,000,000 messages.
+    """Plan with this job and the reference, all devices active, in large batches.
 
-    What is left to compile after the rounds of the first fleet is what the first batch of a greater one compiles. Of the
-    rounds, the budget leaves out which do not fit: each fleet has a measured one.
+    A batch has 1.2 to 2 million messages. Only the first fleet has warm-up rounds: the rest is
+    compiled in the unmeasured first batch of a larger fleet. Rounds that exceed the budget are left
+    out, except one measured round per fleet.
     """
     courses = tuple(
         Course(
@@ -123,12 +133,12 @@ def _quick(devices: Sequence[int]) -> Plan:
 
 
 def _small(devices: Sequence[int]) -> Plan:
-    """Everyone over a small fleet: do all agree?"""
+    """Plan with all contenders over a small fleet, to check that their results agree."""
     return Plan(tuple(Course(Fleet(count, 6, batches=4), ALL) for count in devices or (SMALL_DEVICES,)), limit_s=300)
 
 
 def _python(devices: Sequence[int]) -> Plan:
-    """Python called for each device beside this job, over a fleet of the bars' smaller size; a batch is measured, three times."""
+    """Plan with per-device Python, over 100,000 devices; a batch is measured thrice."""
     return Plan(tuple(_python_course(count) for count in devices or SIZES[:1]), limit_s=600)
 
 
@@ -137,10 +147,13 @@ def _python_course(devices: int) -> Course:
 
 
 def _full(devices: Sequence[int]) -> Plan:
-    """Both sizes, all devices and one in twenty active; per-device Python over a smaller fleet, and over fewer batches."""
+    """Plan with both sizes, all devices or one in twenty active.
+
+    Per-device Python runs over a smaller fleet, and over fewer batches.
+    """
     if devices:
         raise Misuse(
-            "the full benchmark has its sizes; --devices goes with --quick, --small, --python or --flat", code="option-conflict"
+            "the full benchmark has fixed sizes; use --devices with --quick, --small, --python or --flat", code="option-conflict"
         )
     runs = (
         (Fleet(SMALLER_DEVICES, 6), ALL),
@@ -150,13 +163,13 @@ def _full(devices: Sequence[int]) -> Plan:
         (Fleet(1_000_000, 12, batches=4, one_in=20), FAST),
     )
     by_size = (Course(fleet, contenders, rounds=3) for fleet, contenders in runs)
-    # Warmed by the first course, in which all take part; two of its contenders have their rows over more batches above.
+    # No warm-up: the first course has all contenders. Two of them have rows over more batches.
     python = replace(_python_course(SIZES[0]), beside=(OURS, REFERENCE), warm_rounds=0)
     return Plan((*by_size, python), limit_s=600)
 
 
 def _flat(devices: Sequence[int], rows: int = FLAT_ROWS) -> Plan:
-    """Ours over fleets of all sizes, in batches of as many messages: does a message cost the same?"""
+    """Plan with this job over all fleet sizes, in equal batches."""
     fleets = (Fleet(count, rows // count, batches=3) for count in devices or (10_000, *SIZES))
     return Plan(tuple(Course(fleet, (OURS,), rounds=5) for fleet in fleets), limit_s=600)
 
@@ -175,18 +188,18 @@ def planned(name: str, devices: Sequence[int], rows: int | None = None) -> Plan:
     """Return a plan.
 
     Args:
-        name: one of `PLANS`.
-        devices: other sizes than the plan's; empty for its own.
-        rows: messages of a batch, for the flat plan; each device has an equal number of them.
+        name: name of the plan, one of `PLANS`.
+        devices: fleet sizes; empty for the sizes of the plan.
+        rows: messages of a batch, for the flat plan only; each device has an equal number.
 
     Raises:
-        Misuse: the plan takes no other sizes or no other batches, or such an input cannot be generated.
+        Misuse: the plan has fixed sizes or batches, or such an input cannot be generated.
     """
     if rows is None:
         return PLANS[name](devices)
     if name != FLAT:
         raise Misuse(
-            f"--rows goes with --flat alone, whose batches are of one size in all fleets; got --rows {rows} without it",
+            f"--rows needs --flat, whose batches have one size for all fleets; got --rows {rows} without it; add --flat",
             code="option-conflict",
         )
     return _flat(devices, rows)

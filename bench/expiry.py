@@ -1,9 +1,12 @@
-"""A fleet that falls silent at once: how long its batches are, with and without a jitter.
+"""Benchmark of simultaneous silence: batch durations with and without a jitter.
 
-Rule 1: the query is the job's own; the devices are brought in by initialState, and ticks alone move time, a tick a batch.
-Rule 2: with and without a jitter the same transitions are said: one a device, at the deadline that all share; or it is an error.
-Rule 3: each case runs once, after a small run that warms up; that does not count, nor do the
-first two batches of a case, which bring the devices in and count them.
+All devices of a fleet fall silent at the same instant.
+
+Rule 1: the query is that of the job. Devices come from initialState; only ticks advance time, one
+per batch.
+Rule 2: both cases must emit the same transitions, one per device, at the common deadline.
+Rule 3: each case runs once, after a small warm-up run. The first two batches of a case are not
+measured: they load and count the devices.
 """
 
 import json
@@ -45,12 +48,12 @@ from fleetpulse.io.spark.session import SparkResources, spark_session
 from fleetpulse.io.tables.tables import arrow_schema, to_table
 from fleetpulse.paths import ROOT, cache_dir
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
-MEMORY: Final = "4g"  # heap of the JVM, as in the other benchmark
-TICK_MS: Final = 10_000  # of time between two batches
+pc: Any = pyarrow.compute  # its functions are generated at run time, unknown to type checkers
+MEMORY: Final = "4g"  # heap of the JVM, as in the lifecycle benchmark
+TICK_MS: Final = 10_000  # event time between two batches
 TIMEOUT_MS: Final = 60_000
 WARMING_DEVICES: Final = 20_000
-_REPORTS: Final = "10000"  # progress reports kept: more than a run has batches
+_REPORTS: Final = "10000"  # number of progress reports kept, more than the batches of a run
 COLUMNS: Final = (
     "jitter",
     "devices",
@@ -68,15 +71,15 @@ COLUMNS: Final = (
 
 
 def bench_expiry(*, devices: int, jitter_ms: int, json_lines: bool) -> None:
-    """Run the benchmark and show what came of it.
+    """Run the benchmark, and print the results.
 
     Args:
-        devices: how many share the deadline.
-        jitter_ms: of the second case; the first has none.
-        json_lines: an object a line, for programs.
+        devices: number of devices with the common deadline.
+        jitter_ms: verdict jitter of the second case, milliseconds; the first case has none.
+        json_lines: whether to print one JSON object a line instead of a table.
 
     Raises:
-        FleetError: what was said is not one transition a device, at the deadline.
+        FleetError: a case did not emit one transition per device, at the deadline.
     """
     work = cache_dir().resolve() / "bench" / f"expiry-{os.getpid()}"
     work.mkdir(parents=True)
@@ -91,11 +94,11 @@ def bench_expiry(*, devices: int, jitter_ms: int, json_lines: bool) -> None:
             sys.stdout.write(json.dumps(row) + "\n")
         return
     people = [{name: f"{value:,}" if isinstance(value, int) else value for name, value in row.items()} for row in rows]
-    console().print(as_table(people, COLUMNS, "a fleet that falls silent at once"))
+    console().print(as_table(people, COLUMNS, "simultaneous silence of a fleet"))
 
 
 def _in_a_process(work: Path, devices: int, jitter_ms: int) -> list[dict[str, Any]]:
-    """Run the cases in a process of their own, whose many words go to a log."""
+    """Run the cases in a separate process, whose standard error goes to a log."""
     command = [sys.executable, "-P", "-m", "bench.expiry", str(work), str(devices), str(jitter_ms)]
     with (work / "log").open("wb") as log:
         variables = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -107,7 +110,7 @@ def _in_a_process(work: Path, devices: int, jitter_ms: int) -> list[dict[str, An
 
 
 def run_cases(work: Path, devices: int, jitter_ms: int) -> None:
-    """Run warm-up and both cases; print a row a case as JSON."""
+    """Run the warm-up and both cases; print a row per case as JSON."""
     extra = {"spark.sql.streaming.numRecentProgressUpdates": _REPORTS}
     spark = spark_session("bench-expiry", local_dir=work / "spark", size=SparkResources(memory=MEMORY), extra=extra)
     _land(work / "few", _ticks(0))
@@ -121,7 +124,7 @@ def run_cases(work: Path, devices: int, jitter_ms: int) -> None:
 
 
 def _ticks(jitter_ms: int) -> list[Row]:
-    """Return ticks from the start until everybody's verdict is due, with or without the jitter."""
+    """Return ticks from the start until all verdicts are due, the jitter included."""
     end_ms = START_MS + TIMEOUT_MS + LATENESS_MS + jitter_ms + 2 * TICK_MS
     topic = f"fleet/{EVERYONE}/bench/tick"
     ticks = [decode(topic, b"{}", at_ms, Origin.BRIDGE) for at_ms in range(START_MS + TICK_MS, end_ms, TICK_MS)]
@@ -129,7 +132,7 @@ def _ticks(jitter_ms: int) -> list[Row]:
 
 
 def _land(path: Path, ticks: Sequence[Row]) -> None:
-    """Write a table of messages with a version a tick."""
+    """Write a table of messages with one version per tick."""
     DeltaTable.create(str(path), schema=arrow_schema(MESSAGES))
     arrival = {"origin": "bridge", "bridge": "bench", "device_hash": hash64(EVERYONE)}
     for segment, one in enumerate(ticks, 1):
@@ -138,7 +141,7 @@ def _land(path: Path, ticks: Sequence[Row]) -> None:
 
 
 def _fleet(devices: int) -> pa.Table:
-    """Return a registry of devices that were all registered at the same instant."""
+    """Return a registry of devices, all registered at the same instant."""
     number = np.arange(devices)
     ids = pc.binary_join_element_wise("meter-", pc.utf8_lpad(pa.array(number).cast(pa.string()), 7, "0"), "")
     columns = {
@@ -172,7 +175,7 @@ def _run(spark: SparkSession, messages: Path, place: Path, devices: int, jitter_
 
 
 def _said(out: Path, devices: int) -> dict[int, int]:
-    """Return how many transitions each batch wrote; one a device, at the deadline, or it is an error."""
+    """Return the number of transitions per batch, checked against the common deadline."""
     found: dict[int, int] = {}
     ids: list[pa.ChunkedArray] = []
     for commit in sorted((out / "_delta_log").glob("*.json")):
@@ -184,7 +187,7 @@ def _said(out: Path, devices: int) -> dict[int, int]:
             at_ms = pc.unique(rows["event_time"].cast(pa.timestamp("ms", tz="UTC")).cast(pa.int64())).to_pylist()
             if at_ms != [START_MS + TIMEOUT_MS]:
                 raise FleetError(
-                    f"batch {batch} says transitions at {at_ms}; the deadline is {START_MS + TIMEOUT_MS}",
+                    f"batch {batch} has transitions at {at_ms}; the deadline is {START_MS + TIMEOUT_MS}",
                     code="bench-transitions-wrong",
                 )
             ids.append(rows["device_id"])
@@ -192,7 +195,7 @@ def _said(out: Path, devices: int) -> dict[int, int]:
     distinct = pc.count_distinct(pa.chunked_array([chunk for one in ids for chunk in one.chunks], pa.string())).as_py()
     if not distinct == sum(found.values()) == devices:
         raise FleetError(
-            f"{sum(found.values())} transitions of {distinct} devices were said; there are {devices} devices",
+            f"one transition per device expected; got {sum(found.values())} of {distinct} devices; there are {devices} devices",
             code="bench-transitions-wrong",
         )
     return found
@@ -202,8 +205,8 @@ def figures(took_ms: dict[int, int], said: dict[int, int]) -> dict[str, Any]:
     """Return the figures of a run.
 
     Args:
-        took_ms: time of each batch that counts, by its number.
-        said: transitions that each batch wrote, by its number.
+        took_ms: duration of each measured batch, by batch number.
+        said: number of transitions of each batch, by batch number.
     """
     times = list(took_ms.values())
     most = max(said, key=lambda batch: said[batch])

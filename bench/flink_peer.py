@@ -1,9 +1,10 @@
-"""The peer outside Spark, seen from the harness: its environment, its JARs, and its input.
+"""Harness side of the Flink peer: environment, JARs and input.
 
-Rule 1: its environment is a lock of its own, installed by hash into the project's cache on first use.
-Rule 2: where it cannot be had, that is a reason to be named, not an error of the benchmark.
-Rule 3: it reads the table's rows in their order, heartbeats and errors alone, from one Parquet file: Flink gives no order
-between files, and an input out of order would not be the same input. Writing that file is not measured.
+Rule 1: the environment has a separate lock file, and is installed by hash into the project's cache
+on first use.
+Rule 2: if it cannot be installed, the benchmark reports the reason and continues.
+Rule 3: the peer reads the heartbeats and errors of the table, in order, from one Parquet file:
+Flink does not order rows between files. Writing that file is not measured.
 """
 
 import os
@@ -28,7 +29,7 @@ from fleetpulse.io.spark.jars import Jar, resolve_jars
 from fleetpulse.io.spark.java import find_java
 from fleetpulse.paths import ROOT, cache_dir
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
+pc: Any = pyarrow.compute  # its functions are generated at run time, unknown to type checkers
 NAME: Final = "pyflink-keyed-process"
 LOCK: Final = Path(__file__).parent / "pyflink" / "requirements.txt"
 PARQUET: Final = Jar(
@@ -41,10 +42,10 @@ _LIMIT_S: Final = 900
 
 
 def environment() -> Path:
-    """Return PyFlink's Python, installing its environment where it is not there yet.
+    """Return the Python executable of PyFlink's environment; install it if needed.
 
     Raises:
-        FleetError: it cannot be installed, with the reason that the installer gives.
+        FleetError: the installation failed, with the installer's message.
     """
     venv = cache_dir() / "bench" / "pyflink"
     python, stamp = venv / "bin" / "python", venv / "fleet.txt"
@@ -71,14 +72,14 @@ def _call(command: list[str]) -> None:
 
 
 def command() -> tuple[list[str], dict[str, str]]:
-    """Return how its process is started, and with which variables.
+    """Return the command line and environment variables of the peer's process.
 
     Raises:
-        FleetError: its environment or its JARs cannot be had.
+        FleetError: the environment or the JARs cannot be installed.
     """
     resolve_jars(jars=[PARQUET])
     python = environment()
-    hadoop = (Path(pyspark.__file__).parent / "jars").glob("hadoop-client-*.jar")  # Flink's Parquet asks for these classes
+    hadoop = (Path(pyspark.__file__).parent / "jars").glob("hadoop-client-*.jar")  # classes that Flink's Parquet format needs
     variables = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK", "SPARK_"))},
         "JAVA_HOME": str(find_java()),
@@ -92,7 +93,7 @@ def command() -> tuple[list[str], dict[str, str]]:
 
 
 def request(source: Input, place: Path, versions: int) -> dict[str, Any]:
-    """Return what its process is to run: the first versions of an input."""
+    """Return the request to run over the first versions of an input."""
     return {
         "file": str(_rows(source, versions)),
         "place": str(place),
@@ -108,7 +109,7 @@ def _rows(source: Input, versions: int) -> Path:
         return target
     fresh = target.with_name(f".{os.getpid()}-{target.name}")
     log = DeltaLog(source.path)
-    files = [path for version in range(versions + 1) for path, _ in log.appended(version)]  # version 0 made the table
+    files = [path for version in range(versions + 1) for path, _ in log.appended(version)]  # version 0 creates the table
     schema = pa.schema(
         [
             ("device_id", pa.string()),

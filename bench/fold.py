@@ -1,6 +1,8 @@
-"""The fold alone, without Spark: CPU of a message in a key group of usual size, and of one device that sends everything.
+"""Benchmark of the fold without Spark: CPU of a message.
 
-Rule: counted is what a call costs, the stored form read before and written after it; blocks are made beforehand.
+It measures a key group of usual size, and one with a single hot device.
+
+Rule: a call includes reading and writing the stored form; the input blocks are made before.
 """
 
 import json
@@ -27,7 +29,7 @@ COLUMNS: Final = ("shape", "devices", "messages", "us_a_message")
 
 
 def _block(devices: int, each: int, call: int) -> pa.RecordBatch:
-    """Return what ``devices`` say in a minute: heartbeats, each message at an instant of its own."""
+    """Generate the heartbeats of ``devices`` in a minute, at distinct instants."""
     count = devices * each
     who, number = np.arange(count) % devices, np.arange(count) // devices
     at_ms = _START_MS + call * _SPAN_MS + number * (_SPAN_MS // each) + (who % max(1, _SPAN_MS // each))
@@ -51,7 +53,7 @@ def _block(devices: int, each: int, call: int) -> pa.RecordBatch:
 
 
 def us_a_message(devices: int, each: int) -> float:
-    """Return the median of CPU microseconds that a message costs in a call."""
+    """Return the median CPU time of a message in a call, microseconds."""
     stored, chunks, costs = begin(_START_MS).to_bytes(), dict[int, bytes](), list[float]()
     for call in range(_CALLS):
         block = _block(devices, each, call)
@@ -67,7 +69,7 @@ def us_a_message(devices: int, each: int) -> float:
 
 
 def bench_fold(*, json_lines: bool) -> None:
-    """Measure all shapes, and show what came of it."""
+    """Measure all shapes, and print the results."""
     rows = [
         {"shape": name, "devices": devices, "messages": each, "us_a_message": round(us_a_message(devices, each), 3)}
         for name, devices, each in SHAPES

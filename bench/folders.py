@@ -1,4 +1,4 @@
-"""A folder of a benchmark's own."""
+"""Temporary folder of a benchmark."""
 
 import shutil
 from collections.abc import Iterator
@@ -10,15 +10,15 @@ from fleetpulse.core.errors import FleetError
 
 @contextmanager
 def own_folder(folder: Path) -> Iterator[Path]:
-    """Give a folder that goes with what is done in it.
+    """Provide a folder that is removed when the context exits.
 
     Raises:
-        FleetError: what was done failed with it; the folder then stays, for the logs in it are named in errors.
+        FleetError: the body raised it; the folder is kept for its logs, and the error names it.
     """
     try:
         yield folder
     except FleetError as error:
-        error.args = (f'{error}; the logs stay in "{folder}"; remove it when you have read them',)
+        error.args = (f'{error}; the logs are kept in "{folder}"; remove it after reading them',)
         raise
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

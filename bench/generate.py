@@ -1,8 +1,8 @@
-"""The input of a benchmark: a table of messages as landing would have left it, one Delta version a batch.
+"""Generated input of a benchmark: a table of messages, one version per batch.
 
-Rule 1: the same `Fleet` gives the same rows: everything is drawn from its seed.
-Rule 2: nothing is late: whatever is out of order or comes twice comes within the lateness.
-Rule 3: rows lie in order of ``received_at``, two Parquet files a version.
+Rule 1: the same `Fleet` gives the same rows: all random values follow from its seed.
+Rule 2: no message is late: those out of order and duplicates arrive within the allowed lateness.
+Rule 3: rows are in order of ``received_at``, in two Parquet files per version, as landing writes.
 """
 
 import json
@@ -27,13 +27,13 @@ from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.tables.tables import arrow_schema
 from fleetpulse.paths import cache_dir
 
-FORMAT: Final = 2  # of what is generated: raise it with every change, or a stored input is taken for a new one
+FORMAT: Final = 2  # version of the generated rows: increment it with every change, so that no old input is reused
 START_MS: Final = 1_700_000_000_000
 LATENESS_MS: Final = 30_000
-FILES: Final = 2  # a version
-QUIET_HOUR_MS: Final = 3_600_000  # what comes before the first measured batch where few devices are active
-TIMEOUT_MS: Final = {1: 180_000, 20: QUIET_HOUR_MS}  # by how few are active: a fleet that reports seldom is waited for longer
-SHORT_BATCHES: Final = 3  # so few batches end before a usual deadline: half of what they cover is the timeout
+FILES: Final = 2  # files per version
+QUIET_HOUR_MS: Final = 3_600_000  # duration of the unmeasured first batch if few devices are active
+TIMEOUT_MS: Final = {1: 180_000, 20: QUIET_HOUR_MS}  # by `Fleet.one_in`: longer for a fleet that reports rarely
+SHORT_BATCHES: Final = 3  # up to this number of batches the timeout is half of their duration, so that deadlines occur
 DEGRADED_ERRORS: Final = 3
 DEGRADED_WINDOW_MS: Final = 120_000
 SEQUENCE: Final = ("reconnaissance", "auth_failed", "escalation")
@@ -41,21 +41,21 @@ CODES: Final = (*(f"e{number}" for number in range(1, 51)), *SEQUENCE)
 KINDS: Final = ("heartbeat", "error")
 _HEARTBEAT, _ERROR, _POLICY = 0, 1, 2
 _LEAST_PERIOD_MS: Final = 3  # between two messages of a device: one out of order lies between them
-_LONGEST_DELAY_MS: Final = 25_000  # of what is out of order
-_LONGEST_REPEAT_MS: Final = 28_500  # of what comes twice
+_LONGEST_DELAY_MS: Final = 25_000  # of a message out of order
+_LONGEST_REPEAT_MS: Final = 28_500  # of a duplicate
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What is generated.
+    """Parameters of a generated input.
 
     Attributes:
-        devices: how many.
-        messages: of an active device in a batch, evenly spaced.
-        batches: how many, the first of which is not measured.
-        one_in: so few devices are active in a batch: 1 (all) or 20.
-        span_ms: event time that a batch covers.
-        seed: of everything drawn.
+        devices: number of devices.
+        messages: number of messages of an active device in a batch, evenly spaced.
+        batches: number of batches; the first is not measured.
+        one_in: inverse of the share of active devices in a batch: 1 (all) or 20.
+        span_ms: event time that a batch covers, milliseconds.
+        seed: seed of all random values.
     """
 
     devices: int
@@ -70,13 +70,13 @@ class Fleet:
         if not 1 <= self.messages <= most:
             raise Misuse(
                 f"an input has 1 to {most:,} messages of each device in a batch; got {self.messages:,} for {self.devices:,} "
-                f"devices: take another size",
+                f"devices; use another size",
                 code="bench-input-invalid",
             )
 
     @property
     def name(self) -> str:
-        """Names the stored input."""
+        """Folder name of the stored input."""
         return f"f{FORMAT}-" + "-".join(str(value) for value in asdict(self).values())
 
     @property
@@ -87,7 +87,10 @@ class Fleet:
         return TIMEOUT_MS[self.one_in]
 
     def begin_ms(self, batch: int) -> int:
-        """Return when a batch begins; the first is an hour long where few devices are active: each is heard once in it."""
+        """Return the start of a batch, epoch milliseconds.
+
+        If few devices are active, the first batch has an hour, with one message of each device.
+        """
         if self.one_in == 1 or batch == 0:
             return START_MS + batch * self.span_ms
         return START_MS + QUIET_HOUR_MS + (batch - 1) * self.span_ms
@@ -98,10 +101,10 @@ class Input:
     """A generated input.
 
     Attributes:
-        fleet: what it was generated from.
-        path: the table of messages.
-        counts: rows of each batch.
-        newest_ms: ``received_at`` of the last row.
+        fleet: parameters of the input.
+        path: path of the table of messages.
+        counts: number of rows of each batch.
+        newest_ms: ``received_at`` of the last row, epoch milliseconds.
     """
 
     fleet: Fleet
@@ -111,12 +114,12 @@ class Input:
 
     @property
     def judged_to_ms(self) -> int:
-        """Where comparisons end: all contenders have judged up to here, whatever they do at the very frontier."""
+        """End of comparisons: 1 s before the frontier, where contenders may differ."""
         return self.newest_ms - LATENESS_MS - 1_000
 
 
 def prepare(fleet: Fleet, folder: Path | None = None) -> Input:
-    """Return the input, generated once and kept in the project's cache."""
+    """Return the input for a fleet; generate it unless the project's cache has it."""
     place = (folder or cache_dir() / "bench" / "input") / fleet.name
     facts = place / "facts.json"
     if not facts.exists():
@@ -127,7 +130,7 @@ def prepare(fleet: Fleet, folder: Path | None = None) -> Input:
         shutil.rmtree(place, ignore_errors=True)
         fresh.rename(place)
         for other in place.parent.glob("f*-*"):
-            if not other.name.startswith(f"f{FORMAT}-"):  # gigabytes that no version of this will read again
+            if not other.name.startswith(f"f{FORMAT}-"):  # an input of an older format: gigabytes that are not used again
                 shutil.rmtree(other, ignore_errors=True)
     found = json.loads(facts.read_text())
     return Input(fleet, place / "messages", tuple(found["counts"]), found["newest_ms"])
@@ -135,7 +138,7 @@ def prepare(fleet: Fleet, folder: Path | None = None) -> Input:
 
 @dataclass(frozen=True, slots=True)
 class _Devices:
-    """What is drawn once for each device."""
+    """Random values of each device, one array element per device."""
 
     phase_ms: np.ndarray
     silent_from_ms: np.ndarray
@@ -154,7 +157,7 @@ def _devices(fleet: Fleet, rng: np.random.Generator) -> _Devices:
         latest_ms = max(15_000, end_ms - fleet.timeout_ms - 50_000)
         silent_from = np.where(silent, rng.integers(10_000, latest_ms, count), never)
         phase = rng.integers(0, fleet.span_ms // fleet.messages, count)
-    else:  # the silent ones were heard at the beginning of the hour, the others at its end
+    else:  # silent devices send at the start of the hour, the others at its end
         silent_from = np.where(silent, QUIET_HOUR_MS, never)
         last = rng.integers(QUIET_HOUR_MS // 3 * 2, QUIET_HOUR_MS - _LONGEST_DELAY_MS, count)
         phase = np.where(silent, rng.integers(0, end_ms - QUIET_HOUR_MS, count), last)
@@ -188,7 +191,7 @@ _ROW: Final = np.dtype(
 
 
 def _batches(fleet: Fleet) -> Iterator[np.ndarray]:
-    """Yield each batch's rows, in order of ``received_at``."""
+    """Yield the rows of each batch, in order of ``received_at``."""
     rng = np.random.default_rng(fleet.seed)
     devices = _devices(fleet, rng)
     carried = np.zeros(0, _ROW)
@@ -224,7 +227,10 @@ def _scheduled(fleet: Fleet, devices: _Devices, batch: int, rng: np.random.Gener
 
 
 def _held_back(fleet: Fleet, scheduled: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return messages out of order: they happened before a scheduled one, and are received after it. 5 % of all."""
+    """Return messages out of order, 5 % of all.
+
+    Each is sent before a scheduled message, and received after it.
+    """
     rows = scheduled[rng.random(len(scheduled)) < 0.0527].copy()
     period_ms = fleet.span_ms // fleet.messages
     before_ms = rng.integers(1, min(20_000, period_ms - 1), len(rows))
@@ -236,7 +242,7 @@ def _held_back(fleet: Fleet, scheduled: np.ndarray, rng: np.random.Generator) ->
 
 
 def _repeated(sent: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return messages that come twice. 1 % of all."""
+    """Return duplicates of messages, 1 % of all."""
     rows = sent[rng.random(len(sent)) < 0.0101].copy()
     delay_ms = rows["received_ms"] - rows["event_ms"]
     rows["received_ms"] += 1 + (rng.random(len(rows)) * (_LONGEST_REPEAT_MS - delay_ms)).astype(np.int64)
@@ -338,7 +344,7 @@ def _add(path: Path, name: str, content: pa.Table, number: int) -> AddAction:
 
 
 def fingerprint(*paths: Path) -> str:
-    """Return a digest of files' contents: 16 hexadecimal digits."""
+    """Return a digest of the contents of files, 16 hexadecimal digits."""
     found = blake2b(digest_size=8)
     for path in sorted(paths):
         found.update(path.read_bytes())

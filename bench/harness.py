@@ -1,8 +1,9 @@
-"""Contenders as warm processes, one each, asked one at a time.
+"""Warm process of each contender, and measured runs on them, one at a time.
 
-Rule 1: nothing but the process that is asked works while a run is measured.
-Rule 2: measured is what follows the first batch, up to the commit of the last: the rows of a running stream. Flink has no
-batches: there it is a run over everything, less a run over the first version alone; the limit is that of both together.
+Rule 1: only one contender's process works during a run.
+Rule 2: a measurement starts after the first micro-batch and ends with the commit of the last one.
+Flink has no micro-batches: its figures are those of a run over all versions, minus those of a run
+over the first version. The time limit applies to both runs together.
 """
 
 import json
@@ -28,25 +29,29 @@ _LOOK_S = 0.005
 
 
 class DidNotFinish(Exception):
-    """A contender took longer than it may."""
+    """A contender exceeded its time limit."""
 
 
 class Crashed(FleetError):
-    """A contender's process answered with a fault, or ended; the first line says which and why, the others are its log's last."""
+    """A contender's process failed or ended.
+
+    The first line of the error names the contender and the reason; the other lines are the last
+    ones of its log.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run of one contender cost.
+    """Cost of one run of one contender.
 
     Attributes:
-        messages: rows measured.
-        wall_s: time that they took.
-        cpu_s: CPU that they took.
-        batch_ms: of each measured batch; none where there are no batches.
-        peak_bytes: resident memory of the process tree at its greatest.
-        checkpoint_bytes: on disk after the run; 0 where nothing is left.
-        out: the sink.
+        messages: number of rows measured.
+        wall_s: wall time, seconds.
+        cpu_s: CPU time, seconds.
+        batch_ms: duration of each measured micro-batch; empty for Flink.
+        peak_bytes: peak resident memory of the process tree.
+        checkpoint_bytes: size of the checkpoint after the run; 0 if none is left.
+        out: folder of the sink.
     """
 
     messages: int
@@ -60,12 +65,12 @@ class Run:
 
 @dataclass(slots=True)
 class Warm:
-    """A contender's process.
+    """Warm process of a contender.
 
     Attributes:
-        name: of the contender.
-        work: where it may write.
-        limit_s: how long an answer may take.
+        name: name of the contender.
+        work: folder for its files.
+        limit_s: time limit of an answer, seconds.
     """
 
     name: str
@@ -75,7 +80,7 @@ class Warm:
     _tree: psutil.Process = field(init=False)
 
     def __post_init__(self) -> None:
-        shutil.rmtree(self.work, ignore_errors=True)  # of one that did not finish, a checkpoint would be gone on with
+        shutil.rmtree(self.work, ignore_errors=True)  # a run must not resume from a checkpoint of an unfinished one
         self.work.mkdir(parents=True)
         command = [sys.executable, "-P", "-m", "bench.worker", self.name, str(self.work / "spark")]
         variables = {**os.environ, "PYTHONPATH": str(flink_peer.ROOT)}
@@ -88,16 +93,16 @@ class Warm:
         self._tree = psutil.Process(self._process.pid)
 
     def run(self, source: Input, label: str, limit_s: float | None = None) -> Run:
-        """Run over an input, and say what it cost.
+        """Run over an input, and return the cost.
 
         Args:
-            source: the input.
-            label: of the run, and of no other: where it writes.
-            limit_s: another limit than the process has.
+            source: input of the run.
+            label: unique label of the run, part of its folder's name.
+            limit_s: time limit of this run, seconds; None takes that of the process.
 
         Raises:
-            DidNotFinish: it took longer than it may; its process is ended.
-            Crashed: it failed.
+            DidNotFinish: the run exceeded its time limit; the process is ended.
+            Crashed: the run failed.
         """
         place = self.work / f"run-{label}"
         limit_s = self.limit_s if limit_s is None else limit_s
@@ -126,7 +131,7 @@ class Warm:
     def _ask(self, request: dict[str, Any], watch: Watch, until_s: float) -> tuple[dict[str, Any], Reading]:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
-        with suppress(BrokenPipeError):  # it ended since its last answer: that is read below
+        with suppress(BrokenPipeError):  # the process has ended: detected below, by its missing answer
             stdin.write(json.dumps(request).encode() + b"\n")
             stdin.flush()
         with selectors.DefaultSelector() as ready:

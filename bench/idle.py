@@ -1,9 +1,11 @@
-"""An idle fleet: CPU and memory of ``fleet up`` minutes after its start, beside another commit of this project.
+"""Benchmark of an idle fleet: CPU and memory, compared with another commit.
 
-Rule 1: what runs is what a person runs, ``./fleet up --no-airflow --no-sim`` on a terminal; devices speak from outside its tree.
-Rule 2: the contenders take turns on the same machine. CPU is that of the whole tree, workers that have ended among them; memory
-counts a page that several processes share once.
-Rule 3: latency is measured from outside: from the publish of a new device's first message to the commit with its transition.
+Rule 1: ``./fleet up --no-airflow --no-sim`` runs on a terminal, as for a person; the devices
+publish from outside its process tree.
+Rule 2: contenders alternate on the same machine. CPU is that of the whole tree, ended workers
+included; memory counts shared pages once.
+Rule 3: latency is measured from outside: from the publication of a new device's first message to
+the commit of its transition.
 """
 
 import os
@@ -37,29 +39,29 @@ from fleetpulse.io.mqtt.publisher import Publisher
 from fleetpulse.io.system.process import read_status
 from fleetpulse.paths import cache_dir
 
-BEFORE: Final = "716d995"  # the commit in which batches did not adapt yet
+BEFORE: Final = "716d995"  # commit before adaptive batching
 OURS: Final = "this tree"
 DEVICES: Final = (100, 10_000)
 PARTS: Final = ("broker", "bridge", "landing", "lifecycle", "screen")
 COLUMNS: Final = (
     "contender", "devices", "cpu_cores", *(f"{part}_cores" for part in PARTS), "pss_mb", "p50_s", "p99_s", "lateness_s", "new",
 )  # fmt: skip
-INTERVAL_S: Final = 60.0  # each device is heard so often
-SETTLE_S: Final = 120.0  # after the first verdict: the JVM compiles, and Spark's classes are kept
+INTERVAL_S: Final = 60.0  # between two messages of a device
+SETTLE_S: Final = 120.0  # after the first verdict: the JVM compiles, and Spark's class archive is written
 WINDOW_S: Final = 120.0
 _NEW_S: Final = 1.7  # between two new devices
 _START_S: Final = 300.0
 _LATENESS_MS: Final = 60_000
-_LAST_S: Final = 20.0  # beyond the lateness, for the last verdicts
+_LAST_S: Final = 20.0  # after the allowed lateness, for the last verdicts
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A tree of this project.
+    """Source tree of a commit of this project.
 
     Attributes:
-        name: for people.
-        tree: its folder.
+        name: name for display.
+        tree: folder of the source tree.
     """
 
     name: str
@@ -68,10 +70,10 @@ class Contender:
 
 @contextmanager
 def checkout(commit: str) -> Iterator[Contender]:
-    """Give another commit of this project in a folder of its own.
+    """Check out another commit of this project into a separate folder.
 
     Raises:
-        FleetError: this tree is no clone of the project, or has no such commit.
+        FleetError: this tree is no Git clone, or has no such commit.
     """
     place = cache_dir() / "idle" / commit
     done = subprocess.run(
@@ -82,7 +84,7 @@ def checkout(commit: str) -> Iterator[Contender]:
     )
     if done.returncode and not (place / "fleet").exists():
         raise FleetError(
-            f'commit "{commit}" cannot be checked out ({done.stderr.strip()}); name one that this clone has',
+            f'commit "{commit}" cannot be checked out ({done.stderr.strip()}); name a commit of this clone',
             code="commit-unknown",
         )
     try:
@@ -92,7 +94,10 @@ def checkout(commit: str) -> Iterator[Contender]:
 
 
 class _Fleet(Thread):
-    """Devices that speak once in `INTERVAL_S`, evenly; now and then a new one, whose first message is remembered."""
+    """Thread that publishes for each device every `INTERVAL_S`, and adds new devices.
+
+    The time of a new device's first message is recorded.
+    """
 
     def __init__(self, home: Home, devices: int) -> None:
         super().__init__(daemon=True, name="fleet")
@@ -101,7 +106,7 @@ class _Fleet(Thread):
         self.ended = False
 
     def run(self) -> None:
-        """Speak until ended."""
+        """Publish until ended."""
         with Publisher(load_address(self.home.run("broker")), "fleetpulse-bench-idle", cancelled=lambda: self.ended) as publisher:
             began, sent, new = time.monotonic(), 0, 0
             while not self.ended:
@@ -120,7 +125,7 @@ class _Fleet(Thread):
 
 
 def _part_of(process: psutil.Process) -> str:
-    """Return which part of a run a process belongs to, by its own command line or that of the job above it."""
+    """Return the part of a run that a process belongs to, by command lines."""
     for one in (process, *process.parents()):
         words = one.cmdline()
         if any("nats-server" in word for word in words):
@@ -134,12 +139,13 @@ def _part_of(process: psutil.Process) -> str:
 
 @contextmanager
 def _running(contender: Contender, home: Home) -> Iterator[psutil.Process]:
-    """Run ``fleet up`` on a terminal of its own; yield its process."""
+    """Run ``fleet up`` on a new pseudo-terminal; yield its process."""
     ours, theirs = pty.openpty()
     command = [str(contender.tree / "fleet"), "up", "--no-airflow", "--no-sim", "--port", "0", "--home", str(home.path)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"FLEET_VENV": str(Path(sys.executable).parents[1]), "FLEET_CACHE": str(cache_dir()), "TERM": "xterm"}
-    # From its own folder: where PYTHONSAFEPATH is not set, Python workers import from the folder that Spark was started in.
+    # The working directory is the contender's tree: without PYTHONSAFEPATH, Python workers import
+    # from the directory in which Spark was started.
     started = subprocess.Popen(
         command, cwd=contender.tree, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
     )
@@ -164,7 +170,7 @@ def _drain(terminal: int) -> None:
 
 
 class _Commits:
-    """The transitions of new devices, each with the time of the commit that brought it."""
+    """First transitions of devices, each with the time of its commit."""
 
     def __init__(self, home: Home) -> None:
         self._table, self._next = home.table(JUDGEMENTS.name), 0
@@ -172,7 +178,7 @@ class _Commits:
         self.first_s: dict[str, float] = {}
 
     def look(self) -> None:
-        """Read the commits that have come; call it more often than old versions leave the log."""
+        """Read new commits; call it before old versions are removed from the log."""
         import pyarrow.parquet as pq
 
         if not is_committed(self._table):
@@ -194,13 +200,13 @@ def _measure(contender: Contender, devices: int, place: Path, settle_s: float, w
         try:
             _await(lambda: commits.look() or bool(commits.first_s), "the first verdict")
             _sleep(settle_s, commits)
-            _await(lambda: not _keeps_classes(tree), "keeping Spark's classes")
+            _await(lambda: not _keeps_classes(tree), "writing Spark's class archive")
             began_s, before, sizes = time.time(), meter.cpu_s(_part_of), list[int]()
             for _ in range(10):
                 _sleep(window_s / 10, commits)
                 sizes.append(own_bytes(tree) or 0)
             ended_s, after = time.time(), meter.cpu_s(_part_of)
-            _sleep(_LATENESS_MS / 1000 + _LAST_S, commits)  # the verdicts on what was published in the window
+            _sleep(_LATENESS_MS / 1000 + _LAST_S, commits)  # for verdicts about messages of the window
         finally:
             fleet.ended = True
             fleet.join(10)
@@ -209,8 +215,8 @@ def _measure(contender: Contender, devices: int, place: Path, settle_s: float, w
     waited = [commits.first_s[name] - at_s for name, at_s in new.items() if name in commits.first_s]
     if len(waited) < max(2, len(new)):
         raise FleetError(
-            f"{len(waited)} of {len(new)} new devices got a verdict from {contender.name} within {_LAST_S:.0f} s beyond the "
-            f"lateness: the run has no latency to report; take a longer --window, or look at {home.path} while it runs",
+            f"{len(waited)} of {len(new)} new devices got a verdict from {contender.name} within {_LAST_S:.0f} s after the "
+            f"allowed lateness: the run has no latency to report; use a longer --window, or inspect {home.path} during a run",
             code="verdicts-missing",
         )
     return {
@@ -252,19 +258,19 @@ def _keeps_classes(tree: psutil.Process) -> bool:
 def bench_idle(
     *, before: str, devices: Sequence[int], settle_s: float, window_s: float, rounds: int, json_lines: bool, alone: bool
 ) -> None:
-    """Run the contenders in turn and print a row each, and the ratio of each size.
+    """Run the contenders in turn; print a row each, with the ratio per fleet size.
 
     Args:
-        before: the commit to compare with.
-        devices: sizes of the fleet.
-        settle_s: from the first verdict to the measurement, seconds.
-        window_s: of the measurement, seconds.
-        rounds: how often each contender runs; figures are medians.
-        json_lines: one object a line instead of tables.
-        alone: leave the other commit out.
+        before: commit to compare with.
+        devices: fleet sizes.
+        settle_s: time from the first verdict to the measurement, seconds.
+        window_s: duration of the measurement, seconds.
+        rounds: number of runs of each contender; figures are medians.
+        json_lines: whether to print one JSON object a line instead of a table.
+        alone: whether to measure this commit only.
 
     Raises:
-        FleetError: a run did not start, or did not judge what was published.
+        FleetError: a run did not start, or did not judge all published messages.
     """
     rows: list[dict[str, Any]] = []
     with own_folder(Path(tempfile.mkdtemp(prefix="fleet-idle-"))) as place, ExitStack() as others:

@@ -1,10 +1,15 @@
-"""Ingest alone: from a queue that is full already to fsynced, typed rows, beside ``mosquitto_sub`` draining such a queue.
+"""Benchmark of ingest from a full queue, compared with ``mosquitto_sub``.
 
-Rule 1: each has an embedded broker of its own, filled with the same messages while its session waits for them. Of two sessions at
-one broker the second would be the slower, whoever it is: with its acknowledgement the broker forgets the message.
-Rule 2: they take turns; a figure is the median of the rounds, memory is the greatest.
-Rule 3: CPU and memory are those of bridge and landing; what they cost on an empty queue, their start, is taken off the CPU.
-Rule 4: the broker's CPU is shown beside it: it shares the machine with whom it serves.
+This project's bridge and landing turn the messages into fsynced, typed rows; ``mosquitto_sub`` only
+reads them.
+
+Rule 1: each contender has a separate embedded broker, filled with the same messages for a waiting
+session. Of two sessions at one broker the second is always slower: on its acknowledgement the
+broker deletes the message.
+Rule 2: contenders alternate; a figure is the median of the rounds, memory the maximum.
+Rule 3: CPU and memory are those of bridge and landing. The CPU time of a start with an empty queue
+is subtracted.
+Rule 4: the broker's CPU is shown in addition, as it shares the machine with its client.
 Rule 5: every message must be in bronze at the end, or there are no figures.
 """
 
@@ -44,7 +49,7 @@ COLUMNS: Final = (
 PEER: Final = "mosquitto_sub"
 TOPICS: Final = ("fleet/#",)
 ROUNDS: Final = 3
-LIMIT_S: Final = 900.0  # of one run
+LIMIT_S: Final = 900.0  # time limit of one run
 DEVICES: Final = 20_000
 _IN_FLIGHT: Final = 2_000
 _SEND_BYTES: Final = 256 * 1024
@@ -53,7 +58,7 @@ _WALK_S: Final = 0.5
 
 
 def payload(number: int, now_ms: int) -> bytes:
-    """Return what a device sends: about 130 bytes."""
+    """Return the payload of a message, about 130 bytes."""
     content = {
         "v": 1,
         "ts": now_ms - number % 15_000,
@@ -70,12 +75,12 @@ def fill(address: BrokerAddress, count: int) -> None:
     """Publish ``count`` messages, each acknowledged by the broker.
 
     Raises:
-        FleetError: the broker does not let us in, or stops acknowledging.
+        FleetError: the broker refuses the connection, or stops acknowledging.
     """
     with socket.create_connection((address.host, address.port), 5.0) as line:
         line.sendall(codec.connect("fleetpulse-bench", address.username, address.password, keep_session=False))
         if line.recv(4)[-1:] != b"\x00":
-            raise FleetError(f"the broker at {address} does not let the benchmark in", code="broker-refuses")
+            raise FleetError(f"the broker at {address} refuses the benchmark's connection", code="broker-refuses")
         line.setblocking(False)
         reader, unsent, now_ms = codec.Reader(0), bytearray(), time.time_ns() // 1_000_000
         sent = acknowledged = 0
@@ -94,7 +99,7 @@ def fill(address: BrokerAddress, count: int) -> None:
                 reader.answers.clear()
             if time.monotonic() - heard_s > 30.0:
                 raise FleetError(
-                    f"the broker acknowledged {acknowledged:,} of {sent:,} messages, and nothing for 30 s",
+                    f"the broker acknowledged {acknowledged:,} of {sent:,} messages, and none for 30 s",
                     code="publisher-timeout",
                 )
 
@@ -104,17 +109,17 @@ def _session(address: BrokerAddress, name: str) -> None:
     while not receiver.connected:
         receiver.poll(0.05)
         if time.monotonic() > limit_s:
-            raise FleetError(f"the broker gives no session: {receiver.problem}", code="broker-without-session")
+            raise FleetError(f"the broker opened no session within 10 s: {receiver.problem}", code="broker-without-session")
     receiver.close()
 
 
 def _drained_by_peer(address: BrokerAddress, count: int) -> dict[str, Any]:
     program = shutil.which(PEER)
     if program is None:
-        return {"contender": PEER, "messages": count, "note": "absent: it comes with the system's package mosquitto-clients"}
+        return {"contender": PEER, "messages": count, "note": "absent: install the system package mosquitto-clients"}
     options = Path(tempfile.mkdtemp(prefix="fleetpulse-peer-"))
     try:
-        (options / PEER).write_text(f"-u {address.username}\n-P {address.password}\n")  # not on its command line
+        (options / PEER).write_text(f"-u {address.username}\n-P {address.password}\n")  # keeps them off the command line
         command = [
             program,
             "-h",
@@ -148,7 +153,7 @@ def _drained_by_peer(address: BrokerAddress, count: int) -> dict[str, Any]:
     finally:
         shutil.rmtree(options, ignore_errors=True)
     if code:
-        return {"contender": PEER, "messages": count, "note": f"ended with {code}"}
+        return {"contender": PEER, "messages": count, "note": f"ended with exit code {code}"}
     return _figures(PEER, count, time.monotonic() - began_s, cpu_s, peak)
 
 
@@ -164,7 +169,14 @@ def _figures(name: str, count: int, wall_s: float, cpu_s: float, peak_bytes: int
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What running bridge and landing took: seconds on the wall and of CPU; peak memory, resident, and by the shares of pages."""
+    """Cost of running bridge and landing.
+
+    Attributes:
+        wall_s: wall time, seconds.
+        cpu_s: CPU time, seconds.
+        peak_bytes: peak resident memory (RSS).
+        own_bytes: peak memory with shared pages divided (PSS).
+    """
 
     wall_s: float
     cpu_s: float
@@ -173,14 +185,14 @@ class Drained:
 
 
 def _until(run: Run, reached: Callable[[], bool]) -> Drained:
-    """Run bridge and landing until something is reached."""
+    """Run bridge and landing until a condition holds; return the cost."""
     began_s = time.monotonic()
     jobs = [run.start("landing"), run.start("bridge")]
     trees = [psutil.Process(job.pid) for job in jobs]
     peak, shared, next_s = 0, 0, 0.0
     while not reached():
         peak = max(peak, sum(resident_bytes(tree) for tree in trees))
-        if time.monotonic() > next_s:  # it costs the kernel a walk over all pages
+        if time.monotonic() > next_s:  # less often: the kernel walks over all pages
             shared = max(shared, sum(own_bytes(tree) or 0 for tree in trees))
             next_s = time.monotonic() + _WALK_S
         if time.monotonic() - began_s > LIMIT_S:
@@ -204,7 +216,7 @@ def _landed(home: Home) -> int:
 
 
 def _idle(run: Run) -> Callable[[], bool]:
-    """Return what tells whether bridge and landing have run for `_SETTLE_S` with nothing to do."""
+    """Return the condition that bridge and landing have been idle for `_SETTLE_S`."""
     settled_s = 0.0
 
     def idle() -> bool:
@@ -222,7 +234,7 @@ def _drained_by_us(run: Run, count: int, start: Drained) -> dict[str, Any]:
     landed = _landed(run.home) - before
     if landed < count:
         raise FleetError(
-            f"{landed:,} of {count:,} messages are in bronze: that is a fault, and there are no figures",
+            f"only {landed:,} of {count:,} messages are in bronze, so there are no figures; report this as a bug",
             code="bench-rows-missing",
         )
     row = _figures("ours", count, done.wall_s - (start.wall_s - _SETTLE_S), done.cpu_s - start.cpu_s, done.peak_bytes)
@@ -230,9 +242,9 @@ def _drained_by_us(run: Run, count: int, start: Drained) -> dict[str, Any]:
 
 
 def _from_full(run: Run, address: BrokerAddress, count: int, drained: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Fill a broker's queue, have it drained, and add what that cost the broker."""
+    """Fill a broker's queue, drain it, and add the broker's CPU to the row."""
     fill(address, count)
-    assert run.broker is not None, "the embedded one was started"
+    assert run.broker is not None, "the embedded broker runs"
     broker = psutil.Process(run.broker.pid)
     before_s = read(broker).cpu_s
     row = drained()
@@ -241,7 +253,7 @@ def _from_full(run: Run, address: BrokerAddress, count: int, drained: Callable[[
 
 
 def _together(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return one row for all rounds of a contender."""
+    """Combine the rounds of a contender into one row."""
     failed = [row for row in rounds if "note" in row]
     if failed:
         return failed[0]
@@ -254,10 +266,14 @@ def _together(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def measure(count: int, rounds: int) -> list[dict[str, Any]]:
-    """Fill a queue and have it drained, in turns; return a row for each contender.
+    """Fill and drain the queues in turn; return a row for each contender.
+
+    Args:
+        count: number of messages.
+        rounds: number of rounds.
 
     Raises:
-        FleetError: something did not come to its end, or a message is not in bronze.
+        FleetError: a contender did not finish, or a message is not in bronze.
     """
     folder = Path(tempfile.mkdtemp(prefix="fleetpulse-ingest-"))
     homes = Home(folder / "ours"), Home(folder / "peer")
@@ -279,7 +295,7 @@ def measure(count: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def bench_ingest(*, quick: bool, messages: int | None, json_lines: bool) -> None:
-    """Measure, and show what came of it."""
+    """Run the benchmark, and print the results."""
     rows: list[Mapping[str, Any]] = [*measure(messages or (100_000 if quick else 1_000_000), 1 if quick else ROUNDS)]
     if json_lines:
         sys.stdout.writelines(json.dumps({name: row.get(name) for name in COLUMNS}) + "\n" for row in rows)

@@ -1,11 +1,12 @@
-"""The lifecycle job beside its peers: the same input, interleaved runs of warm processes, results compared row by row.
+"""Benchmark of the lifecycle job against its peers, with comparison of results.
 
-Rule 1: a figure is the median of the measured rounds; those before them warm up, and are compared but not counted.
-Rule 2: contenders that disagree are an error, and no figure is shown.
-Rule 3: a contender that cannot be had, fails or takes too long is a row that says so, and the others go on; without ours
-or the reference there is nothing to say, and their failure ends it all.
-Rule 4: contender, size and how many are active name one row.
-Rule 5: while a run is measured nothing else runs; before the first, contenders warm up two at a time.
+Rule 1: a figure is the median of the measured rounds. Warm-up rounds before are compared, but not
+measured.
+Rule 2: if results of contenders differ, the benchmark fails and shows no figures.
+Rule 3: a contender that is unavailable, fails or exceeds its time limit gets a row with the reason,
+and the others continue. A failure of this job or the reference ends the benchmark.
+Rule 4: contender, fleet size and active share identify a row.
+Rule 5: nothing else runs during a measured run. Before the first, contenders warm up two at a time.
 """
 
 import json
@@ -48,27 +49,27 @@ COLUMNS = (
     "ratio",
     "equal",
 )
-NOTE = "note"  # beside them in JSON where there is something to say, and in the table
+NOTE = "note"  # additional column of the table, and of JSON if it is not empty
 
 
 def bench_lifecycle(
     plan: str, *, json_lines: bool, only: Sequence[str] = (), devices: Sequence[int] = (), rows: int | None = None
 ) -> None:
-    """Run the benchmark and show what came of it.
+    """Run the benchmark, and print the results.
 
     Args:
-        plan: one of `courses.PLANS`.
-        json_lines: an object a line, for programs.
-        only: these contenders; all of the plan's by default.
-        devices: other sizes than the plan's, where it takes any.
+        plan: name of the plan, one of `courses.PLANS`.
+        json_lines: whether to print one JSON object a line instead of a table.
+        only: contenders to run; empty runs all of the plan.
+        devices: fleet sizes, for plans without fixed sizes; empty takes those of the plan.
         rows: messages of a batch, for the flat plan.
 
     Raises:
         FleetError: results differ, or this job or the reference failed.
-        Misuse: a contender that is none, or sizes or batches that the plan does not take.
+        Misuse: a contender is unknown, or the plan has fixed sizes or batches.
     """
     if unknown := [name for name in only if name not in courses.ALL]:
-        raise Misuse(f'"{unknown[0]}" is no contender; there are {", ".join(courses.ALL)}', code="contender-unknown")
+        raise Misuse(f'"{unknown[0]}" is no contender; name one of {", ".join(courses.ALL)}', code="contender-unknown")
     chosen = courses.planned(plan, devices, rows)
     found = run_plan(chosen.restricted(only) if only else chosen, Console(stderr=True))
     shown = [row for row in found if row["shown"]]
@@ -82,12 +83,19 @@ def bench_lifecycle(
 
 
 def json_line(row: dict[str, Any]) -> str:
-    """Return a row as programs read it: all columns, and a note where there is one."""
+    """Return a row as JSON: all columns, and the note if there is one."""
     return json.dumps({name: row[name] for name in (*COLUMNS, NOTE) if name != NOTE or row[NOTE]})
 
 
 def run_plan(plan: Plan, shown: Console) -> list[dict[str, Any]]:
-    """Run a plan and return a row for each contender of each course; ``shown`` says whether it is to be seen."""
+    """Run a plan, and return a row for each contender of each course.
+
+    The entry ``shown`` of a row is whether to print it.
+
+    Args:
+        plan: the plan.
+        shown: console for status and progress.
+    """
     pace = Pace(plan)
     work = cache_dir().resolve() / "bench" / f"work-{os.getpid()}"
     running: dict[str, Warm] = {}
@@ -95,7 +103,7 @@ def run_plan(plan: Plan, shown: Console) -> list[dict[str, Any]]:
     notes: dict[tuple[int, str], str] = {}
     compared: set[int] = set()
     try:
-        with _status(shown, "inputs are generated, and contenders warm up"):
+        with _status(shown, "generating inputs and warming up contenders"):
             absent = _warm_up(plan, work, running)
         for name, why in absent.items():
             shown.print(f"{name}: {why}", highlight=False, markup=False, soft_wrap=True)
@@ -121,7 +129,7 @@ def run_plan(plan: Plan, shown: Console) -> list[dict[str, Any]]:
                     runs.setdefault((place, name), []).append(run)
                 shutil.rmtree(run.out.parent, ignore_errors=True)
         for step in pace.left_out:
-            said = f"round {step.number} of {last}, {step.course.fleet.devices:,} devices: left out, there was no time for it"
+            said = f"round {step.number} of {last}, {step.course.fleet.devices:,} devices: left out, over the time budget"
             shown.print(said, highlight=False)
     finally:
         _end(running)
@@ -136,9 +144,9 @@ def run_plan(plan: Plan, shown: Console) -> list[dict[str, Any]]:
 
 
 def _warm_up(plan: Plan, work: Path, running: dict[str, Warm]) -> dict[str, str]:
-    """Start all contenders, and generate the inputs meanwhile; return why who does not run does not."""
+    """Start all contenders and generate inputs; return the reasons of failed starts."""
     prepare(courses.WARMING)
-    compiled()  # each of their processes would do it at once
+    compiled()  # once, before the processes would all do it
     absent: dict[str, str] = {}
     with ThreadPoolExecutor(_WARM_AT_ONCE) as pool:
         asked = {name: pool.submit(_start, name, plan, courses.WARMING_LIMIT_S, work, running) for name in plan.contenders}
@@ -149,7 +157,7 @@ def _warm_up(plan: Plan, work: Path, running: dict[str, Warm]) -> dict[str, str]
                 absent |= _why_absent(name, started)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            _end(running)  # or their answers would be waited for
+            _end(running)  # otherwise the pool would wait for their answers
             raise
     return absent
 
@@ -167,14 +175,14 @@ def _why_absent(name: str, started: Future[None]) -> dict[str, str]:
 
 
 def _unfinished(name: str, said: str) -> str:
-    """Return what is said of a contender that did not come to its end; of ours or the reference it is an error."""
+    """Return the note on an unfinished contender; raise it for job or reference."""
     if name in {OURS, REFERENCE}:
         raise FleetError(f"{name} {said}", code="contender-unfinished")
     return said
 
 
 def _start(name: str, plan: Plan, limit_s: float, work: Path, running: dict[str, Warm]) -> None:
-    """Start a contender's process and warm it up; it is in ``running`` before it has to answer, to be ended with the rest."""
+    """Start and warm up a contender's process, registered in ``running`` for cleanup."""
     running[name] = Warm(name, work / name, plan.limit_s)
     try:
         running[name].run(prepare(courses.WARMING), "warming", limit_s)
@@ -193,19 +201,19 @@ def _status(shown: Console, text: str) -> AbstractContextManager[Any]:
 
 
 def heard(course: Course, number: int, last: int, found: dict[str, Run | str]) -> str:
-    """Return what a round came to, so that an hour that is cut off is not lost."""
+    """Format the result of a round, printed immediately in case of interruption."""
     said = (f"{name} {run.messages / run.cpu_s:,.0f}" if isinstance(run, Run) else f"{name} {run}" for name, run in found.items())
     active = f", one in {course.fleet.one_in} active" if course.fleet.one_in > 1 else ""
-    counted = "" if course.counts_in(number, last) else ", which warms up"
+    counted = "" if course.counts_in(number, last) else " (warm-up)"
     return (
-        f"round {number} of {last}{counted}, {course.fleet.devices:,} devices{active}, messages a CPU second: {'; '.join(said)}"
+        f"round {number} of {last}{counted}, {course.fleet.devices:,} devices{active}, messages per CPU second: {'; '.join(said)}"
     )
 
 
 def _round(
     course: Course, source: Input, number: int, kept: tuple[Plan, Path, dict[str, Warm], set[str]]
 ) -> dict[str, Run | str]:
-    """Run each contender once; where there is no run, say why not."""
+    """Run each contender once; return its run, or the reason why there is none."""
     plan, work, running, out_of_it = kept
     found: dict[str, Run | str] = {}
     for name in course.contenders:
@@ -213,7 +221,7 @@ def _round(
             continue
         try:
             until_s = time.monotonic() + plan.limit_s
-            if name not in running:  # one that did not finish another course
+            if name not in running:  # it did not finish another course
                 _start(name, plan, plan.limit_s, work, running)
             found[name] = running[name].run(source, f"round{number}", until_s - time.monotonic())
         except DidNotFinish:
@@ -232,8 +240,8 @@ def _require_equal(found: dict[str, Run], source: Input, number: int) -> None:
     name, run = next(iter(found.items()), ("", None))
     if run and (absent := NEEDED - triggers(name, run.out, source.judged_to_ms)):
         raise FleetError(
-            f"nothing of {', '.join(sorted(absent))} was compared: {name} has no such transition in round {number} over "
-            f"{source.fleet}; take more devices",
+            f"no transition by {', '.join(sorted(absent))} was compared: {name} has none in round {number} over "
+            f"{source.fleet}; use more devices",
             code="contenders-compare-nothing",
         )
 
@@ -241,7 +249,16 @@ def _require_equal(found: dict[str, Run], source: Input, number: int) -> None:
 def figures(
     course: Course, name: str, runs: dict[tuple[int, str], list[Run]], place: int, note: str | None, *, compared: bool
 ) -> dict[str, Any]:
-    """Return the row of a contender: medians over its runs; ``equal`` is not told where there was nothing to compare with."""
+    """Return the row of a contender, with medians over its runs.
+
+    Args:
+        course: course of the runs.
+        name: name of the contender.
+        runs: measured runs by index of the course and contender.
+        place: index of the course.
+        note: reason why the contender has no figures; None if it has.
+        compared: whether its results were compared; otherwise ``equal`` is None.
+    """
     mine, reference = runs.get((place, name), []), runs.get((place, REFERENCE), [])
     row: dict[str, Any] = {**dict.fromkeys(COLUMNS), NOTE: note, "shown": name in course.shown}
     row |= {"contender": name, "devices": course.fleet.devices, "active": round(1 / course.fleet.one_in, 3)}
@@ -265,7 +282,7 @@ def figures(
 
 
 def flatness(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Say of each contender how far apart the sizes are by what a message costs them."""
+    """Describe for each contender how the cost of a message depends on the fleet size."""
     said: list[str] = []
     for name in dict.fromkeys(row["contender"] for row in rows):
         mine = sorted((1e6 / row["messages_per_cpu_s"], row["devices"]) for row in rows
@@ -280,15 +297,15 @@ def flatness(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def beside_python(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Say how many times the messages of Python called for each device this job has of a CPU second, over the same input."""
+    """Describe the throughput per CPU second as a multiple of per-device Python's."""
     said: list[str] = []
     ours: dict[str, Any] | None = None
-    for row in rows:  # in the order of the courses, each of which this job begins
+    for row in rows:  # in the order of the courses; this job is the first contender of each
         if row["contender"] == courses.OURS:
             ours = row
         elif row["contender"] in courses.PER_DEVICE and ours and ours["messages_per_cpu_s"] and row["messages_per_cpu_s"]:
             times = ours["messages_per_cpu_s"] / row["messages_per_cpu_s"]
-            said.append(f"{row['devices']:,} devices: {times:.1f} times the messages a CPU second of {row['contender']}")
+            said.append(f"{row['devices']:,} devices: {times:.1f} times the messages per CPU second of {row['contender']}")
     return said
 
 

@@ -1,8 +1,12 @@
-"""A load that never changes: so many devices, some of which leave for good while others come, and all that operators do.
+"""Constant load: a fixed number of devices, of which some leave and others join.
 
-Rule 1: the same number gives the same step: everything is drawn from it.
-Rule 2: what a key group holds is bounded by the living devices and the allowed lateness: whatever grows beyond is a leak.
-Rule 3: rows of a step lie in order of ``received_at``: our own ones, each at an instant of its own, the devices', and a tick.
+It has all kinds of operator actions, too.
+
+Rule 1: the number of a step is its random seed, so the same number gives the same step.
+Rule 2: the size of a key group is bounded by the living devices and the allowed lateness; growth
+beyond is a leak.
+Rule 3: the rows of a step are in order of ``received_at``: operational rows at distinct instants,
+rows of devices, and a tick.
 """
 
 import json
@@ -21,11 +25,11 @@ from fleetpulse.io.tables import tables
 
 START_MS: Final = 1_700_000_000_000
 LATENESS_MS: Final = 30_000
-_OWN_MS: Final = 100  # of each step: our own rows come in it
+_OWN_MS: Final = 100  # start of each step, with its operational rows
 _LATE_MS: Final = 90_000
 _CODES: Final = ("reconnaissance", "auth_failed", "escalation", *(f"e{number}" for number in range(20)))
 _ARRIVAL: Final = {"origin": Origin.REPLAY.value, "bridge": "bench"}
-_GAP_EVERY, _POLICY_EVERY, _REGISTRY_EVERY = 37, 23, 5  # steps; without a common factor they meet in every way
+_GAP_EVERY, _POLICY_EVERY, _REGISTRY_EVERY = 37, 23, 5  # steps; coprime, so that all combinations occur
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +37,9 @@ class Load:
     """A constant load.
 
     Attributes:
-        devices: alive at a time; each is heard once a step.
-        leaving: devices that fall silent for good in a step; as many new ones come.
-        step_ms: time that a step covers, on the devices' clocks.
+        devices: number of living devices; each sends one message per step.
+        leaving: number of devices that leave for good in a step; as many new ones join.
+        step_ms: event time that a step covers, milliseconds.
     """
 
     devices: int
@@ -47,7 +51,7 @@ class Load:
         return START_MS + (number + 1) * self.step_ms - 1
 
     def step(self, number: int) -> pa.Table:
-        """Return the rows of a step, columns of `MESSAGES`."""
+        """Return the rows of a step, with the columns of `MESSAGES`."""
         rng = np.random.default_rng(number)
         tick = _own_row("fleet/_/bench/tick", self.newest_ms(number))
         return pa.concat_tables([_landed(self._own(number), number), self._signals(number, rng), _landed([tick], number)])
@@ -95,7 +99,7 @@ class Load:
         return pa.table([columns.get(field.name, pa.nulls(count, field.type)) for field in schema], schema=schema)
 
     def _own(self, number: int) -> Iterator[Row]:
-        """Yield what operators and the bridge do in a step."""
+        """Yield the rows of operators and of the bridge in a step."""
         begin_ms = START_MS + number * self.step_ms
         living = number * self.leaving + self.devices // 2
         if number and number % _GAP_EVERY == 0:

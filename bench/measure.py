@@ -1,8 +1,8 @@
-"""What a run costs, measured from outside: CPU and memory of a whole process tree, bytes of a checkpoint.
+"""Measurement of a process tree from outside: CPU, memory, and bytes of folders.
 
-Rule 1: CPU is user and system time of the process, all its descendants, and those of them that ended and were reaped;
-who is not reaped is counted by a `Meter`.
-Rule 2: who measures is no part of the tree.
+Rule 1: CPU is user and system time of the process and all its descendants, with those that ended
+and were reaped. A `Meter` also counts those that were not reaped.
+Rule 2: the measuring process is not part of the tree.
 """
 
 import os
@@ -21,7 +21,7 @@ _LOOK_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """An instant: seconds on the wall's clock and of CPU."""
+    """Reading of wall time and CPU time, in seconds."""
 
     wall_s: float
     cpu_s: float
@@ -33,14 +33,14 @@ def read(tree: psutil.Process) -> Reading:
     for process in _members(tree):
         try:
             times = process.cpu_times()
-        except psutil.Error:  # it ended meanwhile: its parent's children_* have it now, or will
+        except psutil.Error:  # it ended meanwhile; its parent's children_* times include it
             continue
         cpu_s += times.user + times.system + times.children_user + times.children_system
     return Reading(time.monotonic(), cpu_s)
 
 
 def resident_bytes(tree: psutil.Process) -> int:
-    """Return the resident memory of a process tree; pages that forked workers share count in each."""
+    """Return the resident memory of a process tree; shared pages count repeatedly."""
     found = 0
     for process in _members(tree):
         try:
@@ -51,7 +51,7 @@ def resident_bytes(tree: psutil.Process) -> int:
 
 
 def open_files(tree: psutil.Process) -> int:
-    """Return how many files, sockets among them, a process tree has open."""
+    """Return the number of open files of a process tree, sockets included."""
     found = 0
     for process in _members(tree):
         try:
@@ -62,9 +62,9 @@ def open_files(tree: psutil.Process) -> int:
 
 
 def own_bytes(tree: psutil.Process) -> int | None:
-    """Return the memory of a process tree, a page that several share counted once, by its shares; None where that is not told.
+    """Return the proportional memory (PSS) of a process tree; None if unavailable.
 
-    Linux tells it (``smaps_rollup``: the proportional set size).
+    Shared pages count once in total. Only Linux reports it (``smaps_rollup``).
     """
     found = 0
     for process in _members(tree):
@@ -85,9 +85,9 @@ def _members(tree: psutil.Process) -> list[psutil.Process]:
 
 
 def size_bytes(folder: Path) -> int:
-    """Return what lies in a folder; what goes while it is looked at counts nothing."""
+    """Return the size of a folder's files; files removed meanwhile do not count."""
     found = 0
-    for at, _, names in os.walk(folder):  # a folder that goes is passed over
+    for at, _, names in os.walk(folder):  # skips folders that are removed meanwhile
         for name in names:
             with suppress(OSError):
                 found += (Path(at) / name).stat().st_size
@@ -96,14 +96,14 @@ def size_bytes(folder: Path) -> int:
 
 @dataclass(slots=True)
 class Watch:
-    """Watches one run: a reading when it began, when each awaited file appeared, and the peak of memory.
+    """Readings of one run: at its start and at each awaited file, and the memory peak.
 
     Attributes:
-        tree: whose.
-        awaited: files, in the order in which they appear.
-        began: the reading at the beginning.
-        passed: readings when the awaited files appeared.
-        peak_bytes: the greatest resident memory seen.
+        tree: process tree of the run.
+        awaited: files, in the order of their appearance.
+        began: reading at the start.
+        passed: readings at the appearance of the awaited files.
+        peak_bytes: peak resident memory.
     """
 
     tree: psutil.Process
@@ -115,16 +115,16 @@ class Watch:
 
     @classmethod
     def begin(cls, tree: psutil.Process, awaited: Iterable[Path]) -> Self:
-        """Begin."""
+        """Start watching a run."""
         return cls(tree, list(awaited), read(tree))
 
     def now(self) -> Reading:
-        """Return the present reading, after a last look."""
+        """Poll once more, and return the present reading."""
         self.look()
         return read(self.tree)
 
     def look(self) -> None:
-        """Look once; call it every few milliseconds."""
+        """Poll once; call it every few milliseconds."""
         while len(self.passed) < len(self.awaited) and self.awaited[len(self.passed)].exists():
             self.passed.append(read(self.tree))
         if time.monotonic() - self._looked_s > 0.2:
@@ -133,14 +133,14 @@ class Watch:
 
 
 class Meter:
-    """CPU and memory of all that was ever seen of a process tree.
+    """CPU and memory of a process tree, including ended processes.
 
-    Spark lets its idle workers die unreaped, and their time with them: so the tree is looked at once a second, by a thread that
-    is part of it, as long as the meter is entered; of a process that ends, what it used after the last look is not counted: a
-    worker has been idle for a minute then.
+    Spark's idle workers end unreaped, so their CPU time would be lost. A thread therefore polls the
+    tree every second until the context exits. CPU time after the last poll of a process is not
+    counted; a Spark worker is idle for a minute before it ends.
 
     Args:
-        tree: its root; None takes this process.
+        tree: root of the process tree; None takes this process.
     """
 
     def __init__(self, tree: psutil.Process | None = None) -> None:
@@ -168,7 +168,7 @@ class Meter:
         """Return the CPU seconds of each part of the tree.
 
         Args:
-            part_of: names the part that a process belongs to; asked once for each process, while it lives.
+            part_of: function that returns the part of a process; called once per living process.
         """
         self._look()
         for process in _members(self._tree):
@@ -181,7 +181,7 @@ class Meter:
         return found
 
     def peak_bytes(self) -> int:
-        """Return the greatest resident memory since this was last asked; pages that forked workers share count in each."""
+        """Return the peak of `resident_bytes` since the previous call."""
         self._look()
         found, self._peak_bytes = self._peak_bytes, 0
         return found

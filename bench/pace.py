@@ -1,8 +1,10 @@
-"""Which rounds a plan runs: all of them, or, with a budget, those for which there is time.
+"""Schedule of a plan: all rounds, or those that fit into a time budget.
 
-Rule 1: a course's first round and its first measured one are run whatever they take.
-Rule 2: any other is run where it fits into the budget beside the first measured rounds that are yet to come.
-Rule 3: a round takes what the last one of its course took; where there was none, what another course's took, by the work.
+Rule 1: the first round of a course and its first measured one always run.
+Rule 2: any other round runs if it fits into the budget, with time reserved for the first measured
+rounds of other courses.
+Rule 3: the expected duration of a round is that of the previous round of its course. Before there
+is one, it is estimated from other courses, in proportion to the work.
 """
 
 import time
@@ -14,7 +16,7 @@ from typing import Final
 from bench.courses import Course, Plan
 from bench.generate import Fleet
 
-_MESSAGES_OF_A_DEVICE: Final = 2  # what a device costs in a batch, in messages: some 0.2 of them for ours, four for the reference
+_MESSAGES_OF_A_DEVICE: Final = 2  # cost of a device in a batch, in messages: about 0.2 here, four in the reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +24,8 @@ class Step:
     """One round of one course.
 
     Attributes:
-        number: of the round; the measured ones count from 1.
-        place: of the course in its plan.
+        number: number of the round; measured rounds count from 1.
+        place: index of the course in its plan.
         course: the course.
     """
 
@@ -34,12 +36,14 @@ class Step:
 
 @dataclass(slots=True)
 class Pace:
-    """A plan as it is run; its budget counts from here, so that it is made before inputs and warm-up.
+    """Execution of a plan within its budget, which counts from its creation.
+
+    Create it before inputs and warm-up.
 
     Attributes:
         plan: the plan.
-        clock: seconds that never go back.
-        left_out: steps for which there was no time.
+        clock: monotonic clock, seconds.
+        left_out: steps that did not fit into the budget.
     """
 
     plan: Plan
@@ -53,7 +57,7 @@ class Pace:
         self._began_s = self.clock()
 
     def steps(self) -> Iterator[Step]:
-        """Yield each step when it is to be run; what is done until the next one is asked for is what it takes."""
+        """Yield each step to run; the time until the next call counts as its duration."""
         last = self.plan.rounds[-1]
         for number, (place, course) in product(self.plan.rounds, enumerate(self.plan.courses)):
             if not course.runs_in(number, last):
@@ -82,13 +86,18 @@ class Pace:
         return max((took_s * work / _work(self.plan.courses[other].fleet) for other, took_s in self._took_s.items()), default=0.0)
 
     def note(self, place: int, measured: int) -> str | None:
-        """Return what is to be said of a row of so many measured rounds; nothing where no round was left out."""
+        """Return a note for a row of results if rounds were left out; None otherwise.
+
+        Args:
+            place: index of the course.
+            measured: number of its measured rounds.
+        """
         last, course = self.plan.rounds[-1], self.plan.courses[place]
         cold = sum(step.place == place and not course.counts_in(step.number, last) for step in self.left_out)
         if not measured or (measured == course.rounds and not cold):
             return None
         said = f"{measured} measured round{'s' if measured > 1 else ''}"
-        return f"{said}, after {course.warm_rounds - cold} of {course.warm_rounds} that warm up" if cold else said
+        return f"{said}, after {course.warm_rounds - cold} of {course.warm_rounds} warm-up rounds" if cold else said
 
 
 def _work(fleet: Fleet) -> int:

@@ -1,7 +1,11 @@
-"""One device at work, in plain Python: what every Python peer runs. It does exactly what ``scala/Fold.scala`` does.
+"""Fold of one device in plain Python, run by every Python peer.
 
-Rule 1: no Spark, no Flink and nothing of ours is imported here: a peer shares no code with what it is compared to.
-Rule 2: instants and durations are epoch milliseconds; ``NEVER`` stands where there is none. A heartbeat's code is empty.
+It does exactly the same as ``scala/Fold.scala``.
+
+Rule 1: this module imports neither Spark, Flink nor this project's code: a peer shares no code with
+the job that it is compared to.
+Rule 2: instants are epoch milliseconds, durations milliseconds; ``NEVER`` means no instant. The
+code of a heartbeat is empty.
 """
 
 from typing import Any, Final, NamedTuple
@@ -12,7 +16,7 @@ NAMES: Final = ("provisioned", "online", "degraded", "flagged", "offline")
 _PRESENT: Final = (ONLINE, DEGRADED, FLAGGED)
 
 State = tuple[Any, ...]  # the fields of `COLUMNS`, in their order
-COLUMNS: Final = (  # of what is remembered of a device: name and Spark's type
+COLUMNS: Final = (  # state of a device: field name and Spark type
     ("mode", "int"),
     ("transitions", "long"),
     ("lastSeen", "long"),
@@ -29,7 +33,7 @@ COLUMNS: Final = (  # of what is remembered of a device: name and Spark's type
     ("boots", "array<string>"),
     ("codes", "array<string>"),
 )
-TIMER: Final = 10  # its place in a `State`
+TIMER: Final = 10  # index of the timer in a `State`
 UNKNOWN: Final[State] = (PROVISIONED, 0, NEVER, 0, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, (), (), (), ())
 
 
@@ -44,10 +48,10 @@ class Rules(NamedTuple):
 
 
 class Fold:
-    """One device: messages are taken in, then all that is due is judged in event-time order.
+    """Fold of one device: takes messages, and judges those due in event-time order.
 
     Attributes:
-        out: transitions found: device id, number, from, to, trigger, event time, runtime.
+        out: transitions: device id, number, from, to, trigger, event time, runtime.
     """
 
     __slots__ = (
@@ -81,11 +85,11 @@ class Fold:
         self.out: list[tuple[str, int, str, str, str, int, int]] = []
 
     def frontier(self, watermark_ms: int) -> int:
-        """Return up to where this device's messages are complete, where rows come in order of reception."""
+        """Return the frontier of this device, for rows in order of reception."""
         return watermark_ms if self.newest_received == NEVER else max(watermark_ms, self.newest_received - self.rules.lateness)
 
     def take(self, event_ms: int, received_ms: int, boot: str, seq: int, code: str) -> None:
-        """Put a message in its place among those that wait, unless it is late or a copy."""
+        """Insert a message into the pending ones, unless it is late or a copy."""
         self.newest_received = max(self.newest_received, received_ms)
         if received_ms - event_ms >= self.rules.lateness:
             return
@@ -117,7 +121,7 @@ class Fold:
         return False
 
     def fold_to(self, frontier_ms: int) -> None:
-        """Judge messages and deadlines at or before the frontier, messages first at the same instant."""
+        """Judge messages and deadlines up to the frontier, messages first at one instant."""
         times, codes = self.times, self.codes
         done = 0
         for at_ms in times:
@@ -134,9 +138,9 @@ class Fold:
             del times[:done], self.seqs[:done], self.boots[:done], codes[:done]
 
     def wake_at(self) -> int:
-        """Return when something may happen next without a further message.
+        """Return the next instant at which the state may change without a further message.
 
-        Heartbeats that find a device present change nothing.
+        Heartbeats of a device that is present do not count.
         """
         at = self._next_deadline()
         for time_ms, code in zip(self.times, self.codes, strict=True):
@@ -145,7 +149,7 @@ class Fold:
         return at
 
     def to_state(self, timer: int) -> State:
-        """Return what is to be remembered."""
+        """Return the state to store."""
         return (
             self.mode,
             self.transitions,

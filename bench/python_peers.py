@@ -1,7 +1,8 @@
-"""The Python peers on Spark: one state a device, kept by the JVM, reached from Python workers.
+"""Python peers on Spark: per-device state in the JVM, accessed by Python workers.
 
-Rule 1: both run ``bench.python_fold`` and nothing else; what they do beside it is to fetch, store and arm.
-Rule 2: timers are lazy as in ``scala/Jobs.scala``: one stands for each device, moved only where something may happen before it.
+Rule 1: both peers run ``bench.python_fold``; they add only state access and timers.
+Rule 2: timers are lazy, as in ``scala/Jobs.scala``: each device has one timer, which is moved only
+if a deadline is earlier.
 """
 
 import pickle
@@ -23,21 +24,22 @@ _OutputRow = SparkRow(*_NAMES)
 
 
 def transform_with_state(messages: DataFrame, rules: Rules) -> DataFrame:
-    """Return transitions by ``transformWithState``, a device a call; columns of messages as for the Scala peers."""
+    """Return transitions by ``transformWithState``, with one call per device."""
     return messages.groupBy("deviceId").transformWithState(DeviceProcessor(rules), OUTPUT, "append", "eventtime")
 
 
 def apply_in_pandas(messages: DataFrame, rules: Rules) -> DataFrame:
     """Return transitions by ``applyInPandasWithState``.
 
-    The state is one pickled value: PySpark 4.2 reads the schema of a state in lower case, and fails over one with arrays.
+    The state is one pickled value: PySpark 4.2 lowercases the schema of a state, and so fails on
+    one with arrays.
     """
     fold = _with_pandas(rules)
     return messages.groupBy("deviceId").applyInPandasWithState(fold, OUTPUT, "device binary", "append", "EventTimeTimeout")
 
 
 class DeviceProcessor(StatefulProcessor):
-    """One device's call for each micro-batch in which it has messages, and for its timer."""
+    """Processor called for a device's messages of a micro-batch, and for its timer."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
@@ -58,14 +60,14 @@ class DeviceProcessor(StatefulProcessor):
         return (_OutputRow(*values) for values in fold.out)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
-        """Let time pass for a device."""
+        """Advance a device's time to the watermark."""
         fold = Fold(key[0], self.device.get() or UNKNOWN, self.rules)
         fold.fold_to(timerValues.getCurrentWatermarkInMs())
         self.device.update(fold.to_state(self._arm(NEVER, fold.wake_at())))
         return (_OutputRow(*values) for values in fold.out)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are open."""
 
     def _arm(self, standing: int, wanted: int) -> int:
         if wanted == NEVER or (standing != NEVER and standing <= wanted):
@@ -80,7 +82,7 @@ def _with_pandas(rules: Rules) -> Callable[[Any, Iterator[Any], Any], Iterator[A
     def fold_device(key: Any, frames: Iterator[Any], state: Any) -> Iterator[Any]:
         import pandas as pd
 
-        known = pickle.loads(state.get[0]) if state.exists else UNKNOWN  # noqa: S301 - what this very fold wrote
+        known = pickle.loads(state.get[0]) if state.exists else UNKNOWN  # noqa: S301 - written by this fold
         fold = Fold(key[0], known, rules)
         for frame in () if state.hasTimedOut else frames:
             columns = (frame[name].tolist() for name in ("eventMs", "receivedMs", "boot", "seq", "code"))

@@ -1,7 +1,9 @@
-"""A clean day, judged by the job's own fold, and looked at by all suites: ``./fleet bench quality``.
+"""Benchmark of the quality suites on a generated day without faults.
 
-Rule 1: the day is judged as the job does it, in key groups and in batches; the suites judge it again in one piece.
-Rule 2: nothing may be raised, neither critical nor warning: whatever is, is an error.
+Run it by ``./fleet bench quality``.
+
+Rule 1: the day is judged by the job's fold, in key groups and batches; the suites replay it.
+Rule 2: every expectation must pass; a warning, failure or skipped expectation is an error.
 Rule 3: CPU is that of the whole process tree, the JVM included.
 """
 
@@ -37,8 +39,8 @@ from fleetpulse.io.tables.bronze_slices import blocks_of, pieces_of, slices_of
 from fleetpulse.io.tables.row_accounting import IngestCounters
 from fleetpulse.io.tables.snapshots import SnapshotInfo
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
-_DAY: Final = Load(devices=230, leaving=1)  # a message each in 20 s: 1,000,000 a day
+pc: Any = pyarrow.compute  # its functions are generated at run time, unknown to type checkers
+_DAY: Final = Load(devices=230, leaving=1)  # a message of each device every 20 s: 1,000,000 a day
 _STEPS: Final = 4_320
 _QUICK_STEPS: Final = 216
 _A_COMMIT: Final = 72
@@ -47,14 +49,16 @@ _BATCH_ROWS: Final = 20_000
 
 
 def bench_quality(*, quick: bool, say: Callable[[str], None]) -> Iterable[dict[str, Any]]:
-    """Make the day, look at it, and yield a row for each suite and one for all.
+    """Generate and judge the day, evaluate all suites, and yield result rows.
+
+    There is a row per suite and one per phase.
 
     Args:
-        quick: a twentieth of it.
-        say: told each step.
+        quick: whether to use a twentieth of the day.
+        say: callback for progress lines.
 
     Raises:
-        FleetError: something was raised.
+        FleetError: an expectation did not pass.
     """
     tree = psutil.Process()
     with tempfile.TemporaryDirectory(prefix="fleet-bench-") as place:
@@ -64,7 +68,7 @@ def bench_quality(*, quick: bool, say: Callable[[str], None]) -> Iterable[dict[s
         say(f"{messages:,} messages have landed")
         judged = _judge(home)
         made = read(tree)
-        say(f"{judged:,} judgements; looking at them")
+        say(f"{judged:,} judgements; evaluating the suites")
         with lazy_session(home, SparkResources()) as session:
             report = run(home, session=session)
             reading = read(tree)
@@ -74,9 +78,9 @@ def bench_quality(*, quick: bool, say: Callable[[str], None]) -> Iterable[dict[s
             yield {**same, "wall_s": round(one.took_ms / 1000, 1), "cpu_s": None, "raised": raised}
         raised = [one.sentence() for one in report.findings() if one.outcome in ("failed", "fault", "skipped")]
         yield _row("made and judged", messages, begun, made)
-        yield _row("looked at", messages, made, reading, len(raised))
+        yield _row("evaluated by all suites", messages, made, reading, len(raised))
         if raised:
-            raise FleetError("a clean day raises nothing; got\n" + "\n".join(raised), code="quality-not-clean")
+            raise FleetError("all expectations must pass on this day; got\n" + "\n".join(raised), code="quality-not-clean")
 
 
 def _row(what: str, rows: int, begin: Reading, end: Reading, raised: int = 0) -> dict[str, Any]:
@@ -85,7 +89,7 @@ def _row(what: str, rows: int, begin: Reading, end: Reading, raised: int = 0) ->
 
 
 def _land(home: Home, steps: int) -> int:
-    """Write bronze, and what landing keeps of our own rows; return how many messages there are."""
+    """Write bronze and the tables of landing; return the number of messages."""
     home.prepare(Deployment(LATENESS_MS))
     for table in TABLES:
         tables.create(home, table)
@@ -100,7 +104,7 @@ def _land(home: Home, steps: int) -> int:
 
 
 def _own(rows: pa.Table, kind: Kind) -> list[dict[str, Any]]:
-    """Return what landing keeps of our own rows of a kind in a table of theirs."""
+    """Return the rows of coverage or devices that landing derives from rows of a kind."""
     found: list[dict[str, Any]] = []
     for row in rows.filter(pc.equal(rows["kind"], kind.value)).to_pylist():
         content = json.loads(row["body"])
@@ -116,7 +120,11 @@ def _millis(moment: datetime) -> int:
 
 
 def _judge(home: Home) -> int:
-    """Judge as the job does, and write judgements, a snapshot, and how far it has come; return how many judgements there are."""
+    """Judge as the job does; write judgements, a snapshot and a checkpoint position.
+
+    Returns:
+        Number of judgements.
+    """
     deployment, pieces = home.deployment(), pieces_of(home)
     started_ms, newest_ms = pieces[0].first_ms, max(one.last_ms for one in pieces)
     groups = [KeyGroup(Shards.begin(started_ms)) for _ in range(_GROUPS)]
@@ -164,7 +172,7 @@ def _publish(home: Home, groups: list[KeyGroup], chunks: list[dict[int, bytes]],
 
 
 def _note(home: Home, newest_ms: int) -> None:
-    """Write down how far it has come, as the job's checkpoint does."""
+    """Write the position as in the job's checkpoint."""
     for folder in ("offsets", "commits"):
         (home.checkpoint / folder).mkdir(parents=True, exist_ok=True)
     (home.checkpoint / "offsets" / "1").write_text('v1\n{"batchWatermarkMs": 0}\n{"version": 1}\n')

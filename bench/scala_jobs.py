@@ -1,4 +1,4 @@
-"""The Scala peers: compiled once from ``bench/scala`` against pyspark's own JARs, into the project's cache."""
+"""Compilation of the Scala peers in ``bench/scala`` into a cached JAR."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from fleetpulse.io.spark.java import find_java
 from fleetpulse.paths import cache_dir
 
 SOURCES: Final = Path(__file__).parent / "scala"
-COMPILER: Final = Jar(  # of the Scala that pyspark 4.2 is made with
+COMPILER: Final = Jar(  # Scala version of pyspark 4.2
     "org.scala-lang",
     "scala-compiler",
     "2.13.18",
@@ -24,10 +24,10 @@ _LIMIT_S: Final = 300
 
 
 def compiled() -> Path:
-    """Return the JAR of the peers, compiling it where the cache has none of these sources.
+    """Return the JAR of the peers; compile it if the cache has none of these sources.
 
     Raises:
-        FleetError: the compiler cannot be had, or refuses the sources.
+        FleetError: the compiler cannot be downloaded, or reports errors.
     """
     sources = sorted(SOURCES.glob("*.scala"))
     target = cache_dir() / "bench" / f"peers-{COMPILER.version}-{pyspark.__version__}-{fingerprint(*sources)}.jar"
@@ -39,7 +39,7 @@ def compiled() -> Path:
 
 def _compile(sources: list[Path], target: Path) -> None:
     jars = Path(pyspark.__file__).parent / "jars"
-    shipped = jars / COMPILER.name  # the very file of Maven Central: fetched only where pyspark leaves it out
+    shipped = jars / COMPILER.name  # the same file as on Maven Central; downloaded only if pyspark lacks it
     compiler = shipped if shipped.exists() else resolve_jars(jars=[COMPILER])[0]
     tools = [compiler, *jars.glob("scala-library-*.jar"), *jars.glob("scala-reflect-*.jar")]
     fresh = target.with_name(f".{os.getpid()}-{target.name}")
@@ -47,5 +47,5 @@ def _compile(sources: list[Path], target: Path) -> None:
     command += ["-nobootcp", "-opt:local", "-deprecation", "-Werror", "-cp", os.pathsep.join(map(str, jars.glob("*.jar")))]
     done = subprocess.run([*command, "-d", fresh, *sources], capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     if done.returncode:
-        raise FleetError(f"scalac refuses the peers:\n{done.stdout}{done.stderr}", code="compiler-failed")
+        raise FleetError(f"scalac cannot compile the peers:\n{done.stdout}{done.stderr}", code="compiler-failed")
     fresh.replace(target)

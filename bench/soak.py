@@ -1,10 +1,10 @@
-"""The soak: a constant load for a long time, and whether anything grows that has no reason to.
+"""Soak test: check under a long, constant load that no resource grows.
 
-Rule 1: what runs is what a person runs: the lifecycle job as a process of its own, over a home of its own, and now and then
-`./fleet maintain` beside it.
-Rule 2: who loads and measures stands outside of its process tree.
-Rule 3: the first quarter warms up; a series grows where the median of its last quarter exceeds that of its second by more
-than its bound allows. A series too short for that is an error, not a pass.
+Rule 1: the lifecycle job runs as in production, as a separate process over a new home, with
+`./fleet maintain` from time to time.
+Rule 2: load and measurement run outside the job's process tree.
+Rule 3: the first quarter is warm-up. A series grows if the median of its last quarter exceeds that
+of its second by more than its bound. A series that is too short is an error, not a pass.
 """
 
 import json
@@ -38,19 +38,21 @@ from fleetpulse.paths import cache_dir
 COLUMNS = ("series", "samples", "before", "after", "change", "verdict")
 _WRITER: Final = "bench-soak"
 _PATIENCE_S: Final = 300.0
-_LEAST_SAMPLES: Final = 12  # three a quarter
+_LEAST_SAMPLES: Final = 12  # three per quarter
 _BATCHES: Final = """SELECT batch_ms, state_rows, state_bytes, state_memory_bytes, devices FROM stream_health
                      WHERE input_rows > 0 AND devices IS NOT NULL ORDER BY batch_id"""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How much a series may rise from its second quarter to its last.
+    """Greatest allowed increase of a series from its second quarter to its last.
+
+    A series grows only if it exceeds both limits.
 
     Attributes:
-        series: its name; the unit is in it.
-        share: of the median before; beyond that it grows ...
-        least: ... if the rise is also more than this.
+        series: name of the series, with its unit.
+        share: allowed increase as a share of the earlier median.
+        least: allowed increase as an absolute value.
     """
 
     series: str
@@ -60,27 +62,27 @@ class Bound:
 
 BOUNDS: Final = (
     Bound("rss_bytes", 0.15, 128e6),  # the job's whole process tree
-    Bound("open_files", 0.10, 64),  # likewise, sockets among them
-    Bound("state_rows", 0.10, 16),  # one a key group, and one a chunk of waiting rows
+    Bound("open_files", 0.10, 64),  # of the process tree, including sockets
+    Bound("state_rows", 0.10, 16),  # one per key group, and one per chunk of pending rows
     Bound("state_bytes", 0.25, 2e6),  # RocksDB's files
     Bound("state_memory_bytes", 0.25, 16e6),  # RocksDB's memory
-    Bound("checkpoint_bytes", 0.25, 16e6),  # all that lies in the checkpoint
-    Bound("devices", 0.05, 10),  # in the state, whatever their mode
+    Bound("checkpoint_bytes", 0.25, 16e6),  # all files of the checkpoint
+    Bound("devices", 0.05, 10),  # in the state, in any mode
     Bound("batch_ms", 0.15, 100),  # of batches with rows
-    Bound("behind_ms", 0.25, 60_000),  # how far the job's newest row is behind the load's, on the devices' clocks
+    Bound("behind_ms", 0.25, 60_000),  # lag of the job's newest row behind the load's, in event time
 )
-SETTLED: Final = ("state_rows", "state_bytes", "devices")  # within a minute; a JVM needs many
+SETTLED: Final = ("state_rows", "state_bytes", "devices")  # stable within a minute; a JVM needs many
 
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """How a series went.
+    """Trend of a series.
 
     Attributes:
-        bound: what it was held to.
-        samples: how many there were.
+        bound: bound of the series.
+        samples: number of samples.
         before: median of the second quarter.
-        after: median of the last.
+        after: median of the last quarter.
     """
 
     bound: Bound
@@ -90,19 +92,19 @@ class Trend:
 
     @property
     def grows(self) -> bool:
-        """Whether it rose by more than its bound allows."""
+        """Whether the series exceeds its bound."""
         return self.after - self.before > max(self.bound.least, self.bound.share * self.before)
 
 
 def trend(bound: Bound, values: Sequence[float]) -> Trend:
-    """Return how a series went.
+    """Return the trend of a series.
 
     Raises:
-        FleetError: it is too short to tell.
+        FleetError: the series is too short.
     """
     if len(values) < _LEAST_SAMPLES:
         raise FleetError(
-            f"{bound.series} has {len(values)} samples; a trend needs {_LEAST_SAMPLES}: let it run for longer",
+            f"{bound.series} has {len(values)} samples; a trend needs {_LEAST_SAMPLES}: run for longer",
             code="soak-too-short",
         )
     quarter = len(values) // 4
@@ -111,15 +113,16 @@ def trend(bound: Bound, values: Sequence[float]) -> Trend:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one call does.
+    """Plan of a soak test.
 
     Attributes:
-        load: what comes in.
-        minutes: for how long, from the end of the first batch on.
-        period_s: between two steps of the load.
-        batches: so many at the least, however long they take.
-        maintain_s: between two maintenances. Airflow has one an hour: what adds up between them is here looked at sooner.
-        judged: the series that count; what needs longer to settle is only shown.
+        load: load of the job.
+        minutes: duration, from the end of the first batch on.
+        period_s: time between two steps of the load, seconds.
+        batches: minimum number of batches, which may extend the duration.
+        maintain_s: time between two maintenance runs, seconds. Airflow runs one an hour; shorter
+            intervals show accumulation sooner.
+        judged: series that can fail the test; the others are only shown, as they settle later.
     """
 
     load: Load
@@ -132,12 +135,12 @@ class Plan:
 
 @dataclass(slots=True)
 class Soak:
-    """What came of it.
+    """Result of a soak test.
 
     Attributes:
         series: samples by name, oldest first.
-        messages: how many rows were loaded.
-        maintained: how often the home was maintained meanwhile.
+        messages: number of rows loaded.
+        maintained: number of maintenance runs.
     """
 
     series: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
@@ -145,25 +148,32 @@ class Soak:
     maintained: int = 0
 
     def trends(self) -> list[Trend]:
-        """Return how each series went.
+        """Return the trend of each series.
 
         Raises:
-            FleetError: one is too short to tell.
+            FleetError: a series is too short.
         """
         return [trend(bound, self.series.get(bound.series, [])) for bound in BOUNDS]
 
     def note(self, name: str, value: float) -> None:
-        """Take a sample."""
+        """Add a sample."""
         self.series.setdefault(name, []).append(value)
 
     def feed(self, home: Home, load: Load, number: int, appender: Appender) -> None:
-        """Let a step of the load come in, by an appender that is kept, as landing keeps one: its cost stays the same too."""
+        """Append a step of the load to bronze.
+
+        Args:
+            home: the home.
+            load: the load.
+            number: number of the step.
+            appender: open appender, kept over all steps as landing does, for a constant cost.
+        """
         rows = load.step(number)
         tables.append_of(home, MESSAGES, rows, {_WRITER: number + 1}, appender)
         self.messages += rows.num_rows
 
     def take_health(self, home: Home) -> None:
-        """Take what the job said of each of its batches that had rows."""
+        """Add the job's own figures of each batch with rows, from ``stream_health``."""
         for batch in tables.query(home, _BATCHES, tables=[STREAM_HEALTH.name]):
             self.note("devices", sum(json.loads(batch.pop("devices")).values()))
             for name, value in batch.items():
@@ -171,11 +181,11 @@ class Soak:
 
 
 class Maintenance:
-    """`./fleet maintain` again and again, beside who loads and who judges.
+    """Periodic runs of `./fleet maintain` beside load and job.
 
     Args:
-        home: whose.
-        every_s: from the begin of one to that of the next.
+        home: the home.
+        every_s: time between two starts, seconds.
     """
 
     def __init__(self, home: Home, every_s: float) -> None:
@@ -193,10 +203,10 @@ class Maintenance:
             self._process.wait()
 
     def look(self) -> None:
-        """Begin one where it is time for it.
+        """Start a run if it is time for one.
 
         Raises:
-            FleetError: the one before failed.
+            FleetError: the previous run failed.
         """
         if self._process:
             if (code := self._process.poll()) is None:
@@ -204,7 +214,8 @@ class Maintenance:
             if code:
                 told = self._log.read_text(errors="replace").strip().splitlines()
                 raise FleetError(
-                    f"./fleet maintain ended with {code}: {told[-1] if told else 'it said nothing'}", code="maintain-failed"
+                    f"./fleet maintain ended with exit code {code}: {told[-1] if told else 'it said nothing'}",
+                    code="maintain-failed",
                 )
             self._process, self.done = None, self.done + 1
         if time.monotonic() >= self._next_s:
@@ -216,27 +227,27 @@ class Maintenance:
 
 
 def plan(minutes: float | None = None, *, quick: bool = False) -> Plan:
-    """Return the plan of a call; ``quick`` is for a look whether the soak itself works."""
+    """Return a plan; ``quick`` only checks that the soak test itself works."""
     if quick:
         return Plan(Load(devices=1_000, leaving=5), minutes or 0.75, maintain_s=15, judged=SETTLED)
     return Plan(Load(devices=5_000, leaving=10), minutes or 60)
 
 
 def bench_soak(*, minutes: float | None, quick: bool, json_lines: bool) -> None:
-    """Run the soak and show what came of it.
+    """Run the soak test, and print the results.
 
     Args:
-        minutes: for how long.
-        quick: a small fleet, for less than a minute; the state alone is judged.
-        json_lines: an object a line, for programs.
+        minutes: duration; None takes that of the plan.
+        quick: whether to use a small fleet for less than a minute; only the state is judged.
+        json_lines: whether to print one JSON object a line instead of a table.
 
     Raises:
-        FleetError: something grows, or the job failed.
+        FleetError: a series grows, or the job failed.
     """
     asked = plan(minutes, quick=quick)
     shown = Console(stderr=True)
     found = run(asked, shown)
-    shown.print(f"{found.messages:,} messages, maintained {found.maintained} times", highlight=False)
+    shown.print(f"{found.messages:,} messages, {found.maintained} maintenance runs", highlight=False)
     rows = [row_of(one, asked) for one in found.trends()]
     if json_lines:
         for row in rows:
@@ -245,11 +256,11 @@ def bench_soak(*, minutes: float | None, quick: bool, json_lines: bool) -> None:
         people = [{name: f"{value:,}" if isinstance(value, int) else value for name, value in row.items()} for row in rows]
         console().print(as_table(people, COLUMNS, "soak"))
     if growing := [row["series"] for row in rows if row["verdict"] == "grows"]:
-        raise FleetError(f"under a constant load these grow: {', '.join(growing)}", code="soak-grows")
+        raise FleetError(f"these series grow under a constant load: {', '.join(growing)}", code="soak-grows")
 
 
 def row_of(one: Trend, asked: Plan) -> dict[str, Any]:
-    """Return a trend as it is shown."""
+    """Return a trend as a row of results."""
     change = f"{(one.after / one.before - 1) * 100:+.1f} %" if one.before else None
     verdict = "grows" if one.grows else "does not grow"
     if one.bound.series not in asked.judged:
@@ -258,15 +269,16 @@ def row_of(one: Trend, asked: Plan) -> dict[str, Any]:
 
 
 def run(asked: Plan, shown: Console, folder: Path | None = None) -> Soak:
-    """Load the job for the time that was asked for, and return the samples.
+    """Run the job under the planned load, and return the samples.
 
     Args:
-        asked: load and time.
-        shown: where a person waits.
-        folder: where the home is made; it is removed afterwards, but where an error names its logs.
+        asked: plan of the test.
+        shown: console for the status line.
+        folder: parent folder of the home, which is removed at the end, unless an error names its
+            logs.
 
     Raises:
-        FleetError: the job ended, or did not come to the end of its load.
+        FleetError: the job ended, or did not judge the whole load.
     """
     home = Home((folder or cache_dir().resolve() / "bench") / f"soak-{os.getpid()}")
     with own_folder(home.path):

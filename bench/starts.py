@@ -1,7 +1,7 @@
-"""Starts: CPU and wall time of commands that a person waits for, beside another commit of this project.
+"""Benchmark of commands: CPU and wall time, compared with another commit.
 
-Rule 1: each command runs as a person types it, in a process tree of its own; the contenders take turns.
-Rule 2: the caches are warm: kernels are compiled and Spark's classes are kept, as they are from the second start on.
+Rule 1: each command runs as typed, in a separate process tree; contenders alternate.
+Rule 2: caches are warm, as from the second start on: compiled kernels and Spark's class archive.
 """
 
 import os
@@ -29,20 +29,20 @@ from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.delta.log import is_committed
 from fleetpulse.io.home.home import Home
 from fleetpulse.paths import ROOT, cache_dir
-from tests.recordings import record
+from tests.support.histories.recordings import record
 
 COLUMNS: Final = ("command", "contender", "wall_s", "cpu_s", "runs")
-_SHORT: Final = 5  # runs of a command that starts no Spark
+_SHORT: Final = 5  # runs of a command without Spark
 _LIMIT_S: Final = 300.0
 
 
 def bench_starts(*, before: str, alone: bool, json_lines: bool) -> None:
-    """Run each command of each contender, and print a row each.
+    """Run each command with each contender, and print a row each.
 
     Args:
-        before: the commit to compare with.
-        alone: leave the other commit out.
-        json_lines: one object a line instead of a table.
+        before: commit to compare with.
+        alone: whether to measure this commit only.
+        json_lines: whether to print one JSON object a line instead of a table.
 
     Raises:
         FleetError: a command failed, or took longer than five minutes.
@@ -53,7 +53,7 @@ def bench_starts(*, before: str, alone: bool, json_lines: bool) -> None:
         contenders.append(Contender(OURS, ROOT))
         recording = record(place / "fleet.ndjson.gz", Scenario(5, 10, START_MS, history_ms=90 * 60_000))
         for number, one in enumerate(contenders):
-            for run in range(2):  # the first one fills the caches
+            for run in range(2):  # the first run fills the caches
                 home = place / f"replayed-{number}-{run}"
                 replay = _measure(one, 1, "replay", str(recording), "--home", str(home), "--lateness", "1m")
             home = place / f"replayed-{number}-0"
@@ -101,7 +101,7 @@ def _measure(contender: Contender, runs: int, *words: str) -> dict[str, Any]:
         if running.returncode:
             raise FleetError(f"./fleet {' '.join(words)} failed: {errors.decode()[-500:]}", code="command-failed")
         wall_s.append(time.monotonic() - began_s)
-        cpu_s.append(max(seen_s, _waited_cpu_s() - before_s))  # Spark's workers are seen, and waited for by nobody
+        cpu_s.append(max(seen_s, _waited_cpu_s() - before_s))  # only the meter sees Spark's workers
     return _row(words, contender, wall_s, cpu_s)
 
 

@@ -1,8 +1,12 @@
-"""What moving the state costs, beside reading and writing the same rows with plain Spark: ``./fleet bench state``.
+"""Benchmark of state operations, relative to a plain Spark copy of a snapshot.
 
-Rule 1: one warm session for all; CPU is that of the whole process tree, the JVM and the Python workers.
-Rule 2: the yardstick, a snapshot read and written again as plain Delta, is taken before each verb, and the median counts.
-Rule 3: each verb checks what it has made, and that is part of its cost.
+Run it by ``./fleet bench state``.
+
+Rule 1: all measurements use one warm session; CPU is that of the whole process tree, the JVM and
+the Python workers.
+Rule 2: the reference cost is that of reading a snapshot and writing it as plain Delta. It is
+measured before each operation, and the median counts.
+Rule 3: the checks at the end of an operation are part of its cost.
 """
 
 import shutil
@@ -35,18 +39,18 @@ from fleetpulse.io.spark.session import SparkResources
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import find_snapshot, snapshots
 
-BAR: Final = 3.0  # times the yardstick
-BYTES_BAR: Final = 64  # of state a device, with nothing waiting
+BAR: Final = 3.0  # limit of an operation, in multiples of the reference cost
+BYTES_BAR: Final = 64  # limit of the state's bytes per device, without pending rows
 _DEVICES: Final = 1_000_000
 _QUICK: Final = 100_000
 _MESSAGES: Final = 2
 _BATCHES: Final = 2
-_JUDGED: Final = 0.95  # the least part of the fleet in the state at the end; of the others all messages still wait
+_JUDGED: Final = 0.95  # least share of the fleet in the state at the end; all messages of the others are pending
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one run of one thing cost."""
+    """Cost of one run of an operation."""
 
     wall_s: float
     cpu_s: float
@@ -54,14 +58,14 @@ class Cost:
 
 
 def bench_state(*, quick: bool, say: Callable[[str], None]) -> Iterable[dict[str, Any]]:
-    """Measure each verb; yield a row for each: what it cost, and how many times the yardstick that is.
+    """Measure each operation; yield a row with its absolute and relative cost.
 
     Args:
-        quick: 100,000 devices instead of 1,000,000.
-        say: told each step.
+        quick: whether to use 100,000 devices instead of 1,000,000.
+        say: callback for progress lines.
 
     Raises:
-        FleetError: a verb did not do what it was to do.
+        FleetError: an operation failed, or the state lacks devices.
     """
     devices = _QUICK if quick else _DEVICES
     place = Path(tempfile.mkdtemp(prefix="fleet-bench-state-"))
@@ -74,7 +78,7 @@ def bench_state(*, quick: bool, say: Callable[[str], None]) -> Iterable[dict[str
 
 
 def _judged(home: Home, devices: int, say: Callable[[str], None]) -> Home:
-    """Make a home with a generated history; it is judged by the first session."""
+    """Make a home with a generated history, to be judged by the session."""
     say(f"generating {devices:,} devices")
     source = prepare(Fleet(devices, _MESSAGES, _BATCHES))
     home.prepare(Deployment(LATENESS_MS))
@@ -87,14 +91,14 @@ def _judged(home: Home, devices: int, say: Callable[[str], None]) -> Home:
 def _measured(
     spark: SparkSession, home: Home, devices: int, meter: Meter, say: Callable[[str], None]
 ) -> Iterable[dict[str, Any]]:
-    say("judging them")
+    say("judging the history")
     await_end(start(spark, home, None))
     work = StateOperation(spark, home, say)
     yield _size(spark, home)
     taken = snapshot.take(spark, home, None, say)
     if taken.devices < devices * _JUDGED:
-        raise FleetError(f"{taken.devices:,} devices are in the state; there are {devices:,}", code="bench-devices-missing")
-    _plain(spark, home)  # warm
+        raise FleetError(f"only {taken.devices:,} of {devices:,} devices are in the state", code="bench-devices-missing")
+    _plain(spark, home)  # warm-up
     verbs: dict[str, Callable[[], object]] = {
         "snapshot": lambda: snapshot.take(spark, home, None, say),
         "bootstrap": lambda: bootstrap(work, find_snapshot(home)),
@@ -104,7 +108,7 @@ def _measured(
     }
     yardsticks: list[Cost] = []
     costs: dict[str, list[Cost]] = {name: [] for name in verbs}
-    for _ in range(2):  # the first time warms up
+    for _ in range(2):  # the first round is warm-up
         for name, verb in verbs.items():
             yardsticks.append(_cost(meter, lambda: _plain(spark, home)))
             costs[name].append(_cost(meter, verb))
@@ -126,7 +130,7 @@ def _measured(
 
 
 def _size(spark: SparkSession, home: Home) -> dict[str, Any]:
-    """Return how large the state is: values of the newest version, without what waits; and the checkpoint on disk."""
+    """Return the size of the state without pending rows, and of the checkpoint."""
     groups = overview(spark, home.checkpoint, position_after(home.checkpoint).batch)
     devices = sum(group.devices for group in groups)
     return {
@@ -139,22 +143,24 @@ def _size(spark: SparkSession, home: Home) -> dict[str, Any]:
 
 
 def require_few_bytes(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Refuse a state of more bytes a device than its bar; they follow from the input alone, unlike what a verb costs.
+    """Check that the state has at most `BYTES_BAR` bytes per device.
+
+    The size follows from the input alone, so unlike a cost it can be checked anywhere.
 
     Raises:
-        FleetError: it has more.
+        FleetError: the state is larger.
     """
     for row in rows:
         size = row.get("bytes_a_device", 0)
         if size > BYTES_BAR:
             raise FleetError(
-                f"the state has at most {BYTES_BAR} bytes a device; got {size}: see fleetpulse/columnar/state/codec.py",
+                f"the state may have at most {BYTES_BAR} bytes per device; got {size}; see fleetpulse/columnar/state/codec.py",
                 code="state-too-large",
             )
 
 
 def _plain(spark: SparkSession, home: Home) -> None:
-    """Read a snapshot and write it again: as many rows, as wide, by nothing but Spark."""
+    """Copy a snapshot with plain Spark: the reference cost."""
     version = tables.version(home.table(DEVICE_SNAPSHOTS.name))
     rows = spark.read.format("delta").option("versionAsOf", version).load(str(home.table(DEVICE_SNAPSHOTS.name)))
     rows.write.format("delta").mode("overwrite").partitionBy("part").save(str(home.path / "plain"))
@@ -162,7 +168,7 @@ def _plain(spark: SparkSession, home: Home) -> None:
 
 def _cost(meter: Meter, act: Callable[[], object]) -> Cost:
     before = meter.read()
-    meter.peak_bytes()  # from here on
+    meter.peak_bytes()  # resets the peak
     act()
     after = meter.read()
     return Cost(after.wall_s - before.wall_s, after.cpu_s - before.cpu_s, meter.peak_bytes() / 1e6)

@@ -1,9 +1,11 @@
-"""RocksDB against the HDFS-backed state store, on a query that takes both: a count and the newest payload of each key.
+"""Benchmark of RocksDB against the HDFS-backed state store on an aggregation.
 
-``.venv/bin/python bench/state_store.py [--keys 300000] [--batches 12] [--json]`` prints one line a provider, and the ratios.
-transformWithState refuses the HDFS-backed provider, so this is no benchmark of the lifecycle job: it shows what the two do
-with memory, checkpoint and recovery. Each runs in a process of its own, and recovers in a second one. Bytes do not depend on
-the machine; times do, and are worth reading beside each other only.
+``.venv/bin/python bench/state_store.py [--keys 300000] [--batches 12] [--json]`` prints the figures
+of both providers, and their ratios. The query keeps a count and the greatest payload of each key.
+transformWithState does not support the HDFS-backed provider, so this does not measure the lifecycle
+job: it compares memory, checkpoint and recovery. Each provider runs in a separate process, and
+recovers in a second one. Bytes do not depend on the machine. Times do: compare them only with each
+other.
 """
 
 import argparse
@@ -30,8 +32,8 @@ def _size(folder: Path) -> int:
 
 
 def run(provider: str, folder: Path, keys: int, batches: int) -> dict[str, Any]:
-    """Run so many batches on a checkpoint, and say what they took."""
-    from pyspark.sql import functions as F  # noqa: N812 - the field's name for them
+    """Run batches of the query on a checkpoint, and return the figures."""
+    from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
     from fleetpulse.io.spark.session import SparkResources, spark_session
 
@@ -55,7 +57,7 @@ def run(provider: str, folder: Path, keys: int, batches: int) -> dict[str, Any]:
         sizes.append(_size(checkpoint / "state"))
         time.sleep(0.2)
     query.stop()
-    runtime: Any = spark._jvm.java.lang.Runtime.getRuntime()  # noqa: SLF001 - there is no other door to the heap
+    runtime: Any = spark._jvm.java.lang.Runtime.getRuntime()  # noqa: SLF001 - pyspark has no public access to the heap
     spark._jvm.System.gc()  # noqa: SLF001
     heap = runtime.totalMemory() - runtime.freeMemory()
     state = done[batches - 1]["stateOperators"][0]
@@ -93,7 +95,7 @@ def _measured(provider: str, folder: Path, keys: int, batches: int) -> dict[str,
 
 
 def main() -> None:
-    """Measure both and print them."""
+    """Measure both providers, and print the figures."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--keys", type=int, default=300_000)
     options.add_argument("--batches", type=int, default=12)

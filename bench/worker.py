@@ -1,6 +1,6 @@
-"""A contender's process on Spark: one session, kept warm over all rounds.
+"""Process of a contender on Spark, with one session for all rounds.
 
-Rule: a batch is a version of the input: a run that was cut otherwise is an error, not a figure.
+Rule: a micro-batch is one version of the input; a run that was divided otherwise is an error.
 """
 
 import os
@@ -16,12 +16,15 @@ from bench.serving import serve
 from fleetpulse.io.spark.jars import resolve_jars
 from fleetpulse.io.spark.session import SparkResources, spark_session
 
-MEMORY: Final = "4g"  # heap of the JVM, for everyone
-_REPORTS: Final = "1000"  # progress reports kept: more than a run has batches
+MEMORY: Final = "4g"  # JVM heap of every contender
+_REPORTS: Final = "1000"  # number of progress reports kept, more than the micro-batches of a run
 
 
 def runner(name: str, local_dir: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Start the session; return what runs a request: the input's fields, and ``place``, where the run writes."""
+    """Start the session; return the function that runs a request.
+
+    A request has the fields of the input, and ``place``, the folder of the run.
+    """
     extra = {
         "spark.driver.extraClassPath": os.pathsep.join(map(str, [*resolve_jars(), compiled()])),
         "spark.sql.streaming.numRecentProgressUpdates": _REPORTS,
@@ -38,7 +41,7 @@ def runner(name: str, local_dir: Path) -> Callable[[dict[str, Any]], dict[str, A
         finally:
             query.stop()
         if len(batches) != len(source.counts):
-            raise RuntimeError(f"{len(batches)} batches ran over an input of {len(source.counts)} versions")
+            raise RuntimeError(f"one batch per version expected; got {len(batches)} over {len(source.counts)} versions")
         return {"batch_ms": [batch["durationMs"]["triggerExecution"] for batch in batches]}
 
     return run

@@ -1,4 +1,4 @@
-"""``python -m cli`` is ``fleet``."""
+"""Entry point of ``python -m cli``, which equals ``fleet``."""
 
 from cli.entry import run
 

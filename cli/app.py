@@ -1,6 +1,6 @@
-"""The command ``fleet``: a table of its verbs, and the group that imports a verb's module when the verb is called.
+"""Table of the verbs of ``fleet``, and lazy import of a verb's module.
 
-Rule: the help of ``fleet`` is printed from the table alone, and a verb imports nothing of the others.
+Rule: ``fleet --help`` imports no verb, and a verb imports no other one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,12 +16,12 @@ from typer.main import get_group
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A verb, or a group of verbs, as the help of ``fleet`` lists it.
+    """Verb, or group of verbs, in the help of ``fleet``.
 
     Attributes:
-        module: the module below ``cli`` whose ``register`` adds the verb.
-        help: the first paragraph of the verb's own help, on one line.
-        hidden: whether the list leaves it out.
+        module: module below ``cli`` whose ``register`` adds the verb.
+        help: first paragraph of the verb's own help, on one line.
+        hidden: whether the help omits the verb.
     """
 
     module: str
@@ -29,81 +29,62 @@ class Verb:
     hidden: bool = False
 
 
-# In the order of the list. tests/unit/test_cli_imports.py compares each row with the verb itself.
+# In the order of the help. tests/unit/cli/test_app.py compares each row with the verb itself.
 VERBS: Final = {
-    "status": Verb("commands.inspect.status", "Show devices by mode, counts, and how far everything is."),
-    "devices": Verb("commands.inspect.status", "List devices with their mode, since when, and when they were last heard."),
+    "status": Verb("commands.inspect.status", "Show devices by mode, message counts, the frontier, and the jobs' health."),
+    "devices": Verb("commands.inspect.status", "List devices with their mode, its start, and the time of the last signal."),
     "transitions": Verb(
         "commands.inspect.status",
-        "List mode changes, in order of event time, as far as is known by now; --all with what was taken back.",
+        "List mode changes in order of event time, with amendments applied.",
     ),
     "late": Verb(
         "commands.inspect.status",
-        "List messages that came when their time had been judged; with --kind, whatever else was not judged, and why.",
+        "List late messages, or messages not judged for another reason (--kind).",
     ),
     "quarantine": Verb(
         "commands.inspect.status", "List messages that could not be decoded, with the reason and the raw payload."
     ),
     "listen": Verb(
         "commands.inspect.status",
-        "Show messages as they come, on any topic, and what becomes of each; "
-        "a message that waits is shown again when it is judged.",
+        "Show messages as they arrive, on any topic, and the result of each.",
     ),
-    "rewind": Verb("commands.inspect.rewind", "Show every device's mode at an instant, or how one device came to its own."),
-    "maintain": Verb(
-        "commands.batch.maintain",
-        "Join small files, remove what is older than it is kept for, delete what nobody needs any more; the fleet may run.",
-    ),
-    "plan": Verb(
-        "commands.inspect.plan", "Say what a fleet will need: state, batches, key groups, cores, memory, and storage a month out."
-    ),
-    "service": Verb(
-        "commands.run.service", "Run one part of a home in the foreground, for systemd or containers; SIGTERM stops it in order."
-    ),
+    "rewind": Verb("commands.inspect.rewind", "Show every device's mode at an instant, or the life of one device up to it."),
+    "maintain": Verb("commands.batch.maintain", "Compact small files, remove expired rows, and delete unused files."),
+    "plan": Verb("commands.inspect.plan", "Estimate the resources that a fleet needs: cores, memory, state and storage."),
+    "service": Verb("commands.run.service", "Run one part of a home in the foreground, for systemd or a container."),
     "fetch": Verb(
         "commands.run.fetch",
-        "Fetch Java where there is none, and Spark's JARs, compile the fold, and keep Spark's classes for quicker starts.",
+        "Download and compile in advance everything that later starts need.",
     ),
-    "backtest": Verb(
-        "commands.batch.backtest",
-        "Judge what was received under another policy, and show which verdicts that adds, takes away and moves.",
-    ),
-    "test": Verb(
-        "dev.commands", "Run the tests by layer: unit property dags spark e2e, or those named first; what follows goes to pytest."
-    ),
-    "lint": Verb("dev.commands", "Check style, types, the doors between the rooms, and that what is generated is fresh."),
-    "lock": Verb("dev.commands", "Compile the locks: versions and hashes, no addresses."),
-    "chaos": Verb("chaos.command", "Kill the processes of a fleet under load, at random moments, and account for every message."),
-    "drill": Verb(
-        "commands.batch.drill",
-        "Judge a recording twice, once undisturbed, once while its state is moved about; the verdicts must be the same.",
-    ),
-    "amend": Verb(
-        "commands.batch.amend",
-        "Judge anew what late messages concern: take back what did not happen, add what did, correct who stands wrong.",
-    ),
+    "backtest": Verb("commands.batch.backtest", "Replay the received messages under another policy, and compare the verdicts."),
+    "test": Verb("dev.commands", "Run tests by layer: unit, property, dags, spark, e2e; options go to pytest."),
+    "lint": Verb("dev.commands", "Check style, types, import contracts, and that generated files are up to date."),
+    "lock": Verb("dev.commands", "Compile the lock files: pinned versions and hashes, without index URLs."),
+    "chaos": Verb("chaos.command", "Kill processes of a fleet under load, at random, and account for every message."),
+    "drill": Verb("commands.batch.drill", "Replay a recording with and without state operations; compare the verdicts."),
+    "amend": Verb("commands.batch.amend", "Replay devices with late messages, and amend their verdicts."),
     "availability": Verb(
         "commands.inspect.availability",
-        "Show in what share of a day devices were online, offline and so on; time in which nobody listened is left out.",
+        "Show the share of a day that devices spent in each mode.",
     ),
     "version": Verb("commands.run.version", "Print the version."),
     "replay": Verb("commands.run.run", "Play a recording through the whole pipeline and judge it to the end."),
-    "up": Verb("commands.run.run", "Start everything and show it live; Ctrl-C stops everything in order."),
+    "up": Verb("commands.run.run", "Start the whole platform and show it live; Ctrl-C stops it in order."),
     "down": Verb("commands.run.run", "Stop the run that uses a home."),
-    "job": Verb("commands.run.job", "The processes of a run.", hidden=True),
-    "device": Verb("commands.fleet.device", "One device: fleet device ID; or a command about it."),
-    "policy": Verb("commands.fleet.policy", "The policy: how much silence and how many errors are tolerated."),
-    "map": Verb("commands.fleet.policy", "The mapping: devices that cannot speak our format."),
-    "access": Verb("commands.fleet.access", "Who may speak to the embedded broker, and about what."),
-    "state": Verb("commands.state.commands", "The state: look into it, copy it, change its shape, go back."),
-    "stream": Verb("commands.run.stream", "The lifecycle job alone: stop it, start it, while all else goes on."),
-    "quality": Verb("commands.batch.quality", "Data quality: suites over the tables and the state, and their gate."),
-    "bench": Verb("dev.commands", "Measure this project beside its peers."),
+    "job": Verb("commands.run.job", "Run one process of a run; started by other commands.", hidden=True),
+    "device": Verb("commands.fleet.device", "Show a device (fleet device ID), or register and control devices."),
+    "policy": Verb("commands.fleet.policy", "Check and apply policies: timeouts, error limits and other rules."),
+    "map": Verb("commands.fleet.policy", "Test mappings for devices with their own topics and payloads."),
+    "access": Verb("commands.fleet.access", "Manage users of the embedded broker, and their topics."),
+    "state": Verb("commands.state.commands", "Inspect, snapshot, migrate and roll back the lifecycle job's state."),
+    "stream": Verb("commands.run.stream", "Stop and start the lifecycle job alone; all other processes keep running."),
+    "quality": Verb("commands.batch.quality", "Run data-quality suites over tables and state, and show results."),
+    "bench": Verb("dev.commands", "Measure this project, and compare it with its peers."),
 }
 
 
 class _Commands(Mapping[str, Any]):
-    """The commands of ``VERBS``, each built when it is first looked up."""
+    """Commands of ``VERBS``; each is built at its first lookup."""
 
     def __init__(self) -> None:
         self._built: dict[str, Any] = {}
@@ -126,7 +107,7 @@ class _Commands(Mapping[str, Any]):
 
 
 class _Verbs(TyperGroup):
-    """The group ``fleet``; Click's recipe for commands that are imported on first use."""
+    """Group ``fleet``, after Click's recipe for lazily imported commands."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -137,13 +118,13 @@ class _Verbs(TyperGroup):
         return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a verb's command; None if there is no such verb."""
+        """Return the command of a verb; None if there is no such verb."""
         if cmd_name not in VERBS:
             return None
-        return self.commands[cmd_name]  # not get(): a KeyError while the module is imported is not a missing verb
+        return self.commands[cmd_name]  # not get(): it would hide a KeyError during the import of the module
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help, with the words of the table in place of the commands."""
+        """Write the help from the table, without importing the commands."""
         listed = copy(self)
         listed.commands = {name: TyperCommand(name, help=verb.help, hidden=verb.hidden) for name, verb in VERBS.items()}
         super(_Verbs, listed).format_help(ctx, formatter)
@@ -154,10 +135,10 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Verdicts about devices that can be trusted.",
+    help="Trustworthy presence verdicts about devices.",
 )
 
 
 @app.callback()
 def _fleet() -> None:
-    """Make a group of an application that has no command of its own yet."""
+    """Make the application a group, although it has no command yet."""

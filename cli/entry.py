@@ -1,7 +1,8 @@
-"""Where ``fleet`` begins: the verb that was asked for, and what is said where it fails.
+"""Entry point of ``fleet``: dispatch to a verb, error messages and exit codes.
 
-Rule 1: exit 0 done, 1 refused, 2 misuse; what went wrong is one sentence on standard error.
-Rule 2: a job holds what it loads for as long as it runs, so it loads nothing of the other verbs.
+Rule 1: the exit code is 0 for success, 1 for a refusal or failure, 2 for misuse. The error is one
+sentence on standard error.
+Rule 2: a job keeps imported modules in memory while it runs, so it imports no other verbs.
 """
 
 import sys
@@ -16,7 +17,7 @@ _JOB = "job"
 
 
 def run() -> None:
-    """The entry: errors are sentences, and their exit code says what kind they are."""
+    """Run the command, and exit with a message and an exit code if it fails."""
     try:
         if sys.argv[1:2] == [_JOB]:
             from cli.commands.run.job import jobs
@@ -31,17 +32,17 @@ def run() -> None:
         sys.exit(error.exit_code)
     except Exception as error:
         if (refused := _refused(error)) is None:
-            raise  # a fault of ours: it is to be seen whole
+            raise  # a bug: print the whole traceback
         typer.echo(f"fleet: {refused}", err=True)
         sys.exit(refused.exit_code)
 
 
 def _refused(error: Exception) -> FleetError | None:
-    """Return what stood in the way, where that is no fault of ours."""
+    """Return the error for a full disk or a damaged file; None for a bug."""
     if no_room(error):
         where = f' ("{error.filename}")' if isinstance(error, OSError) and error.filename else ""
         return FleetError(
-            f"the disk is full{where}; free some space, as ./fleet maintain does, and give the command again", code="disk-full"
+            f"the disk is full{where}; free some space, as ./fleet maintain does, and run the command again", code="disk-full"
         )
     why = corruption_message(error)
-    return None if why is None else DamagedError("what the command needs", why)
+    return None if why is None else DamagedError("a table or file that the command needs", why)

@@ -1,15 +1,16 @@
-"""# Take back what late messages disprove
+"""# Amend judgements after late messages
 
-**When**: by itself when late messages were written down, at most every quarter of an hour; by hand for one device, or since an
-instant.
+**When to run it**: it runs on its own after the lifecycle job has listed late messages, at most
+once in 15 minutes. Run it by hand for one device, or for all late messages since an instant.
 
-**What it changes**: judges the devices concerned anew, retracts and adds transitions, and sends a command for each device that
-stands wrong; when that is in effect it does so once more, and the device is done with. The stream goes on.
+**What it changes**: replays the devices concerned, and adds and retracts transitions. Each device
+whose current mode is wrong gets a correcting command. Once that command is judged, the run amends
+the device again, which completes it. The stream keeps running.
 
-**Red** means: the command refused; the first line says why.
+**If it is red**: the command refused. The first line of the failure gives the reason.
 
-**To undo**: there is nothing to undo: what it says follows from the messages. What was judged at first stays in
-`./fleet transitions --all`.
+**How to undo it**: amendments cannot be undone; they are derived from the messages. The original
+judgements stay visible in `./fleet transitions --all`.
 """
 
 from datetime import timedelta
@@ -22,13 +23,13 @@ from fleetpulse.orchestration.operators import FleetOperator
 from fleetpulse.orchestration.pools import HEAVY_POOL
 
 FORM = {
-    "device": Param(None, type=["null", "string"], title="Device", description="empty: all that something came late for"),
-    "since": Param(None, type=["null", "string"], format="date-time", title="Since", description="empty: since the last time"),
+    "device": Param(None, type=["null", "string"], title="Device", description="empty: all devices with late messages"),
+    "since": Param(None, type=["null", "string"], format="date-time", title="Since", description="empty: since the last amend"),
 }
 
 
 def build(*, alarmed: bool = True) -> DAG:
-    """Return the DAG."""
+    """Build the DAG."""
     with fleet_dag(
         "fleet_amend",
         __doc__,
@@ -43,7 +44,7 @@ def build(*, alarmed: bool = True) -> DAG:
             words=["amend", "--again-within=10m", "--device={{ params.device or '' }}", "--since={{ params.since or '' }}"],
             pool=HEAVY_POOL,
             outlets=[JUDGEMENTS],
-            execution_timeout=timedelta(hours=2),  # what is done with by then stays done with
+            execution_timeout=timedelta(hours=2),  # finished devices stay finished after a timeout
         )
     return made
 

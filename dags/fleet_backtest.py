@@ -1,14 +1,17 @@
-"""# What would another policy have said?
+"""# Backtest a policy on recorded history
 
-**When**: before a policy is changed. The form takes the policy as TOML, and a range (empty: all that is kept). Tick `spark` for a
-history of many millions of rows: it is judged where the connection `spark_default` says.
+**When to run it**: before you change a policy. Enter the policy as TOML and a time range in the
+form; without a range, all retained history is used. Tick `spark` for a history of many millions of
+rows: it then runs on the master that the connection `spark_default` names.
 
-**What it does**: judges what was received under both policies and compares. Nothing is changed. The figures are the result of the
-task `backtest`, which is linked with a page of charts (*Report*); with `spark` that page is the result.
+**What it changes**: nothing. It judges the received messages under the current and the new policy,
+and compares the verdicts. The figures are the result of the task `backtest`, which links to a page
+of charts (*Report*). With `spark`, the page alone is the result.
 
-**Red** means: the policy has faults, or the range is not kept; the first line says which.
+**If it is red**: the policy has faults, or the range is not retained. The first line of the failure
+tells which.
 
-**To undo**: nothing.
+**How to undo it**: there is nothing to undo.
 """
 
 from datetime import timedelta
@@ -21,22 +24,26 @@ from fleetpulse.orchestration.pools import HEAVY_POOL
 
 FORM = {
     "policy": Param(
-        '[rules]\ntimeout = "10m"\n', type="string", format="multiline", title="Policy", description="TOML, see docs/policy.md"
+        '[rules]\ntimeout = "10m"\n',
+        type="string",
+        format="multiline",
+        title="Policy",
+        description="TOML, see docs/reference/policy.md",
     ),
-    "from": Param(None, type=["null", "string"], format="date-time", title="From", description="empty: all that is kept"),
-    "to": Param(None, type=["null", "string"], format="date-time", title="To", description="empty: all that can be judged"),
-    "spark": Param(False, type="boolean", title="Spark", description="judge it there; else in a process of this machine"),
+    "from": Param(None, type=["null", "string"], format="date-time", title="From", description="empty: from the retention floor"),
+    "to": Param(None, type=["null", "string"], format="date-time", title="To", description="empty: the frontier of landed rows"),
+    "spark": Param(False, type="boolean", title="Spark", description="run it on Spark; otherwise in a process on this machine"),
 }
 
 
 @task.branch
 def choose(params: dict[str, object] | None = None) -> str:
-    """Return the task that judges."""
+    """Return the id of the task that runs the backtest."""
     return "backtest_on_spark" if params and params["spark"] else "backtest"
 
 
 def build(*, alarmed: bool = True) -> DAG:
-    """Return the DAG."""
+    """Build the DAG."""
     with fleet_dag(
         "fleet_backtest", __doc__, within=timedelta(hours=3), tags=["judgements"], params=FORM, alarmed=alarmed
     ) as made:

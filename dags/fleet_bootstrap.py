@@ -1,18 +1,23 @@
-"""# Begin the state anew from a snapshot
+"""# Bootstrap the state from a snapshot
 
-**When**: to go back to what a snapshot says, or to go on with some of the devices only. The form asks for a snapshot's version or
-an instant (neither: the newest), and for a condition such as `site = 'north'`. With the variable `FLEET_BOOTSTRAP_SCHEDULE` (a
-cron line) it runs by itself as well, from the newest snapshot: a rehearsal of the real thing, with the real thing's checks.
+**When to run it**: to return to the state of a snapshot, or to continue with a subset of the
+devices. The form takes a snapshot's version or an instant (neither: the newest snapshot), and a
+condition such as `site = 'north'`. If the variable `FLEET_BOOTSTRAP_SCHEDULE` (a cron line) is set,
+the DAG also runs on that schedule from the newest snapshot. Such a run is a rehearsal with all
+checks.
 
-**What it changes**: plans, stops the stream, makes a new generation, checks it (the gate), gives it the work, starts the
-stream and watches it commit. What comes in meanwhile waits and is judged afterwards.
+**What it changes**: plans, stops the stream, creates a new generation, checks it (the gate),
+switches to it, starts the stream, and waits until it commits. Messages received meanwhile are
+judged afterwards.
 
-**Red** means: it did not come to that. The first line of `outcome` gives the reason, its last says what was undone: the new
-generation was discarded, or rolled back from, and the stream started again.
+**If it is red**: the change failed. The first line of `outcome` gives the reason. Its last line
+reports the recovery: the new generation was discarded or rolled back, and the stream was started
+again.
 
-**To undo** a run that went well: `./fleet state rollback` while the stream is stopped, or this form with an older version. With a
-condition only the former undoes it: the devices left out come back as they were then, and are judged on, silently, to the
-present; what was said of them meanwhile stays said.
+**How to undo it**: stop the stream and run `./fleet state rollback`, or run this form with an older
+version. After a run with a condition, only the rollback works. It restores the excluded devices as
+they were, and replays their messages up to the present without emitting judgements. Judgements
+emitted about them in between remain.
 """
 
 from datetime import timedelta
@@ -24,15 +29,15 @@ from fleetpulse.orchestration.dag_factory import change_state, fleet_dag
 
 FORM = {
     "version": Param(
-        None, type=["null", "integer"], minimum=0, title="Version", description="of the snapshot; `./fleet state snapshots`"
+        None, type=["null", "integer"], minimum=0, title="Version", description="as listed by `./fleet state snapshots`"
     ),
-    "at": Param(None, type=["null", "string"], format="date-time", title="At", description="the newest snapshot of this instant"),
-    "only": Param(None, type=["null", "string"], title="Only", description="a condition on a device, such as site = 'north'"),
+    "at": Param(None, type=["null", "string"], format="date-time", title="At", description="the newest snapshot at this instant"),
+    "only": Param(None, type=["null", "string"], title="Only", description="condition on devices, such as site = 'north'"),
 }
 
 
 def build(*, alarmed: bool = True) -> DAG:
-    """Return the DAG."""
+    """Build the DAG."""
     with fleet_dag(
         "fleet_bootstrap",
         __doc__,

@@ -1,14 +1,17 @@
-"""# Keep the home small
+"""# Compact, prune and vacuum the home
 
-**When**: every hour, by itself, unless a run changes the state then; by hand when the disk fills.
+**When to run it**: it runs every hour, except while another run changes the state. Run it by hand
+when the disk fills up.
 
-**What it changes**: joins small files, removes rows that are older than they are kept for (the settings `keep_...`), deletes
-files that nobody needs. The stream goes on. Airflow's own is for `fleet_tidy`.
+**What it changes**: compacts small files, deletes rows past their retention (the settings
+`keep_...`), and deletes files that no reader needs. The stream keeps running. Airflow's own rows
+and logs are removed by `fleet_tidy`.
 
-**Red** means: the command refused or died; the first line says why. Given again, it goes on where it stopped.
+**If it is red**: the command refused or died. The first line of the failure gives the reason. The
+next run resumes where this one stopped.
 
-**To undo**: what retention has removed is gone. To keep more, change the settings before; `./fleet maintain --dry-run` shows what
-would go of the home.
+**How to undo it**: deleted rows cannot be restored. To keep more, raise the settings beforehand;
+`./fleet maintain --dry-run` lists what would be deleted from the home.
 """
 
 from datetime import timedelta
@@ -22,7 +25,7 @@ from fleetpulse.orchestration.pools import STATE_POOL
 
 
 def build(*, alarmed: bool = True) -> DAG:
-    """Return the DAG."""
+    """Build the DAG."""
     with fleet_dag(
         "fleet_maintain", __doc__, schedule="40 * * * *", within=timedelta(hours=3), tags=["tables"], alarmed=alarmed
     ) as made:

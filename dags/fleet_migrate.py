@@ -1,14 +1,17 @@
-"""# Go on in another stored form
+"""# Migrate the state to another format version
 
-**When**: after an update that says so (CHANGELOG), or to go back to an older form before going back to an older fleetpulse.
+**When to run it**: after an update whose CHANGELOG asks for it, or before a downgrade to a
+fleetpulse that reads only an older format version.
 
-**What it changes**: plans, and waits until a person has read the plan and approves it. Then it stops the stream, makes a new
-generation in the other form, checks it (the gate), gives it the work, starts the stream and watches it commit.
+**What it changes**: plans, and waits until a person approves the plan. It then stops the stream,
+creates a new generation in the other format version, and checks it (the gate). It switches to that
+generation, starts the stream, and waits until it commits.
 
-**Red** means: it did not come to that. The first line of `outcome` gives the reason, its last says what was undone: the new
-generation was discarded, or rolled back from, and the stream started again. Nothing is lost: what came in meanwhile waited.
+**If it is red**: the change failed. The first line of `outcome` gives the reason. Its last line
+reports the recovery: the new generation was discarded or rolled back, and the stream was started
+again. Nothing is lost; messages received meanwhile are judged afterwards.
 
-**To undo** a run that went well: `./fleet state rollback` while the stream is stopped.
+**How to undo it**: stop the stream and run `./fleet state rollback`.
 """
 
 from datetime import timedelta
@@ -19,13 +22,13 @@ from fleetpulse.orchestration.dag_factory import change_state, fleet_dag
 
 FORM = {
     "form": Param(
-        None, type=["null", "integer"], minimum=1, title="Stored form", description="empty: the one that this version writes"
+        None, type=["null", "integer"], minimum=1, title="Stored form", description="empty: the format version of this release"
     ),
 }
 
 
 def build(*, alarmed: bool = True) -> DAG:
-    """Return the DAG."""
+    """Build the DAG."""
     with fleet_dag("fleet_migrate", __doc__, within=timedelta(hours=24), tags=["state"], params=FORM, alarmed=alarmed) as made:
         change_state(["state", "migrate", "--form={{ params.form or '' }}"], question="Migrate the state?")
     return made

@@ -1,15 +1,15 @@
-"""# Do the tables say what they may say?
+"""# Check the data quality of the tables
 
-**When**: every hour, by itself; when a snapshot was published; when somebody published on `fleetpulse/alert/...`, at most every
-five minutes; by hand for one suite.
+**When to run it**: it runs every hour, after each published snapshot, and after a message on
+`fleetpulse/alert/...` (at most once in five minutes). Run it by hand for a single suite.
 
-**What it changes**: adds rows to `quality_results` and `quality_failures`, and builds the Data Docs below the home's
-`quality/docs`. The tables that it looks at are only read.
+**What it changes**: adds rows to `quality_results` and `quality_failures`, and builds the Data Docs
+in the home's `quality/docs`. The checked tables are only read.
 
-**Red** means: an expectation failed that is critical. The first line of `outcome` names the suite, the expectation and the first
-row. `./fleet quality results` shows them over time.
+**If it is red**: a critical expectation failed. The first line of `outcome` names the suite, the
+expectation and the first failing row. `./fleet quality results` lists the results over time.
 
-**To undo**: nothing.
+**How to undo it**: there is nothing to undo.
 """
 
 from datetime import timedelta
@@ -21,11 +21,11 @@ from fleetpulse.orchestration.dag_factory import fleet_dag
 from fleetpulse.orchestration.operators import BuildDocs, QualityOperator, RunResultOperator
 from fleetpulse.orchestration.pools import HEAVY_POOL
 
-FORM = {"suite": Param(None, type=["null", "string"], title="Suite", description="empty: all of them")}
+FORM = {"suite": Param(None, type=["null", "string"], title="Suite", description="empty: all suites")}
 
 
 def build(*, alarmed: bool = True) -> DAG:
-    """Return the DAG."""
+    """Build the DAG."""
     schedule = AssetOrTimeSchedule(timetable=CronTriggerTimetable("23 * * * *", timezone="UTC"), assets=DEVICE_SNAPSHOTS | ALERTS)
     with fleet_dag(
         "fleet_quality",
@@ -41,9 +41,9 @@ def build(*, alarmed: bool = True) -> DAG:
             words=["quality", "run", "--suite={{ params.suite or '' }}", "--json"],
             gives="json",
             pool=HEAVY_POOL,
-            execution_timeout=timedelta(hours=2),  # all of bronze is looked at
+            execution_timeout=timedelta(hours=2),  # all of bronze is checked
         )
-        docs = BuildDocs(  # of what failed above all: so the tables' events are its, too, and not those of a look that may fail
+        docs = BuildDocs(  # runs even if `check` failed, to emit the events of its tables
             task_id="docs", pool=HEAVY_POOL, trigger_rule="all_done", outlets=[QUALITY_RESULTS, QUALITY_FAILURES]
         )
         chain(check, docs, RunResultOperator(task_id="outcome", of=["check", "docs"]))

@@ -1,13 +1,18 @@
-"""# Another number of partitions
+"""# Change the number of state partitions
 
-**When**: the machine has other cores than it had, or `./fleet state inspect` shows a skew. The number bounds how many cores work.
+**When to run it**: the machine has a different number of cores than before, or
+`./fleet state inspect` reports a skew. The number of partitions limits how many cores the job can
+use.
 
-**What it changes**: plans, and waits until a person has read the plan and approves it. Then it stops the stream, makes a new
-generation with that many partitions, checks it (the gate), gives it the work, starts the stream and watches it commit.
+**What it changes**: plans, and waits until a person approves the plan. It then stops the stream,
+creates a new generation with that many partitions, and checks it (the gate). It switches to that
+generation, starts the stream, and waits until it commits.
 
-**Red** means: it did not come to that. The first line of `outcome` gives the reason, its last says what was undone.
+**If it is red**: the change failed. The first line of `outcome` gives the reason, and its last line
+reports the recovery.
 
-**To undo** a run that went well: this form with the former number, or `./fleet state rollback` while the stream is stopped.
+**How to undo it**: run this form with the former number, or stop the stream and run
+`./fleet state rollback`.
 """
 
 from datetime import timedelta
@@ -16,11 +21,11 @@ from airflow.sdk import DAG, Param
 
 from fleetpulse.orchestration.dag_factory import change_state, fleet_dag
 
-FORM = {"partitions": Param(2, type="integer", minimum=1, maximum=10_000, title="Partitions", description="of the state")}
+FORM = {"partitions": Param(2, type="integer", minimum=1, maximum=10_000, title="Partitions", description="number of partitions")}
 
 
 def build(*, alarmed: bool = True) -> DAG:
-    """Return the DAG."""
+    """Build the DAG."""
     with fleet_dag(
         "fleet_repartition", __doc__, within=timedelta(hours=24), tags=["state"], params=FORM, alarmed=alarmed
     ) as made:

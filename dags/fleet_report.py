@@ -1,13 +1,16 @@
-"""# How available was the fleet yesterday?
+"""# Report the availability of the fleet for one day
 
-**When**: every night, by itself, for the day before (UTC); by hand for any day that is kept.
+**When to run it**: it runs every night for the previous day (UTC). Run it by hand for any day that
+is retained.
 
-**What it does**: waits until all of that day has been judged, then reports for each site and class in what share of the covered
-time the devices were in each mode. Nothing is changed; the rows are the task's result.
+**What it changes**: nothing. It waits until the whole day has been judged. It then reports, by site
+and class, the share of the covered time that the devices spent in each mode. The rows are the
+result of the task `report`.
 
-**Red** means: the day is not judged within six hours (a gap may be open: `./fleet status`), or the command refused.
+**If it is red**: the day was not judged within six hours (perhaps a coverage gap is open:
+`./fleet status`), or the command refused.
 
-**To undo**: nothing.
+**How to undo it**: there is nothing to undo.
 """
 
 from datetime import timedelta
@@ -19,13 +22,13 @@ from fleetpulse.orchestration.operators import FleetOperator
 from fleetpulse.orchestration.pools import HEAVY_POOL
 from fleetpulse.orchestration.sensors import WaitForFrontier
 
-FORM = {"day": Param(None, type=["null", "string"], format="date", title="Day", description="empty: the day before (UTC)")}
+FORM = {"day": Param(None, type=["null", "string"], format="date", title="Day", description="empty: the previous day (UTC)")}
 DAY = "{{ params.day or macros.ds_add(dag_run.run_after | ds, -1) }}"
 ENDS = "{{ macros.ds_add(params.day or macros.ds_add(dag_run.run_after | ds, -1), 1) }}T00:00:00Z"
 
 
 def build(*, alarmed: bool = True) -> DAG:
-    """Return the DAG."""
+    """Build the DAG."""
     with fleet_dag(
         "fleet_report",
         __doc__,

@@ -1,13 +1,17 @@
-"""# Another number of key groups
+"""# Change the number of key groups
 
-**When**: the fleet has outgrown its key groups; aim at 4,000 to 32,000 devices each (`./fleet state inspect`, `./fleet plan`).
+**When to run it**: the fleet has outgrown its key groups. Aim at 4,000 to 32,000 devices per key
+group (`./fleet state inspect`, `./fleet plan`).
 
-**What it changes**: plans, and waits until a person has read the plan and approves it. Then it stops the stream, makes a new
-generation with that many key groups, checks it (the gate), gives it the work, starts the stream and watches it commit.
+**What it changes**: plans, and waits until a person approves the plan. It then stops the stream,
+creates a new generation with that many key groups, and checks it (the gate). It switches to that
+generation, starts the stream, and waits until it commits.
 
-**Red** means: it did not come to that. The first line of `outcome` gives the reason, its last says what was undone.
+**If it is red**: the change failed. The first line of `outcome` gives the reason, and its last line
+reports the recovery.
 
-**To undo** a run that went well: this form with the former number, or `./fleet state rollback` while the stream is stopped.
+**How to undo it**: run this form with the former number, or stop the stream and run
+`./fleet state rollback`.
 """
 
 from datetime import timedelta
@@ -16,11 +20,11 @@ from airflow.sdk import DAG, Param
 
 from fleetpulse.orchestration.dag_factory import change_state, fleet_dag
 
-FORM = {"key_groups": Param(8, type="integer", minimum=1, maximum=65_536, title="Key groups", description="of the state")}
+FORM = {"key_groups": Param(8, type="integer", minimum=1, maximum=65_536, title="Key groups", description="number of key groups")}
 
 
 def build(*, alarmed: bool = True) -> DAG:
-    """Return the DAG."""
+    """Build the DAG."""
     with fleet_dag("fleet_rescale", __doc__, within=timedelta(hours=24), tags=["state"], params=FORM, alarmed=alarmed) as made:
         change_state(["state", "rescale", "--key-groups={{ params.key_groups }}"], question="Rescale the state?")
     return made

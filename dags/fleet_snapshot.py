@@ -1,14 +1,16 @@
-"""# Copy the state
+"""# Publish a snapshot of the state
 
-**When**: every hour, by itself, but for the time of a run that changes the state; by hand before anything risky.
+**When to run it**: it runs every hour, except while another run changes the state. Run it by hand
+before anything risky.
 
-**What it changes**: adds a version to the table `device_snapshots`, if its rows pass the checks. The stream goes on.
-A bootstrap begins from one of these versions.
+**What it changes**: adds a version to the table `device_snapshots`, if its rows pass the checks.
+The stream keeps running. A bootstrap starts from one of these versions.
 
-**Red** means: a check failed, and nothing was published; the first line says which, and names rows. The task is linked with the
-*Data Docs*, which say more. The state itself is then suspect: look at `./fleet state inspect` before changing anything.
+**If it is red**: a check failed, and nothing was published. The first line of the failure names the
+check and some rows. The task links to the *Data Docs* with the details. The state itself is then
+suspect: run `./fleet state inspect` before you change anything.
 
-**To undo**: nothing has to be undone; maintenance thins old versions out.
+**How to undo it**: there is nothing to undo; maintenance thins out old versions.
 """
 
 from datetime import timedelta
@@ -21,7 +23,7 @@ from fleetpulse.orchestration.operators import TakeSnapshot
 
 
 def build(*, alarmed: bool = True) -> DAG:
-    """Return the DAG."""
+    """Build the DAG."""
     with fleet_dag(
         "fleet_snapshot", __doc__, schedule="7 * * * *", within=timedelta(minutes=50), tags=["state"], alarmed=alarmed
     ) as made:

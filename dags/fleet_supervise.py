@@ -1,17 +1,22 @@
-"""# Is the stream alive?
+"""# Supervise the stream and restart it after a failure
 
-**When**: every minute, by itself. Nobody has to run it.
+**When to run it**: it runs every minute; there is no need to run it by hand.
 
-**What it does**: looks whether the lifecycle job runs, commits batches and keeps within its thresholds. Where it has died it is
-started again from its checkpoint, with growing pauses between tries. One that was stopped on purpose stays so;
-where a run stopped it twelve hours ago and has not started it again, that is red.
+**What it changes**: checks that the lifecycle job runs, commits batches and stays within its
+thresholds. If the job has died, it is restarted from its checkpoint, with increasing pauses between
+attempts. A job that was stopped on purpose stays stopped.
 
-**Red** means one of these; the first line of the task's failure says which, and why: *critical* (a figure is beyond its
-threshold), *stale* (it judges nothing of what waits, or no bridge says a word), *backing off* (it died again, and is not to be
-started yet), *down* (nobody runs it who could start it), *left stopped* (by a run, twelve hours ago). `./fleet status` and the
-home's `logs` say more.
+**If it is red**: the first line of the failure names one of these states and its reason.
+`./fleet status` and the home's `logs` give the details.
 
-**To undo**: `./fleet stream stop` keeps the stream stopped, and this DAG obeys it; `./fleet stream start` lets it run again.
+- *critical*: a figure is beyond its threshold.
+- *stale*: the job judges none of the pending messages, or no bridge writes anything.
+- *backing off*: the job died again, and the pause before the next attempt is not over.
+- *down*: no supervisor runs that could start the job.
+- *left stopped*: a run stopped the job more than twelve hours ago and has not started it again.
+
+**How to undo it**: `./fleet stream stop` keeps the stream stopped, and this DAG respects it.
+`./fleet stream start` allows the stream to run again.
 """
 
 from datetime import timedelta
@@ -23,7 +28,7 @@ from fleetpulse.orchestration.operators import FleetOperator
 
 
 def build(*, alarmed: bool = True) -> DAG:
-    """Return the DAG."""
+    """Build the DAG."""
     with fleet_dag(
         "fleet_supervise", __doc__, schedule="* * * * *", within=timedelta(minutes=10), tags=["stream"], alarmed=alarmed
     ) as made:
@@ -32,7 +37,7 @@ def build(*, alarmed: bool = True) -> DAG:
             words=["stream", "supervise", "--json"],
             gives="json",
             retries=1,
-            retry_delay=timedelta(seconds=5),  # the next look comes in a minute anyway
+            retry_delay=timedelta(seconds=5),  # the next run follows in a minute anyway
             execution_timeout=timedelta(minutes=5),
         )
     return made

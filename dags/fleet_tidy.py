@@ -1,13 +1,16 @@
-"""# Keep Airflow's own small
+"""# Delete old runs and task logs of Airflow
 
-**When**: every night, by itself.
+**When to run it**: it runs every night.
 
-**What it changes**: removes rows of Airflow's database (runs, results, its log of events) and logs of tasks that are older than
-the setting `keep_logs`. The fleet's data stays: that is `fleet_maintain`.
+**What it changes**: deletes rows of Airflow's database (runs, results, its event log) and task logs
+that are older than the setting `keep_logs`. It does not touch the fleet's data, which
+`fleet_maintain` handles.
 
-**Red** means: Airflow's own command failed; the first line says why. Given again, it goes on where it stopped.
+**If it is red**: the command of Airflow failed. The first line of the failure gives the reason. The
+next run resumes where this one stopped.
 
-**To undo**: what was removed is gone. To keep more, change the setting before.
+**How to undo it**: deleted rows and logs cannot be restored. To keep more, raise the setting
+beforehand.
 """
 
 from datetime import timedelta
@@ -20,7 +23,7 @@ from fleetpulse.orchestration.pools import HEAVY_POOL
 
 
 def build(*, alarmed: bool = True) -> DAG:
-    """Return the DAG."""
+    """Build the DAG."""
     with fleet_dag(
         "fleet_tidy", __doc__, schedule="50 2 * * *", within=timedelta(hours=3), tags=["airflow"], alarmed=alarmed
     ) as made:

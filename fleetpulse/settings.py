@@ -1,6 +1,8 @@
-"""Settings of a deployment: environment first, the home's ``settings.toml`` second; read once, at the entry, and passed down.
+"""Settings of an installation, from the environment and ``settings.toml``.
 
-Rule: all faults are reported at once, each with what was got.
+The environment overrides the file. An entry point reads settings once and passes them down.
+
+Rule: all faults are reported at once, each with the invalid value.
 """
 
 import re
@@ -29,7 +31,7 @@ _DAY_MS: Final = 86_400_000
 _HEAP: Final = re.compile(r"([1-9][0-9]{0,5})([mg])")
 _LEAST_HEAP_MB: Final = 512
 _BOUNDS: Final = {"greater_than_equal": ("ge", "at least"), "less_than_equal": ("le", "at most")}
-_MOST_BRIDGES: Final = MAX_OURS - 2  # beside the first, and the one of Kafka
+_MOST_BRIDGES: Final = MAX_OURS - 2  # without the first bridge and the one of Kafka
 
 
 def _to_ms(value: Any) -> int:
@@ -47,19 +49,19 @@ def _to_ms_or_forever(value: Any) -> int | None:
 
 def _is_a_day(kept_ms: int | None) -> int | None:
     if kept_ms is not None and kept_ms < _DAY_MS:
-        raise ValueError(f'what is kept is kept for a day at least, or "{FOREVER}"; write such as "90d"')
+        raise ValueError(f'a retention must be at least one day, or "{FOREVER}"; write a duration such as "90d"')
     return kept_ms
 
 
 def _is_usable(value: str) -> str:
     if value == "hdfs":
         raise ValueError(
-            "the HDFS-backed state store cannot be had: transformWithState, which keeps the devices' state and timers, needs "
-            "column families, and Spark refuses any other provider than RocksDB (STORE_BACKEND_NOT_SUPPORTED_FOR_TWS); "
-            'write "rocksdb", or leave it out; docs/state-store.md compares the two'
+            "the HDFS-backed state store cannot be used: transformWithState, which keeps the devices' state and timers, needs "
+            "column families, and Spark accepts only RocksDB for it (STORE_BACKEND_NOT_SUPPORTED_FOR_TWS); "
+            'write "rocksdb", or remove the setting; docs/concepts/state-store.md compares the two'
         )
     if value != "rocksdb":
-        raise ValueError('the state store is "rocksdb"; write that, or leave it out')
+        raise ValueError('the state store must be "rocksdb"; write that, or remove the setting')
     return value
 
 
@@ -68,56 +70,59 @@ def _is_sync(value: str) -> str:
         try:
             parse_duration_ms(value)
         except FleetError:
-            raise ValueError('the broker syncs its store "always" or after a duration; write such as "1s"') from None
+            raise ValueError('broker_sync must be "always" or a duration; write a duration such as "1s"') from None
     return value
 
 
 def _is_host(value: str) -> str:
     if len(value.encode()) > MAX_ID_BYTES or not value.isprintable() or any(mark in value for mark in "/+#"):
-        raise ValueError(f'a host id has at most {MAX_ID_BYTES} printable bytes without / + #; write such as "fleetpulse"')
+        raise ValueError(f'a host id has at most {MAX_ID_BYTES} printable bytes without / + #; write an id such as "fleetpulse"')
     return value
 
 
 def _is_bounded(jitter_ms: int) -> int:
     if jitter_ms > _LONGEST_JITTER_MS:
         raise ValueError(
-            f'verdicts are held back for {format_duration(_LONGEST_JITTER_MS)} at most; write a jitter such as "10m"'
+            f'verdicts can be delayed by at most {format_duration(_LONGEST_JITTER_MS)}; write a jitter such as "10m"'
         )
     return jitter_ms
 
 
 def heap_mb(value: str) -> int:
-    """Return how many megabytes (of 1,024 kB) a heap is, such as ``4g``; 0 where it is none."""
+    """Parse a heap size such as ``4g``; return MiB, or 0 if it is invalid."""
     found = _HEAP.fullmatch(value)
     return 0 if found is None else int(found[1]) * (1 if found[2] == "m" else 1_024)
 
 
 def _is_heap(value: str) -> str:
     if heap_mb(value) < _LEAST_HEAP_MB:
-        raise ValueError(f'a heap is {_LEAST_HEAP_MB}m at the least, in megabytes or gigabytes; write such as "4g"')
+        raise ValueError(f'a heap must have at least {_LEAST_HEAP_MB}m, in megabytes or gigabytes; write a size such as "4g"')
     return value
 
 
 def _are_bridges(bridges: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     taken: dict[str, str] = {}
     if len(bridges) > _MOST_BRIDGES:
-        raise ValueError(f"at most {_MOST_BRIDGES} further bridges share a fleet; got {len(bridges):,}; give each more sites")
+        raise ValueError(f"a fleet has at most {_MOST_BRIDGES} further bridges; got {len(bridges):,}; assign more sites to each")
     for name, sites in bridges.items():
         if not _BRIDGE_NAME.fullmatch(name) or name in (BRIDGE, KAFKA):
-            raise ValueError(f'a bridge is named by 1 to 32 of a-z, 0-9 and -, and not "{BRIDGE}" or "{KAFKA}"; got {name!a}')
+            raise ValueError(f'a bridge name has 1 to 32 of a-z, 0-9 and -, and is not "{BRIDGE}" or "{KAFKA}"; got {name!a}')
         if not sites:
-            raise ValueError(f'bridge "{name}" takes no site; name one, or leave the bridge out')
+            raise ValueError(f'bridge "{name}" has no sites; list at least one, or remove the bridge')
         for site in sites:
             if fault := site_fault(site):
                 raise ValueError(f'bridge "{name}": {fault}')
             if site in taken:
-                raise ValueError(f'site "{site}" is taken by bridge "{taken[site]}" and by "{name}"; a site has one bridge')
+                raise ValueError(f'site "{site}" is listed for bridges "{taken[site]}" and "{name}"; a site has one bridge')
             taken[site] = name
     return bridges
 
 
 def _flat(value: Any) -> Any:
-    """Let ``bootstrap.servers = "..."`` be written without quotes, as TOML reads a table of tables, and topics as a list."""
+    """Flatten tables to dotted names and lists to comma-separated text.
+
+    So ``bootstrap.servers = "..."`` needs no quotes in TOML, and topics can be a list.
+    """
     if not isinstance(value, dict):
         return value
     flat: dict[str, Any] = {}
@@ -136,66 +141,88 @@ Kept = Annotated[int | None, BeforeValidator(_to_ms_or_forever), AfterValidator(
 
 
 class Settings(BaseSettings):
-    """What belongs to an installation; in the environment as ``FLEET_ALLOWED_LATENESS`` and so on, as durations.
+    """Settings of an installation; environment variables have the prefix ``FLEET_``.
 
     Attributes:
-        allowed_lateness: how late a message may come and still be judged; fixed when a home is made.
-        max_clock_lead: how far ahead a device's clock may be; beyond it, a signal counts for received_at. Fixed
-            when a home is made.
-        max_backlog: how old a signal may be; an older one counts for received_at. Fixed when a home is made.
-        verdict_jitter: over how long the verdicts of one deadline are spread; fixed when a home is made.
-        canary_interval: how often the bridge asks the broker whether we are listening; well below the lateness.
-        reconnect_grace: how long after a return devices may still be on their way back.
-        flood_limit: messages a second that a device may send in the long run, and 60 times as many at once, besides what
-            it sent while nobody listened, for an hour at most; what is beyond goes to quarantine as ``flood``, but for the
-            newest of each second. 0 for as many as it likes.
-        sparkplug_host: the id under which we are a host application of Sparkplug B: its messages are taken, and our state is
-            published as ``spBv1.0/STATE/<id>``. Empty for none.
-        broker_sync: when the embedded broker syncs its store: a duration, which is what a loss of power may take of what it
-            acknowledged, or ``always``.
-        bridges: for a large fleet, further bridges by name, each with the sites whose messages it takes; ``bridge-1`` takes
-            the rest, history and commands. In the file a table: ``[bridges]``, ``north = ["oslo", "turku"]``; in the
-            environment JSON. A site keeps its bridge, and a bridge stays.
-        identity: what identifies a device: ``id``, or ``site/id`` if ids repeat from site to site. Ids are then written with
-            their site, such as ``oslo/pump-1``. Fixed when a home is made.
-        kafka: topics of Kafka that are taken in as well: ``bootstrap.servers``, ``topics``, and options of Kafka's clients such
-            as ``security.protocol``. In the file a table, ``[kafka]``; in the environment JSON. A home that takes from Kafka
-            stays so.
-        bridge_lease: how long one of several bridges may say nothing before the others go on without it: a gap is then open.
-        cores: cores that the lifecycle job takes, and each verb that reads or moves its state. The job's first batch divides the
-            state into as many partitions: ``fleet state repartition`` divides it anew.
-        heap: memory of the JVM of each of them, such as ``4g``; their Python workers take theirs beside it (``fleet plan``).
-        verdict_delay: how much later a verdict may come than the frontier allows it, while messages arrive as they are sent: at
-            most a sixth of the allowed lateness, and at most 10 s, which is the default. A batch costs more than half a second of
-            CPU however few messages it reads, so a shorter delay keeps the machine busier. A backlog is judged without delay.
-        batch_every: the shortest time between the begins of two batches of the lifecycle job, 10 s at most; it holds for a
-            backlog, too, which is then judged in batches of about 1,000,000 rows.
-        state_store: where Spark keeps state: ``rocksdb``; asking for ``hdfs`` is refused with the reason.
-        restarts: how often ``fleet up`` starts a process that died again by itself, within ten minutes. The lifecycle job is then
-            left to who supervises it, where somebody does; otherwise the run ends.
-        stale_after: for how long the lifecycle job may judge nothing of what waits, or no bridge may say a word, before ``fleet
-            stream supervise`` calls it stale.
-        keep_messages: how long ``fleet maintain`` keeps messages, counted back from the newest one (from now where that lies
-            ahead); at least a day, or ``forever``, like each down to ``keep_quality``. Our own rows (registry, policies, gaps,
-            commands) stay.
-        keep_quarantine: how long it keeps what could not be decoded.
-        keep_stream_health: how long the figures of batches are kept, by it and by the lifecycle job.
-        keep_summaries: how long it keeps summaries among the judgements, but for each key group's newest.
-        keep_late: how long it keeps judgements of single messages (late, clock, duplicate, after_decommission, unknown_device,
-            refused), but for what ``fleet amend`` is to look at. Transitions stay for ever: a device's mode is its newest one.
-        keep_device_snapshots: how long it keeps snapshots, one a day; the newest stays.
-        keep_generations: how long it keeps the checkpoint of a generation that no longer runs, from when another took over; the
-            newest of them stays, so that there is a way back.
-        keep_logs: how long it keeps the log of a process that writes nothing, and what Airflow writes down of a run.
-        keep_quality: how long it keeps what came of the looks at the data, in ``quality_results`` and ``quality_failures``.
-        keep_quality_runs: of how many looks at the data the results and pages below ``quality`` are kept; with Airflow there are
-            three an hour, and each reads all that are kept for the first page: 10 s of CPU with 200.
-        keep_replaced: for how long it leaves files that others have replaced, and the log's old versions, to whoever is reading
-            them; at least an hour.
-        keep_judgement_versions: for how long the lifecycle job leaves a version of ``judgements`` in the log once a checkpoint
-            holds all that it says; at least a minute; ``fleet maintain`` clears it after ``keep_replaced`` whatever stands here.
-            Who reads the table version by version, as a stream of their own does, needs what they have not read: an hour of it
-            makes each batch a tenth of a second longer.
+        allowed_lateness: allowed lateness: how late a message may arrive and still be judged. Fixed
+            when a home is created.
+        max_clock_lead: maximum lead of a device's clock; beyond it, a signal counts for
+            received_at. Fixed when a home is created.
+        max_backlog: maximum age of a signal; an older one counts for received_at. Fixed when a home
+            is created.
+        verdict_jitter: span over which the verdicts of one deadline are spread. Fixed when a home
+            is created.
+        canary_interval: interval of the canary messages with which the bridge tests its connection
+            to the broker; it should be well below the allowed lateness.
+        reconnect_grace: time after a coverage gap in which devices may still be reconnecting; their
+            silence does not count.
+        flood_limit: rate limit of a device in messages per second; 0 is no limit. A burst may have
+            60 times as many, and in addition the messages of up to one hour in which no bridge
+            listened. Messages beyond the limit go to quarantine as ``flood``, except the newest of
+            each second.
+        sparkplug_host: id of fleetpulse as a Sparkplug B host application; empty for none. With an
+            id, Sparkplug messages are read and the host state is published as
+            ``spBv1.0/STATE/<id>``.
+        broker_sync: sync interval of the embedded broker's store, or ``always``. After a power
+            failure, messages acknowledged within one interval can be lost.
+        bridges: further bridges of a large fleet by name, each with its sites. ``bridge-1``
+            receives all other messages, history and commands. In the file it is a table:
+            ``[bridges]``, ``north = ["oslo", "turku"]``; in the environment it is JSON. Bridges
+            cannot be removed, and sites cannot be moved between them.
+        identity: identity of a device: ``id``, or ``site/id`` if ids repeat from site to site. Ids
+            then include the site, such as ``oslo/pump-1``. Fixed when a home is created.
+        kafka: Kafka topics to read in addition: ``bootstrap.servers``, ``topics``, and options of
+            Kafka clients such as ``security.protocol``. In the file it is a table, ``[kafka]``; in
+            the environment it is JSON. It cannot be removed from a home that has it.
+        bridge_lease: time without a sign of life after which one of several bridges counts as not
+            listening. A coverage gap is then open, and judging continues without that bridge.
+        cores: CPU cores of the lifecycle job, and of each verb that reads or moves its state. The
+            first batch of the job creates as many state partitions; ``fleet state repartition``
+            changes their number.
+        heap: JVM heap of each of these, such as ``4g``. Their Python workers need memory in
+            addition (``fleet plan``).
+        verdict_delay: maximum delay of a verdict after the frontier allows it, while messages
+            arrive live. It is limited to a sixth of the allowed lateness, and to 10 s (the
+            default). A shorter delay uses more CPU: a batch takes more than half a CPU second,
+            however few messages it reads. A backlog is judged without delay.
+        batch_every: minimum interval between the starts of two batches of the lifecycle job, at
+            most 10 s. It also applies to a backlog, which is judged in batches of about 1,000,000
+            rows.
+        state_store: state store of Spark: ``rocksdb``. ``hdfs`` is refused with the reason.
+        restarts: maximum number of restarts of a failed process by ``fleet up`` within ten minutes.
+            After that, the lifecycle job is left to its supervisor, if there is one; otherwise the
+            run ends.
+        stale_after: time after which ``fleet stream supervise`` calls the lifecycle job stale: it
+            has judged no pending row, or no bridge has written anything.
+        keep_messages: retention of messages by ``fleet maintain``, counted back from the newest
+            message, or from now if that is in the future. At least one day, or ``forever``, like
+            all settings down to ``keep_quality``. Rows of the registry, policies, coverage gaps and
+            commands are never removed.
+        keep_quarantine: retention of messages that could not be decoded.
+        keep_stream_health: retention of batch metrics in ``stream_health``; the lifecycle job
+            applies it, too.
+        keep_summaries: retention of summaries in ``judgements``, except the newest of each key
+            group.
+        keep_late: retention of judgements about single messages (late, clock, duplicate,
+            after_decommission, unknown_device, refused), except those that ``fleet amend`` has not
+            processed. Transitions are kept forever: the newest transition of a device is its mode.
+        keep_device_snapshots: retention of snapshots, one a day; the newest is always kept.
+        keep_generations: retention of the checkpoint of a retired generation, counted from the
+            switch; the newest of them is always kept, to make a rollback possible.
+        keep_logs: retention of logs of processes that no longer write, and of Airflow's records of
+            runs.
+        keep_quality: retention of data quality results in ``quality_results`` and
+            ``quality_failures``.
+        keep_quality_runs: number of data quality runs whose results and pages are kept below
+            ``quality``. With Airflow there are three an hour, and each reads all of them for the
+            index page: 10 s of CPU for 200.
+        keep_replaced: time for which replaced files and old versions of the log are kept for active
+            readers; at least one hour.
+        keep_judgement_versions: time for which the lifecycle job keeps a version of ``judgements``
+            in the log after a checkpoint contains it; at least one minute. ``fleet maintain``
+            removes it after ``keep_replaced`` in any case. A reader of single versions, such as
+            another stream, needs the versions that it has not read. One hour of versions makes each
+            batch a tenth of a second longer.
     """
 
     model_config = SettingsConfigDict(env_prefix="FLEET_", frozen=True, extra="forbid", validate_default=True)
@@ -234,7 +261,7 @@ class Settings(BaseSettings):
     keep_judgement_versions: Annotated[Milliseconds, Field(ge=60_000)] = "10m"  # pyright: ignore[reportAssignmentType]
 
     def all_bridges(self) -> dict[str, tuple[str, ...]]:
-        """Return the sites of all further bridges; the one of Kafka has none."""
+        """Return the sites of each further bridge; the bridge of Kafka has none."""
         return self.bridges | ({KAFKA: ()} if self.kafka else {})
 
     @classmethod
@@ -246,14 +273,16 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Let the environment win over the file, whose values are handed in."""
+        """Give the environment precedence over the file, whose values are init arguments."""
         return env_settings, init_settings
 
     def deployment(self, allowed_lateness_ms: int | None = None) -> Deployment | None:
-        """Return the deployment that was asked for; None where nobody asked, so that a home keeps its own.
+        """Return the configured deployment; None if no setting of it is set.
+
+        A home then keeps its own deployment.
 
         Args:
-            allowed_lateness_ms: from the command line; it wins.
+            allowed_lateness_ms: allowed lateness from the command line; it takes precedence.
         """
         asked = {"allowed_lateness", "max_clock_lead", "max_backlog", "verdict_jitter"} & self.model_fields_set
         if allowed_lateness_ms is None and not asked:
@@ -262,12 +291,12 @@ class Settings(BaseSettings):
         return Deployment(lateness_ms, self.max_clock_lead, self.verdict_jitter, self.max_backlog)
 
     def chosen_identity(self) -> DeviceIdentity | None:
-        """Return the setting ``identity``; None if it is not set, so that a home keeps its own."""
+        """Return the setting ``identity``; None if it is not set: a home keeps its own."""
         return self.identity if "identity" in self.model_fields_set else None
 
 
 def _rule(fault: Mapping[str, Any]) -> str:
-    """Say which rule was broken; bounds of durations as they are written, where pydantic says milliseconds."""
+    """Describe the violated rule; bounds of durations are durations, not milliseconds."""
     field, bound = Settings.model_fields.get(str(fault["loc"][0])) if fault["loc"] else None, _BOUNDS.get(fault["type"])
     if field is None or bound is None or BeforeValidator(_to_ms) not in field.metadata:
         return str(fault["msg"])
@@ -276,28 +305,28 @@ def _rule(fault: Mapping[str, Any]) -> str:
 
 
 def _got(fault: Mapping[str, Any]) -> str:
-    return "" if fault["loc"][:1] == ("kafka",) else f"; got {fault['input']!r}"  # there are passwords among them
+    return "" if fault["loc"][:1] == ("kafka",) else f"; got {fault['input']!r}"  # options of Kafka include passwords
 
 
 def load_settings(home: Path) -> Settings:
-    """Return the settings of a home.
+    """Read the settings of a home.
 
     Raises:
-        FleetError: they have faults; all of them are named.
+        FleetError: the settings are invalid; the message lists all faults.
     """
     file = home / "settings.toml"
     try:
         content = tomllib.loads(file.read_text()) if file.exists() else {}
     except (OSError, ValueError) as error:
-        raise FleetError(f'"{file}" cannot be read as TOML ({error})', code="settings-unreadable") from None
+        raise FleetError(f'cannot read "{file}" as TOML ({error}); correct the file', code="settings-unreadable") from None
     try:
         return Settings(**content)
     except SettingsError as error:
         raise FleetError(
-            f"the settings have faults: {error}; in the environment bridges and kafka are JSON", code="settings-faulty"
+            f"invalid settings: {error}; write bridges and kafka as JSON in the environment", code="settings-faulty"
         ) from None
     except ValidationError as error:
         faults = [f"  {'.'.join(map(str, one['loc']))}: {_rule(one)}{_got(one)}" for one in error.errors()]
         raise FleetError(
-            f"the settings have faults (environment FLEET_..., {file}):\n" + "\n".join(faults), code="settings-faulty"
+            f"invalid settings (environment FLEET_..., {file}):\n" + "\n".join(faults), code="settings-faulty"
         ) from None

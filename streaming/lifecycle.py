@@ -1,4 +1,7 @@
-"""The lifecycle job: bronze in, judgements out. The JVM plans, shuffles blocks, keeps state and commits."""
+"""The lifecycle job: a Spark query that reads bronze and writes judgements.
+
+The JVM plans the query, shuffles blocks, keeps the state and commits; Python workers judge.
+"""
 
 import os
 import subprocess
@@ -28,22 +31,25 @@ from fleetpulse.io.tables.adaptive_batching import trigger_ms
 from fleetpulse.io.tables.stream_health import StreamHealth
 
 _LOG: Final = structlog.get_logger("lifecycle")
-_SPARK: Final = "spark"  # in the home; what lies in `local` and `blocks-*` there is this job's alone
+_SPARK: Final = "spark"  # folder in the home; its `local` and `blocks-*` belong to this job only
 _COMPILED_S: Final = 60.0
-_LOOK_S: Final = 1.0  # between two looks at the query: each asks the JVM, and writes the status
+_LOOK_S: Final = 1.0  # between two checks of the query: each calls the JVM and writes the status
 _SHORTEN_EVERY_S: Final = 60.0
-_JVM_GONE: Final = (Py4JNetworkError, ConnectionError)  # how py4j says that nobody listens any more
+_JVM_GONE: Final = (Py4JNetworkError, ConnectionError)  # exceptions of py4j after the JVM has ended
 
 
 @dataclass(frozen=True, slots=True)
 class LifecycleOptions:
-    """How often the job makes a batch, and for how long it keeps what it has written, in milliseconds.
+    """Batch intervals and retention times of the job, in milliseconds.
 
     Attributes:
-        hold_ms: how long rows of a live fleet are held at most, see `adaptive_batching`.
-        batch_every_ms: from the begin of one batch to that of the next one at least, also where there is more to be read.
-        health_ms: the rows of `stream_health`; None for ever.
-        versions_ms: a version of `judgements` in the log, once a checkpoint holds all that it says.
+        hold_ms: longest time that rows of a live fleet wait for their batch, see
+            `adaptive_batching`.
+        batch_every_ms: minimum time from the start of one batch to the start of the next, even if
+            rows are waiting.
+        health_ms: retention of `stream_health`; None for ever.
+        versions_ms: retention of a version in the log of `judgements` after a checkpoint of the log
+            includes it.
     """
 
     hold_ms: int
@@ -53,16 +59,16 @@ class LifecycleOptions:
 
 
 def run_lifecycle(home: Home, stop: Stop, habits: LifecycleOptions, size: SparkResources) -> None:
-    """Run the job of a home until stopped.
+    """Run the lifecycle job of a home until stopped.
 
     Args:
-        home: the home.
-        stop: when to end.
-        habits: how often it makes a batch, and for how long it keeps what it has written.
-        size: what it may take of the machine.
+        home: home of the tables and the checkpoint.
+        stop: signal to end.
+        habits: batch intervals and retention times.
+        size: cores and memory of the Spark session.
 
     Raises:
-        FleetError: the query failed; its own words are in the log.
+        FleetError: the query failed, or the JVM ended; the log contains the details.
     """
     write_status(home.run("lifecycle"), {"pid": os.getpid(), "state": "starting"})
     while not holds_table(home.table(MESSAGES.name)):
@@ -78,7 +84,7 @@ def run_lifecycle(home: Home, stop: Stop, habits: LifecycleOptions, size: SparkR
 
 
 def _run(home: Home, stop: Stop, habits: LifecycleOptions, size: SparkResources) -> None:
-    compiling = compile_beside()  # while the JVM starts; Spark's daemon of Python workers finds it done
+    compiling = compile_beside()  # in parallel to the start of the JVM, before Spark forks Python workers
     spark = spark_session("fleetpulse-lifecycle", local_dir=home.path / _SPARK, size=size)
     if compiling:
         with suppress(subprocess.TimeoutExpired):
@@ -94,7 +100,7 @@ def _run(home: Home, stop: Stop, habits: LifecycleOptions, size: SparkResources)
         while not stop.wait(_LOOK_S):
             if not query.isActive:
                 raise FleetError(
-                    f"the lifecycle job stopped by itself: {query.exception() or 'no reason given'}", code="job-ended"
+                    f"the Spark query of the lifecycle job failed: {query.exception() or 'no reason given'}", code="job-ended"
                 )
             status = _status(home, query, status)
             write_status(home.run("lifecycle"), status)
@@ -103,7 +109,8 @@ def _run(home: Home, stop: Stop, habits: LifecycleOptions, size: SparkResources)
                 next_s = time.monotonic() + _SHORTEN_EVERY_S
     except _JVM_GONE as error:
         raise FleetError(
-            "Spark's JVM, which judges, ended by itself: killed, or out of memory (the log says what it said)", code="jvm-ended"
+            "Spark's JVM ended unexpectedly: it was killed, or ran out of memory; see the log of the lifecycle job",
+            code="jvm-ended",
         ) from error
     finally:
         with suppress(*_JVM_GONE):
@@ -115,26 +122,30 @@ def _run(home: Home, stop: Stop, habits: LifecycleOptions, size: SparkResources)
 
 
 def shorten(home: Home, query: str, kept_ms: int) -> None:
-    """Remove old versions from the log of `judgements`: each reader lists all that is there.
+    """Remove old versions from the log of `judgements`, which every reader lists.
 
-    Not while a generation is made, or the home is maintained: a canary reads what the running one has committed since it began,
-    and who joins files what others have committed meanwhile.
+    Nothing is removed while a generation is created or the home is maintained. A canary generation
+    reads the commits of the running one since its start. Compaction reads the commits that others
+    made meanwhile.
 
     Args:
-        home: whose.
-        query: the id of the query that writes.
-        kept_ms: for how long a version stays once a checkpoint holds all that it says.
+        home: home of the table.
+        query: id of the query that writes the table.
+        kept_ms: retention of a version after a checkpoint of the log includes it.
     """
     try:
         if is_making(home) or is_maintaining(home):
             return
         shorten_log(home.table(JUDGEMENTS.name), query, kept_ms, time.time())
-    except (OSError, ValueError) as error:  # a commit that was cut off is for Spark to name
-        _LOG.warning("the log of judgements stays as long as it is", error=str(error))
+    except (OSError, ValueError) as error:  # Spark reports a truncated commit itself
+        _LOG.warning("cannot shorten the log of judgements; it stays as it is", error=str(error))
 
 
 def _status(home: Home, query: StreamingQuery, before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the job's status; the JVM is asked for the newest batch only where there is one since ``before``."""
+    """Return the status of the job.
+
+    The JVM is queried for the newest batch only if a batch was committed since ``before``.
+    """
     reached = judged_up_to(home.checkpoint)
     batch, batch_ms = reached[0] if reached else None, before.get("batch_ms")
     if batch_ms is None or batch != before.get("batch"):
@@ -151,7 +162,10 @@ def _status(home: Home, query: StreamingQuery, before: Mapping[str, Any]) -> dic
 
 
 def _finish(query: StreamingQuery) -> None:
-    """Stop between two batches where that comes within ten seconds: less is done twice after the next start."""
+    """Stop the query, between two batches if a batch ends within ten seconds.
+
+    A batch that is interrupted is repeated after the next start.
+    """
     limit = time.monotonic() + 10
     while query.isActive and query.status["isTriggerActive"] and time.monotonic() < limit:
         time.sleep(0.05)

@@ -1,4 +1,5 @@
-"""Parts that several batch jobs share: the Spark session of a verb, and the lines that report its progress.
+"""Shared parts of batch jobs: their Spark session, and progress of long steps.
 
-It imports the library alone. Begin with ``spark_session.py``.
+The package imports only the library; all batch jobs, the commands (``cli``) and ``bench`` import
+it. Begin with ``spark_session.py``, then read ``progress.py``.
 """

@@ -1,7 +1,8 @@
-"""How far a long step is: what was counted, every few seconds, and no guess of what is left.
+"""Progress lines of long steps: counts every few seconds, without estimates.
 
-Rule 1: a step that is done sooner says nothing but that it began.
-Rule 2: the work waits for nobody: words are made only when they are said, and Spark is asked beside it.
+Rule 1: a short step reports only its start.
+Rule 2: progress never delays the work: a line is built only when it is written, and a separate
+thread polls Spark.
 """
 
 import threading
@@ -16,21 +17,21 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 Clock = Callable[[], float]
 EVERY_S: Final = 4.0
-_SILENT_S: Final = 2 * EVERY_S  # longer than a step that tells itself how far it is says nothing
+_SILENT_S: Final = 2 * EVERY_S  # longer than the pauses of a step that reports its own progress
 _LOOK_S: Final = 1.0
-_PATIENCE_S: Final = 5.0  # with the last look: Spark may take its time to answer
+_PATIENCE_S: Final = 5.0  # for the last poll: Spark may answer slowly
 
 
 def silent(_words: str) -> None:
-    """Say nothing."""
+    """Discard a progress line."""
 
 
 class Paced:
-    """Says how far a step is: not before some seconds have gone, and never more often than that.
+    """Rate limit for the progress lines of a step: one every `EVERY_S` seconds.
 
     Args:
-        say: told.
-        clock: what time it is, in seconds.
+        say: callback for progress lines.
+        clock: function that returns the present time, seconds.
     """
 
     def __init__(self, say: Say, clock: Clock = time.monotonic) -> None:
@@ -38,18 +39,18 @@ class Paced:
         self._since_s = clock()
 
     def __call__(self, words: Callable[[], str]) -> None:
-        """Say how far it is, where it is time to; the words are made only then."""
+        """Report a progress line if the pause has passed; `words` is called only then."""
         if self._clock() - self._since_s >= EVERY_S:
             self._say(words())
             self._since_s = self._clock()
 
 
 class Steps:
-    """Says steps as they begin; of one that is silent for long it says how far Spark is, whenever somebody looks.
+    """Reporter of steps; for a silent step it reports Spark's task counts.
 
     Args:
-        say: told.
-        clock: what time it is, in seconds.
+        say: callback for progress lines.
+        clock: function that returns the present time, seconds.
     """
 
     def __init__(self, say: Say, clock: Clock = time.monotonic) -> None:
@@ -58,22 +59,23 @@ class Steps:
         self._turn = threading.Lock()
 
     def __call__(self, words: str) -> None:
-        """Say a step, or how far it is."""
+        """Report the start of a step, or its progress."""
         with self._turn:
             self._step, self._since_s = words, self._clock()
             self._say(words)
 
     def look(self, tasks: Callable[[], tuple[int, int] | None]) -> None:
-        """Say how far Spark is, where nothing has been said for long.
+        """Report Spark's task counts if no line was written for `_SILENT_S` seconds.
 
         Args:
-            tasks: how many are done, and how many there are, of the stages that run; None where none does.
+            tasks: function that returns the numbers of finished and of all tasks in the running
+                stages; None if no stage runs.
         """
         if not self._is_silent() or (counted := tasks()) is None:
             return
         done, count = counted
         with self._turn:
-            if self._is_silent():  # Spark takes its time to answer, and the next step may have begun
+            if self._is_silent():  # checked again: the next step may have started while Spark was asked
                 self._since_s = self._clock()
                 self._say(f"{self._step}: {done:,} of {count:,} tasks of Spark's present stage done")
 
@@ -82,7 +84,10 @@ class Steps:
 
 
 def tasks_of(spark: "SparkSession") -> tuple[int, int] | None:
-    """Return how many tasks of the stages that run are done, and how many they have; None where none runs."""
+    """Return the numbers of finished and of all tasks in Spark's running stages.
+
+    None if no stage runs.
+    """
     tracker = spark.sparkContext.statusTracker()
     found = [stage for number in tracker.getActiveStageIds() if (stage := tracker.getStageInfo(number)) is not None]
     return (sum(one.numCompletedTasks for one in found), sum(one.numTasks for one in found)) if found else None
@@ -90,13 +95,16 @@ def tasks_of(spark: "SparkSession") -> tuple[int, int] | None:
 
 @contextmanager
 def watched(spark: "SparkSession", steps: Steps) -> Iterator[threading.Thread]:
-    """Look at Spark every second, as long as it is entered, and say how far it is, see `Steps.look`; give who looks.
+    """Poll Spark every second in a thread until the context exits, see `Steps.look`.
 
     Args:
-        spark: the session.
-        steps: what is told.
+        spark: Spark session.
+        steps: reporter of steps.
+
+    Yields:
+        The polling thread.
     """
-    from py4j.protocol import Py4JError  # who has a session has it: others do without
+    from py4j.protocol import Py4JError  # imported here: not every user of this module has pyspark
 
     ended = threading.Event()
 
@@ -105,7 +113,7 @@ def watched(spark: "SparkSession", steps: Steps) -> Iterator[threading.Thread]:
             try:
                 steps.look(lambda: tasks_of(spark))
             except (Py4JError, OSError):
-                return  # the JVM is gone: whoever works with it says so
+                return  # the JVM has ended; its user reports that
 
     watcher = threading.Thread(target=watch, name="progress", daemon=True)
     watcher.start()

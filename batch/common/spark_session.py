@@ -1,4 +1,4 @@
-"""The Spark session of a job that ends, in a folder of its own that goes with it."""
+"""Spark session of a batch job, with a temporary folder that is removed with it."""
 
 import fcntl
 import os
@@ -25,11 +25,13 @@ _LOCK = "lock"
 
 @contextmanager
 def batch_session(home: Home, size: SparkResources) -> Iterator[SparkSession]:
-    """Give a session beside the lifecycle job's; what one that was killed has left behind is removed.
+    """Provide a Spark session beside that of the lifecycle job.
+
+    Leftovers of killed sessions are removed.
 
     Args:
-        home: in whose folder it writes what it can lose.
-        size: what it may take of the machine.
+        home: home in whose folder the session writes temporary files.
+        size: memory and cores of the session.
     """
     with _own_folder(home.path / "spark") as own:
         with _into(home.logs / "batch.log"):
@@ -42,11 +44,11 @@ def batch_session(home: Home, size: SparkResources) -> Iterator[SparkSession]:
 
 @contextmanager
 def _own_folder(place: Path) -> Iterator[Path]:
-    """Give a folder that is one's own while its lock is held; those whose locks nobody holds are left over, and removed."""
+    """Provide a locked temporary folder; remove folders whose locks are not held."""
     place.mkdir(parents=True, exist_ok=True)
     with ExitStack() as ours:
         with (place / "batch.lock").open("a") as turn:
-            fcntl.flock(turn, fcntl.LOCK_EX)  # one that is made and not yet locked must not be taken for one that is left over
+            fcntl.flock(turn, fcntl.LOCK_EX)  # a folder that is created and not locked yet must not be removed as a leftover
             for left in place.glob(f"{_PREFIX}*"):
                 if holder(left / _LOCK) is None:
                     shutil.rmtree(left, ignore_errors=True)
@@ -58,7 +60,11 @@ def _own_folder(place: Path) -> Iterator[Path]:
 
 @contextmanager
 def plainly_named(home: Home) -> Iterator[Home]:
-    """Give a home by a path that is the same as an address: Spark's doors to state look for ``a%20b`` where it is ``a b``."""
+    """Provide a home under a path that is equal to its URL.
+
+    Spark's state readers would look for ``a%20b`` if the path were ``a b``; such a home is reached
+    by a symbolic link.
+    """
     real = str(home.path.resolve())
     if quote(real) == real:
         yield home
@@ -76,16 +82,22 @@ def plainly_named(home: Home) -> Iterator[Home]:
 
 
 def cause_of(error: Exception) -> str:
-    """Return the sentence of Spark's that says most: the innermost cause that has one."""
+    """Return the most specific message of a Spark error.
+
+    This is the message of a FleetError, or else of the last cause.
+    """
     lines = [line.strip(": ") for line in str(error).splitlines() if not line.startswith("An error occurred while calling")]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    telling = [line for line in causes if "FleetError" in line] or causes[-1:] or lines[:1] or ["it says nothing"]
+    telling = [line for line in causes if "FleetError" in line] or causes[-1:] or lines[:1] or ["no message"]
     return telling[0].rpartition("FleetError: ")[2][:400]
 
 
 @contextmanager
 def _into(log: Path) -> Iterator[None]:
-    """Let what is started meanwhile write to a log: the JVM and its workers keep it; the command's words stay its own."""
+    """Redirect standard output and error of processes started meanwhile to a log file.
+
+    The JVM and its workers keep the log as output; the command gets its own output back.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     kept = os.dup(1), os.dup(2)

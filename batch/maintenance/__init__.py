@@ -1,5 +1,5 @@
-"""Maintenance of a home: join small files, remove old rows, snapshots and logs, and free what no reader needs.
+"""Maintenance of a home: compact tables; remove old rows, snapshots and files.
 
-It imports the library and ``batch.common``. Begin with ``maintain.py``; ``plan.py`` lists the
-steps.
+The package imports the library, ``batch.amend`` and ``batch.state.prune``; only the commands
+(``cli``) import it. Begin with ``maintain.py``; ``plan.py`` defines a step.
 """

@@ -1,10 +1,12 @@
-"""Maintenance: tables and logs are kept small while everything runs, and nothing goes that somebody still needs.
+"""Maintenance of tables and logs while the jobs run, within reader pins.
 
-Rule 1: rows are promised to be gone (`retention_floor.promise`) before the first one goes.
-Rule 2: every step may be broken off by kill -9 and done again; the next maintenance takes away what it left.
-Rule 3: a step that others are in the way of is left for the next time: the jobs go first.
-Rule 4: a full disk stops what writes, and nothing that deletes.
-Rule 5: ages of rows count back from the newest one, or from now where a clock that was ahead has stamped that one.
+Rule 1: the retention floor is raised (`retention_floor.promise`) before the first row is removed.
+Rule 2: every step can be killed and repeated; the next run removes leftovers.
+Rule 3: a step that conflicts with another writer is postponed to the next run: the jobs have
+priority.
+Rule 4: a full disk stops the steps that write, but not those that delete.
+Rule 5: the age of rows is relative to the newest row, or to now if a fast clock stamped that row in
+the future.
 """
 
 import re
@@ -33,26 +35,27 @@ from fleetpulse.io.maintenance import compaction, disk_cleanup, vacuum
 from fleetpulse.io.maintenance.readers import ReaderPin, judged_through, oldest_live_pin, reader_pins
 from fleetpulse.io.spark import scratch
 
-_WAYS_BACK: Final = 1  # generations that no longer run and stay, however old
-_COMMITTED_MS: Final = 600_000  # landing makes one in milliseconds, beside this
+_WAYS_BACK: Final = 1  # retired generations to keep, regardless of age
+_COMMITTED_MS: Final = 600_000  # age of an abandoned commit file; landing writes one in milliseconds meanwhile
 _OURS_ASIDE: Final = re.compile(r"\.\d{20}\.json\.[0-9a-f]{32}\.tmp")
-_REPLACED_MS: Final = {JUDGEMENTS.name: vacuum.HOUR_MS}  # each reader opens its log, which names replaced files until then
+_REPLACED_MS: Final = {JUDGEMENTS.name: vacuum.HOUR_MS}  # its readers open the newest version each time
 
 
 def maintain(
     home: Home, keep: Keep, *, dry_run: bool, now_s: float | None = None, say: Callable[[str], None] = lambda _: None
 ) -> Iterator[Step]:
-    """Do, step by step, what is to be done; each step is yielded when it is done.
+    """Run all maintenance steps that are needed; yield each one after it is done.
 
     Args:
         home: the home; its jobs may run.
-        keep: for how long what is kept.
-        dry_run: change nothing, and say what would be done.
-        now_s: the time, as files have it.
-        say: told what is waited for.
+        keep: retention times.
+        dry_run: whether to report the steps only and change nothing.
+        now_s: present time, in seconds as in file times; None takes the system clock.
+        say: callback for lines about waiting and about pruned generations.
 
     Raises:
-        FleetError: another one runs for too long, see `exclusive.exclusive_maintenance`, or a reader pin cannot be read.
+        FleetError: another maintenance runs for too long, see `exclusive.exclusive_maintenance`, or
+            a reader pin cannot be read.
     """
     with exclusive_maintenance(home, say):
         now_s = time.time() if now_s is None else now_s
@@ -78,7 +81,10 @@ def maintain(
 
 
 def _remove_aside(there: list[Path], now_s: float) -> None:
-    """Remove what a maintenance that was killed was still writing, for there is no other, and commits nobody makes any more."""
+    """Remove temporary files of a killed maintenance, and abandoned commit files.
+
+    No other maintenance runs at this time.
+    """
     for path in there:
         begun = disk_cleanup.old_files(path / "_delta_log", _COMMITTED_MS, now_s)
         for leftover in [*(path / FOLDER).glob(".*.tmp"), *(each for each in begun if _OURS_ASIDE.fullmatch(each.name))]:
@@ -86,7 +92,10 @@ def _remove_aside(there: list[Path], now_s: float) -> None:
 
 
 def _generations(home: Home, keep: Keep, now_ms: int, say: Callable[[str], None], *, dry_run: bool) -> Iterator[Step]:
-    """Prune old generations that no longer run: each holds bronze back. The job's hold on its own is not in the way of that."""
+    """Prune old retired generations, each of which pins a version of bronze.
+
+    The job may run meanwhile.
+    """
     if keep.generations_ms is None:
         return
     before_ms = now_ms - keep.generations_ms
@@ -95,7 +104,7 @@ def _generations(home: Home, keep: Keep, now_ms: int, say: Callable[[str], None]
         return
     with pause_state_changes(home, "fleet maintain") as other:
         if other:
-            yield Step("checkpoints", "hold", note=f"old generations stay until the next maintenance: {other} is at work")
+            yield Step("checkpoints", "hold", note=f"old generations stay until the next maintenance: {other} is running")
             return
         record = load_generations(home.lifecycle)
         doomed = [(number, *_size(checkpoint_of(home.lifecycle, number))) for number in going(record, _WAYS_BACK, before_ms)]
@@ -106,7 +115,7 @@ def _generations(home: Home, keep: Keep, now_ms: int, say: Callable[[str], None]
 
 
 def _size(folder: Path) -> tuple[int, int]:
-    """Return how many files a folder has, and how large they are together."""
+    """Return the number of files in a folder and their total size in bytes."""
     sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
     return len(sizes), sum(sizes)
 
@@ -117,11 +126,11 @@ def _bronze(home: Home, keep: Keep, wanted: list[ReaderPin], now_ms: int, *, dry
     if planned is None:
         return
     first, oldest = planned.held_by, min(wanted, key=lambda need: need.version)
-    yield Step(MESSAGES.name, "hold", note=f"{first.who} needs version {first.version} and those after it as they are")
+    yield Step(MESSAGES.name, "hold", note=f"{first.who} needs version {first.version} and later ones unchanged")
     if oldest.version < first.version:
-        yield Step(MESSAGES.name, "hold", note=f"{oldest.who} needs the rows of version {oldest.version} and those after it")
+        yield Step(MESSAGES.name, "hold", note=f"{oldest.who} needs the rows of version {oldest.version} and later ones")
     if planned.newest_ms > now_ms + AHEAD_MS and keep.messages_ms is not None:
-        note = f"{ahead(planned.newest_ms)}; what landed with that row and after it stays until then"
+        note = f"{ahead(planned.newest_ms)}; rows landed with that row or after it stay until then"
         yield Step(MESSAGES.name, "hold", note=note)
     if planned.drop:
         yield _drop(home, table, planned, now_ms, dry_run=dry_run)
@@ -153,7 +162,7 @@ def _join(table: Path, *, dry_run: bool) -> Iterator[Step]:
 
 
 def _thin_out(home: Home, keep: Keep, now_ms: int, *, dry_run: bool) -> Iterator[Step]:
-    """Delete the files of snapshots that are not kept: every version is a whole, and readable while its files are there."""
+    """Delete the files of snapshots beyond retention; each version is complete."""
     table = home.table(DEVICE_SNAPSHOTS.name)
     kept = vacuum.kept_versions(table, keep.device_snapshots_ms, now_ms)
     files = vacuum.unneeded(table, keep.replaced_ms, kept)
@@ -163,13 +172,13 @@ def _thin_out(home: Home, keep: Keep, now_ms: int, *, dry_run: bool) -> Iterator
 
 
 def _delete(home: Home, table: Path, keep: Keep, wanted: list[ReaderPin], now_s: float, *, dry_run: bool) -> Iterator[Step]:
-    """Delete files that were replaced, and old versions of the log."""
+    """Delete replaced files, and old versions of the Delta log."""
     snapshots, bronze = table.name == DEVICE_SNAPSHOTS.name, table.name == MESSAGES.name
     if not snapshots:
         files = vacuum.unneeded(table, min(keep.replaced_ms, _REPLACED_MS.get(table.name, keep.replaced_ms)))
         if files:
             count, size = vacuum.remove_files(files, dry_run=dry_run)
-            yield Step(table.name, "delete", count, size, note="files that others replaced, or nobody committed")
+            yield Step(table.name, "delete", count, size, note="files that were replaced, or never committed")
     if vacuum.write_checkpoint(table, dry_run=dry_run):
         yield Step(table.name, "checkpoint")
     below = min(vacuum.kept_versions(table, keep.device_snapshots_ms, int(now_s * 1000))) if snapshots else None
@@ -182,7 +191,10 @@ def _delete(home: Home, table: Path, keep: Keep, wanted: list[ReaderPin], now_s:
 
 
 class _StillRead:
-    """Whether a version of bronze is still read from its log: it is in no piece, or a job goes on there."""
+    """Predicate: a version of bronze is still read from its log entry.
+
+    It is if a job continues at or before it, or if no compacted piece contains it.
+    """
 
     def __init__(self, table: Path, held_from: int) -> None:
         self._held_from = held_from
@@ -199,7 +211,7 @@ def _none(_: int) -> bool:
 
 
 def _beside(home: Home, keep: Keep, now_s: float, *, dry_run: bool) -> Iterator[Step]:
-    """Delete old logs and pages of backtests, put long logs aside, and remove what a killed Spark left."""
+    """Delete old logs, backtest pages and remains of killed runs; rotate long logs."""
     old = disk_cleanup.old_logs(home, keep.logs_ms, now_s)
     if old:
         yield Step("logs", "delete", *vacuum.remove_files(old, dry_run=dry_run))
@@ -218,11 +230,11 @@ def _put_aside(log: Path, *, dry_run: bool) -> Iterator[Step]:
     size = log.stat().st_size
     if not dry_run:
         disk_cleanup.put_aside(log)
-    yield Step("logs", "aside", 1, size, note=f"{log.name} begins anew, the rest is in {log.name}.1")
+    yield Step("logs", "aside", 1, size, note=f"{log.name} is rotated; older lines are in {log.name}.1")
 
 
 def _folders(what: str, folders: list[Path], note: str, *, dry_run: bool) -> Iterator[Step]:
-    """Remove folders with all that is in them."""
+    """Remove folders with their contents."""
     if not folders:
         return
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]

@@ -1,4 +1,4 @@
-"""What maintenance is told and what it tells: for how long what is kept, and what was done."""
+"""Inputs and outputs of maintenance: retention times, and the steps done."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Final
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.system.fsync import no_room
 
-AHEAD_MS: Final = 3_600_000  # rows land while it works, and clocks differ a little: that is not worth a word
-FULL: Final = "left for the next time: the disk is full"
-BUSY: Final = "left for the next time: others were writing"
+AHEAD_MS: Final = 3_600_000  # lead of the newest row that is not reported: rows land meanwhile, and clocks differ
+FULL: Final = "postponed to the next run: the disk is full"
+BUSY: Final = "postponed to the next run: another writer changed the table"
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """For how long what is kept, in milliseconds; None for ever. See the settings ``keep_...``."""
+    """Retention times in milliseconds, see the settings ``keep_...``; None: for ever."""
 
     messages_ms: int | None
     quarantine_ms: int | None
@@ -30,15 +30,16 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that was done, or that a dry run would do.
+    """One maintenance step that was done, or that a dry run would do.
 
     Attributes:
-        table: or what else it was done to.
-        did: remove (rows), join (small files), checkpoint (the log), delete (files, and the log's old versions), hold.
-        files: how many went, or were joined.
-        size_bytes: of them.
-        rows: that were removed, or written again.
-        note: what is worth knowing of it.
+        table: table, or other object of the step, such as ``logs``.
+        did: remove (rows), join (small files), checkpoint (of the log), delete (files, and old
+            versions of the log), aside (rotate a log), hold (nothing done, reason in `note`).
+        files: number of files deleted or joined.
+        size_bytes: total size of these files.
+        rows: number of rows removed or rewritten.
+        note: details for display.
     """
 
     table: str
@@ -50,17 +51,20 @@ class Step:
 
 
 def ahead(newest_ms: int) -> str:
-    """Say that the newest row's age is not what others are counted from."""
-    return f"the newest is of {format_instant(newest_ms)}, which lies ahead, so ages count back from now"
+    """Describe a newest row in the future, which is not used as reference for ages."""
+    return f"the newest row is of {format_instant(newest_ms)}, in the future, so ages are relative to now"
 
 
 def since(note: str, newest_ms: int, now_ms: int) -> str:
-    """Return a note with that said, where it is so."""
+    """Return a note, extended by `ahead` if the newest row is in the future."""
     return f"{note}; {ahead(newest_ms)}" if newest_ms > now_ms + AHEAD_MS else note
 
 
 def as_room_allows(table: str, steps: Iterator[Step]) -> Iterator[Step]:
-    """Do steps that write; where the disk is full they wait for the next time, since what is deleted behind them makes room."""
+    """Run steps that write; postpone them to the next run if the disk is full.
+
+    Later steps delete files, and so free disk space.
+    """
     try:
         yield from steps
     except Exception as error:

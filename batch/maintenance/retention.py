@@ -1,4 +1,4 @@
-"""Rows of tables other than bronze that go when they are old, and those among them that stay all the same."""
+"""Retention of tables other than bronze: removal of old rows, and exceptions."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,15 +27,16 @@ _OF_MESSAGES: Final = tuple(
 
 @dataclass(frozen=True, slots=True)
 class _Aged:
-    """Rows of a table that go when they are old.
+    """Rows of a table that are removed when they are old.
 
     Attributes:
-        table: its name.
-        column: their age is told by.
-        keep_ms: for how long they stay; None for ever.
-        promised: what `kept` calls them.
-        such: which rows, as SQL says it; empty: all.
-        but: of those, given the instant before which they are old, which stay; empty: none.
+        table: name of the table.
+        column: column of the instant from which the age is counted.
+        keep_ms: retention time, milliseconds; None keeps for ever.
+        promised: name of the retention floor of these rows, see `retention_floor`.
+        such: SQL condition that selects the rows; empty for all.
+        but: function that returns an SQL condition for exceptions, given the home and the cutoff;
+            empty for none.
     """
 
     table: str
@@ -59,7 +60,7 @@ def _aged(keep: Keep) -> tuple[_Aged, ...]:
 
 
 def remove_aged(home: Home, keep: Keep, there: list[Path], now_ms: int, *, dry_run: bool) -> Iterator[Step]:
-    """Remove old rows of the other tables."""
+    """Remove old rows of the tables other than bronze."""
     for aged in _aged(keep):
         if aged.keep_ms is not None and home.table(aged.table) in there:
             yield from as_room_allows(aged.table, _remove(home, aged, aged.keep_ms, now_ms, dry_run=dry_run))
@@ -75,7 +76,7 @@ def _remove(home: Home, aged: _Aged, keep_ms: int, now_ms: int, *, dry_run: bool
     gone = f"{old} AND NOT ({but})" if but else old
     doomed = _count(home, aged.table, gone)
     if aged.but is _not_amended and (left := _count(home, aged.table, old) - doomed):
-        yield Step(aged.table, "hold", rows=left, note="what came late and fleet amend has not done with stays: run it")
+        yield Step(aged.table, "hold", rows=left, note="late messages not amended yet stay; run ./fleet amend")
     if not doomed:
         return
     note = f"{aged.column} before {format_instant(cutoff_ms)}" + (f", {aged.promised}" if aged.such else "")
@@ -102,13 +103,19 @@ def _count(home: Home, table: str, such: str) -> int:
 
 
 def _not_amended(home: Home, _: int) -> str:
-    """Return which old judgements of messages stay: those that amend is still to look at, where it is used at all."""
+    """Return the condition for old judgements to keep: those not amended yet.
+
+    Empty if amend has never run.
+    """
     reached_ms = tables.landed(home, JUDGEMENTS, DONE)
     return f"{amend.LOOKED_AT} AND received_at > {vacuum.cutoff_text(reached_ms)}" if reached_ms else ""
 
 
 def _promise_late(home: Home, gone: str) -> None:
-    """Write down from when on all that came late is listed: other judgements of messages may go without moving that."""
+    """Raise the retention floor of late messages, if any are removed.
+
+    This floor is separate: the removal of other judgements about messages does not raise it.
+    """
     if oldest_kept_ms(home, CAME_LATE) is None:
         promise(home, CAME_LATE, oldest_kept_ms(home, "late") or 0)
     sql = f"SELECT epoch_ms(max(received_at)) AS newest FROM judgements WHERE {gone} AND {LATE}"
@@ -117,10 +124,12 @@ def _promise_late(home: Home, gone: str) -> None:
 
 
 def _newest_summaries(home: Home, cutoff_ms: int) -> str:
-    """Return which old summaries stay: each key group's newest, since reports count by it.
+    """Return the condition for old summaries to keep: the newest of each key group.
 
-    They are said by the current generation, or by one that it is a copy of, and so goes on counting from; where these have said
-    none yet, by the newest one that has. What others said may go: their groups say nothing more, and may not even be groups now.
+    Reports count by these. They come from the current generation, or from one that it is a copy of,
+    as its counts continue those. If these have emitted none yet, they come from the newest
+    generation that has. Summaries of other generations may be removed: their key groups emit no
+    more.
     """
     record, current = load_generations(home.lifecycle), home.generation().number
     spoke = tables.query(home, f"SELECT DISTINCT generation FROM judgements WHERE {_SUMMARIES} ORDER BY 1 DESC NULLS LAST")

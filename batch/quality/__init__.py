@@ -1,5 +1,5 @@
-"""Data quality: run the suites of ``fleetpulse.core.quality`` over a home, and gate changes of the state by them.
+"""Data quality: run the suites over a home, and gate changes of its state.
 
-It imports the library, ``batch.state`` and ``batch.common``. Begin with ``run.py``; ``facts.py`` has the inputs
-beside the tables.
+The package imports the library, ``batch.state``, ``batch.backtest`` and ``batch.common``; the
+commands (``cli``) and ``bench`` import it. Begin with ``run.py``, then read ``facts.py``.
 """

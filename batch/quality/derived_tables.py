@@ -1,6 +1,7 @@
-"""The state that is looked at, and what is worked out for the suites.
+"""The state under test, and tables derived for the suites on first use.
 
-Rule: what is damaged beyond reading is a fault of the suites that would read it, and of no other.
+Rule: an input that is too damaged to be read is a fault of the suites that read it, and of no other
+suite.
 """
 
 from dataclasses import dataclass
@@ -26,24 +27,25 @@ from fleetpulse.reports.messages import span
 
 DAMAGED: Final = (ValueError, LookupError, TypeError, AttributeError, AssertionError, FleetError)
 _FROM_NOWHERE: Final = (
-    "bronze no longer has all that the devices began with, and no snapshot is kept that all which followed can be judged from; "
+    "bronze no longer has the first rows, and there is no snapshot from which on bronze is complete; "
     "take one regularly: ./fleet state snapshot"
 )
-_GONE: Final = "messages that it began with were removed by maintenance meanwhile"
-_NOT_COUNTED: Final = "bronze does not say how many rows were taken from the segments: landing says it from its next rows on"
+_GONE: Final = "maintenance removed messages of the replay meanwhile"
+_NOT_COUNTED: Final = "bronze has no count of the rows taken from the segments yet: landing writes it with its next rows"
 _NOTHING_JUDGED: Final = "the job has judged nothing yet"
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A state that is looked at.
+    """A state under test.
 
     Attributes:
-        subject: names it.
-        files: its rows, Parquet.
-        about: what it was taken at.
-        before_ms: the frontier of the snapshot before it; None where there is none.
-        chosen: whether it, or what it comes from, was made of some of the devices.
+        subject: display name of the state.
+        files: Parquet files with the rows of the state.
+        about: metadata of the snapshot.
+        before_ms: frontier of the previous snapshot, epoch milliseconds; None if there is none.
+        chosen: whether its devices may differ from those of the judgements table, see
+            `facts.is_chosen`.
     """
 
     subject: str
@@ -54,7 +56,7 @@ class State:
 
 
 def snapshot_state(home: Home, version: int | None = None) -> State | None:
-    """Return a snapshot; the newest where no version is given, None where there is none such."""
+    """Return a snapshot by version, or the newest, as a state; None if there is none."""
     known = [one for one in snapshots(home) if one.is_known]
     for place, one in enumerate(known):
         if one.version is not None and version in (None, one.version):
@@ -66,14 +68,14 @@ def snapshot_state(home: Home, version: int | None = None) -> State | None:
 
 
 class DerivedTables:
-    """Tables that are worked out when a suite first needs them.
+    """Tables that are derived when a suite first needs them.
 
     Args:
         home: the home.
-        tables: as they were opened.
-        judged: how far the job has judged; None where it has judged nothing.
-        state: the state that is looked at; None where there is none.
-        say: told how far bronze is judged again.
+        tables: opened tables; derived ones are added to them.
+        judged: position of the job; None if it has judged nothing.
+        state: state under test; None if there is none.
+        say: callback for progress lines of a replay of bronze.
     """
 
     def __init__(
@@ -82,8 +84,8 @@ class DerivedTables:
         self.tables, self._say = tables, say
         self._home, self._judged, self._state = home, judged, state
         self._of_state: EvaluationPoint | None = None
-        self._known = NOTHING  # what bronze's own rows come to where the state stands
-        self._unread = ""  # why nobody can tell how far the state has come
+        self._known = NOTHING  # coverage, frontier and policies that bronze gives at the position of the state
+        self._unread = ""  # reason if the position of the state cannot be read
         landed = span(home)
         self._landed_ms = 0 if landed is None else landed[1]
         if judged is not None:
@@ -97,7 +99,7 @@ class DerivedTables:
             heads = evidence.heads_of(self.tables)
             self._of_state = evidence.stand_of_state(self._home, heads.worlds[0], state.about)
         except DAMAGED as error:
-            self._unread = f"how far the state has come cannot be read: {error!r}"
+            self._unread = f"the position of the state cannot be read: {error!r}"
             return
         about, self._known = state.about, evidence.by_bronze(self._home, self._of_state.newest_ms)
         facts = {"subject": state.subject, "key_groups": about.key_groups, "devices": heads.devices, "worlds": len(heads.worlds)}
@@ -108,7 +110,7 @@ class DerivedTables:
         self.tables.put("taken", one_row({**self._of_state.row(), **facts, **stated, **more, **listens}))
 
     def why_not(self, suite: Suite) -> str:
-        """Say why a suite can say nothing; empty where it can."""
+        """Return the reason to skip a suite; empty if it can be evaluated."""
         if "landed" in suite.reads:
             return "" if self.tables.counted else _NOT_COUNTED
         if "stand" in suite.reads and self._judged is None:
@@ -117,23 +119,23 @@ class DerivedTables:
         if of_state and self._state is None:
             return "there is no snapshot"
         if of_state and self._unread:
-            return ""  # it is no fault of what is kept: `make` says what it is
+            return ""  # not skipped: `make` raises the error, so that it is reported as a fault
         stand = self._of_state if of_state else self._judged
         if suite.again and stand is None:
             return _NOTHING_JUDGED
         return _FROM_NOWHERE if suite.again and not (stand and stand.origin) else ""
 
     def why_no_more(self, suite: Suite) -> str:
-        """Say why what was worked out for a suite says nothing, since retention has begun meanwhile; empty where it has not."""
+        """Return the reason to skip a suite if retention removed its rows meanwhile."""
         stand = self._of_state if "state" in suite.reads else self._judged
         origin = stand.origin if suite.again and stand else None
         return _GONE if origin and not is_there_still(self._home, origin) else ""
 
     def make(self, suite: Suite) -> None:
-        """Work out what a suite reads, unless that was done before.
+        """Derive the tables that a suite reads, unless they exist already.
 
         Raises:
-            FleetError: nobody can tell how far the state has come.
+            FleetError: the position of the state cannot be read.
         """
         if "state" in suite.reads and self._unread:
             raise FleetError(self._unread, code="snapshot-position-missing")
@@ -161,5 +163,5 @@ class DerivedTables:
             self.tables.put("defined_state", self._judge_again(self._of_state)[1])
 
     def _judge_again(self, stand: EvaluationPoint) -> tuple[pa.Table, pa.Table]:
-        assert stand.origin is not None, "who cannot be judged again is not asked about"
+        assert stand.origin is not None, "why_not skips suites without an origin"
         return judged_again(self._home, stand.newest_ms, stand.origin, self._say)

@@ -1,7 +1,9 @@
-"""What the suites compare the tables with: where the job stands, what bronze comes to, when deadlines fall.
+"""Reference facts for the suites: position of the job, derived rows, deadlines.
 
-Rule 1: it is worked out from rows of our own and of bronze by the definition's own words, never from what is compared.
-Rule 2: how far the job has judged is read before the tables are opened, and what has landed after it: a job may run.
+Rule 1: facts are derived from bronze by the reference definition (`core.replay`, `core.fold`),
+never from the rows under test.
+Rule 2: the position of the job is read before the tables are opened, and the landed rows after, as
+the job may be running.
 """
 
 import json
@@ -37,7 +39,7 @@ from fleetpulse.reports.messages import rows_through, span
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _BEFORE_ALL: Final = 0
 _AT_A_TIME: Final = 10_000
-_LISTED: Final = "late"  # as maintenance calls what was said of messages that were not judged
+_LISTED: Final = "late"  # maintenance's name for judgements about messages that were not judged
 _SILENCES: Final = """
     SELECT * FROM (
         SELECT device_id, life, transition_no, event_time, last_seen, device_class, trigger,
@@ -77,7 +79,7 @@ _DUE: Final = """
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPoint:
-    """How far a job, or a state of it, has come. Instants are epoch milliseconds.
+    """Position of the job, or of a state. Instants are epoch milliseconds.
 
     Attributes:
         newest_ms: ``received_at`` of the newest row judged.
@@ -87,16 +89,19 @@ class EvaluationPoint:
         others_ms: frontier of the sites that no gap row names.
         least_ms: least frontier of all shards.
         held_back_ms: longest time that a verdict is held back.
-        kept_ms: from when on bronze has all its rows.
-        told_ms: from when on all is kept that was said of messages which were not judged, by ``received_at`` and by event time.
-        origin: where bronze can be judged again from up to there; None: from nowhere.
-        lines: whether it and quarantine have all lines of all recordings.
-        listed: whether some devices began with a list: what they were before was never said.
+        kept_ms: retention floor of bronze.
+        told_ms: retention floor of judgements about messages that were not judged, by
+            ``received_at`` and by event time.
+        origin: origin from which bronze can be judged again up to this position; None if there is
+            none.
+        lines: whether bronze and quarantine have all lines of all recordings.
+        listed: whether some devices were bootstrapped from a list; no transitions of their past
+            were emitted.
         own_limits: whether such a list gave some devices limits of their own.
-        went_back: whether a generation that knew some of the devices was gone back from: what the others did meanwhile was
-            judged afterwards, in the lives that they had before, and not said.
-        lead_ms: how far a device's clock may be ahead.
-        backlog_ms: how old a message may be.
+        went_back: whether a generation with a part of the devices was rolled back. Messages of the
+            other devices were then judged later, in their earlier lives, and nothing was emitted.
+        lead_ms: maximum clock lead of a device.
+        backlog_ms: maximum age of a message.
         late_rules: whether a policy sets ``late_proves_alive`` for some class.
     """
 
@@ -119,7 +124,7 @@ class EvaluationPoint:
     late_rules: bool
 
     def row(self) -> dict[str, Any]:
-        """Return it as a row, with instants as `one_row` takes them."""
+        """Return the values as a row for `one_row`."""
         return {
             "newest_ms": self.newest_ms,
             "frontier_ms": self.frontier_ms,
@@ -140,7 +145,7 @@ class EvaluationPoint:
         }
 
     def shards(self) -> pa.Table:
-        """Return the sites that gap rows name, each with its frontier and the instant up to which no verdict is held back."""
+        """Return the sites that gap rows name, with frontier and settled instant."""
         shards = self.world.shards
         sites = [site for its in shards.sites for site in sorted(its)]
         instants = [shards.of(site).frontier_ms or _BEFORE_ALL for site in sites]
@@ -149,7 +154,10 @@ class EvaluationPoint:
 
 
 def roaming(tables: Opened, shards: Shards) -> pa.Table:
-    """Find devices with messages from several shards: the order in which those were judged does not follow from the tables."""
+    """Return the devices with messages from several shards.
+
+    The tables do not show the order in which messages of different shards were judged.
+    """
     if len(shards) == 1:
         return pa.table({"device_id": pa.array([], pa.string())})
     found = tables.arrow("SELECT DISTINCT device_id, site FROM messages")
@@ -164,7 +172,7 @@ def _has_late_rules(policy: Policy) -> bool:
 
 
 def stand_of(home: Home) -> EvaluationPoint | None:
-    """Return how far the job has judged; None where it has judged nothing yet."""
+    """Return the position of the job; None if it has judged nothing yet."""
     judged = judged_up_to(home.checkpoint)
     if judged is None or span(home) is None:
         return None
@@ -175,7 +183,7 @@ def stand_of(home: Home) -> EvaluationPoint | None:
 
 
 def stand_at(home: Home, newest_ms: int, shards: Shards, policies: Policies, origin: Origin | None) -> EvaluationPoint:
-    """Return the stand that coverage, frontier and policies come to."""
+    """Build the position that follows from coverage, frontier and policies."""
     deployment, kept_ms, told_ms = home.deployment(), oldest_kept_ms(home, MESSAGES.name), oldest_kept_ms(home, _LISTED)
     frontiers_ms = [_BEFORE_ALL if one is None else one for one in shards.frontiers_ms]
     record = load_generations(home.lifecycle)
@@ -201,7 +209,11 @@ def stand_at(home: Home, newest_ms: int, shards: Shards, policies: Policies, ori
 
 
 def is_chosen(record: Generations, number: int) -> bool:
-    """Whether a generation may know other devices than were spoken of: it comes from some of them, or one before it did."""
+    """Return whether a generation may have other devices than the judgements table.
+
+    They may if this generation, one of its sources, or an earlier generation was made of chosen
+    devices.
+    """
     return bool(record.choices_in(number) | _chosen_before(record, number))
 
 
@@ -211,7 +223,11 @@ def _chosen_before(record: Generations, number: int) -> frozenset[int]:
 
 
 def one_row(values: Mapping[str, Any]) -> pa.Table:
-    """Return one row; ``<name>_ms`` becomes the instant ``<name>``, ``<name>_ms_`` stays the number ``<name>_ms``."""
+    """Return a table of one row.
+
+    A value ``<name>_ms`` becomes the instant ``<name>``; ``<name>_ms_`` becomes the number
+    ``<name>_ms``.
+    """
     columns: dict[str, pa.Array] = {}
     for name, value in values.items():
         if name.endswith("_ms"):
@@ -226,13 +242,13 @@ def _instants(values_ms: Iterable[int | None]) -> pa.Array:
 
 
 def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield rows; as Python's objects, nine times the size of the columns, there are a few at a time only."""
+    """Yield rows as dictionaries, in batches: these take nine times the memory."""
     for batch in table.to_batches(max_chunksize=_AT_A_TIME):
         yield from batch.to_pylist()
 
 
 def declared_columns(home: Home) -> pa.Table:
-    """Return every declared column of the tables that are there, with the type that is stored."""
+    """Return each declared column of the existing tables, with its stored type."""
     rows: list[dict[str, str | None]] = []
     for table in TABLES:
         stored = delta.stored_types(home, table)
@@ -244,16 +260,16 @@ def declared_columns(home: Home) -> pa.Table:
 
 
 def deadlines(tables: Opened, stand: EvaluationPoint) -> pa.Table:
-    """Return the transitions by silence, each with the instant that policies and covered time give."""
+    """Return the transitions by silence, each with its deadline as derived."""
     excused, own = _ends(tables), _own_timeouts(tables)
     found = tables.arrow(_SILENCES)
     due_ms: list[int | None] = []
     for one in _rows(found):
         at_ms, of_it, entries = one["at_ms"], excused[one["device_id"]], own.get(one["device_id"])
         if at_ms is None or at_ms > (stand.world.shards.of(one["site"]).frontier_ms or _BEFORE_ALL):
-            due_ms.append(at_ms)  # judged since
+            due_ms.append(at_ms)  # judged after this position
             continue
-        if entries is None and stand.own_limits:  # a list may have given it a timeout of its own
+        if entries is None and stand.own_limits:  # a list may have given the device its own timeout
             due_ms.append(at_ms)
             continue
         before = [timeout_ms for since_ms, timeout_ms in entries or () if since_ms <= at_ms]
@@ -267,9 +283,11 @@ def deadlines(tables: Opened, stand: EvaluationPoint) -> pa.Table:
 
 
 def _silent(one: Mapping[str, Any], world: EvaluationContext, own_ms: int | None, from_ms: int = _BEFORE_ALL) -> int | None:
-    """Return the first instant from another on at which a device had been silent for its own timeout, or that of its class.
+    """Return the instant at which a device had been silent for its timeout.
 
-    Holds and changes of the class are left out: what they let begin is that other instant.
+    This is the first such instant from `from_ms` on. The timeout is that of the device, or else of
+    its class. Holds and class changes are not considered; the caller passes the instant at which
+    one of them takes effect as `from_ms`.
     """
     quiet_ms = one["seen_ms"] if one["seen_ms"] is not None else max(one["life_ms"] or 0, one["registered_ms"] or 0)
     least_ms = max(quiet_ms, one["since_ms"] or quiet_ms, from_ms)
@@ -284,7 +302,7 @@ def _silent(one: Mapping[str, Any], world: EvaluationContext, own_ms: int | None
 
 
 def _ends(tables: Opened) -> Mapping[str, set[int]]:
-    """Return by device the instants at which an announced hold ends, or an entry of the registry takes effect."""
+    """Return per device the instants of ends of holds and of registry entries."""
     found: defaultdict[str, set[int]] = defaultdict(set)
     for one in _rows(tables.arrow(_OWN)):
         until = json.loads(one["body"] or "{}").get("until")
@@ -293,7 +311,7 @@ def _ends(tables: Opened) -> Mapping[str, set[int]]:
 
 
 def _own_timeouts(tables: Opened) -> Mapping[str, list[tuple[int, int | None]]]:
-    """Return by device the instants of its entries in the registry, in order, each with the timeout of its own that it gives."""
+    """Return per device its registry entries in order: instant and own timeout."""
     found: defaultdict[str, list[tuple[int, int | None]]] = defaultdict(list)
     for one in _rows(tables.arrow(_ENTRIES)):
         content = json.loads(one["body"] or "{}")
@@ -304,11 +322,12 @@ def _own_timeouts(tables: Opened) -> Mapping[str, list[tuple[int, int | None]]]:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What the key groups of a state say of themselves.
+    """Header rows of the key groups of a state.
 
     Attributes:
-        worlds: their different stands, as JSON: one, where it is sound.
-        devices: how many were in all of them when they were taken; None where one does not say.
+        worlds: distinct headers, as JSON; a sound state has one.
+        devices: number of devices in all key groups when the state was taken; None if a header
+            lacks it.
     """
 
     worlds: tuple[str, ...]
@@ -316,34 +335,40 @@ class Heads:
 
 
 def heads_of(tables: Opened) -> Heads:
-    """Return what the key groups of a state say of themselves.
+    """Read the header rows of the key groups of a state.
 
     Raises:
-        FleetError: there is none.
-        ValueError: one is damaged.
+        FleetError: the state has no header.
+        ValueError: a header is damaged.
     """
     rows = tables.arrow(f"SELECT content FROM state WHERE part = '{GROUP}' AND content IS NOT NULL")["content"].to_pylist()
     if not rows:
-        raise FleetError(f'no row of part "{GROUP}" says how far it has come', code="snapshot-position-missing")
+        raise FleetError(f'its position is missing: it has no row of part "{GROUP}"', code="snapshot-position-missing")
     counts = [json.loads(one).get("devices") for one in rows]
     return Heads(tuple(sorted({the_world([one]) for one in rows})), None if None in counts else sum(counts))
 
 
 def stand_of_state(home: Home, world: str, about: SnapshotInfo) -> EvaluationPoint:
-    """Return how far a state has come, from the content of a key group's head, and of which snapshot or generation it is."""
+    """Return the position of a state.
+
+    Args:
+        home: the home.
+        world: header of a key group, as JSON.
+        about: metadata of the snapshot, or of the generation's state.
+    """
     shards, policies = world_from_plain(json.loads(world))
     origin = origin_of(home, shards.newest_ms, about.generation, about.version)
     return stand_at(home, shards.newest_ms, shards, policies, origin)
 
 
 def pending(tables: Opened) -> pa.Table:
-    """Return what a state has judged and not said."""
+    """Return the judgements that are pending in a state."""
     contents = tables.arrow("SELECT content FROM state WHERE part = 'pending' AND content IS NOT NULL")["content"].to_pylist()
     return delta.to_table(JUDGEMENTS, map(json.loads, contents))
 
 
 def own_rows(tables: Opened) -> pa.Table:
-    """Return the rows that wait in a state as they are: of the registry, of operators, and for everybody."""
+    """Return the pending rows of registry and operators, and those for all devices."""
     rows = tables.arrow(f"SELECT content FROM state WHERE part = '{OWN_ROW}'")["content"].to_pylist()
     found = [json.loads(one) for one in rows]
     words = {name: pa.array([one[name] for one in found], pa.string()) for name in ("device_id", "kind")}
@@ -351,12 +376,15 @@ def own_rows(tables: Opened) -> pa.Table:
 
 
 def by_bronze(home: Home, newest_ms: int) -> Outcome:
-    """Return coverage, frontier and policies as the rows of bronze up to an instant give them."""
+    """Derive coverage, frontier and policies from the rows of bronze up to an instant."""
     return outcome(rows_through(home, (), newest_ms), home.deployment())
 
 
 def listens_as(world: str, known: Outcome) -> bool:
-    """Whether a state has the frontier, the gaps and the policies that bronze gives; it has forgotten what it needs no more."""
+    """Return whether a state has the frontier, gaps and policies that bronze gives.
+
+    Gaps and policies that the state has pruned are not compared.
+    """
     shards, policies = world_from_plain(json.loads(world))
     given = known.shards
     if given is None or (given.frontiers_ms, given.sites) != (shards.frontiers_ms, shards.sites):
@@ -372,14 +400,17 @@ def _listens_alike(one: Coverage, other: Coverage) -> bool:
 
 
 def _gaps_from(coverage: Coverage, since_ms: int) -> Coverage:
-    """Return what matters of coverage from an instant on: how long we had listened before does not."""
+    """Return coverage from an instant on, without the covered time before it."""
     kept = coverage.forget_before(since_ms)
     late = kept.until_ms is not None and kept.gaps and kept.until_ms > kept.gaps[-1][0]
     return replace(kept, base_ms=0, until_ms=kept.until_ms if late else None)
 
 
 def dues(tables: Opened, stand: EvaluationPoint, known: Outcome) -> pa.Table:
-    """Return the next deadline of each device of a state and what acts then, and what was covered when its silence began."""
+    """Return the next deadline of each device, its action, and expected covered time.
+
+    The covered time is the one at the start of the device's silence.
+    """
     rows: list[tuple[str, int | None, str | None, int | None]] = []
     for one in _devices(tables):
         due = next_due(one, stand.world)
@@ -391,9 +422,11 @@ def dues(tables: Opened, stand: EvaluationPoint, known: Outcome) -> pa.Table:
 
 
 def _covered(device: Device, stand: EvaluationPoint, known: Outcome) -> int | None:
-    """Return the covered time at which a device's silence began, as the state counts it; None where bronze cannot tell.
+    """Return the covered time at the start of a silence; None if bronze lacks it.
 
-    A state and bronze may count from elsewhere, and both have the same between that instant and the frontier.
+    State and bronze may count covered time from different instants. The covered time between the
+    start of the silence and the frontier is the same in both: it is subtracted from the state's
+    covered time at the frontier.
     """
     if known.shards is None:
         return None
@@ -406,7 +439,7 @@ def _covered(device: Device, stand: EvaluationPoint, known: Outcome) -> int | No
 
 
 def _devices(tables: Opened) -> Iterator[Device]:
-    """Yield a state's devices with what deadlines are told by; those of no known mode are left out."""
+    """Yield the devices of known mode of a state, with the fields for deadlines."""
     for one in _rows(tables.arrow(_DUE)):
         if one["mode"] not in {*Mode} or any(one[name] is None for name in ("mode_since_ms", "class_since_ms", "life_ms")):
             continue

@@ -1,6 +1,7 @@
-"""The state of a generation, and rows that are about to become a snapshot, put before the gate.
+"""Quality gate for the state of a generation, and for the rows of a new snapshot.
 
-Rule: what is looked at is written aside once, and is what is then built on; nothing is read a second time in between.
+Rule: the rows under test are written to temporary files once, and the snapshot is made from those
+files; the state is not read a second time.
 """
 
 import shutil
@@ -30,7 +31,7 @@ def generation_of(home: Home, number: int) -> Generation:
     """Return a generation that has a checkpoint.
 
     Raises:
-        FleetError: there is none such.
+        FleetError: there is no such generation.
     """
     record = load_generations(home.lifecycle)
     found = record.of(number)
@@ -39,7 +40,7 @@ def generation_of(home: Home, number: int) -> Generation:
     if found is None or found.status in (DISCARDED, PRUNED):
         there = sorted(one.number for one in record.known.values() if one.status not in (DISCARDED, PRUNED))
         raise FleetError(
-            f"there is no generation {number}; there are {', '.join(map(str, there or [record.current]))}",
+            f"there is no generation {number}; name one of {', '.join(map(str, there or [record.current]))}",
             code="generation-unknown",
         )
     return found
@@ -47,7 +48,7 @@ def generation_of(home: Home, number: int) -> Generation:
 
 @contextmanager
 def generation_state(spark: SparkSession, home: Home, number: int) -> Iterator[State]:
-    """Give the state of a generation, running or held, as the gate looks at it."""
+    """Provide the state of a running or held generation, as input of the gate."""
     generation = generation_of(home, number)
     relocate(checkpoint_of(home.lifecycle, number))  # the home may have been moved
     at = position_after(checkpoint_of(home.lifecycle, number))
@@ -57,21 +58,19 @@ def generation_state(spark: SparkSession, home: Home, number: int) -> Iterator[S
 
 
 def require_sound(spark: SparkSession, home: Home, made: Generation, keep: int, say: Say = silent) -> None:
-    """Look at a generation that was made, before it gets the work.
+    """Evaluate the gate for a new generation before it is activated.
 
     Raises:
-        FleetError: nothing may be built on it.
+        FleetError: the gate fails.
     """
     with generation_state(spark, home, made.number) as state:
         report = gate(home, state, lambda: spark, keep=keep, say=say)
-    refuse(
-        report, f"generation {made.number} is removed; generation {load_generations(home.lifecycle).current} goes on as before"
-    )
+    refuse(report, f"generation {made.number} is removed; generation {load_generations(home.lifecycle).current} is still current")
 
 
 @contextmanager
 def written_aside(rows: DataFrame) -> Iterator[tuple[Path, ...]]:
-    """Write rows of a state into a folder of the session that is removed afterwards; give its files."""
+    """Write rows of a state to temporary files; remove them when the context exits."""
     folder = Path(mkdtemp(prefix="state-", dir=folder_of(rows.sparkSession)))
     try:
         rows.select(*(column.name for column in DEVICE_SNAPSHOTS.columns)).write.mode("overwrite").parquet(str(folder / "rows"))
@@ -84,15 +83,15 @@ def written_aside(rows: DataFrame) -> Iterator[tuple[Path, ...]]:
 def gated(
     spark: SparkSession, home: Home, rows: DataFrame, what: SnapshotInfo, keep: int, say: Say = silent
 ) -> Iterator[DataFrame]:
-    """Look at rows that are about to become a snapshot, and give them where the gate opens.
+    """Evaluate the gate for the rows of a new snapshot; yield the rows if it passes.
 
     Raises:
-        FleetError: it stays shut; nothing is published.
+        FleetError: the gate fails; nothing is published.
     """
     known = [one for one in snapshots(home) if one.is_known]
     before_ms = known[0].frontier_ms if known else None
     chosen = is_chosen(load_generations(home.lifecycle), what.generation)
     with written_aside(rows) as files:
-        state = State(f"generation {what.generation}, to be a snapshot", files, what, before_ms, chosen)
+        state = State(f"generation {what.generation}, for a snapshot", files, what, before_ms, chosen)
         refuse(gate(home, state, lambda: spark, keep=keep, say=say), "no snapshot is published")
         yield spark.read.parquet(*map(str, files))

@@ -1,8 +1,11 @@
-"""Bronze judged again: from its first row, or on from a snapshot where the first rows are gone, or too many.
+"""Replay of bronze for the suites: from its first row, or from a snapshot.
 
-Rule 1: a snapshot is begun with where bronze has all that was received after it, and where no device has come or gone since by
-a choice: some of a snapshot's devices, or a list.
-Rule 2: what a look begins with was looked at itself when it was taken; what was said up to there is not said to be right again.
+A snapshot is the origin if the first rows were removed, or if there are too many of them.
+
+Rule 1: a snapshot qualifies only if bronze has all rows received after it, and if no state was made
+of chosen devices since: by a condition on a snapshot, or from a list.
+Rule 2: judgements before the origin are not verified again; the gate checks a snapshot when it is
+taken.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,41 +37,44 @@ from fleetpulse.io.tables.snapshots import SnapshotInfo
 from fleetpulse.reports.messages import files_beside
 from fleetpulse.reports.replay_origin import removed_below, rows_of_snapshot, whole_behind
 
-MOST_ROWS: Final = 10_000_000  # of bronze that are judged again: some ten minutes of a core
+MOST_ROWS: Final = 10_000_000  # most rows of bronze to replay: about ten minutes of a core
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where bronze is judged again from.
+    """Origin of a replay of bronze.
 
     Attributes:
-        snapshot: with it; None: with bronze's first row.
+        snapshot: snapshot to start from; None starts from the first row of bronze.
     """
 
     snapshot: SnapshotInfo | None = None
 
     @property
     def newest_ms(self) -> int:
-        """Up to which ``received_at`` nothing is read, epoch milliseconds, but what came after the snapshot in that one."""
+        """Newest ``received_at`` of the origin, epoch milliseconds.
+
+        Rows of exactly this instant that the snapshot does not contain are still replayed.
+        """
         return (self.snapshot.newest_ms or 0) if self.snapshot else 0
 
     @property
     def frontier_ms(self) -> int:
-        """Up to which nothing is judged, epoch milliseconds."""
+        """Frontier of the origin, epoch milliseconds."""
         return (self.snapshot.frontier_ms or 0) if self.snapshot else 0
 
 
 def is_whole(home: Home) -> bool:
-    """Whether bronze has all that the devices began with.
+    """Return whether all judgements follow from bronze alone.
 
-    Nothing was removed, no state was made of a list of devices, and version 1 has judged nothing of it.
+    They do if no row was removed, no state was made of chosen devices, and version 1 judged no row.
     """
     chosen = _choices(load_generations(home.lifecycle))
     return not chosen and oldest_kept_ms(home, MESSAGES.name) is None and home.judged_by_version_1_ms() is None
 
 
 def had_work(record: Generations) -> Iterator[Generation]:
-    """Yield the generations that said something."""
+    """Yield the generations that have been current and so emitted judgements."""
     return (one for one in record.known.values() if one.status in (CURRENT, RETIRED, PRUNED))
 
 
@@ -79,20 +85,22 @@ def _choices(record: Generations) -> frozenset[int]:
 def origin_of(
     home: Home, through_ms: int, number: int | None = None, but: int | None = None, most_rows: int = MOST_ROWS
 ) -> Origin | None:
-    """Return where what was judged up to an instant can be judged again from.
+    """Choose the origin of a replay up to an instant.
 
-    The first row of bronze, where no more rows follow than are judged again; else the oldest snapshot of which that is true,
-    and in any case none newer than the second newest: what lies behind the newest one may be nothing.
+    This is the first row of bronze if at most `most_rows` rows follow. Otherwise it is the oldest
+    snapshot with at most `most_rows` rows after it. It is never the newest snapshot if there is an
+    older one: there may be no rows after the newest.
 
     Args:
         home: the home.
-        through_ms: the instant, of ``received_at``, epoch milliseconds.
-        number: of the generation that judged; None for the current one.
-        but: the version of a snapshot that is itself looked at.
-        most_rows: how many are judged again.
+        through_ms: ``received_at`` up to which rows are replayed, epoch milliseconds.
+        number: number of the generation under test; None takes the current one.
+        but: version of a snapshot to exclude, as it is under test itself.
+        most_rows: maximum number of rows to replay.
 
     Returns:
-        That; None where it cannot be told from any: retention has removed what follows, or some devices were chosen later.
+        The origin; None if no origin qualifies: retention removed rows after each, or a state was
+        made of chosen devices later.
     """
     pieces = [piece for piece in pieces_of(home) if piece.first_ms <= through_ms]
     whole = is_whole(home)
@@ -120,24 +128,24 @@ def _rows_behind(pieces: Sequence[BronzePiece], newest_ms: int) -> int:
 
 
 def is_there_still(home: Home, origin: Origin) -> bool:
-    """Whether nothing was removed meanwhile of what follows an origin."""
+    """Return whether bronze still has all rows after an origin."""
     return is_whole(home) if origin.snapshot is None else origin.snapshot.bronze >= removed_below(home)
 
 
 def judged_again(home: Home, newest_ms: int, origin: Origin, say: Say = silent) -> tuple[pa.Table, pa.Table]:
-    """Judge bronze up to a row.
+    """Replay bronze up to a row.
 
     Args:
         home: the home.
-        newest_ms: ``received_at`` of the row.
-        origin: from where on.
-        say: told every few seconds how far it is.
+        newest_ms: ``received_at`` of the last row, epoch milliseconds.
+        origin: origin of the replay.
+        say: callback for progress lines, every few seconds.
 
     Returns:
-        Judgements, columns of `JUDGEMENTS`; and devices, columns of `SNAPSHOT_SCHEMA`.
+        Judgements, with the columns of `JUDGEMENTS`; and devices, with those of `SNAPSHOT_SCHEMA`.
 
     Raises:
-        FleetError: the snapshot, or what followed it, was removed meanwhile.
+        FleetError: maintenance removed the snapshot, or rows after it, meanwhile.
     """
     deployment, pieces, far = home.deployment(), pieces_of(home), Paced(say)
     groups, chunks = _begun(home, origin, pieces[0].first_ms)
@@ -179,13 +187,13 @@ def _time_alone(key_groups: int) -> Iterator[tuple[int, tuple[pa.RecordBatch, li
 
 
 def _begun(home: Home, origin: Origin, first_ms: int) -> tuple[list[KeyGroup], list[dict[int, bytes]]]:
-    """Return the key groups that are begun with, and what waits in each, by number of the chunk."""
+    """Return the key groups at the origin, and the pending chunks of each by number."""
     if origin.snapshot is None:
         groups = [KeyGroup(Shards.begin(first_ms)) for _ in range(home.key_groups())]
         return groups, [{} for _ in groups]
     rows = f"SELECT * FROM {DEVICE_SNAPSHOTS.name} WHERE"
     heads = rows_of_snapshot(home, origin.snapshot, f"{rows} part = '{GROUP}'")
-    everybody = f"{rows} part = '{OWN_ROW}' AND device_id = '{EVERYONE}' AND key_group = 0"  # the same in each
+    everybody = f"{rows} part = '{OWN_ROW}' AND device_id = '{EVERYONE}' AND key_group = 0"  # equal in all groups
     shared = shared_rows(rows_of_snapshot(home, origin.snapshot, everybody)["content"].to_pylist())
     world = the_world(heads["content"].to_pylist())
     begun: list[KeyGroup] = []
@@ -199,8 +207,8 @@ def _begun(home: Home, origin: Origin, first_ms: int) -> tuple[list[KeyGroup], l
 
 
 def _tied(home: Home, origin: Origin) -> Iterator[pa.Table]:
-    """Yield what was received in the millisecond of a snapshot's newest row, and after it."""
-    assert origin.snapshot is not None, "before the first row there is nothing"
+    """Yield rows of the same instant as a snapshot's newest row that it lacks."""
+    assert origin.snapshot is not None, "the caller checks it"
     for path in files_beside(home, origin.snapshot.bronze, origin.newest_ms):
         rows = read_bronze(str(Path(path)))
         received = pc.divide(rows["received_at"].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()), 1000)

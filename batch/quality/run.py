@@ -1,8 +1,9 @@
-"""Data quality: suites over a home's tables, a snapshot, or a generation that is held; and the gate that follows from them.
+"""Evaluation of quality suites over tables or a state, and the quality gate.
 
-Rule 1: a critical expectation that fails shuts the gate; a warning is reported; what cannot be told is skipped, and said so.
-Rule 2: pandas evaluates what is small, Spark what is large: by how many rows there are, and nothing else.
-Rule 3: what was found is written down before anybody is refused.
+Rule 1: the gate fails if a critical expectation fails. A warning is only reported. An expectation
+is skipped, with a reason, if the remaining rows do not allow its evaluation.
+Rule 2: pandas evaluates small inputs, Spark large ones; only the number of rows decides.
+Rule 3: results are written to the tables before the gate refuses anything.
 """
 
 import json
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from fleetpulse.io.spark.session import SparkResources
 
-SPARK_FROM_ROWS: Final = 200_000  # of a suite: below it pandas is done before Spark has started
+SPARK_FROM_ROWS: Final = 200_000  # rows of a suite below which pandas ends before Spark has started
 PASSED, FAILED, SKIPPED, FAULT = "passed", "failed", "skipped", "fault"
 _PANDAS, _SPARK = "pandas", "spark"
 Session = Callable[[], "SparkSession"]
@@ -43,17 +44,17 @@ Session = Callable[[], "SparkSession"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What came of one expectation.
+    """Result of one expectation.
 
     Attributes:
-        suite: its suite.
-        expectation: its name.
+        suite: name of the suite.
+        expectation: name of the expectation.
         severity: critical or warning.
         outcome: passed, failed, skipped or fault.
-        rows: how many there are; None where it was skipped.
-        failed: how many of them fail; likewise.
-        why: why it was skipped, or could not be evaluated.
-        examples: some of the rows that fail: their keys, and what they say.
+        rows: number of rows evaluated; None if skipped or a fault.
+        failed: number of rows that fail; None if skipped or a fault.
+        why: reason for outcome skipped or fault; empty otherwise.
+        examples: some of the rows that fail, each as its key and the columns shown.
     """
 
     suite: str
@@ -67,11 +68,11 @@ class Finding:
 
     @property
     def shuts(self) -> bool:
-        """Whether a gate stays shut for it: what could not be evaluated was not seen to hold."""
+        """Whether the result fails the gate; a fault counts as a failure."""
         return self.severity == Severity.CRITICAL and self.outcome in (FAILED, FAULT)
 
     def sentence(self) -> str:
-        """Say what fails, and which row is the first."""
+        """Describe the failure, with its first row."""
         if self.outcome == FAULT:
             return f'suite "{self.suite}": "{self.expectation}" could not be evaluated: {self.why}'
         first = " ".join(f"{name} {value}" for name, value in self.examples[0][0].items()) if self.examples else "unknown"
@@ -81,14 +82,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class SuiteRun:
-    """What came of a suite.
+    """Result of a suite.
 
     Attributes:
-        suite: its name.
-        engine: pandas or spark; empty where it was skipped.
-        rows: how many there are.
-        took_ms: time that it took.
-        findings: one for each expectation.
+        suite: name of the suite.
+        engine: pandas or spark; empty if no rows were evaluated.
+        rows: number of rows evaluated.
+        took_ms: duration, milliseconds.
+        findings: result of each expectation.
     """
 
     suite: str
@@ -100,14 +101,14 @@ class SuiteRun:
 
 @dataclass(slots=True)
 class Report:
-    """What came of a look at the data.
+    """Result of a quality run.
 
     Attributes:
-        run_id: names it.
-        at_ms: when it began, epoch milliseconds.
-        subject: what was looked at.
-        looked: by suite.
-        docs: the first page; None where none were made.
+        run_id: id of the run.
+        at_ms: start of the run, epoch milliseconds.
+        subject: display name of the data under test.
+        looked: results by suite.
+        docs: first page of the reports; None if none were made.
     """
 
     run_id: str
@@ -117,16 +118,16 @@ class Report:
     docs: Path | None = None
 
     def findings(self) -> Iterator[Finding]:
-        """Yield what came of each expectation."""
+        """Yield the result of each expectation."""
         for one in self.looked:
             yield from one.findings
 
     def shut(self) -> list[Finding]:
-        """Return why a gate stays shut, what most rows fail first; nothing where it opens."""
+        """Return the results that fail the gate, those with most failed rows first."""
         return sorted((one for one in self.findings() if one.shuts), key=lambda one: -(one.failed or 0))
 
     def plain(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the report, ready for JSON."""
         counted = {name: sum(one.outcome == name for one in self.findings()) for name in (PASSED, FAILED, SKIPPED, FAULT)}
         suites = [
             {**asdict(one), "findings": [_plain(each) for each in one.findings if each.outcome != PASSED]} for one in self.looked
@@ -143,28 +144,32 @@ def _plain(one: Finding) -> dict[str, Any]:
 
 
 def refuse(report: Report, what: str) -> None:
-    """Let nothing follow from data that does not hold.
+    """Raise an error if the gate fails.
+
+    Args:
+        report: result of the quality run.
+        what: consequence of the failure, part of the error.
 
     Raises:
-        FleetError: a critical expectation failed; the first line says which, and names the first row.
+        FleetError: a critical expectation failed; the first line names it, with its first row.
     """
     shut = report.shut()
     if shut:
         more = [f"  {one.sentence()}" for one in shut[1:]]
-        ended = f"{what}; all of it is in quality_failures, run {report.run_id}"
+        ended = f"{what}; all failures are in quality_failures, run {report.run_id}"
         raise FleetError("\n".join([f"{shut[0].sentence()}; {ended}", *more]), code="quality-gate-shut")
 
 
 def chosen_suites(names: Sequence[str]) -> tuple[Suite, ...]:
-    """Return the suites of some names; all where none is given.
+    """Return suites by name; all suites if no name is given.
 
     Raises:
-        FleetError: there is none of that name.
+        FleetError: there is no suite of a given name.
     """
     known = {one.name: one for one in SUITES}
-    given = [name for name in names if name]  # a form that was left empty is none
+    given = [name for name in names if name]  # an empty field of a web form is no name
     if unknown := [name for name in given if name not in known]:
-        raise FleetError(f'"{unknown[0]}" is no suite; there are {", ".join(known)}', code="suite-unknown")
+        raise FleetError(f'"{unknown[0]}" is no suite; name one of {", ".join(known)}', code="suite-unknown")
     return tuple(known[name] for name in given) or SUITES
 
 
@@ -176,15 +181,15 @@ def run(
     keep: int = 20,
     say: Say = silent,
 ) -> Report:
-    """Evaluate suites over a home's tables, and over its newest snapshot, and write down what came of it.
+    """Evaluate suites over tables and the newest snapshot, and write the results.
 
     Args:
         home: the home; its jobs may run.
-        names: of suites; all where none is given.
-        session: gives a Spark session where one is needed; None evaluates all by pandas.
-        engine: pandas or spark for all of them; None chooses by how many rows there are.
-        keep: of how many looks results and pages are kept.
-        say: told of suites that take long, and how far they are.
+        names: names of the suites; all if empty.
+        session: function that returns a Spark session; None evaluates all suites by pandas.
+        engine: pandas or spark for all suites; None chooses by the number of rows.
+        keep: number of quality runs whose pages and results of the library are kept.
+        say: callback for progress lines of long suites.
     """
     suites = chosen_suites(names)
     return _look(home, suites, snapshot_state(home), "tables", _Evaluation(session, engine, keep, say))
@@ -198,13 +203,22 @@ def gate(
     keep: int = 20,
     say: Say = silent,
 ) -> Report:
-    """Evaluate what must hold of a state before anything is built on it, and write down what came of it."""
+    """Evaluate the suites that a state must pass before use, and write the results.
+
+    Args:
+        home: the home; its jobs may run.
+        state: state under test.
+        session: function that returns a Spark session; None evaluates all suites by pandas.
+        engine: pandas or spark for all suites; None chooses by the number of rows.
+        keep: number of quality runs whose pages and results of the library are kept.
+        say: callback for progress lines of long suites.
+    """
     return _look(home, OF_STATE, state, state.subject, _Evaluation(session, engine, keep, say))
 
 
 @dataclass(frozen=True, slots=True)
 class _Evaluation:
-    """How suites are evaluated, see `run`."""
+    """Options of the evaluation, see `run`."""
 
     session: Session | None
     engine: str | None
@@ -219,21 +233,21 @@ def _look(home: Home, suites: Sequence[Suite], state: State | None, subject: str
     with opened(home) as tables, ExitStack() as stack:
         made = DerivedTables(home, tables, judged, state, how.say)
         expectations = Expectations(home.path / "quality", report.run_id)
-        rows: list[SparkRows] = []  # one for all, where there is any
+        rows: list[SparkRows] = []  # at most one, shared by all suites
 
         def spark_rows() -> SparkRows:
-            assert how.session is not None, "who has no session asks for pandas"
+            assert how.session is not None, "without a session all suites use pandas"
             if not rows:
                 rows.append(stack.enter_context(on_spark(how.session(), tables)))
             return rows[0]
 
         far = Paced(how.say)
         for place, suite in enumerate(suites, 1):
-            far(partial("looking: suite {} of {}, {}".format, place, len(suites), suite.name))
+            far(partial("evaluating suite {} of {}, {}".format, place, len(suites), suite.name))
             why = made.why_not(suite)
             looked = _skipped(suite, why) if why else _evaluated(suite, made, expectations, how, spark_rows)
             report.looked.append(looked)
-            _write(home, report, looked)  # who is broken off leaves what was found
+            _write(home, report, looked)  # after each suite: an interrupted run keeps its results
         expectations.prune(how.keep)
         report.docs = expectations.build_docs()
     return report
@@ -250,8 +264,8 @@ def _evaluated(
     began = time.monotonic()
     try:
         made.make(suite)
-    except DAMAGED as error:  # what it is worked out from is damaged itself
-        why = f"it cannot be worked out: {error!r}"[:400]
+    except DAMAGED as error:  # an input of the derived tables is damaged
+        why = f"its input cannot be derived: {error!r}"[:400]
         findings = (Finding(suite.name, one.name, one.severity.value, FAULT, why=why) for one in suite.expectations)
         return SuiteRun(suite.name, "", 0, round((time.monotonic() - began) * 1000), tuple(findings))
     if why := made.why_no_more(suite):
@@ -280,7 +294,7 @@ def _shown(value: Any) -> Any:
 
 
 def _write(home: Home, report: Report, looked: SuiteRun) -> None:
-    """Append what came of a suite to the tables."""
+    """Append the results of a suite to the tables."""
     same = {"run_id": report.run_id, "began_at_ms": report.at_ms}
     results: list[dict[str, Any]] = []
     failures: list[dict[str, Any]] = []
@@ -299,7 +313,7 @@ def _write(home: Home, report: Report, looked: SuiteRun) -> None:
 
 @contextmanager
 def lazy_session(home: Home, size: "SparkResources") -> Iterator[Session]:
-    """Give what starts a Spark session when it is first asked for one, and stops it at the end."""
+    """Provide a function that starts a Spark session on first use; stop it at exit."""
     from batch.common.spark_session import batch_session
 
     with ExitStack() as stack:

@@ -1,5 +1,5 @@
-"""Operations on the state of the lifecycle job: snapshot, bootstrap, migrate, repartition, rescale, roll back, canary.
+"""Operations on the state of the lifecycle job: snapshot, bootstrap, rescale etc.
 
-It imports the library and ``batch.common``. Begin with ``operations.py``; a
-generation is made in ``generation.py``.
+The package imports the library and ``batch.common``; the commands (``cli``), the other batch jobs
+and ``bench`` import it. Begin with ``operations.py``, then read ``generation.py``.
 """

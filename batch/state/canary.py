@@ -1,7 +1,9 @@
-"""Two generations side by side over the live input: the newer one says what it says into a table of its own, and is compared.
+"""Canary: run a new generation beside the current one on live input, and compare.
 
-Rule 1: the running one knows nothing of it; it is stopped once, at the end, for as long as the two are compared.
-Rule 2: what the running one still had to say where the newer one began is pending in the state that it was begun from.
+Rule 1: the running generation is unaffected, but for one stop at the end, while the two are
+compared.
+Rule 2: the new generation's judgements go to a scratch table. Judgements that were pending in its
+initial state count as emitted by it: the running generation emits them later.
 """
 
 import json
@@ -31,19 +33,20 @@ from fleetpulse.io.tables.tables import connect, fetch, open_files
 from fleetpulse.reports.agreement import AS_COMPARED
 
 _SHOWN: Final = 5
-_MEMORY: Final = "1GB"  # of the comparison; what is more goes to the disk
+_MEMORY: Final = "1GB"  # limit of the comparison; DuckDB spills the rest to disk
 _LOOK_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How a canary is run.
+    """Parameters of a canary.
 
     Attributes:
-        key_groups: of the newer generation.
-        form: likewise, its stored form.
-        for_s: how long both run side by side, seconds.
-        stopped: holds the running job stopped, and its state, as long as it is entered.
+        key_groups: number of key groups of the new generation.
+        form: stored form of the new generation.
+        for_s: time for which both generations run side by side, seconds.
+        stopped: context manager that stops the running job, and holds the lock of the state, until
+            it exits.
     """
 
     key_groups: int
@@ -53,10 +56,10 @@ class Trial:
 
 
 def canary(work: StateOperation, verb: str, trial: Trial) -> Generation:
-    """Run a newer generation beside the one that runs, compare what both say, and give it the work if that is the same.
+    """Run a new generation beside the current one; activate it if both judge alike.
 
     Raises:
-        FleetError: they differ; the newer one is discarded, and the one that ran goes on.
+        FleetError: judgements or states differ; the new generation is discarded.
     """
     spark, home, say = work.spark, work.home, work.say
     current, began = home.generation(), position_after(home.checkpoint)
@@ -72,32 +75,32 @@ def canary(work: StateOperation, verb: str, trial: Trial) -> Generation:
     )
     with pack_by_key_group(
         plan.rows, plan.key_groups
-    ) as given:  # at once: the running job keeps a batch until it has done twenty more
+    ) as given:  # read first: the running job removes a batch from its checkpoint twenty batches later
         made = build(spark, home, plan, given, began, say)
     aside = home.lifecycle / f"told-{made.number:04d}"
     shutil.rmtree(aside, ignore_errors=True)
     try:
-        say(f"both generations judge the live input for {trial.for_s:.0f} s; generation {made.number} says it aside")
+        say(f"both generations judge the live input for {trial.for_s:.0f} s; generation {made.number} writes to a scratch table")
         _side_by_side(work, made, aside, trial.for_s)
         with trial.stopped():
             at = drain(spark, home, say, newest_begun(checkpoint_of(home.lifecycle, made.number)))
             query = start(spark, home, None, generation=made, through=at.version, told=aside)
             await_end(query, lambda version: say(f"canary: bronze is judged up to version {version} of {at.version}"))
-            say("comparing what both have said")
+            say("comparing the judgements of both")
             was = _files(home.table(JUDGEMENTS.name), query_id(home.checkpoint), began.batch, at.batch)
             now = _files(aside, query_id(checkpoint_of(home.lifecycle, made.number)))
             try:
                 judged = _agreed(aside / "spilled", was, now, given.account.pending)
             except FleetError as error:
                 raise FleetError(
-                    f"generation {made.number} does not say what generation {current.number} says, and is discarded: "
+                    f"generation {made.number} judged otherwise than generation {current.number}, and is discarded: "
                     f"{error}; nothing has changed",
                     code="canary-differs",
                 ) from error
-            say("comparing all devices, and all that waits")
+            say("comparing all devices and pending rows")
             compare(with_checksum(state_of(spark, home, current, at)), with_checksum(state_of(spark, home, made)), made)
-            say(f"{judged:,} judgements, all the same")
-            shutil.rmtree(aside, ignore_errors=True)  # not behind the switch: who is killed there has nothing left to do
+            say(f"{judged:,} judgements, all equal")
+            shutil.rmtree(aside, ignore_errors=True)  # before the switch: a kill right after it leaves nothing to clean up
             activate(home, made, at, say)
     except BaseException:
         if home.generation().number != made.number:
@@ -118,7 +121,7 @@ def _side_by_side(work: StateOperation, made: Generation, aside: Path, for_s: fl
         so_far = "none of bronze yet" if reached is None else f"bronze up to version {reached}"
         return (
             f"canary: {gone_s:.0f} s of {for_s:.0f} s; generation {made.number} has judged {so_far}, the running one up to "
-            f"{judged}; {said.count():,} judgements said aside"
+            f"{judged}; {said.count():,} judgements in the scratch table"
         )
 
     try:
@@ -135,35 +138,42 @@ def _side_by_side(work: StateOperation, made: Generation, aside: Path, for_s: fl
 
 
 class Said:
-    """Counts what is written to a table while it is written: its log says how much that is, and each entry is read once.
+    """Row counter of a Delta table under write; reads each entry of the log once.
 
     Args:
-        table: its folder; it may not be there yet.
+        table: folder of the table, which may not exist yet.
     """
 
     def __init__(self, table: Path) -> None:
         self._log, self._next, self._count = table / "_delta_log", 0, 0
 
     def count(self) -> int:
-        """Return how many rows there are by now."""
+        """Return the number of rows written so far."""
         while (entry := self._log / f"{self._next:020}.json").exists():
             try:
                 added = [one["add"] for one in actions_of(entry) if "add" in one]
                 self._count += sum(int(json.loads(one["stats"])["numRecords"]) for one in added)
             except (ValueError, KeyError, TypeError):
-                break  # it is being written, or says nothing of rows: only people are told
+                break  # an entry that is incomplete or has no row count; the count is for display only
             self._next += 1
         return self._count
 
 
 def _agreed(scratch: Path, was: Iterable[Path], now: Iterable[Path], pending: Iterable[str]) -> int:
-    """Compare what two generations have written, summaries left out, in bounded memory; what was pending is of the second.
+    """Compare the judgements of two generations, except summaries, in bounded memory.
+
+    Args:
+        scratch: folder for spilled data.
+        was: files of the running generation's judgements.
+        now: files of the new generation's judgements.
+        pending: judgements pending in the new generation's initial state, as JSON; they count as
+            emitted by it.
 
     Returns:
-        How many judgements there are.
+        Number of judgements.
 
     Raises:
-        FleetError: they differ: by how many, and in what.
+        FleetError: the judgements differ; the text has the numbers and some examples.
     """
     with connect() as connection:
         connection.execute(f"SET memory_limit='{_MEMORY}'")
@@ -188,7 +198,7 @@ def _agreed(scratch: Path, was: Iterable[Path], now: Iterable[Path], pending: It
         if counts["missing"] or counts["extra"]:
             shown = fetch(connection, f"SELECT kind, device_id FROM differ ORDER BY ALL LIMIT {_SHOWN}")
             raise FleetError(
-                f"{counts['missing']:,} judgements are missing, {counts['extra']:,} are too many: "
+                f"{counts['missing']:,} judgements are missing, {counts['extra']:,} are additional: "
                 + ", ".join(f"{one['kind']} of {one['device_id']}" for one in shown),
                 code="canary-differs",
             )
@@ -196,7 +206,14 @@ def _agreed(scratch: Path, was: Iterable[Path], now: Iterable[Path], pending: It
 
 
 def _files(table: Path, query: str | None, after: int = -1, through: int | None = None) -> Iterator[Path]:
-    """Name the files that a query has written to a table, in the batches after one and through another."""
+    """Yield the files that a query has written to a table.
+
+    Args:
+        table: folder of the table.
+        query: id of the query.
+        after: batch after which to start.
+        through: last batch; None takes all.
+    """
     for commit in sorted((table / "_delta_log").glob("*.json")):
         if not commit.stem.isdecimal():
             continue

@@ -1,6 +1,6 @@
-"""A copy of a checkpoint: how it is made, and whether it holds what the first one does.
+"""Copy of a checkpoint, and comparison of the state of two checkpoints.
 
-Rule: all state and all timers are compared, by how many rows there are and by the sum of what each hashes to.
+Rule: all state and all timers are compared, by the number of rows and the sum of their hashes.
 """
 
 import shutil
@@ -21,9 +21,9 @@ def copy_checkpoint(checkpoint: Path, copy: Path, say: Say) -> None:
     """Copy a checkpoint.
 
     Args:
-        checkpoint: its folder.
-        copy: the folder of the copy, which is not there yet.
-        say: told every few seconds how much of it is there.
+        checkpoint: folder of the checkpoint.
+        copy: folder of the copy, which must not exist yet.
+        say: callback for progress lines, every few seconds.
     """
     far, files, size = Paced(say), 0, 0
 
@@ -41,16 +41,16 @@ def copy_checkpoint(checkpoint: Path, copy: Path, say: Say) -> None:
 def require_same(
     spark: SparkSession, before: tuple[Path, CheckpointPosition], after: tuple[Path, CheckpointPosition], say: Say
 ) -> None:
-    """See that two checkpoints hold the same.
+    """Check that two checkpoints hold the same state.
 
     Args:
-        spark: the session.
-        before: a checkpoint, and the batch after which it is looked at.
-        after: likewise the other.
-        say: told every few seconds how much of it is the same.
+        spark: Spark session.
+        before: folder of the first checkpoint, and position to read.
+        after: folder of the second checkpoint, and position to read.
+        say: callback for progress lines, every few seconds.
 
     Raises:
-        FleetError: they do not; it says which state differs.
+        FleetError: the checkpoints differ; the text names the state variable.
     """
     far, compared = Paced(say), (*VARIABLES, _TIMERS)
     for place, name in enumerate(compared):
@@ -61,7 +61,7 @@ def require_same(
                 code="state-differs-after-repartition",
             )
         same = ", ".join(compared[: place + 1])
-        far(lambda same=same: f"comparing: the same so far are {same}, of {', '.join(compared)}")
+        far(lambda same=same: f"comparing: equal so far are {same}, of {', '.join(compared)}")
 
 
 def _all_of(spark: SparkSession, checkpoint: Path, at: CheckpointPosition, name: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Devices from a list, as the rows of a snapshot: what a generation begins with that has heard none of them yet."""
+"""Snapshot rows for a list of devices, for the bootstrap of a generation."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -20,19 +20,20 @@ _DEVICES_A_PIECE: Final = 8_000
 
 
 def devices_at(listed: Callable[[int | None], pa.Table], frontier_ms: int | None) -> pa.Table:
-    """Return the devices of a list, where a generation can begin with them.
+    """Return a list of devices, checked for a bootstrap at a frontier.
 
     Args:
-        listed: returns columns of `columnar.seeds.REGISTERED_SCHEMA` as they are at a frontier.
-        frontier_ms: up to which they are judged, epoch milliseconds.
+        listed: function that returns the list at a frontier, with the columns of
+            `snapshot.bootstrap.REGISTERED_SCHEMA`.
+        frontier_ms: frontier at which the devices are added, epoch milliseconds.
 
     Raises:
-        FleetError: there are none, or the list has faults, see `columnar.seeds`.
+        FleetError: the list is empty, or has faults, see `snapshot.bootstrap.sound`.
     """
     devices = listed(frontier_ms)
     if not len(devices):
         raise FleetError(
-            "a generation begins with the devices of a list; got a list without any; nothing has changed", code="list-empty"
+            "a bootstrap from a list needs at least one device; the list is empty; nothing has changed", code="list-empty"
         )
     return sound(devices, frontier_ms)
 
@@ -44,17 +45,18 @@ def rows_of_devices(
     known: EvaluationContext,
     deployment: Deployment,
 ) -> DataFrame:
-    """Return the rows of a snapshot with other devices: what waits, gaps and policies stay.
+    """Replace the devices of a snapshot; keep pending rows, gaps and policies.
 
-    Their lives begin right behind the frontier, so that no number is given again that was given in a life before; silence
-    counts from their registration on.
+    Each new life starts 1 ms after the frontier, so that no transition number of an earlier life is
+    used again. Silence counts from the registration.
 
     Args:
-        spark: the session.
+        spark: Spark session.
         state: rows of a snapshot.
-        listed: see `devices_at`.
-        known: when we listened, and all policies, from the first row on: what the state knows of them begins at its frontier.
-        deployment: lateness, clock lead and jitter.
+        listed: list of devices, see `devices_at`.
+        known: coverage gaps and policies since the first row; the state has them only since its
+            frontier.
+        deployment: allowed lateness, clock lead and jitter.
 
     Raises:
         FleetError: see `devices_at`.
@@ -63,7 +65,7 @@ def rows_of_devices(
     shards, kept = world_from_plain(json.loads(world))
     devices = devices_at(listed, shards.least_frontier_ms)
     frontier_ms = shards.frontier_ms
-    assert frontier_ms is not None, "a list is refused before the first row"
+    assert frontier_ms is not None, "devices_at refuses a list without a frontier"
     pieces = seeds(devices, shards.covering(known.shards), kept.with_past(known.policies), 1 + len(devices) // _DEVICES_A_PIECE)
     blocks = spark.createDataFrame(pieces.select(["key_group", "block"]))
     rows = blocks.mapInArrow(_taker(shards.newest_ms, deployment), SNAPSHOT_COLUMNS).filter(F.col("part") == DEVICE)

@@ -1,4 +1,4 @@
-"""Some of the devices of a snapshot: by a condition on its columns."""
+"""Selection of the devices of a snapshot by an SQL condition."""
 
 import re
 from typing import Final
@@ -10,19 +10,19 @@ from pyspark.sql import functions as F
 from fleetpulse.columnar.snapshot.rows import DEVICE
 from fleetpulse.core.errors import FleetError
 
-_CALLS_JAVA: Final = re.compile(r"\b(?:try_)?reflect\b|\bjava_method\b", re.IGNORECASE)  # however it is quoted or spaced
+_CALLS_JAVA: Final = re.compile(r"\b(?:try_)?reflect\b|\bjava_method\b", re.IGNORECASE)  # in any quotes and spacing
 
 
 def check_condition(only: str) -> None:
-    """See that a condition asks for values alone: whoever may fill in a form may not call Java.
+    """Check that a condition calls no Java: it may come from a web form.
 
     Raises:
-        FleetError: it names a function that does.
+        FleetError: the condition names a function that calls Java.
     """
     if found := _CALLS_JAVA.search(only):
         raise FleetError(
-            f'"{only}" is no condition on a device: it may not contain the word {found[0]}, which calls Java; '
-            f"write one over the columns of device_snapshots, such as: site = 'north'",
+            f'"{only}" is no condition on a device: it must not contain {found[0]}, which calls Java; '
+            f"write a condition on the columns of device_snapshots, such as: site = 'north'",
             code="condition-calls-java",
         )
 
@@ -31,11 +31,11 @@ def fitting(rows: DataFrame, only: str) -> DataFrame:
     """Return the devices that fit a condition.
 
     Args:
-        rows: of a snapshot.
-        only: SQL on their columns.
+        rows: rows of a snapshot.
+        only: SQL condition on their columns.
 
     Raises:
-        FleetError: it is no condition.
+        FleetError: the condition is invalid.
     """
     check_condition(only)
     try:
@@ -44,7 +44,7 @@ def fitting(rows: DataFrame, only: str) -> DataFrame:
     except PySparkException as error:
         why = str(error).splitlines()[0][:200]
         raise FleetError(
-            f'"{only}" is no condition on a device ({why}); write one in SQL over the columns of device_snapshots, such as: '
+            f'"{only}" is no condition on a device ({why}); write an SQL condition on the columns of device_snapshots, such as: '
             f"site = 'north'",
             code="condition-invalid",
         ) from error
@@ -52,11 +52,13 @@ def fitting(rows: DataFrame, only: str) -> DataFrame:
 
 
 def these(rows: DataFrame, fit: DataFrame) -> DataFrame:
-    """Return a state without the devices that do not fit; what waits of devices that have no state yet stays.
+    """Remove the devices that do not fit, and their pending rows, from a state.
+
+    Pending rows of devices without a state yet stay.
 
     Args:
-        rows: of the state.
-        fit: rows of the devices that do.
+        rows: rows of the state.
+        fit: rows of the devices that stay.
     """
     devices = rows.filter(F.col("part") == DEVICE).select("device_id")
     others = devices.join(fit.select("device_id"), "device_id", "left_anti")

@@ -1,4 +1,7 @@
-"""The state operations, one after another, over a history that has been judged undisturbed: the verdicts must be the same."""
+"""Drill: judge a recorded history in parts, with a state operation in between.
+
+The verdicts must equal those of the same history judged without interruption.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,7 +35,7 @@ _FORM: Final = min(WRITTEN_FORMS)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One of what is done between two parts of the history."""
+    """One state operation between two parts of the history."""
 
     name: str
     act: Callable[[StateOperation], object]
@@ -49,13 +52,13 @@ STEPS: Final = (
 
 
 def disturbed(spark: SparkSession, home: Home, undisturbed: Home, say: Say) -> None:
-    """Judge another home's history in parts, and move the state about between them.
+    """Judge the history of another home in parts, with state operations in between.
 
     Args:
-        spark: the session.
-        home: one that has just been made.
-        undisturbed: whose bronze is judged.
-        say: told each step.
+        spark: Spark session.
+        home: new home, in which the drill runs.
+        undisturbed: home whose bronze is judged.
+        say: callback for progress lines.
 
     Raises:
         FleetError: the history is too short, or a step is refused.
@@ -64,7 +67,7 @@ def disturbed(spark: SparkSession, home: Home, undisturbed: Home, say: Say) -> N
     landings = cut(_files(undisturbed), parts)
     if len(landings) < parts:
         raise FleetError(
-            f"a drill needs a recording of {parts} or more messages; got {len(landings)}; take a longer one",
+            f"a drill needs a recording of at least {parts} messages; got {len(landings)}; use a longer one",
             code="recording-too-short",
         )
     home.lifecycle.mkdir(parents=True, exist_ok=True)
@@ -90,12 +93,12 @@ def _say_how_far(say: Say, part: int, versions: int, version: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """What one commit lands: some rows of a file of bronze.
+    """Rows that one commit appends to bronze: a slice of a file.
 
     Attributes:
-        path: of the file.
-        begin: its first row.
-        end: the row behind its last one.
+        path: path of the source file.
+        begin: index of the first row.
+        end: index after the last row.
     """
 
     path: Path
@@ -104,9 +107,11 @@ class Landing:
 
 
 def cut(files: Sequence[Path], parts: int) -> list[Landing]:
-    """Return what lands the rows of files of bronze, in order, as that many commits or more, where they are as many rows.
+    """Divide the rows of bronze files, in order, into at least `parts` commits.
 
-    How few commits a recording came in depends on how fast it was landed. Any row may begin another: no two have one instant.
+    There are fewer only if there are fewer rows. Files are divided, as the number of commits of a
+    recording depends on the speed of its landing. A commit may start at any row: no two rows have
+    the same instant.
     """
     rows = {path: pq.read_metadata(path).num_rows for path in files}
     most = max(1, sum(rows.values()) // parts)

@@ -1,8 +1,10 @@
-"""How a generation of the lifecycle job is made, checked, and given the work.
+"""Building, checking and activation of a generation of the lifecycle job.
 
-Rule 1: the one that runs is untouched until its successor has been checked; then one step gives the work over.
-Rule 2: a successor that begins further back judges all that its predecessor read since, and says nothing: that has been said.
-It is refused where the two then differ in any device, or in anything that waits.
+Rule 1: the running generation is unchanged until its successor has been checked; the switch is then
+one atomic step.
+Rule 2: a successor built from an older state replays all rows that its predecessor has read since.
+It emits nothing meanwhile, as the predecessor has emitted those judgements. It is then refused if
+any device or any pending row differs from the predecessor's.
 """
 
 import json
@@ -50,17 +52,18 @@ _PATIENCE_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class GenerationSpec:
-    """What a generation is to be made of.
+    """Specification of a new generation.
 
     Attributes:
-        verb: which makes it.
-        made_from: what from, for its history.
-        rows: of a snapshot.
-        bronze: the first version to be read.
-        key_groups: how many.
-        partitions: of the state.
-        form: the stored form that it writes.
-        chosen: whether the rows are some of the devices, or others than are known: then they are not compared.
+        verb: command that makes the generation, such as ``rescale``.
+        made_from: source of the state, for the record of generations.
+        rows: rows of a snapshot, the state to start from.
+        bronze: first version of bronze to read.
+        key_groups: number of key groups.
+        partitions: number of partitions of the state.
+        form: stored form that the generation writes.
+        chosen: whether the devices differ from those of the running generation on purpose; the two
+            are then not compared.
     """
 
     verb: str
@@ -74,39 +77,45 @@ class GenerationSpec:
 
 
 def drain(spark: SparkSession, home: Home, say: Say, through: int = 0) -> CheckpointPosition:
-    """Bring the current generation to the end of what it has begun, so that all it has read is judged and said.
+    """Finish the open batch of the current generation.
+
+    All rows that it has read are then judged, and the judgements emitted.
 
     Args:
-        spark: the session.
-        home: the home, its state held by the caller.
-        say: told each step.
-        through: the version of bronze that it is to come to at the least.
+        spark: Spark session.
+        home: the home; the caller holds the lock of its state.
+        say: callback for progress lines.
+        through: version of bronze to reach at least.
+
+    Returns:
+        Position after the newest batch.
 
     Raises:
-        FleetError: it has judged nothing yet, or fails.
+        FleetError: the generation has no committed batch yet, or its query fails.
     """
     home.upgrade()
     checkpoint = home.checkpoint
     flush_outbox(home, home.generation().number)
     if not committed(checkpoint):
-        return position_after(checkpoint)  # says that there is none
+        return position_after(checkpoint)  # raises: the checkpoint has no batch
     if not is_settled(checkpoint) or newest_begun(checkpoint) < through:
-        say(f"finishing what generation {home.generation().number} has begun")
+        say(f"finishing the open batch of generation {home.generation().number}")
         end = max(through, newest_begun(checkpoint))
         query = start(spark, home, None, through=end)
-        await_end(query, lambda version: say(f"finishing it: bronze is judged up to version {version} of {end}"))
+        await_end(query, lambda version: say(f"finishing: bronze is judged up to version {version} of {end}"))
     return position_after(checkpoint)
 
 
 def await_end(query: StreamingQuery, far: Callable[[int], None] = lambda _: None) -> None:
-    """Wait until a query that comes to an end has.
+    """Wait until a bounded query has ended.
 
     Args:
-        query: the query.
-        far: told every few seconds up to which version of bronze it has judged, once it has ended a batch.
+        query: query that reads up to a fixed version of bronze.
+        far: callback for progress; every few seconds, from the first finished batch on, it receives
+            the version of bronze that the query has reached.
 
     Raises:
-        FleetError: it failed, or ended no batch for too long.
+        FleetError: the query failed, or finished no batch within an hour.
     """
     limit, reached = time.monotonic() + _PATIENCE_S, -1
     try:
@@ -117,20 +126,20 @@ def await_end(query: StreamingQuery, far: Callable[[int], None] = lambda _: None
                     limit, reached = time.monotonic() + _PATIENCE_S, version
             if time.monotonic() > limit:
                 raise FleetError(
-                    f"no batch of the state was judged for {_PATIENCE_S:.0f} s; try again, or see the log", code="judging-timeout"
+                    f"the query finished no batch for {_PATIENCE_S:.0f} s; try again, or see the log", code="judging-timeout"
                 )
     except FleetError:
         raise
     except Exception as error:
         raise FleetError(
-            f"judging on from the state failed ({cause_of(error)}); nothing has changed", code="judging-failed"
+            f"judging from this state failed ({cause_of(error)}); nothing has changed", code="judging-failed"
         ) from error
     finally:
         query.stop()
 
 
 def judged_version(query: StreamingQuery) -> int | None:
-    """Return the version of bronze up to which a query has judged in this run; None before it has ended a batch."""
+    """Return the version of bronze that a query has judged; None before any batch."""
     progress = query.lastProgress
     if progress is None or not progress["sources"]:
         return None
@@ -139,23 +148,25 @@ def judged_version(query: StreamingQuery) -> int | None:
 
 
 def make(spark: SparkSession, home: Home, plan: GenerationSpec, at: CheckpointPosition, say: Say) -> Generation:
-    """Make a generation that stands where the current one stopped, and compare them; the current one is current as before.
+    """Build a generation up to the current position, and check it against the current.
+
+    The current generation stays current.
 
     Args:
-        spark: the session.
-        home: the home, its state held by the caller.
-        plan: what it is made of.
-        at: where the current one stopped, see `drain`.
-        say: told each step.
+        spark: Spark session.
+        home: the home; the caller holds the lock of its state.
+        plan: specification of the generation.
+        at: position at which the current generation stopped, see `drain`.
+        say: callback for progress lines.
 
     Raises:
-        FleetError: what it is made of cannot be read, or it differs; nothing has changed then.
+        FleetError: the source cannot be read, or the generations differ; nothing has changed.
     """
     with pack_by_key_group(plan.rows, plan.key_groups) as given:
         made = build(spark, home, plan, given, at, say)
         if plan.chosen:
             return made
-        say("comparing all devices, and all that waits, with the generation that runs")
+        say("comparing all devices and pending rows with the running generation")
         try:
             before = given if is_the_running(home, plan, at) else with_checksum(state_of(spark, home, home.generation(), at))
             require_emitted(before.account.pending)
@@ -167,10 +178,11 @@ def make(spark: SparkSession, home: Home, plan: GenerationSpec, at: CheckpointPo
 
 
 def require_emitted(pending: Iterable[str]) -> None:
-    """Refuse a successor of a generation that has verdicts to emit: the successor emits summaries only.
+    """Refuse a successor if the running generation has verdicts to emit.
 
-    A batch emits all verdicts that its newest row makes due. A checkpoint of a version before that is the exception: it may have
-    been stopped between a batch and the one without rows after it.
+    The successor would emit only the pending summaries. A batch of the present version emits all
+    verdicts due at its newest row. In older versions a following batch without rows emitted them:
+    a checkpoint may have been stopped between the two.
 
     Args:
         pending: judgements that the running generation has yet to emit, as JSON.
@@ -182,13 +194,13 @@ def require_emitted(pending: Iterable[str]) -> None:
     if verdicts:
         raise FleetError(
             f'the running generation has verdicts to emit ({len(verdicts):,}; the first is of device "{verdicts[0]}"), and its '
-            f"successor would leave them out; nothing has changed; let the job judge one more batch (./fleet up), then try again",
+            f"successor would omit them; nothing has changed; run the job for one more batch (./fleet up), then try again",
             code="generation-has-verdicts",
         )
 
 
 def is_the_running(home: Home, plan: GenerationSpec, at: CheckpointPosition) -> bool:
-    """Whether the rows of a plan are the state of the generation that runs, and no snapshot or other state, which may differ."""
+    """Return whether a plan starts from the running generation's current state."""
     return plan.made_from == {"generation": home.generation().number, "batch": at.batch} and plan.bronze == at.version
 
 
@@ -201,16 +213,16 @@ def build(
     say: Say,
     aside: Path | None = None,
 ) -> Generation:
-    """Make a generation of rows, and let it judge on from them, silently, to where the current one stands.
+    """Build a generation from rows, and replay bronze up to the current position.
 
     Args:
-        spark: the session.
-        home: the home, its state held by the caller.
-        plan: what it is made of.
-        given: the plan's rows, packed for its key groups.
-        at: where the current one stopped.
-        say: told each step.
-        aside: a table that what it says on the way goes to; None: nobody hears it.
+        spark: Spark session.
+        home: the home; the caller holds the lock of its state.
+        plan: specification of the generation.
+        given: rows of the plan, packed for its key groups.
+        at: position at which the current generation stopped.
+        say: callback for progress lines.
+        aside: table for the judgements of the replay; None discards them.
     """
     made = begin_generation(
         home.lifecycle,
@@ -225,10 +237,10 @@ def build(
         groups = seeds(spark, given, plan.key_groups, plan.form, home.deployment())
         begin = Begin(groups, plan.bronze, alone=True)
         if at.version > plan.bronze:
-            say(f"judging again what was read since, {at.version - plan.bronze} versions of bronze, and saying nothing")
-        with _partitions(spark, plan.partitions):  # a new checkpoint takes them from the session
+            say(f"replaying {at.version - plan.bronze} versions of bronze without emitting judgements")
+        with _partitions(spark, plan.partitions):  # a new checkpoint takes the number from the session
             query = start(spark, home, None, generation=made, begin=begin, through=at.version, told=aside, silent=True)
-            await_end(query, lambda version: say(f"judging again: bronze up to version {version} of {at.version}"))
+            await_end(query, lambda version: say(f"replaying: bronze is judged up to version {version} of {at.version}"))
         note_begin(checkpoint_of(home.lifecycle, made.number), at.newest_ms)
     except BaseException:
         discard_generation(home.lifecycle, made)
@@ -247,19 +259,26 @@ def _partitions(spark: SparkSession, count: int) -> Iterator[None]:
 
 
 def activate(home: Home, made: Generation, at: CheckpointPosition, say: Say) -> None:
-    """Give the work to a generation that was made: from here on it is current."""
+    """Make a generation the current one."""
     if not checkpoint_of(home.lifecycle, made.number).exists():
         raise FleetError(
-            f"the checkpoint of generation {made.number} is gone; nothing has changed; make it again",
+            f"the checkpoint of generation {made.number} is missing; nothing has changed; make the generation again",
             code="generation-checkpoint-missing",
         )
     made_durable(home.lifecycle, made.number)
     record = load_generations(home.lifecycle)
     save_generations(home.lifecycle, record.switched(made.number, {**asdict(at), "retired_at_ms": wall_clock_ms()}))
-    say(f"generation {made.number} is current; generation {record.current} is kept: ./fleet state rollback goes back")
+    say(f"generation {made.number} is current; generation {record.current} is kept; to return to it: ./fleet state rollback")
 
 
 def state_of(spark: SparkSession, home: Home, generation: Generation, at: CheckpointPosition | None = None) -> Rows:
-    """Return a generation's state as the rows of a snapshot; None takes its newest batch."""
+    """Return the state of a generation as snapshot rows.
+
+    Args:
+        spark: Spark session.
+        home: the home.
+        generation: the generation.
+        at: position to read; None reads the newest batch.
+    """
     checkpoint = checkpoint_of(home.lifecycle, generation.number)
     return state_as_rows(spark, checkpoint, at or position_after(checkpoint), home.deployment())

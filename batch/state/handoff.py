@@ -1,7 +1,7 @@
-"""A generation that was made and checked, and waits for the word: so that others may look at it before it gets the work.
+"""Held generations: built and checked, but not activated yet.
 
-Rule: it gets the work only while the one that runs stands where it stood when this one was made; otherwise verdicts would be
-said twice, or never.
+Rule: a held generation is activated only if the current one is still at the position at which the
+held one was made. Otherwise verdicts would be emitted twice, or never.
 """
 
 from dataclasses import asdict, replace
@@ -23,32 +23,32 @@ from fleetpulse.io.home.home import Home
 
 
 def hold(home: Home, made: Generation, at: CheckpointPosition, say: Say) -> None:
-    """Write down that a generation is made, and where the current one stands."""
+    """Record a new generation as held, with the position of the current one."""
     made_durable(home.lifecycle, made.number)
     record = load_generations(home.lifecycle)
     held = replace(made, status=HELD, stands={**asdict(at), "beside": record.current})
     save_generations(home.lifecycle, record.with_one(held))
     say(
-        f"generation {made.number} is made, and held; give it the work: ./fleet state switch {made.number}, or remove it: "
+        f"generation {made.number} is made, and held; activate it: ./fleet state switch {made.number}, or remove it: "
         f"./fleet state discard {made.number}"
     )
 
 
 def switch(home: Home, number: int, say: Say, *, dry: bool = False) -> None:
-    """Give the work to a generation that is held; no effect where it has it.
+    """Activate a held generation; no effect if it is the current one.
 
     Args:
-        home: the home, its state held by the caller.
-        number: of the generation.
-        say: told each step.
-        dry: only say what would be done.
+        home: the home; the caller holds the lock of its state.
+        number: number of the generation.
+        say: callback for progress lines.
+        dry: whether to report only.
 
     Raises:
-        FleetError: it is not held, or the current one has gone on meanwhile.
+        FleetError: the generation is not held, or the current one has judged more rows meanwhile.
     """
     record = load_generations(home.lifecycle)
     if number == record.current:
-        say(f"generation {number} has the work already")
+        say(f"generation {number} is already current")
         return
     made = _held(home, number)
     at = {name: value for name, value in made.stands.items() if name != "beside"}
@@ -56,32 +56,32 @@ def switch(home: Home, number: int, say: Say, *, dry: bool = False) -> None:
     if made.stands["beside"] != record.current or asdict(now) != at or not is_settled(home.checkpoint):
         raise FleetError(
             f"generation {number} was made beside generation {made.stands['beside']} after batch {at['batch']}; generation "
-            f"{record.current} has come to batch {now.batch} since; remove it: ./fleet state discard {number}, and make it again",
+            f"{record.current} is at batch {now.batch} now; remove it: ./fleet state discard {number}, and make it again",
             code="generation-outdated",
         )
-    say(f"generation {record.current} stopped after batch {now.batch}; generation {number} goes on from there")
+    say(f"generation {record.current} stopped after batch {now.batch}; generation {number} continues from there")
     if not dry:
         activate(home, made, now, say)
 
 
 def discard(home: Home, number: int, say: Say, *, dry: bool = False) -> None:
-    """Remove a generation that is held, and is not to be; the one that runs is untouched.
+    """Remove a held generation; the running one is unchanged.
 
     Args:
         home: the home.
-        number: of the generation.
-        say: told what is done.
-        dry: only say what would be done.
+        number: number of the generation.
+        say: callback for progress lines.
+        dry: whether to report only.
 
     Raises:
-        FleetError: it is not held.
+        FleetError: the generation is not held.
     """
     held = _held(home, number)
     if dry:
-        say(f"generation {number}, made by {held.made_by}, is to be removed; the one that runs is untouched")
+        say(f"generation {number}, made by {held.made_by}, would be removed; the running one is unchanged")
         return
     discard_generation(home.lifecycle, held)
-    say(f"generation {number} is removed; generation {load_generations(home.lifecycle).current} is current as before")
+    say(f"generation {number} is removed; generation {load_generations(home.lifecycle).current} is still current")
 
 
 def _held(home: Home, number: int) -> Generation:
@@ -89,11 +89,11 @@ def _held(home: Home, number: int) -> Generation:
     found = record.of(number)
     if found is None or found.status != HELD:
         held = record.held()
-        known = "there is none such" if found is None else f"it is {found.status}"
+        known = "it does not exist" if found is None else f"it is {found.status}"
         if found is not None and found.status == CURRENT:
-            known = "it has the work"
+            known = "it is already current"
         raise FleetError(
-            f"generation {number} is not held: {known}; " + (f"held is generation {held.number}" if held else "none is held"),
+            f"generation {number} is not held: {known}; " + (f"generation {held.number} is held" if held else "none is held"),
             code="generation-not-held",
         )
     return found

@@ -1,6 +1,7 @@
-"""What the current checkpoint holds, and what the next start would do: all of it is read, and nothing is changed.
+"""Read-only report on the current checkpoint, and on the next start of the job.
 
-Rule: what holds and what comes next are told of the newest batch, whichever batch is looked at.
+Rule: ``batches``, ``unfinished`` and ``next`` describe the newest batch, whichever batch is
+inspected.
 """
 
 from collections import Counter
@@ -22,12 +23,20 @@ if TYPE_CHECKING:
 
 
 def inspect(spark: "SparkSession", home: Home, batch: int | None) -> dict[str, Any]:
-    """Return what the current checkpoint holds after a batch, as JSON has it: key groups, and what `of_files` says.
+    """Return the contents of the current checkpoint after a batch, ready for JSON.
+
+    Args:
+        spark: Spark session.
+        home: the home.
+        batch: batch to inspect; None takes the newest.
+
+    Returns:
+        The entries of `of_files`, and ``groups``: an overview of each key group.
 
     Raises:
-        FleetError: the checkpoint has no such batch, or is not one of ours.
+        FleetError: the checkpoint has no such batch, or is not of the lifecycle job.
     """
-    from fleetpulse.io.lifecycle.state_reader import overview  # and with it pyspark, which who asks for files alone does without
+    from fleetpulse.io.lifecycle.state_reader import overview  # imports pyspark, which `of_files` does not need
 
     at = position_after(home.checkpoint, batch)
     groups = overview(spark, home.checkpoint, at.batch)
@@ -35,15 +44,15 @@ def inspect(spark: "SparkSession", home: Home, batch: int | None) -> dict[str, A
 
 
 def of_files(home: Home, at: CheckpointPosition, now_ms: int) -> dict[str, Any]:
-    """Return what is known of the current checkpoint without opening its state, as JSON has it.
+    """Return facts about the current checkpoint that its files show, ready for JSON.
 
     Args:
         home: the home.
-        at: the batch that is looked at, see `checkpoint.position_after`.
-        now_ms: from which ages are counted, epoch milliseconds.
+        at: position after the inspected batch, see `checkpoint.position_after`.
+        now_ms: present instant, from which ages are counted, epoch milliseconds.
 
     Raises:
-        FleetError: the checkpoint is not one of ours.
+        FleetError: the checkpoint is not of the lifecycle job.
     """
     checkpoint = home.checkpoint
     kept = committed(checkpoint)
@@ -61,7 +70,7 @@ def of_files(home: Home, at: CheckpointPosition, now_ms: int) -> dict[str, Any]:
 
 
 def _next(home: Home) -> dict[str, Any]:
-    """Return what the next start reads, and what stands in its way."""
+    """Return the versions that the next start reads, and any obstacle to a start."""
     version = position_after(home.checkpoint).version
     latest = DeltaLog(home.table(MESSAGES.name)).latest()
     held = load_generations(home.lifecycle).held()
@@ -74,7 +83,7 @@ def _next(home: Home) -> dict[str, Any]:
 
 
 def _files(state: Path) -> dict[str, Any]:
-    """Return how many files RocksDB has, their bytes, and how many there are of each kind; a job that runs may remove some."""
+    """Count the RocksDB files, their bytes and kinds; a running job may remove some."""
     sizes: dict[Path, int] = {}
     for path in state.rglob("*"):
         try:

@@ -1,7 +1,9 @@
-"""What can be done to the lifecycle job's state as a whole: each makes a generation, checks it, and gives it the work.
+"""Operations that replace the whole state of the lifecycle job.
 
-Rule 1: each holds the state while it works, and refuses where another holds it.
-Rule 2: what is planned is known before anything is changed; ``dry`` ends there.
+Each builds a generation, checks it, and activates it.
+
+Rule 1: the caller holds the lock of the state during an operation.
+Rule 2: the plan is complete before anything is changed; a dry run ends there.
 """
 
 from collections.abc import Callable
@@ -48,15 +50,17 @@ _MOST_PARTITIONS: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class StateOperation:
-    """What a verb works with.
+    """Context of a state operation.
 
     Attributes:
-        session: of Spark, or what starts one: a plan may need none.
+        session: Spark session, or a function that starts one, as a plan may need none.
         home: the home.
-        say: told each step.
-        dry: whether to end where everything is known and nothing is changed.
-        holds: whether what is made is held, to be looked at, and gets the work by a word of its own.
-        gate: looks at what was made, before that; it raises where nothing may be built on it. None looks at nothing more.
+        say: callback for progress lines.
+        dry: whether to report the plan only and change nothing.
+        holds: whether to hold the new generation for inspection; ``./fleet state switch`` activates
+            it later.
+        gate: check of the new generation before it is activated or held, which raises to reject it;
+            None makes no further check.
     """
 
     session: SparkSession | Callable[[], SparkSession]
@@ -68,19 +72,19 @@ class StateOperation:
 
     @property
     def spark(self) -> SparkSession:
-        """The session; where it was to be started, it is."""
+        """The Spark session, started on first use if `session` is a function."""
         return self.session if isinstance(self.session, SparkSession) else self.session()
 
 
 def activate_or_hold(work: StateOperation, made: Generation, at: CheckpointPosition) -> None:
-    """Give the work to a generation that was made and checked, or hold it; what does not pass the gate is removed.
+    """Activate or hold a checked generation, or discard it if the gate rejects it.
 
     Raises:
-        FleetError: it does not pass.
+        FleetError: the gate rejects the generation.
     """
     if work.gate is not None:
         try:
-            work.say(f"looking at generation {made.number} before it gets the work")
+            work.say(f"checking generation {made.number} before the switch")
             work.gate(work, made)
         except BaseException:
             discard_generation(work.home.lifecycle, made)
@@ -89,10 +93,10 @@ def activate_or_hold(work: StateOperation, made: Generation, at: CheckpointPosit
 
 
 def rescale(work: StateOperation, key_groups: int) -> Generation | None:
-    """Go on with another number of key groups.
+    """Make a generation with another number of key groups.
 
     Raises:
-        FleetError: the number is none, or it has that already.
+        FleetError: the number is out of range, or the current one.
     """
     if not 1 <= key_groups <= _MOST_GROUPS:
         raise FleetError(
@@ -108,20 +112,20 @@ def rescale(work: StateOperation, key_groups: int) -> Generation | None:
 
 
 def migrate(work: StateOperation, form: int = STORED_FORM) -> Generation | None:
-    """Go on in another stored form.
+    """Make a generation that writes another stored form.
 
     Raises:
-        FleetError: it cannot be written, or it is the present one.
+        FleetError: this version cannot write the form, or the current generation already does.
     """
     check_form(work.home, form)
     return _anew(work, "migrate", form=form)
 
 
 def check_form(home: Home, form: int) -> None:
-    """See that a stored form can be gone on in.
+    """Check that a migration to a stored form is possible and needed.
 
     Raises:
-        FleetError: it cannot.
+        FleetError: this version cannot write the form, or the current generation already does.
     """
     if form not in WRITTEN_FORMS:
         raise FleetError(
@@ -137,7 +141,7 @@ def check_form(home: Home, form: int) -> None:
 
 
 def repartition_anew(work: StateOperation, partitions: int) -> Generation | None:
-    """Go on with another number of partitions, by a new generation."""
+    """Make a generation with another number of partitions, from the rows of the state."""
     _check_partitions(work.home, partitions)
     return _anew(work, "repartition --anew", partitions=partitions)
 
@@ -145,7 +149,7 @@ def repartition_anew(work: StateOperation, partitions: int) -> Generation | None
 def _check_partitions(home: Home, partitions: int) -> None:
     if not 1 <= partitions <= _MOST_PARTITIONS:
         raise FleetError(
-            f"the state has 1 to {_MOST_PARTITIONS:,} partitions; got {partitions}; one or two a core are usual",
+            f"the state has 1 to {_MOST_PARTITIONS:,} partitions; got {partitions}; one or two per core are usual",
             code="partitions-out-of-range",
         )
     if partitions == position_after(home.checkpoint).partitions:
@@ -155,7 +159,7 @@ def _check_partitions(home: Home, partitions: int) -> None:
 def _anew(
     work: StateOperation, verb: str, *, key_groups: int | None = None, partitions: int | None = None, form: int | None = None
 ) -> Generation | None:
-    """Make a generation from the state of the current one, with something changed."""
+    """Make a generation from the state of the current one, with other parameters."""
     current, before = work.home.generation(), position_after(work.home.checkpoint)
     wanted = (key_groups or current.key_groups, partitions or before.partitions, form or current.form)
     work.say(
@@ -174,15 +178,17 @@ def _anew(
 
 
 def repartition(work: StateOperation, partitions: int) -> Generation | None:
-    """Go on with another number of partitions, by Spark's own offline repartitioning of a copy of the checkpoint.
+    """Repartition a copy of the checkpoint, and make it a generation.
+
+    Spark's offline repartitioning works on the copy, which is then compared with the original.
 
     Raises:
-        FleetError: the number is none, it has that already, or the copy differs afterwards.
+        FleetError: the number is out of range, or the current one, or the copy differs.
     """
     home = work.home
     _check_partitions(home, partitions)
     before = position_after(home.checkpoint)
-    work.say(f"the state has {before.partitions} partitions, and is to have {partitions}")
+    work.say(f"partitions of the state: {before.partitions} before, {partitions} after")
     if work.dry:
         return None
     at, current = drain(work.spark, home, work.say), home.generation()
@@ -195,9 +201,9 @@ def repartition(work: StateOperation, partitions: int) -> Generation | None:
         work.say(f"copying generation {current.number} to generation {made.number}")
         copy_checkpoint(home.checkpoint, copy, work.say)
         work.say("repartitioning the copy")
-        work.spark._streamingCheckpointManager.repartition(str(copy), partitions)  # noqa: SLF001 - Spark has no other door yet
+        work.spark._streamingCheckpointManager.repartition(str(copy), partitions)  # noqa: SLF001 - Spark has no public API yet
         after = position_after(copy)
-        work.say("comparing all state and all timers with the generation that runs")
+        work.say("comparing all state and all timers with the running generation")
         try:
             require_same(work.spark, (home.checkpoint, at), (copy, after), work.say)
         except FleetError as error:
@@ -212,27 +218,34 @@ def repartition(work: StateOperation, partitions: int) -> Generation | None:
 
 
 def rollback(work: StateOperation, to: int | None = None) -> Generation | None:
-    """Go back to what an earlier generation was, by a new one that begins where that one stopped.
+    """Roll back: make a generation from the state of a retired one.
 
-    Where either was made of chosen devices, and the other was not, they know different ones, and are not compared.
+    The new generation has the parameters of the retired one, and starts at the position at which
+    that one stopped. It is not compared with the current one if the two were made of different
+    devices.
+
+    Args:
+        work: context of the operation.
+        to: number of the retired generation; None takes the predecessor of the current one.
 
     Raises:
-        FleetError: there is none, or it has been pruned.
+        FleetError: the generation does not exist or was pruned, or the current one is the result of
+            a rollback and `to` is None.
     """
     home = work.home
     record = load_generations(home.lifecycle)
     present = home.generation()
     if to is None and present.made_by == "rollback":
         raise FleetError(
-            f"generation {present.number} is a way back already, to generation {present.made_from.get('generation')}; nothing is "
-            f"to be done; to go elsewhere, name it: ./fleet state rollback --to NUMBER",
+            f"generation {present.number} already results from a rollback to generation {present.made_from.get('generation')}; "
+            f"nothing to do; for another generation, name it: ./fleet state rollback --to NUMBER",
             code="rollback-already-done",
         )
     chosen = record.predecessor() if to is None else record.of(to)
     if chosen is None or chosen.status != RETIRED or not checkpoint_of(home.lifecycle, chosen.number).exists():
         kept = [str(one.number) for one in record.known.values() if one.status == RETIRED]
         raise FleetError(
-            f"there is no generation {to or 'before this one'} to go back to; kept are: {', '.join(kept) or 'none'}"
+            f"there is no generation {to or 'before this one'} to roll back to; kept are: {', '.join(kept) or 'none'}"
             + (f"; name one: ./fleet state rollback --to {kept[-1]}" if kept else ""),
             code="rollback-generation-unknown",
         )
@@ -241,7 +254,7 @@ def rollback(work: StateOperation, to: int | None = None) -> Generation | None:
     then = position_after(folder)
     work.say(
         f"generation {chosen.number} stopped after batch {then.batch}: {chosen.key_groups} key groups, {then.partitions} "
-        f"partitions, stored form {chosen.form}; a new generation goes on from there"
+        f"partitions, stored form {chosen.form}; a new generation continues from there"
     )
     others = _know_others(work, chosen.number, present.number)
     if work.dry:
@@ -256,34 +269,37 @@ def rollback(work: StateOperation, to: int | None = None) -> Generation | None:
 
 
 def _know_others(work: StateOperation, one: int, other: int) -> bool:
-    """Whether either of two generations was made of chosen devices, and the other was not; say so."""
+    """Return whether two generations were made of different devices, and report it."""
     record = load_generations(work.home.lifecycle)
     others = record.choices_in(one) != record.choices_in(other)
     if others:
-        work.say(f"generations {one} and {other} know different devices: they are not compared")
+        work.say(f"generations {one} and {other} have different devices; they are not compared")
     return others
 
 
 def bootstrap(
     work: StateOperation, snapshot: SnapshotInfo, only: str | None = None, *, damaged: bool = False
 ) -> Generation | None:
-    """Go on from a snapshot.
+    """Make a generation from a snapshot.
 
     Args:
-        work: what to work with.
-        snapshot: which.
-        only: an SQL condition on the columns of `DEVICE_SNAPSHOTS`: the devices to begin with; None takes all.
-        damaged: whether the current state cannot be read: then it is neither finished nor compared with. Where its logs of
-            batches do not say where it stopped, what was said since the snapshot tells what is still to be said.
+        work: context of the operation.
+        snapshot: snapshot to start from.
+        only: SQL condition on the columns of `DEVICE_SNAPSHOTS` that chooses the devices, taken in
+            their current state; None takes all devices as in the snapshot.
+        damaged: whether the current state cannot be read. It is then neither drained nor compared.
+            If its checkpoint logs are lost, too, the judgements emitted since the snapshot show
+            which ones are missing, see `recover`.
 
     Raises:
-        FleetError: it cannot be read, the condition is none, no device is left, or bronze is no longer kept from there.
+        FleetError: the snapshot cannot be read, the condition is invalid, no device fits it, or
+            bronze is no longer complete from the snapshot on.
     """
     home = work.home
-    assert snapshot.version is not None, "it was read from the table"
+    assert snapshot.version is not None, "a snapshot in the table has a version"
     if only is not None and damaged:
         raise FleetError(
-            "--only takes what devices have come to from the present state, which --damaged says cannot be read: leave --only",
+            "--only needs the present state of the devices, and --damaged declares that state unreadable; omit --only",
             code="option-conflict",
         )
     with reporting_corruption_of_snapshot(home, snapshot.version):
@@ -296,7 +312,7 @@ def _from_rows(work: StateOperation, snapshot: SnapshotInfo, rows: Rows, only: s
     devices = chosen.count()
     if not devices and snapshot.devices:
         raise FleetError(
-            f'no device of snapshot version {snapshot.version} fits "{only}"; got 0 of {snapshot.devices:,}',
+            f'no device of snapshot version {snapshot.version} fits "{only}"; got 0 of {snapshot.devices:,}; correct it',
             code="condition-fits-none",
         )
     current = home.generation()
@@ -309,16 +325,14 @@ def _from_rows(work: StateOperation, snapshot: SnapshotInfo, rows: Rows, only: s
     if stopped is None:
         return _by_what_was_said(work, snapshot, rows, why, others=others)
     if damaged:
-        work.say(
-            f"the state is not read, and nothing is compared; generation {current.number} stopped after batch {stopped.batch}"
-        )
+        work.say(f"the state is neither read nor compared; generation {current.number} stopped after batch {stopped.batch}")
     if work.dry:
         return None
     flush_outbox(home, current.number)
     at = stopped if damaged else drain(work.spark, home, work.say)
     source = {"snapshot": snapshot.version, "generation": snapshot.generation, "batch": snapshot.batch, "only": only}
     bronze = snapshot.bronze
-    if only is not None:  # the snapshot chooses; what they have come to since is the present state
+    if only is not None:  # the snapshot only selects the devices; their state is the present one
         rows, bronze = rows_as_given(these(state_of(work.spark, home, current, at).each, chosen)), at.version
     plan = GenerationSpec("bootstrap", source, rows, bronze, current.key_groups, at.partitions, current.form,
                 chosen=damaged or others or only is not None)  # fmt: skip
@@ -328,22 +342,22 @@ def _from_rows(work: StateOperation, snapshot: SnapshotInfo, rows: Rows, only: s
 
 
 def _by_what_was_said(work: StateOperation, snapshot: SnapshotInfo, rows: Rows, why: str, *, others: bool) -> Generation | None:
-    """Go on from a snapshot where nobody knows where the current generation stopped."""
+    """Make a generation from a snapshot if the current stop position is unknown."""
     home, current = work.home, work.home.generation()
     work.say(
-        f"where generation {current.number} stopped is not known: {why}; so all since the snapshot is judged again, and of that "
-        f"is said what is not in judgements; the state is compared with nothing"
+        f"the stop position of generation {current.number} is unknown: {why}; replaying all messages since the snapshot and "
+        f"emitting only the missing judgements; state comparison is skipped"
     )
     if others:
         raise FleetError(
-            f"generation {current.number} knows other devices than snapshot version {snapshot.version} of generation "
-            f"{snapshot.generation}: what was said since does not follow from it; name a snapshot of the devices that it knows",
+            f"generation {current.number} has other devices than snapshot version {snapshot.version} of generation "
+            f"{snapshot.generation}: the judgements since do not follow from it; name a snapshot with the same devices",
             code="snapshot-devices-differ",
         )
     if work.holds or work.gate is not None:
         raise FleetError(
-            "what was not said is said when the generation has the work, so it is neither held nor looked at before that: leave "
-            "--hold and --gate, and look afterwards: ./fleet quality run",
+            "the missing judgements are emitted right after the switch, so it can be neither held nor checked before; "
+            "omit --hold and --gate, and check afterwards: ./fleet quality run",
             code="option-conflict",
         )
     require_since(home, snapshot)
@@ -357,14 +371,14 @@ def _by_what_was_said(work: StateOperation, snapshot: SnapshotInfo, rows: Rows, 
 
 
 def bootstrap_devices(work: StateOperation, listed: Listed, named: str) -> Generation | None:
-    """Go on with the devices of a list, none of which has been heard: they are silent from their registration on.
+    """Make a generation with the devices of a list, none of which has been heard yet.
 
-    What waits for its time stays, and is judged when that comes.
+    The devices are silent from their registration on. Pending rows stay.
 
     Args:
-        work: what to work with.
-        listed: see `device_bootstrap.devices_at`.
-        named: where the list is from.
+        work: context of the operation.
+        listed: list of devices, see `device_bootstrap.devices_at`.
+        named: source of the list, for messages and the record of generations.
 
     Raises:
         FleetError: the list is empty, or has faults.
@@ -377,7 +391,7 @@ def bootstrap_devices(work: StateOperation, listed: Listed, named: str) -> Gener
         return None
     at = drain(work.spark, home, work.say)
     known = world(home, at.newest_ms)
-    assert known is not None, "what was judged was received"
+    assert known is not None, "a judged home has received rows"
     state = state_of(work.spark, home, current, at).each
     rows = rows_as_given(rows_of_devices(work.spark, state, listed, known, home.deployment()))
     own = any(devices[field.name].null_count < len(devices) for field in LIMIT_FIELDS)
@@ -389,6 +403,9 @@ def bootstrap_devices(work: StateOperation, listed: Listed, named: str) -> Gener
 
 
 def _frontier_ms(home: Home, at: CheckpointPosition) -> int | None:
-    """Return up to which a generation will be judged when what it has begun is finished; while it is at it, no less."""
+    """Return the frontier of the current generation after a drain.
+
+    While a batch is unfinished, this is the frontier of all rows received, which is not earlier.
+    """
     known = shards(home, at.newest_ms if unfinished(home.checkpoint) is None else None)
     return None if known is None else known.frontier_ms

@@ -1,4 +1,4 @@
-"""Generations that no longer run, and are no longer needed."""
+"""Removal of the checkpoints of retired generations."""
 
 import shutil
 from collections.abc import Callable
@@ -17,12 +17,13 @@ from fleetpulse.io.home.home import Home
 
 
 def going(record: Generations, keep: int, before_ms: int | None = None) -> list[int]:
-    """Return the numbers of the generations that are to be pruned: never one that runs or is held.
+    """Return the numbers of the retired generations to prune.
 
     Args:
-        record: of the generations.
-        keep: how many of those that no longer run stay, the newest ones.
-        before_ms: of the others those go that another took over from before this instant (epoch milliseconds); None: all.
+        record: record of generations.
+        keep: number of retired generations to keep, the newest ones.
+        before_ms: instant, epoch milliseconds; a generation is pruned only if it was retired
+            before. None prunes all others.
     """
     retired = sorted(one.number for one in record.known.values() if one.status == RETIRED)
     old = retired[: max(0, len(retired) - keep)]
@@ -32,13 +33,13 @@ def going(record: Generations, keep: int, before_ms: int | None = None) -> list[
 
 
 def prune(home: Home, keep: int, say: Callable[[str], None], *, dry: bool, before_ms: int | None = None) -> list[int]:
-    """Remove the checkpoints of generations that no longer run, see `going`; return their numbers.
+    """Remove checkpoints of retired generations, see `going`; return their numbers.
 
     Args:
-        home: the home; the caller sees to it that nobody makes a generation meanwhile. The job may run.
-        keep: how many of them stay.
-        say: told each.
-        dry: only say which.
+        home: the home; the caller prevents that a generation is made meanwhile. The job may run.
+        keep: number of retired generations to keep.
+        say: callback for a line about each generation.
+        dry: whether to report only.
         before_ms: see `going`.
 
     Raises:
@@ -53,6 +54,6 @@ def prune(home: Home, keep: int, say: Callable[[str], None], *, dry: bool, befor
         say(f"generation {number} is {'to be ' if dry else ''}removed")
         if not dry:
             record = record.with_one(replace(record.known[number], status=PRUNED))
-            save_generations(home.lifecycle, record)  # first: what is written down as removed is never gone back to
+            save_generations(home.lifecycle, record)  # before the removal: no rollback starts from a pruned one
             shutil.rmtree(checkpoint_of(home.lifecycle, number), ignore_errors=True)
     return numbers

@@ -1,10 +1,12 @@
-"""Going on from a snapshot where nobody knows how far the one before came: what its own logs would say, the table says.
+"""Recover from a snapshot if the checkpoint logs are lost.
 
-A verdict is a function of the rows received. So all that follows from the snapshot is judged again, into a table of its own. What
-is in `judgements` of it was said; the rest was not, and is said when the new generation has the work.
+A verdict is a function of the rows received. All rows since the snapshot are therefore judged
+again, into a scratch table. Judgements that the table `judgements` lacks go to the outbox of the
+new generation, which is flushed after the switch.
 
-Rule 1: what was said since and does not follow from the snapshot is a reason to refuse: another state was gone on from then.
-Rule 2: where rows of the table may have been removed that were said since, nobody knows, and it is refused.
+Rule 1: refuse if a judgement emitted since the snapshot does not follow from the snapshot: the
+emitting job had another state.
+Rule 2: refuse if maintenance may have removed judgements emitted since the snapshot.
 """
 
 import json
@@ -43,21 +45,25 @@ from fleetpulse.io.tables.snapshots import SnapshotInfo, files_of
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-_MEMORY: Final = "1GB"  # of the comparison; what is more goes to the disk
+_MEMORY: Final = "1GB"  # limit of the comparison; DuckDB spills the rest to disk
 _SHOWN: Final = 5
-_AT_ONCE: Final = 100_000  # verdicts that are said in one commit
-_A_DAY_MS: Final = 86_400_000  # from a batch to the snapshot that was taken after it, beside a running job, at most
+_AT_ONCE: Final = 100_000  # judgements in one commit
+_A_DAY_MS: Final = 86_400_000  # longest delay from a batch to its snapshot while the job runs
 _DURATIONS: Final = ("runtime_ms", "late_by_ms")
 _SAME: Final = ", ".join(f'"{name if name in _DURATIONS else name.removesuffix("_ms")}"' for name in COMPARED)
 _OF_THE_JOB: Final = "kind NOT IN (" + ", ".join(f"'{kind.value}'" for kind in (JudgementKind.SUMMARY, *AMENDMENTS)) + ")"
 
 
 def where_it_stopped(home: Home) -> tuple[CheckpointPosition | None, str]:
-    """Return where the current generation stopped, by its logs of batches; None where they do not tell, and why."""
+    """Return the stop position of the current generation, from its checkpoint logs.
+
+    Returns:
+        The position, and an empty text; None, and the reason, if the logs do not show it.
+    """
     number, checkpoint = home.generation().number, home.checkpoint
     try:
         if not committed(checkpoint):
-            return None, "it has no batch that was committed"
+            return None, "its checkpoint has no committed batch"
         at = position_after(checkpoint)
         if not is_settled(checkpoint):
             return None, f"generation {number} was stopped in the middle of a batch"
@@ -67,38 +73,38 @@ def where_it_stopped(home: Home) -> tuple[CheckpointPosition | None, str]:
     told = home.table(JUDGEMENTS.name)
     said = open_table(told).transaction_version(query) if query and holds_table(told) else None
     if query is None or (said is not None and said > at.batch):
-        return None, f"its last batches are gone: there are those up to {at.batch}, and judgements has those up to {said}"
+        return None, f"its last batches are lost: the checkpoint has batches up to {at.batch}, judgements up to {said}"
     return at, ""
 
 
 def require_since(home: Home, snapshot: SnapshotInfo) -> None:
-    """See that all that was said since a snapshot is still in the table.
+    """Check that the table still has every judgement emitted since a snapshot.
 
     Raises:
-        FleetError: maintenance may have removed some of it.
+        FleetError: maintenance may have removed some of them.
     """
     kept_ms = oldest_kept_ms(home, "late")
     if kept_ms is not None and kept_ms + _A_DAY_MS > (snapshot.at_ms or 0):
         raise FleetError(
-            f"what was said since snapshot version {snapshot.version} was taken is no longer in judgements as a whole: kept is "
-            f"what was said from {format_instant(kept_ms)} on (keep_late); name a newer snapshot with --version, restore the "
-            f"checkpoint from a backup, or play the history into another home",
+            f"the judgements since snapshot version {snapshot.version} are incomplete: the table is complete only from "
+            f"{format_instant(kept_ms)} on (keep_late); name a newer snapshot with --version, restore the "
+            f"checkpoint from a backup, or replay the history into another home",
             code="judgements-not-retained",
         )
 
 
 def go_on(spark: SparkSession, home: Home, plan: GenerationSpec, snapshot: SnapshotInfo, say: Say) -> Generation:
-    """Make a generation of a snapshot, find what is still to be said, and give it the work.
+    """Build a generation from a snapshot, activate it, and emit missing judgements.
 
     Args:
-        spark: the session.
-        home: the home, its state held by the caller.
-        plan: what it is made of: all rows of the snapshot.
-        snapshot: that.
-        say: told each step.
+        spark: Spark session.
+        home: the home; the caller holds the lock of its state.
+        plan: specification of the generation, with all rows of the snapshot.
+        snapshot: the snapshot.
+        say: callback for progress lines.
 
     Raises:
-        FleetError: what was said since does not follow from the snapshot; nothing has changed then.
+        FleetError: judgements emitted since do not follow from the snapshot; nothing has changed.
     """
     through = max(DeltaLog(home.table(MESSAGES.name)).latest() + 1, plan.bronze)
     at, aside = CheckpointPosition(-1, through, snapshot.newest_ms, plan.partitions), home.lifecycle / "told-again"
@@ -109,7 +115,7 @@ def go_on(spark: SparkSession, home: Home, plan: GenerationSpec, snapshot: Snaps
         due, unsaid = _switched(home, made, aside, pending, snapshot, say)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    say(f"saying what was not said: {unsaid:,} of {due:,} verdicts that follow from the snapshot")
+    say(f"emitting the missing judgements: {unsaid:,} of {due:,} that follow from the snapshot")
     flush_outbox(home, made.number)
     return made
 
@@ -117,9 +123,9 @@ def go_on(spark: SparkSession, home: Home, plan: GenerationSpec, snapshot: Snaps
 def _switched(
     home: Home, made: Generation, aside: Path, pending: Iterable[str], snapshot: SnapshotInfo, say: Say
 ) -> tuple[int, int]:
-    """Find what is still to be said, and give the work to a generation; return as `_left` does."""
+    """Write the outbox of a generation and activate it; return the counts of `_left`."""
     try:
-        say("comparing what follows from the snapshot with what was said since")
+        say("comparing the judgements that follow from the snapshot with those emitted since")
         counts = _left(home, made, aside, pending, snapshot)
         made_durable(home.lifecycle, made.number)
         record = load_generations(home.lifecycle)
@@ -129,17 +135,18 @@ def _switched(
         if home.generation().number != made.number:
             discard_generation(home.lifecycle, made)
         raise
-    say(
-        f"generation {made.number} is current; generation {record.current} cannot be gone back to: ./fleet state prune removes it"
-    )
+    say(f"generation {made.number} is current; generation {record.current} cannot be restored: ./fleet state prune removes it")
     return counts
 
 
 def _left(home: Home, made: Generation, aside: Path, pending: Iterable[str], snapshot: SnapshotInfo) -> tuple[int, int]:
-    """Write beside a generation's checkpoint what is still to be said; return how many verdicts follow, and how many are left.
+    """Write the judgements that were not emitted yet to the outbox of a generation.
+
+    Returns:
+        Number of judgements that follow from the snapshot, and number that were not emitted yet.
 
     Raises:
-        FleetError: some were said that do not follow.
+        FleetError: some judgements were emitted that do not follow from the snapshot.
     """
     shell = {"judged_at_ms": wall_clock_ms(), "generation": made.number}
     again = files_of(aside, open_table(aside).version()) if is_committed(aside) else []
@@ -180,9 +187,9 @@ def _require_following(connection: "DuckDBPyConnection", snapshot: SnapshotInfo)
     if counts["n"]:
         shown = tables.fetch(connection, f"SELECT kind, device_id {strange} ORDER BY ALL LIMIT {_SHOWN}", parameters)
         raise FleetError(
-            f"{counts['n']:,} verdicts were said since snapshot version {snapshot.version} that do not follow from it ("
+            f"{counts['n']:,} judgements emitted since snapshot version {snapshot.version} do not follow from it ("
             + ", ".join(f"{one['kind']} of {one['device_id']}" for one in shown)
-            + "): another state was gone on from since; nothing has changed; name another snapshot with --version",
+            + "): they were emitted from another state; nothing has changed; name another snapshot with --version",
             code="judgements-do-not-follow",
         )
 

@@ -1,6 +1,7 @@
-"""A snapshot of the lifecycle job's state: of a stopped job, or beside a running one.
+"""Snapshot of the lifecycle job's state, while the job is stopped or running.
 
-Rule: what the newest one holds already is not written again. Whether it does is seen by its rows: a note outlives damage.
+Rule: no snapshot is written if the newest one is equal. Rows are compared, not only metadata: a
+damaged snapshot may still have its metadata.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from fleetpulse.reports.replay_origin import done_with
 
 
 def about(spark: SparkSession, home: Home, generation: Generation, at: CheckpointPosition) -> SnapshotInfo:
-    """Return what a snapshot of a generation at a batch would be taken at."""
+    """Return the metadata of a snapshot of a generation at a position."""
     groups = overview(spark, checkpoint_of(home.lifecycle, generation.number), at.batch)
     frontier_ms = frontier_of(groups, at.newest_ms, home.deployment())
     devices = sum(group.devices for group in groups)
@@ -47,21 +48,24 @@ Gate = Callable[[DataFrame, SnapshotInfo], AbstractContextManager[DataFrame]]
 def take(
     spark: SparkSession, home: Home, batch: int | None, say: Say, gate: Gate | None = None, *, dry: bool = False
 ) -> SnapshotInfo:
-    """Write a snapshot of the current generation, unless the newest one holds the very same.
+    """Write a snapshot of the current generation, unless the newest one is equal.
 
     Args:
-        spark: the session.
+        spark: Spark session.
         home: the home.
-        batch: after which batch; None takes the newest.
-        say: told each step.
-        gate: looks at the rows before they are written, and gives them back; None takes them as they are.
-        dry: only say what would be done; the gate is not asked.
+        batch: batch after which the state is read; None takes the newest.
+        say: callback for progress lines.
+        gate: check of the rows before they are written, a context manager that yields the rows to
+            write; None makes no check.
+        dry: whether to report only; the gate is not called.
 
     Returns:
-        What it was taken at, with its version in the table; without one where it would be written.
+        Metadata of the snapshot, with its version in the table; the version is None if a dry run
+        would write it.
 
     Raises:
-        FleetError: the batch is not kept, the checkpoint cannot be read, or the gate stays shut.
+        FleetError: the batch is no longer kept, the checkpoint cannot be read, or the gate rejects
+            the rows.
     """
     generation = home.generation()
     at = position_after(home.checkpoint, batch)
@@ -71,7 +75,7 @@ def take(
     if dry:
         return _held_already(spark, home, what, rows, say) or what
     if gate is not None:
-        say("looking at them before they are published")
+        say("checking the rows before they are published")
     with gate(rows.each, what) if gate is not None else nullcontext(rows.each) as checked:
         given = rows if gate is None else rows_as_given(checked)
         if (held := _held_already(spark, home, what, given, say)) is not None:
@@ -84,25 +88,26 @@ def take(
 
 
 def _held_already(spark: SparkSession, home: Home, what: SnapshotInfo, rows: Rows, say: Say) -> SnapshotInfo | None:
-    """Return the newest snapshot where it holds the very same: taken at the same, and with the same rows; say so.
+    """Return the newest snapshot if its metadata and rows are the same, and report it.
 
-    An older one does not count: who begins with the newest is to begin with what was asked for last.
+    Older snapshots do not count: a bootstrap takes the newest, which must be the one requested
+    last.
     """
     newest = shown_snapshot(home)
     if newest is None or newest.version is None or _unwritten(newest) != what:
         return None
-    say(f"comparing with snapshot version {newest.version}, which was taken there")
+    say(f"comparing with snapshot version {newest.version}, which has the same position")
     wanted = _told(rows)
     try:
-        held = _told(rows_as_given(read_snapshot(spark, home, newest.version).each))  # by Spark, which sees to checksums
+        held = _told(rows_as_given(read_snapshot(spark, home, newest.version).each))  # Spark verifies the files' checksums
     except (FleetError, PySparkException, Py4JError):
         held = None
     if held != wanted:
         why = "cannot be read" if held is None else "has other rows"
-        say(f"snapshot version {newest.version} is damaged: it {why}, and is taken anew")
+        say(f"snapshot version {newest.version} is damaged: it {why}; taking it again")
         return None
     say(
-        f"snapshot version {newest.version} holds that already: generation {what.generation} after batch {what.batch}, "
+        f"snapshot version {newest.version} is already that of generation {what.generation} after batch {what.batch}, "
         f"{what.devices:,} devices; nothing to do"
     )
     return newest

@@ -1,8 +1,8 @@
-"""The rows of a snapshot on their way into a generation, and whether all of them have arrived.
+"""Transfer of snapshot rows into a generation, and comparison of both sides.
 
-Rule 1: where rows come from is read once: one pass packs them by key group and sums them up.
-Rule 2: two generations are the same where their sums are, and what all their groups share; rows are brought together only
-to name those that differ.
+Rule 1: the source is read once: one pass packs its rows by key group and computes checksums.
+Rule 2: two generations are equal if their checksums and their shared parts are equal. Rows are
+joined only to name those that differ.
 """
 
 from collections.abc import Iterator
@@ -24,18 +24,19 @@ from fleetpulse.io.checkpoints.generations import Generation
 from fleetpulse.io.lifecycle.state_reader import Rows
 
 _SEEDS: Final = "key_group int, block binary, chunks array<struct<number: bigint, rows: binary>>"
-_PLACE: Final = "key_group"  # of a row, which is not part of what it says
+_PLACE: Final = "key_group"  # column that is left out of comparisons
 _SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class TransferredRows:
-    """Rows that were packed, or summed up.
+    """Rows with their checksums, and optionally packed by key group.
 
     Attributes:
-        rows: as they were.
-        account: what is said of all of them.
-        parcels: columns of `columnar.parcels.PARCEL_SCHEMA`; None where they were only summed up.
+        rows: original rows.
+        account: checksums of the rows, and the parts that all key groups share.
+        parcels: packed rows, with the columns of `snapshot.shuffle.PARCEL_SCHEMA`; None if only
+            checksums were computed.
     """
 
     rows: Rows
@@ -45,10 +46,12 @@ class TransferredRows:
 
 @contextmanager
 def pack_by_key_group(rows: Rows, key_groups: int) -> Iterator[TransferredRows]:
-    """Pack rows by key group and sum them up; the parcels are on the disk as long as it is entered.
+    """Pack rows by key group and compute checksums.
+
+    The packed rows stay on disk until the context exits.
 
     Raises:
-        FleetError: the groups that they are of have not come equally far.
+        FleetError: the key groups of the rows differ in their shared parts.
     """
     parcels = rows.parcels(key_groups).persist(StorageLevel.DISK_ONLY)
     try:
@@ -58,10 +61,10 @@ def pack_by_key_group(rows: Rows, key_groups: int) -> Iterator[TransferredRows]:
 
 
 def with_checksum(rows: Rows) -> TransferredRows:
-    """Sum rows up.
+    """Compute the checksums of rows.
 
     Raises:
-        FleetError: the groups that they are of have not come equally far.
+        FleetError: the key groups of the rows differ in their shared parts.
     """
     return TransferredRows(rows, _accounted(rows.parcels(None)))
 
@@ -72,16 +75,16 @@ def _accounted(parcels: DataFrame) -> Account:
 
 
 def seeds(spark: SparkSession, given: TransferredRows, key_groups: int, form: int, deployment: Deployment) -> DataFrame:
-    """Return the key groups that rows make, see `Begin.groups`.
+    """Build key groups from packed rows, see `Begin.groups`.
 
     Args:
-        spark: the session.
-        given: the rows, packed for so many key groups.
-        key_groups: how many.
-        form: the stored form to write.
-        deployment: lateness, clock lead and jitter.
+        spark: Spark session.
+        given: rows, packed for `key_groups` key groups.
+        key_groups: number of key groups.
+        form: stored form to write.
+        deployment: allowed lateness, clock lead and jitter.
     """
-    assert given.parcels is not None, "what was only summed up begins nothing"
+    assert given.parcels is not None, "key groups are built from packed rows only"
     world, of_all = given.account.world, shared_rows(given.account.waiting)
     rows = given.parcels.filter(F.col("rows").isNotNull()).select("place", "rows")
     empty = spark.range(key_groups).select(F.col("id").cast("int").alias("place"))
@@ -94,17 +97,17 @@ def seeds(spark: SparkSession, given: TransferredRows, key_groups: int, form: in
 
 
 def compare(before: TransferredRows, after: TransferredRows, made: Generation) -> None:
-    """See that a generation that was made says the same of all devices as the one before, and has the same waiting.
+    """Check that a new generation has the devices and pending rows of the running one.
 
     Raises:
-        FleetError: it does not; it names some that differ.
+        FleetError: the generations differ; the text names some devices that do.
     """
     was, now = before.account, after.account
     if (was.sums, was.world, was.waiting) == (now.sums, now.world, now.waiting):
         return
     lost, more = _only_in(before.rows.each, after.rows.each), _only_in(after.rows.each, before.rows.each)
     raise FleetError(
-        f"generation {made.number} is not what the running one is, and is discarded: {_of_all(was, now)}"
+        f"generation {made.number} differs from the running one, and is discarded: {_of_all(was, now)}"
         f"{_counted(was.sums)} before, {_counted(now.sums)} after; lost or changed: {', '.join(lost) or 'none'}; "
         f"new or changed: {', '.join(more) or 'none'}; nothing has changed",
         code="generation-differs",
@@ -112,14 +115,14 @@ def compare(before: TransferredRows, after: TransferredRows, made: Generation) -
 
 
 def _of_all(was: Account, now: Account) -> str:
-    """Say in what two generations differ that all their groups share; nothing where they do not."""
-    differs = {"how far it is, gaps or policies": was.world != now.world, "rows for everybody": was.waiting != now.waiting}
+    """Describe differences in the parts that all key groups share; empty if equal."""
+    differs = {"frontier, gaps or policies": was.world != now.world, "rows for all devices": was.waiting != now.waiting}
     found = " and ".join(name for name, differing in differs.items() if differing)
-    return f"it differs in what all key groups share ({found}); " if found else ""
+    return f"the parts that all key groups share differ ({found}); " if found else ""
 
 
 def _only_in(rows: DataFrame, others: DataFrame) -> list[str]:
-    """Name some devices of which rows say what others do not."""
+    """Return the ids of some devices with rows that the other rows do not contain."""
     told = [name for name in rows.columns if name != _PLACE]
     of_devices = F.col("part").isin(*COMPARED_PARTS)
     only = rows.filter(of_devices).select(told).exceptAll(others.filter(of_devices).select(told))

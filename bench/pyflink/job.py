@@ -1,9 +1,12 @@
-"""The peer outside Spark: a KeyedProcessFunction with event-time timers. Runs in PyFlink's own environment.
+"""Flink peer: a KeyedProcessFunction with event-time timers.
 
-Rule 1: it runs ``bench.python_fold`` as the other Python peers do; one timer stands for each device, lazily moved.
-Rule 2: Flink's watermark is ``received_at`` less the lateness, so it is the frontier; a row is judged against it alone,
-since two sources' rows of one device may come in any order.
-Rule 3: the JVM reads the Parquet file, keeps state in RocksDB and checkpoints; Python sees keys, rows and timers.
+It runs in PyFlink's environment.
+
+Rule 1: it runs ``bench.python_fold``, as the other Python peers do, with one lazy timer per device.
+Rule 2: Flink's watermark is ``received_at`` minus the allowed lateness, and so equals the frontier.
+Rows are judged by the watermark only: rows of one device from two sources may have any order.
+Rule 3: the JVM reads the Parquet file, keeps the state in RocksDB and writes checkpoints. Python
+handles keys, rows and timers.
 """
 
 import json
@@ -25,7 +28,7 @@ NAMES: Final = ("device_id", "transition_no", "from_mode", "to_mode", "trigger",
 
 
 class Device(KeyedProcessFunction):
-    """One device's call for each message, and for its timer."""
+    """Process function, called per device for each message and for its timer."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
@@ -35,7 +38,7 @@ class Device(KeyedProcessFunction):
         self.device = runtime_context.get_state(ValueStateDescriptor("device", Types.PICKLED_BYTE_ARRAY()))
 
     def process_element(self, value: Any, ctx: Any) -> Iterator[str]:
-        """Take a message in, and fold to the frontier."""
+        """Add a message, and fold up to the frontier."""
         device_id, event_ms, received_ms, boot, seq, code = value[0], value[1], value[2], value[3], value[4], value[5]
         known = self.device.value() or UNKNOWN
         fold = Fold(device_id, known, self.rules)
@@ -47,7 +50,7 @@ class Device(KeyedProcessFunction):
             yield json.dumps(dict(zip(NAMES, row, strict=True)))
 
     def on_timer(self, timestamp: int, ctx: Any) -> Iterator[str]:
-        """Let time pass for a device."""
+        """Advance a device's time to the watermark."""
         timers = ctx.timer_service()
         fold = Fold(ctx.get_current_key(), self.device.value() or UNKNOWN, self.rules)
         fold.fold_to(max(timestamp, timers.current_watermark()))
@@ -65,10 +68,11 @@ class Device(KeyedProcessFunction):
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    """Run over one Parquet file, to its end.
+    """Run over a Parquet file, to its end.
 
     Args:
-        request: ``file``, ``place`` (where to write), ``rules``, ``jars`` (addresses), ``mode`` (thread or process).
+        request: ``file``, ``place`` (folder of the run), ``rules``, ``jars`` (their URLs) and
+            ``mode`` (thread or process).
     """
     place, rules = Path(request["place"]), Rules(*request["rules"])
     settings = Configuration()

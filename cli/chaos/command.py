@@ -1,4 +1,4 @@
-"""The verb ``chaos``: its options, and how what came of it is shown."""
+"""The verb ``chaos``: its options, and the output of its results."""
 
 from random import SystemRandom
 from typing import Annotated, Any, Final
@@ -29,22 +29,28 @@ def register(app: typer.Typer) -> None:
 
 
 def chaos(
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="In each a kill of every kind, in random order.")] = 20,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of order, moments and load; drawn if not given.")] = None,
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=1, help="Number of rounds: one kill of every kind, in random order.")
+    ] = 20,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of order, instants and load; random by default.")] = None,
     rate: Annotated[float, typer.Option("--rate", min=1, max=1_000, help="Messages a second.")] = 200,
-    devices: Annotated[int, typer.Option("--devices", min=2, max=100_000, help="Who send them, in turn.")] = 50,
+    devices: Annotated[
+        int, typer.Option("--devices", min=2, max=100_000, help="Number of devices that send them, in turn.")
+    ] = 50,
     reconnecting: Annotated[
         int,
-        typer.Option("--reconnecting", min=0, max=200, help="Devices that lose their connections and come back."),
+        typer.Option("--reconnecting", min=0, max=200, help="Number of devices that lose their connections and reconnect."),
     ] = 8,
-    only: Annotated[list[Victim] | None, typer.Option("--only", help="This kind of kill; may be given again.")] = None,
+    only: Annotated[list[Victim] | None, typer.Option("--only", help="Only this kind of kill; repeatable.")] = None,
     pause: Annotated[float, typer.Option("--pause", min=0, help="Seconds between two kills, on average.")] = 4,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the home, and say where it is.")] = False,
-    json_lines: Annotated[bool, typer.Option("--json", help="One object a line: each kind of kill, then all.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the home, and print its path.")] = False,
+    json_lines: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object a line: each kind of kill, then all.")
+    ] = False,
 ) -> None:
-    """Kill the processes of a fleet under load, at random moments, and account for every message.
+    """Kill processes of a fleet under load, at random, and account for every message.
 
-    The fleet is one of its own, in a temporary home and on free ports.
+    The fleet is a new one, in a temporary home and on free ports.
     """
     from cli.chaos.scenario import ChaosPlan
     from cli.chaos.scenario import chaos as run
@@ -55,7 +61,7 @@ def chaos(
     def say(line: str) -> None:
         shown.print(line, highlight=False, soft_wrap=True)
 
-    say(f"seed {chosen}: the same kills and messages with --seed {chosen}")
+    say(f"seed {chosen}: repeat the same kills and messages with --seed {chosen}")
     victims = tuple(victim for victim in Victim if not only or victim in only)
     found = run(ChaosPlan(rounds, chosen, rate, devices, reconnecting, victims, pause, keep), say)
     rows = [line.shown(victim.value) for victim, line in sorted(found.lines.items())]
@@ -92,4 +98,4 @@ def _show(rows: list[dict[str, Any]], found: Any) -> None:
     parts = ", ".join(f"{count:,} {name}" for name, count in found.balance.items() if name != "received")
     screen.print(f"messages received: {found.balance['received']:,} = {parts}; {found.transitions:,} transitions", soft_wrap=True)
     if found.unasked:
-        screen.print(f"ended without being killed, and were started again: {found.unasked}")
+        screen.print(f"ended without being killed, and were restarted: {found.unasked}")

@@ -1,9 +1,10 @@
-"""The kills: who is killed, when, who starts it again, and when it has recovered.
+"""Kills of processes, their restarts, and the detection of their recovery.
 
-Rule 1: bridge, landing and lifecycle job are started again by `Job.watch`, as ``fleet up`` does it, looked at as often.
-Rule 2: ``fleet up`` ends where its broker dies, and asks for the same command again; here the broker alone is started again, on
-its own port, as a service manager does it with a broker of one's own.
-Rule 3: a process is not killed a second time before it has recovered, or a slow machine would never get anywhere; others are.
+Rule 1: `Job.watch` restarts bridge, landing and lifecycle job, at the interval of ``fleet up``.
+Rule 2: ``fleet up`` ends if its broker dies. Here only the broker is restarted, on the same port,
+as a service manager restarts an external broker.
+Rule 3: a process is not killed again before it has recovered, because a slow machine would make no
+progress. Other processes may be killed meanwhile.
 """
 
 import os
@@ -28,7 +29,7 @@ from fleetpulse.io.system.wall_clock import wall_clock_ms
 from streaming.landing.landing import places_of
 from streaming.landing.merge import place
 
-RECOVERY_S: Final = 600.0  # the longest that is waited for one
+RECOVERY_S: Final = 600.0  # longest wait for one recovery
 _LOOK_S: Final = 0.1
 
 
@@ -40,13 +41,15 @@ class Kill:
     """One kill.
 
     Attributes:
-        victim: of which kind.
-        at_ms: when, epoch milliseconds.
-        of: the process that is started again.
-        began_s: when, on the monotonic clock.
-        mark: how far its work had come when it was started again; None until then.
-        due: the segment with the first row of a device since; None until there is one.
-        recovered_s: how long until a row was landed again, or judged for the lifecycle job; None until then.
+        victim: kind of the kill.
+        at_ms: instant of the kill, epoch milliseconds.
+        of: id of the process that must be restarted.
+        began_s: instant of the kill on the monotonic clock.
+        mark: position of its work at the restart; None until then.
+        due: number of the first segment after the mark with a row of a device; None until there is
+            one.
+        recovered_s: seconds until the next row was landed, or judged for the lifecycle job; None
+            until then.
     """
 
     victim: Victim
@@ -59,13 +62,13 @@ class Kill:
 
 
 class Killing:
-    """Kills, and tends what was killed until it has recovered.
+    """Executor of kills, which watches the killed processes until they recover.
 
     Args:
         run: the running processes.
-        random: which process of the lifecycle job.
-        stop: whether to end; then `KeyboardInterrupt` is raised.
-        outage_s: how long a broker is away in an outage.
+        random: source of the choice between the lifecycle job and its JVM.
+        stop: signal to end, which raises `KeyboardInterrupt`.
+        outage_s: duration of an outage of the broker, in seconds.
     """
 
     def __init__(self, run: Run, random: Random, stop: Stop, outage_s: float) -> None:
@@ -78,11 +81,11 @@ class Killing:
         self._watch_at_s = 0.0
 
     def tend(self, seconds: float) -> None:
-        """Let time go by, starting again what died, as ``fleet up`` would, and noting what recovered.
+        """Wait, restart dead processes as ``fleet up`` does, and note recoveries.
 
         Raises:
-            FleetError: something ended too often, or has not recovered in time.
-            KeyboardInterrupt: it is to stop.
+            FleetError: a process ended too often, or did not recover in time.
+            KeyboardInterrupt: a stop was requested.
         """
         end_s = time.monotonic() + seconds
         while True:
@@ -96,22 +99,22 @@ class Killing:
             self.rest(min(_LOOK_S, rest_s))
 
     def rest(self, seconds: float) -> None:
-        """Let time go by.
+        """Wait.
 
         Raises:
-            KeyboardInterrupt: it is to stop.
+            KeyboardInterrupt: a stop was requested.
         """
         if self._stop.wait(seconds):
             raise KeyboardInterrupt
 
     def await_recovery(self, victim: Victim | None = None) -> None:
-        """Wait until the process of a victim has recovered from its kills; None waits for all."""
+        """Wait until the process of a victim has recovered; None waits for all processes."""
         same = _OF_BROKER if victim in _OF_BROKER else (victim,)
         while any(kill.recovered_s is None and (victim is None or kill.victim in same) for kill in self.kills):
             self.tend(_LOOK_S)
 
     def kill(self, victim: Victim) -> None:
-        """Kill, with -9."""
+        """Send SIGKILL to a process, once it has recovered from earlier kills."""
         self.await_recovery(victim)
         of = self._broker_pid() if victim in _OF_BROKER else self._alive(self._job(victim))
         killed = self._random.choice([of, *_jvm(of)]) if victim is Victim.LIFECYCLE else of
@@ -147,7 +150,7 @@ class Killing:
         return next(job for job in self._run.jobs if job.name == victim.value)
 
     def _alive(self, job: Job) -> int:
-        """Return a job's process, when it runs."""
+        """Wait until a job runs, and return its process id."""
         while not job.alive():
             self.tend(_LOOK_S)
         assert job.pid is not None, "it is alive"
@@ -166,7 +169,7 @@ class Killing:
                 kill.recovered_s = took_s
             if took_s > RECOVERY_S + self._outage_s:
                 raise FleetError(
-                    f"the {kill.victim} was killed {took_s:.0f} s ago and has not come back to work; see the logs in "
+                    f"the {kill.victim} was killed {took_s:.0f} s ago and has not recovered; see the logs in "
                     f'"{self._run.home.logs}"',
                     code="job-not-back",
                 )
@@ -180,7 +183,7 @@ class Killing:
             kill.mark = self._landed() if kill.victim is Victim.LANDING else self._written()
 
     def _has_recovered(self, kill: Kill, mark: int) -> bool:
-        """Whether a row was judged or landed that had not been when it was started again; a row of a device, not one of ours."""
+        """Return whether a device's row was landed or judged after the restart."""
         if kill.victim is Victim.LIFECYCLE:
             return self._judged() > mark
         if kill.victim is Victim.LANDING:
@@ -193,20 +196,20 @@ class Killing:
         return reached[0] if reached else -1
 
     def _landed(self) -> int:
-        """Return up to which row landing has come, see `merge.place`."""
+        """Return the position of landing, see `merge.place`."""
         return places_of(self._run.home, MESSAGES)[BRIDGE]
 
     def _written(self) -> int:
         return max((number for number, _ in list_segments(self._run.home.segments)), default=0)
 
     def _with_device_after(self, mark: int) -> int | None:
-        """Return the number of the first segment after another that holds a device's row, of those that are there."""
+        """Return the first existing segment after ``mark`` with a device's row, if any."""
         for number, path in list_segments(self._run.home.segments):
             try:
                 if number > mark and Origin.MQTT.value in read_segment(path)["origin"].to_pylist():
                     return number
             except FileNotFoundError:
-                continue  # landed meanwhile
+                continue  # landed and deleted in the meantime
         return None
 
 

@@ -1,7 +1,7 @@
-"""The accounts: what the publishers know, beside what the tables say.
+"""Accounts of chaos: acknowledged messages compared with the tables.
 
-Rule 1: nothing here asks a process; it is read when all of them have ended.
-Rule 2: what is wrong is counted under the kill that is nearest in time.
+Rule 1: the accounts read tables only, after all processes have ended.
+Rule 2: a fault is counted under the kill that is nearest in time.
 """
 
 from bisect import bisect
@@ -24,7 +24,7 @@ from fleetpulse.reports import judgements, messages
 from fleetpulse.reports.agreement import defined, differences, emitted
 
 FAULTS: Final = ("lost", "judged_twice", "differences", "false_offline")
-_SAID_OF: Final = ("late", "duplicate")  # judgements about a message whose data do not act
+_SAID_OF: Final = ("late", "duplicate")  # judgements about a message whose data are not applied
 _ABOUT: Final = """SELECT kind, device_id, message_kind, epoch_ms(event_time) AS at_ms, boot, seq, count(*) AS count
                    FROM judgements WHERE message_kind IS NOT NULL AND kind NOT IN ('transition', 'clock') GROUP BY ALL"""
 _TRANSITIONS: Final = """SELECT device_id, epoch_ms(life) AS life_ms, transition_no, to_mode, "trigger",
@@ -34,16 +34,17 @@ _TRANSITIONS: Final = """SELECT device_id, epoch_ms(life) AS life_ms, transition
 
 @dataclass(slots=True)
 class Line:
-    """What is counted of one kind of kill.
+    """Counts for one kind of kill.
 
     Attributes:
-        kills: how many.
-        acknowledged: messages whose acknowledgement was nearest to one of them.
-        lost: acknowledged, and neither in ``messages`` nor in ``quarantine``.
-        judged_twice: messages of which more than one copy acted, and transitions told twice.
-        differences: judgements that the job has and the definition has not, or the other way round.
-        false_offline: transitions to offline of devices that had spoken within their timeout, or since their will.
-        recovery_s: of each kill, how long it took.
+        kills: number of kills.
+        acknowledged: number of messages whose acknowledgement was nearest to such a kill.
+        lost: acknowledged messages that are neither in ``messages`` nor in ``quarantine``.
+        judged_twice: messages of which more than one copy was applied, and repeated transitions.
+        differences: judgements that only the job or only the definition has.
+        false_offline: transitions to offline of devices that sent a signal within their timeout, or
+            within the grace period of their will.
+        recovery_s: recovery time of each kill, in seconds.
     """
 
     kills: int = 0
@@ -55,7 +56,7 @@ class Line:
     recovery_s: list[float] = field(default_factory=list[float])
 
     def shown(self, name: str) -> dict[str, Any]:
-        """Return it as a row."""
+        """Return the counts as a row."""
         recovery = {"recovery_s": round(median(self.recovery_s), 1), "longest_s": round(max(self.recovery_s), 1)}
         faults = {fault: getattr(self, fault) for fault in FAULTS}
         return {"kill": name, "kills": self.kills, "acknowledged": self.acknowledged, **faults, **recovery}
@@ -63,15 +64,15 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What came of it.
+    """Results of a run of chaos.
 
     Attributes:
-        lines: by kind of kill.
-        balance: of the messages received: judged, waiting, late, duplicate, quarantined.
-        transitions: how many verdicts there are.
-        reconnects: how often a device came back after it had lost its connection.
-        unasked: how often a job ended that nobody had killed.
-        faults: what is wrong, a sentence each, the first ones.
+        lines: counts by kind of kill.
+        balance: number of messages received, judged, pending, late, duplicate and quarantined.
+        transitions: number of transitions.
+        reconnects: number of reconnects of devices after a lost connection.
+        unasked: number of times that a job ended without a kill.
+        faults: descriptions of the first faults.
     """
 
     lines: Mapping[Victim, Line]
@@ -83,17 +84,17 @@ class Account:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there are no faults."""
         return not any(getattr(line, fault) for line in self.lines.values() for fault in FAULTS) and self.is_balanced
 
     @property
     def is_balanced(self) -> bool:
-        """Whether all that was received is accounted for."""
+        """Whether all received messages are accounted for."""
         return self.balance["received"] == sum(count for name, count in self.balance.items() if name != "received")
 
 
 class Ledger:
-    """Lines by kind of kill, and what is entered in them by its instant."""
+    """Counts by kind of kill, with faults entered by their instant."""
 
     def __init__(self, kills: Sequence[Kill]) -> None:
         self.lines: dict[Victim, Line] = {}
@@ -110,7 +111,7 @@ class Ledger:
         return self.lines[self._victims[bisect(self._edges, instant_ms)]]
 
     def enter(self, fault: str, instant_ms: int, what: object) -> None:
-        """Note what is wrong."""
+        """Count a fault, and keep the descriptions of the first 20."""
         line = self.at(instant_ms)
         setattr(line, fault, getattr(line, fault) + 1)
         if len(self.faults) < 20:
@@ -127,16 +128,16 @@ def account(
     reconnects: int,
     unasked: int,
 ) -> Account:
-    """Count.
+    """Compare acknowledged messages with the tables of a home, and count the faults.
 
     Args:
-        home: the home, in which nothing runs and everything is judged.
-        acknowledged: what the broker said that it has.
-        kills: in order.
-        timeout_ms: silence after which a device is offline.
-        death_grace_ms: time after its will at which it is offline.
-        reconnects: how often a device came back after it had lost its connection.
-        unasked: how often a job ended that nobody had killed.
+        home: the home, in which no process runs and all rows up to the frontier are judged.
+        acknowledged: messages that the broker acknowledged.
+        kills: all kills, in order of time.
+        timeout_ms: silence after which a device is offline, in milliseconds.
+        death_grace_ms: grace period after a will, in milliseconds.
+        reconnects: number of reconnects of devices after a lost connection.
+        unasked: number of times that a job ended without a kill.
     """
     ledger = Ledger(kills)
     for one in acknowledged:
@@ -148,7 +149,7 @@ def account(
     for one in missing(acknowledged, landed, quarantined):
         ledger.enter("lost", one.at_ms, one.message)
     pending = outcome(rows, home.deployment()).waiting
-    waiting = Counter(identity_of(row) for row in pending if row.trust is not Trust.LATE)  # a late one is listed
+    waiting = Counter(identity_of(row) for row in pending if row.trust is not Trust.LATE)  # late rows are listed instead
     listed = judgements_about(home)
     for identity in acted_twice(landed, distinct, waiting, listed):
         ledger.enter("judged_twice", identity[2], identity)
@@ -170,22 +171,26 @@ def account(
 
 
 def identity_of(row: Row) -> tuple[Any, ...]:
-    """Return what makes two rows copies of one message, as far as the load and the judgements name it."""
+    """Return the identity of a message, which its copies share."""
     return row.device_id, row.kind.value, row.event_time_ms, row.boot, row.seq
 
 
 def distinct_messages(rows: Iterable[Row]) -> Counter[Any]:
-    """Return, by identity, how many of its rows may act.
+    """Return, by identity, the number of rows that may be applied.
 
-    Wills of two sessions that are received in one millisecond share an identity. So do copies that come before their event
-    time, from a device whose clock is ahead: each counts as heard when it is received, see docs/adr/0032-presence-time.md.
+    Wills of two sessions that are received in one millisecond share an identity. So do copies that
+    are received before their event time, from a device whose clock is ahead: each counts as a
+    signal at its ``received_at``, see docs/adr/0032-presence-time.md.
     """
     acting = {(identity_of(row), distinguishing_digest(row), min(row.event_time_ms or 0, row.received_at_ms)) for row in rows}
     return Counter(identity for identity, _, _ in acting)
 
 
 def missing(acknowledged: Iterable[Acknowledged], landed: Counter[Any], quarantined: Counter[str]) -> list[Acknowledged]:
-    """Return what was acknowledged more often than it is in bronze or, where it cannot be decoded, in quarantine."""
+    """Return the messages that have more acknowledgements than rows.
+
+    The rows of a decodable message are in bronze, those of another one in quarantine.
+    """
     left, broken, lost = landed.copy(), quarantined.copy(), list[Acknowledged]()
     for one in acknowledged:
         where: Counter[Any] = broken if one.message.identity is None else left
@@ -198,7 +203,7 @@ def missing(acknowledged: Iterable[Acknowledged], landed: Counter[Any], quaranti
 
 
 def judgements_about(home: Home) -> dict[str, Counter[Any]]:
-    """Return, by kind of judgement, how many copies of which message were said not to act."""
+    """Return the number of copies not applied, by kind of judgement and message."""
     listed: dict[str, Counter[Any]] = {}
     for one in tables.query(home, _ABOUT):
         identity = (one["device_id"], one["message_kind"], one["at_ms"], one["boot"], one["seq"])
@@ -207,7 +212,7 @@ def judgements_about(home: Home) -> dict[str, Counter[Any]]:
 
 
 def _acted(landed: Counter[Any], waiting: Counter[Any], listed: Mapping[str, Counter[Any]]) -> Counter[Any]:
-    """Return how many copies of each message acted: those that neither wait nor were said not to act."""
+    """Return the number of copies that are neither pending nor listed as not applied."""
     acted = landed.copy()
     for others in (waiting, *listed.values()):
         acted.subtract(others)
@@ -217,7 +222,11 @@ def _acted(landed: Counter[Any], waiting: Counter[Any], listed: Mapping[str, Cou
 def acted_twice(
     landed: Counter[Any], distinct: Counter[Any], waiting: Counter[Any], listed: Mapping[str, Counter[Any]]
 ) -> list[Any]:
-    """Return the identities of which more copies acted than there are messages, or fewer than none: one was said of twice."""
+    """Return the identities with a wrong number of applied copies.
+
+    The number is wrong if it is above that of distinct messages, or below 0 because a judgement
+    about a copy was emitted twice.
+    """
     return [identity for identity, count in _acted(landed, waiting, listed).items() if not 0 <= count <= distinct[identity]]
 
 
@@ -228,7 +237,7 @@ def balance(
     listed: Mapping[str, Counter[Any]],
     quarantined: Counter[str],
 ) -> dict[str, int]:
-    """Return what became of the messages received, as far as the tables say."""
+    """Return the number of received messages, in total and by outcome."""
     parts = {kind: listed.get(kind, Counter[Any]()).total() for kind in (*_SAID_OF, *(listed.keys() - set(_SAID_OF)))}
     judged = sum(min(max(count, 0), distinct[identity]) for identity, count in _acted(landed, waiting, listed).items())
     received = landed.total() + quarantined.total()
@@ -236,7 +245,7 @@ def balance(
 
 
 def repeated(transitions: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the transitions whose id was there before."""
+    """Return the transitions whose id equals that of an earlier one."""
     seen: set[tuple[Any, ...]] = set()
     again: list[Mapping[str, Any]] = []
     for one in transitions:
@@ -250,9 +259,10 @@ def repeated(transitions: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]
 def wrongly_offline(
     acknowledged: Iterable[Acknowledged], transitions: Iterable[Mapping[str, Any]], timeout_ms: int, death_grace_ms: int
 ) -> list[Mapping[str, Any]]:
-    """Return the transitions to offline at an instant at which the device had spoken within its timeout, heard yet or not.
+    """Return the transitions to offline that an acknowledged signal contradicts.
 
-    Of those by a will, at which it had spoken within its grace.
+    The device sent the signal within its timeout, or within its grace period if a will caused the
+    transition. The signal counts even if the bridge had not received it yet.
     """
     spoken: dict[str, list[int]] = {}
     for one in acknowledged:

@@ -1,8 +1,11 @@
-"""The load: publishers of our own, who remember each message that the broker acknowledged.
+"""Load of chaos: publishers that record each message that the broker acknowledged.
 
-Rule 1: a message has an identity of its own: device, kind, event time, boot and seq; one that cannot be decoded, its payload.
-Rule 2: it counts from its acknowledgement on; until then its publisher keeps it, and sends it again after a lost connection.
-Rule 3: the pace is the clock's and not the broker's: while that is away the devices go on speaking, and what they say is kept.
+Rule 1: each message has a unique identity: device, kind, event time, boot and seq. The identity of
+an undecodable message is its payload.
+Rule 2: a message counts from its acknowledgement on. Until then its publisher keeps it, and sends
+it again after a lost connection.
+Rule 3: the rate is constant, independent of the broker. While the broker is down, devices keep
+sending, and publishers buffer their messages.
 """
 
 import json
@@ -21,24 +24,25 @@ from fleetpulse.io.mqtt.publisher import Publisher
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 
 PUBLISHERS: Final = 2
-PATIENCE_S: Final = 180.0  # of a publisher with a broker that does not acknowledge
-BY_TURNS: Final = 10  # one device in so many is silent half of the time, for longer than its timeout
+PATIENCE_S: Final = 180.0  # timeout of a publisher whose broker does not acknowledge
+BY_TURNS: Final = 10  # every tenth device is silent half of the time, for longer than its timeout
 TURN_MS: Final = 25_000
 _LATE_MS: Final = 600_000
-_KEPT: Final = 1_000_000  # messages that wait for their acknowledgement
-_GARBLED, _LATE, _TWICE, _ERROR = 0.005, 0.01, 0.02, 0.04  # shares of the messages, each up to there
+_KEPT: Final = 1_000_000  # maximum number of unacknowledged messages
+_GARBLED, _LATE, _TWICE, _ERROR = 0.005, 0.01, 0.02, 0.04  # cumulative shares of the messages
 
 Identity = tuple[str, str, int, str, int]  # device, kind, event time in epoch milliseconds, boot, seq
 
 
 class Message(NamedTuple):
-    """What a device says.
+    """Message of a device.
 
     Attributes:
-        topic: where.
-        payload: its bytes.
-        identity: what makes it this message; None where it cannot be decoded.
-        alive_ms: instant for which it proves that the device was alive; None if it proves nothing.
+        topic: topic of the message.
+        payload: payload, in bytes.
+        identity: unique identity; None if the payload cannot be decoded.
+        alive_ms: instant for which the message proves that its device was alive, epoch
+            milliseconds; None if it proves nothing.
     """
 
     topic: str
@@ -48,11 +52,11 @@ class Message(NamedTuple):
 
 
 class Acknowledged(NamedTuple):
-    """A message that the broker said it has.
+    """Message that the broker acknowledged.
 
     Attributes:
         message: the message.
-        at_ms: when its PUBACK came, epoch milliseconds.
+        at_ms: instant of its PUBACK, epoch milliseconds.
     """
 
     message: Message
@@ -60,11 +64,13 @@ class Acknowledged(NamedTuple):
 
 
 class Devices:
-    """Some devices, who speak in turn: mostly heartbeats, now and then an error, a copy, something late or broken.
+    """Devices that send in turn.
+
+    Most messages are heartbeats; a few are errors, copies, late, or undecodable.
 
     Args:
-        numbers: of the devices.
-        random: what it is drawn from.
+        numbers: numbers of the devices.
+        random: source of the random choices.
     """
 
     def __init__(self, numbers: Sequence[int], random: Random) -> None:
@@ -74,7 +80,7 @@ class Devices:
         self._count = 0
 
     def speak(self, now_ms: int) -> list[Message]:
-        """Return what the next one says: nothing where it is silent, the same twice where it repeats itself."""
+        """Return the messages of the next device: none, one, or one and its copy."""
         number = self._numbers[self._count % len(self._numbers)]
         self._count += 1
         if number % BY_TURNS == 0 and now_ms // TURN_MS % 2:
@@ -92,16 +98,16 @@ class Devices:
 
 
 class Load:
-    """A constant load; a context in which it comes in.
+    """Constant load, as a context that publishes it.
 
     Args:
-        address: the broker.
-        devices: how many.
+        address: address of the broker.
+        devices: number of devices.
         rate_per_s: messages a second of all devices together.
-        seed: what they say is drawn from it.
+        seed: seed of the messages.
 
     Attributes:
-        acknowledged: what the broker has said that it has; complete after `finish`.
+        acknowledged: messages that the broker acknowledged; complete once `finished` returns True.
     """
 
     def __init__(self, address: BrokerAddress, devices: int, rate_per_s: float, seed: int) -> None:
@@ -125,22 +131,22 @@ class Load:
             thread.join()
 
     def check(self) -> None:
-        """See that it comes in.
+        """Check that all publishers run.
 
         Raises:
-            FleetError: a publisher gave up.
+            FleetError: a publisher failed or ended.
         """
         if self._failure is not None:
             raise self._failure
         if not self._over.is_set() and not all(thread.is_alive() for thread in self._threads):
-            raise FleetError("a publisher of the load ended by itself; its last words are above", code="publisher-ended")
+            raise FleetError("a publisher of the load ended unexpectedly; see its output above", code="publisher-ended")
 
     def end(self) -> None:
-        """Say no more; what is under way is still to be acknowledged."""
+        """Stop sending; the publishers still wait for pending acknowledgements."""
         self._over.set()
 
     def finished(self) -> bool:
-        """Whether all that was said has been acknowledged."""
+        """Return whether all sent messages are acknowledged."""
         self.check()
         return not any(thread.is_alive() for thread in self._threads)
 
@@ -172,7 +178,7 @@ class Load:
                 return
 
     def _note(self, publisher: Publisher, under_way: deque[Message]) -> None:
-        """A publisher counts acknowledgements in the order in which it published."""
+        """Record new acknowledgements, which arrive in the order of publication."""
         now_ms = wall_clock_ms()
         while len(under_way) > publisher.published - publisher.acknowledged:
             self.acknowledged.append(Acknowledged(under_way.popleft(), now_ms))

@@ -1,7 +1,10 @@
-"""Devices that reconnect: MQTT clients with a will and a wrong clock, in a new session after each lost connection.
+"""Devices that reconnect: MQTT clients with a will and a wrong clock.
+
+After each lost connection, a device connects in a new session.
 
 Rule 1: a connection is lost by a TCP reset, without a DISCONNECT: the broker publishes the will.
-Rule 2: a signal counts from its acknowledgement on; a signal that is lost with its connection is not sent again.
+Rule 2: a signal counts from its acknowledgement on; a signal that is lost with its connection is
+not sent again.
 """
 
 import json
@@ -23,25 +26,25 @@ from fleetpulse.core.rows import Kind
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 
-CLOCKS_S: Final = (-3_600, -600, -5, -1, 0, 1, 600, 3_600)  # seconds that clocks are ahead
-_ANSWER_S: Final = 5.0  # for the broker to answer
+CLOCKS_S: Final = (-3_600, -600, -5, -1, 0, 1, 600, 3_600)  # seconds by which clocks are ahead
+_ANSWER_S: Final = 5.0  # timeout of an answer of the broker
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close by a reset
 _RESETS: Final = 0.25  # share of a device's turns in which its connection is lost
-_PAUSE_S: Final = 0.1  # between two turns, of all devices together
+_PAUSE_S: Final = 0.1  # between two turns, across all devices
 
 
 class ReconnectingDevice:
-    """A client with a will.
+    """MQTT client of one device, with a will.
 
     Args:
-        address: the broker.
-        name: of the device.
-        site: of the device.
-        ahead_s: seconds that its clock is ahead.
+        address: address of the broker.
+        name: id of the device.
+        site: site of the device.
+        ahead_s: seconds by which the device's clock is ahead.
 
     Attributes:
-        acknowledged: its signals that the broker acknowledged.
-        sessions: number of sessions that began with an acknowledged birth.
+        acknowledged: signals that the broker acknowledged.
+        sessions: number of sessions whose birth was acknowledged.
     """
 
     def __init__(self, address: BrokerAddress, name: str, site: str = "site", ahead_s: int = 0) -> None:
@@ -52,7 +55,11 @@ class ReconnectingDevice:
         self._client: paho.Client | None = None
 
     def connect(self) -> bool:
-        """Connect in a new session, and send a birth; False if the broker does not answer in time."""
+        """Connect in a new session and send a birth.
+
+        Returns:
+            Whether the broker acknowledged the birth in time.
+        """
         self._drop()
         self._session += 1
         client = paho.Client(CallbackAPIVersion.VERSION2, client_id=self.name, reconnect_on_failure=False)
@@ -75,7 +82,7 @@ class ReconnectingDevice:
         return born
 
     def speak(self, kind: Kind = Kind.HEARTBEAT) -> bool:
-        """Send a signal; False if the broker does not acknowledge it in time."""
+        """Send a signal; return whether the broker acknowledged it in time."""
         if self._client is None or not self._client.is_connected():
             return False
         self._seq += 1
@@ -92,7 +99,7 @@ class ReconnectingDevice:
         return False
 
     def reset(self) -> None:
-        """Reset the connection."""
+        """Reset the TCP connection, so that the broker publishes the will."""
         sock = self._client.socket() if self._client is not None else None
         if isinstance(sock, socket.socket):
             with suppress(OSError):
@@ -101,7 +108,7 @@ class ReconnectingDevice:
         self._drop(sock)
 
     def leave(self) -> None:
-        """Disconnect without a will."""
+        """Disconnect in order, so that the broker discards the will."""
         if self._client is not None and self._client.is_connected():
             self._client.disconnect()
         self._drop()
@@ -123,9 +130,9 @@ class ReconnectingDevices:
     """Devices whose connections are reset at random while the context is open.
 
     Args:
-        address: the broker.
+        address: address of the broker.
         count: number of devices.
-        seed: of the random resets.
+        seed: seed of the random resets.
     """
 
     def __init__(self, address: BrokerAddress, count: int, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""The course of it: a fleet is started, loaded, its processes killed; then the load ends, and all of it is judged and counted."""
+"""Sequence of a run of chaos: start, load, kill, drain, and count."""
 
 import shutil
 import tempfile
@@ -34,14 +34,14 @@ from streaming.landing.landing import places_of
 from streaming.landing.merge import PLACES
 
 TIMEOUT_S: Final = 10
-GRACE_S: Final = 3  # after a will
+GRACE_S: Final = 3  # grace period after a will
 LATENESS_MS: Final = 10_000
 OUTAGE_S: Final = 13.0  # longer than the timeout
 _DRAIN_S: Final = 600.0
 _START_S: Final = 600.0
 _LOOK_S: Final = 0.5
-_SPARE: Final = 5  # restarts of a job beyond those that its kills ask for, as many as ``fleet up`` grants
-_SETTINGS: Final = """# of a fleet that is killed on purpose: what takes minutes elsewhere is to take seconds
+_SPARE: Final = 5  # restarts of a job in addition to its kills, as many as ``fleet up`` allows
+_SETTINGS: Final = """# settings of ./fleet chaos: intervals of seconds instead of minutes
 canary_interval = "1s"
 reconnect_grace = "5s"
 flood_limit = 0
@@ -50,17 +50,18 @@ flood_limit = 0
 
 @dataclass(frozen=True, slots=True)
 class ChaosPlan:
-    """What is asked for.
+    """Options of a run of chaos.
 
     Attributes:
-        rounds: in each of them one kill of each kind, in random order.
-        seed: of order, moments and load.
+        rounds: number of rounds, each with one kill of each kind, in random order.
+        seed: seed of order, instants and load.
         rate_per_s: messages a second.
-        devices: who send them, in turn.
-        reconnecting: devices beside them that lose their connections and come back, see `cli.chaos.reconnecting`.
-        victims: the kinds of kill.
-        pause_s: between two kills, on average.
-        keep: leave the home where it is.
+        devices: number of devices that send them, in turn.
+        reconnecting: number of further devices that lose their connections and reconnect, see
+            `cli.chaos.reconnecting`.
+        victims: kinds of kill.
+        pause_s: mean time between two kills, in seconds.
+        keep: whether to keep the home.
     """
 
     rounds: int
@@ -77,15 +78,16 @@ Say = Callable[[str], None]
 
 
 def chaos(plan: ChaosPlan, say: Say) -> Account:
-    """Do it, and return what came of it.
+    """Run chaos in a temporary home, and return the results.
 
     Args:
-        plan: what is asked for.
-        say: is told what happens, a line each.
+        plan: options of the run.
+        say: receiver of progress messages, one line each.
 
     Raises:
-        FleetError: it does not start, does not recover, or does not come to the end of its load; the home is kept.
-        KeyboardInterrupt: it was stopped.
+        FleetError: a process did not start or recover, or the load was not judged in time. The home
+            is kept.
+        KeyboardInterrupt: a stop was requested.
     """
     home = Home(Path(tempfile.mkdtemp(prefix="fleet-chaos-")).resolve())
     keep = plan.keep
@@ -101,7 +103,7 @@ def chaos(plan: ChaosPlan, say: Say) -> Account:
         raise
     finally:
         if keep:
-            say(f'the home is "{home.path}"')
+            say(f'the home is kept: "{home.path}"')
         else:
             shutil.rmtree(home.path, ignore_errors=True)
 
@@ -117,7 +119,7 @@ def _run(plan: ChaosPlan, home: Home, say: Say) -> Account:
                 killing = Killing(run, random, stop, OUTAGE_S)
                 with ReconnectingDevices(address, plan.reconnecting, plan.seed) as others:  # slow clocks need a frontier
                     _kill(plan, killing, load, random, say)
-                    say("the load ends; what is under way is judged")
+                    say("the load has ended; waiting until its last messages are judged")
                 _drain(killing, load, run)
             died = sum(job.died for job in run.jobs)
     finally:
@@ -129,12 +131,12 @@ def _run(plan: ChaosPlan, home: Home, say: Say) -> Account:
 
 
 def _start(run: Run, restarts: int, stop: Stop) -> BrokerAddress:
-    """Start what ``fleet up`` starts, in its order, with a short timeout in force from the first row on."""
+    """Start the processes of ``fleet up`` in its order, with a short timeout."""
     policy = parse_policy({"rules": {"timeout": f"{TIMEOUT_S}s", "death_grace": f"{GRACE_S}s"}}).normalised()
     spool(run.home, [(f"fleet/{EVERYONE}/{EVERYONE}/policy", {"policy": policy, "effective_from": 0})])
     address = run.use_broker(None)
     assert run.broker is not None, "it was just started"
-    run.broker.port = address.port  # where it comes back after a kill
+    run.broker.port = address.port  # it restarts on the same port after a kill
     for name in ("lifecycle", "landing", "bridge"):
         run.start(name, restarts=restarts)
     run.await_that("connecting the bridge", lambda: run.status("bridge").get("subscribed") is True or _ended(stop), _START_S)
@@ -158,10 +160,10 @@ def _kill(plan: ChaosPlan, killing: Killing, load: Load, random: Random, say: Sa
 
 
 def _drain(killing: Killing, load: Load, run: Run) -> None:
-    """Let all that was said be acknowledged, received, landed and judged, past the frontier; then stop the bridge.
+    """Wait until all messages are judged, stop the bridge, and wait for its last rows.
 
     Raises:
-        FleetError: that does not come.
+        FleetError: a wait took too long, or landing or the lifecycle job ended.
     """
     load.end()
     _await("the last messages were not acknowledged", PATIENCE_S, load.finished, killing, run)
@@ -181,7 +183,7 @@ def _drain(killing: Killing, load: Load, run: Run) -> None:
 
 
 def _frontier_ms(home: Home) -> int | None:
-    """Return up to when everything is judged; None before the second batch."""
+    """Return the frontier; None before the second batch."""
     reached = judged_up_to(home.checkpoint)
     return None if reached is None else judgements.frontier_ms(home, reached[1])
 
@@ -198,6 +200,6 @@ def _stands(home: Home) -> str:
     written, reached = position(home.segments), judged_up_to(home.checkpoint)
     landed = places_of(home, MESSAGES)[BRIDGE] // PLACES
     return (
-        f"the bridge has written segment {written.number if written else 0}, {landed} is landed, "
-        f'{format_instant(reached[1]) if reached else "nothing"} is judged; see the logs in "{home.logs}"'
+        f"the bridge has written segment {written.number if written else 0}, segment {landed} is landed, judged up to: "
+        f'{format_instant(reached[1]) if reached else "nothing"}; see the logs in "{home.logs}"'
     )

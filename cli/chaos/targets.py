@@ -1,17 +1,17 @@
-"""The kinds of kill: what is known of them before one is done."""
+"""Kinds of kill that ``fleet chaos`` performs."""
 
 from enum import StrEnum
 from typing import Final
 
 
 class Victim(StrEnum):
-    """The kinds of kill."""
+    """Kinds of kill."""
 
     BRIDGE = "bridge"
-    BROKER = "broker"  # started again at once
+    BROKER = "broker"  # restarted at once
     LANDING = "landing"
     LIFECYCLE = "lifecycle"  # the job itself, or its JVM
-    OUTAGE = "outage"  # the broker, away for longer than the timeout
+    OUTAGE = "outage"  # the broker, down for longer than the timeout
 
 
 OF_JOBS: Final = (Victim.BRIDGE, Victim.LANDING, Victim.LIFECYCLE)

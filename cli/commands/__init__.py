@@ -1,5 +1,6 @@
-"""The verbs of ``fleet``, a module for each verb or group of verbs; ``cli.app`` lists them.
+"""Commands of ``fleet``: one module per command or group of commands.
 
-A verb reads arguments, calls a job or a report, and prints. It imports ``cli.common``,
-``cli.supervisor``, the jobs and the library.
+A command reads arguments, calls a job or a report, and prints the results.
+It imports ``cli.common``, ``cli.supervisor``, the jobs and the library; only ``cli.app`` and
+``cli.entry`` import commands. Begin with ``cli/app.py``, then read ``inspect/status.py``.
 """

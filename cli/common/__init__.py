@@ -1,5 +1,6 @@
-"""Parts that several verbs share: options, output, dry runs, the environment that ``./fleet`` makes.
+"""Parts shared by verbs: options, output, dry runs, and the Python environment.
 
-It imports the library alone. ``bootstrap.py`` imports nothing: it runs before anything is
-installed.
+It imports only the library; all other packages of ``cli`` import it.
+``bootstrap.py`` imports only the standard library: it runs before anything is installed.
+Start reading at ``options.py`` and ``output.py``.
 """

@@ -1,9 +1,9 @@
-"""The environment is what the lock says, or nothing is started.
+"""Installation of the virtual environment that a lock file describes.
 
-Rule 1: only the standard library, since this runs before anything is installed.
-Rule 2: each thing that cannot be had is one sentence with what to do, and exit code 1.
-Rule 3: the stamp (a copy of the lock, kept in the environment) is removed before a change and
-written after it, so that an installation that broke off is never taken for a finished one.
+Rule 1: only the standard library is used, because this runs before anything is installed.
+Rule 2: each failure is one sentence that ends with what to do, and exit code 1.
+Rule 3: a *stamp* (a copy of the lock, stored in the environment) is removed before a change and
+written after it. An interrupted installation is therefore never taken for a finished one.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 MINIMUM_PYTHON = (3, 11)
-LOCK_WAIT_S = 900.0  # a first installation over a slow line takes minutes; another start waits for it
+LOCK_WAIT_S = 900.0  # other starts wait for a first installation, which takes minutes over a slow network
 KINDS = ("runtime", "operations", "dev")  # each contains the one before, at the same versions
 
-TAKES = {"runtime": "about a minute", "operations": "Airflow and its like; a few minutes", "dev": "a few minutes"}
+TAKES = {"runtime": "about a minute", "operations": "Airflow and related packages; a few minutes", "dev": "a few minutes"}
 
 
 class EnvironmentFault(Exception):
-    """A sentence that says what could not be had, and what to do.
+    """Failure to install the environment, with a message that ends with what to do.
 
     Attributes:
-        broken_off: whether a program was ended, or found no room, in the middle of its work.
+        broken_off: whether a program was killed, or the disk became full, during its work.
     """
 
     def __init__(self, words: str, *, broken_off: bool = False) -> None:
@@ -38,7 +38,7 @@ class EnvironmentFault(Exception):
 
 
 def is_ready(root: Path, venv: Path, kind: str) -> bool:
-    """Whether ``venv`` holds what the lock ``requirements/<kind>.txt`` says, by its stamp."""
+    """Return whether the stamp of a virtual environment equals the lock of ``kind``."""
     lock, stamp = root / "requirements" / f"{kind}.txt", venv / ".fleet" / f"{kind}.txt"
     try:
         return os.access(venv / "bin" / "python", os.X_OK) and lock.read_bytes() == stamp.read_bytes()
@@ -47,23 +47,26 @@ def is_ready(root: Path, venv: Path, kind: str) -> bool:
 
 
 def kind_to_install(venv: Path, kind: str) -> str:
-    """The largest that was there: a runtime start must not throw away the tools of someone who develops."""
+    """Return the larger of ``kind`` and the installed kinds.
+
+    A start that needs only the runtime must not remove a contributor's tools.
+    """
     stamped = [each for each in KINDS if (venv / ".fleet" / f"{each}.txt").exists()]
     return max([kind, *stamped], key=KINDS.index)
 
 
 def ensure(root: Path, venv: Path, cache: Path, kind: str) -> None:
-    """Make ``venv`` hold the lock of ``kind``, once, however many starts ask at the same time.
+    """Install the lock of ``kind`` into ``venv``, once for all concurrent starts.
 
     Raises:
-        EnvironmentFault: what could not be had.
+        EnvironmentFault: Python is too old, or the installation failed.
     """
     if sys.version_info < MINIMUM_PYTHON:
         raise EnvironmentFault(wrong_python(sys.version_info[:3]))
     cache.mkdir(parents=True, exist_ok=True)
     with only_one(cache / "environment.lock", LOCK_WAIT_S):
         if is_ready(root, venv, kind):
-            return  # another start did it while this one waited
+            return  # another start installed it while this one waited
         kind = kind_to_install(venv, kind)
         say(f"installing the {kind} environment into {venv} (once; {TAKES[kind]})")
         uv = find_uv(root, cache)
@@ -72,14 +75,14 @@ def ensure(root: Path, venv: Path, cache: Path, kind: str) -> None:
 
 
 def wrong_python(version: Sequence[int]) -> str:
-    """The sentence for a Python that is too old."""
+    """Return the error message for a Python that is too old."""
     got = ".".join(map(str, version))
     return f"Python 3.11 or newer is needed; got {got}; install one, or name it, as in FLEET_PYTHON=python3.12 ./fleet."
 
 
 @contextlib.contextmanager
 def only_one(path: Path, wait_s: float) -> Iterator[None]:
-    """Hold the lock file ``path``; the operating system lets go of it whatever way this process dies.
+    """Hold an exclusive lock on a file; the kernel releases it if this process dies.
 
     Raises:
         EnvironmentFault: another process has held it for ``wait_s`` seconds.
@@ -94,7 +97,7 @@ def only_one(path: Path, wait_s: float) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise EnvironmentFault(
-                        f"another ./fleet has been installing for {wait_s:.0f} s (it holds {path}); stop it and try again."
+                        f"another ./fleet is still installing after {wait_s:.0f} s (it holds {path}); stop it and try again."
                     ) from None
                 if not told:
                     say("another ./fleet is installing; waiting for it")
@@ -104,15 +107,15 @@ def only_one(path: Path, wait_s: float) -> Iterator[None]:
 
 
 def find_uv(root: Path, cache: Path, *, pinned: bool = False) -> Path:
-    """The uv of PATH, or the pinned one in the project's cache, installed there if need be.
+    """Return the uv of PATH, or the pinned one in the cache, installed if absent.
 
     Args:
-        root: the project's folder.
-        cache: the project's cache folder.
-        pinned: take the pinned one only, so that everyone's locks come out alike.
+        root: folder of the project.
+        cache: cache folder of the project.
+        pinned: whether to use the pinned uv only, so that locks are the same on all machines.
 
     Raises:
-        EnvironmentFault: neither is there, and pip cannot install it.
+        EnvironmentFault: there is no uv, and pip cannot install it.
     """
     on_path = shutil.which("uv")
     if on_path and not pinned:
@@ -123,7 +126,7 @@ def find_uv(root: Path, cache: Path, *, pinned: bool = False) -> Path:
         return uv
     say("installing uv into the project's cache")
     shutil.rmtree(home, ignore_errors=True)
-    call([sys.executable, "-m", "venv", str(home)], "cannot make a virtual environment for uv", VENV_CURE)
+    call([sys.executable, "-m", "venv", str(home)], "cannot create a virtual environment for uv", VENV_CURE)
     pip = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     pip += ["--require-hashes", "--only-binary=:all:", "--requirement", str(lock)]
     call(pip, "pip cannot install uv", NETWORK_CURE)
@@ -132,31 +135,32 @@ def find_uv(root: Path, cache: Path, *, pinned: bool = False) -> Path:
 
 
 VENV_CURE = "install Python's venv module (on Debian and Ubuntu: apt install python3-venv), or install uv, and try again."
-NETWORK_CURE = "check the network, the proxy (HTTPS_PROXY) and the free disk space, and try again; it goes on where it stopped."
+NETWORK_CURE = "check the network, the proxy (HTTPS_PROXY) and the free disk space, and try again; it resumes where it stopped."
 
 
 def create_venv(uv: Path, venv: Path) -> None:
-    """Make the virtual environment, unless a working one of a fitting Python is there."""
+    """Create the virtual environment, unless one with a supported Python exists."""
     works = "import sys; sys.exit(sys.version_info < (3, 11))"
     python = venv / "bin" / "python"
     if python.exists() and subprocess.run([python, "-I", "-c", works], check=False).returncode == 0:
         return
     command = [str(uv), "venv", "--quiet", "--python", sys.executable]
     if (venv / "pyvenv.cfg").exists():
-        command.append("--clear")  # ours, and broken; any other folder is left alone
-    cure = "remove that folder if nothing in it is needed, or set FLEET_VENV to another one."
-    call([*command, str(venv)], f"cannot make the virtual environment {venv}", cure)
+        command.append("--clear")  # a broken virtual environment; any other folder is left alone
+    cure = "remove that folder if you need nothing in it, or set FLEET_VENV to another one."
+    call([*command, str(venv)], f"cannot create the virtual environment {venv}", cure)
 
 
 def sync(uv: Path, root: Path, venv: Path, kind: str) -> None:
-    """Install exactly the lock of ``kind``, by hash, and stamp it.
+    """Install exactly the packages of a lock, checked by hash, and write its stamps.
 
-    A smaller kind that is ready stays so meanwhile: larger locks hold the same versions, so that its packages are not touched.
+    A smaller kind that is ready stays ready: larger locks pin the same versions, so its packages do
+    not change.
     """
     stamps, begun = venv / ".fleet", venv / ".fleet-begun"
     ready = [each for each in KINDS if is_ready(root, venv, each)]
     anew: list[str] = []
-    if begun.exists():  # a package that was half there then says of itself that it is installed
+    if begun.exists():  # after an interruption, a partly installed package may be reported as installed
         whole = {name for each in ready for name in _packages(root, each)}
         anew = [name for name in _packages(root, kind) if name not in whole]
     begun.touch()
@@ -170,7 +174,7 @@ def sync(uv: Path, root: Path, venv: Path, kind: str) -> None:
         "sync",
         "--quiet",
         "--require-hashes",
-        "--compile-bytecode",  # where Python is told to write none, each start would compile Spark and numba anew
+        "--compile-bytecode",  # if Python writes no bytecode, each start would compile Spark and numba again
         "--python",
         str(venv / "bin" / "python"),
         *(word for name in anew for word in ("--reinstall-package", name)),
@@ -189,13 +193,18 @@ def sync(uv: Path, root: Path, venv: Path, kind: str) -> None:
 
 
 def _packages(root: Path, kind: str) -> list[str]:
-    """The names in a lock."""
+    """Return the names of the packages in a lock."""
     lines = (root / "requirements" / f"{kind}.txt").read_text().splitlines()
     return [line.partition("==")[0] for line in lines if "==" in line and not line.startswith((" ", "#"))]
 
 
 def call(command: Sequence[str], what: str, cure: str) -> None:
-    """Run ``command``; on failure say ``what`` failed, the program's own last line, and the ``cure``."""
+    """Run a command.
+
+    Raises:
+        EnvironmentFault: the command failed; the message has ``what``, its main error line, and the
+            ``cure``.
+    """
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
         broken_off = done.returncode < 0 or "os error 28" in done.stdout
@@ -203,19 +212,22 @@ def call(command: Sequence[str], what: str, cure: str) -> None:
 
 
 def gist(output: str) -> str:
-    """The line of ``output`` that tells most: the deepest cause that uv gives, or the last line of anyone else."""
+    """Return the main error line of an output: uv's deepest cause, or the last line."""
     lines = [line.strip(" \t×╰─▶│├") for line in output.splitlines() if line.strip(" \t×╰─▶│├")]
     causes = [line for line in lines if line.lower().startswith(("caused by:", "error:"))]
-    return (causes or lines or ["it said nothing"])[-1][:300].rstrip(".")
+    return (causes or lines or ["no output"])[-1][:300].rstrip(".")
 
 
 def say(text: str) -> None:
-    """Tell the person at the terminal; standard output belongs to the command."""
+    """Print a message to standard error; standard output belongs to the command."""
     print(f"fleet: {text}", file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Called by ``./fleet`` as ``bootstrap.py ROOT KIND``; FLEET_VENV and FLEET_CACHE are absolute by then."""
+    """Run as ``bootstrap.py ROOT KIND``, as ``./fleet`` does.
+
+    ``./fleet`` sets FLEET_VENV and FLEET_CACHE to absolute paths.
+    """
     root, kind = Path(arguments[0]), arguments[1]
     venv = Path(os.environ.get("FLEET_VENV", root / ".venv"))
     cache = Path(os.environ.get("FLEET_CACHE", root / ".cache"))
@@ -228,7 +240,7 @@ def main(arguments: Sequence[str]) -> int:
         say(f"cannot write the environment ({fault}); check permissions and free disk space, and try again.")
         return 1
     except KeyboardInterrupt:
-        say("stopped; the next start goes on where this one stopped.")
+        say("stopped; the next start resumes where this one stopped.")
         return 1
     return 0
 

@@ -1,7 +1,7 @@
-"""The dry run of a verb that only reads: what it would read and write.
+"""Dry run of a read-only verb: the tables and files that it would read and write.
 
-Rule 1: it is refused where the verb would be, in the same words; what only reading itself can tell is not told.
-Rule 2: it starts no Spark and writes no file: logs of tables and names of files say how much there is.
+Rule 1: it fails with the same errors as the verb, except errors that only reading the data reveals.
+Rule 2: it starts no Spark and writes no file: the amounts are from table logs and file names.
 """
 
 from collections.abc import Iterable
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Something that would be read; what is None is not known, or not told.
+    """One input of a verb; None for an amount that is unknown or omitted.
 
     Attributes:
-        what: a table, a file, or what else it is, in words.
-        files: how many it consists of.
-        rows: how many there are in them.
-        size_bytes: how large they are.
-        from_ms: the least instant in them, epoch milliseconds.
-        to_ms: likewise the greatest.
+        what: name or description of the table or file.
+        files: number of files.
+        rows: number of rows in the files.
+        size_bytes: size of the files.
+        from_ms: earliest instant in the files, epoch milliseconds.
+        to_ms: latest instant in the files, epoch milliseconds.
     """
 
     what: str
@@ -37,12 +37,12 @@ class Read:
     to_ms: int | None = None
 
     def plain(self) -> dict[str, Any]:
-        """Return what is known of it, by name."""
+        """Return the known fields, by name."""
         known = {name: getattr(self, name) for name in self.__slots__}
         return plain_row({name: value for name, value in known.items() if value is not None})
 
     def sentence(self) -> str:
-        """Say it to people."""
+        """Return the input and its known amounts as text."""
         counts = ((self.files, "file"), (self.rows, "row"))
         amounts = [f"{count:,} {name}{'' if count == 1 else 's'}" for count, name in counts if count is not None]
         if self.size_bytes is not None:
@@ -54,12 +54,12 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What a verb that only reads would do.
+    """Plan of a read-only verb.
 
     Attributes:
-        does: that, as in ``show the fleet``.
-        reads: what it would read.
-        writes: what it would write; nothing where it is empty.
+        does: action of the verb, such as ``show the fleet``.
+        reads: inputs of the verb.
+        writes: outputs of the verb; empty if there are none.
     """
 
     does: str
@@ -68,7 +68,7 @@ class DryRun:
 
 
 def print_dry_run(outlook: DryRun, *, json_lines: bool) -> None:
-    """Print what would be done: lines to people, one JSON object to programs."""
+    """Print a dry run, as text lines or as one JSON object."""
     if json_lines:
         reads = [one.plain() for one in outlook.reads]
         as_json([{"dry_run": True, "does": outlook.does, "reads": reads, "writes": list(outlook.writes)}])
@@ -82,11 +82,11 @@ def print_dry_run(outlook: DryRun, *, json_lines: bool) -> None:
 
 
 def tables_read(home: "Home", tables: "Iterable[tuple[Table, str]]") -> tuple[Read, ...]:
-    """Return what reading tables to their end means, as their logs have it: no file of rows is opened.
+    """Return the amounts in whole tables, from their logs; no data file is opened.
 
     Args:
         home: the home.
-        tables: each with the column, of instants, whose range is told.
+        tables: tables, each with the instant column whose range is reported.
     """
     from fleetpulse.io.tables.tables import files_of
 

@@ -1,4 +1,4 @@
-"""Optional dependencies: packages that the environment installs at their first use."""
+"""Check for optional dependencies, which ``./fleet`` installs at their first use."""
 
 from fleetpulse.core.errors import FleetError
 
@@ -7,12 +7,12 @@ def require_installed() -> None:
     """Check that Great Expectations is installed.
 
     Raises:
-        FleetError: it is not.
+        FleetError: Great Expectations is not installed.
     """
     from importlib.util import find_spec
 
     if find_spec("great_expectations") is None:
         raise FleetError(
-            "Great Expectations is not installed yet; the first ./fleet quality suites installs it: try again then",
+            "Great Expectations is not installed yet; run ./fleet quality suites, which installs it, and try again",
             code="dependency-missing",
         )

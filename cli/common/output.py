@@ -1,4 +1,4 @@
-"""How rows are shown: tables to people, NDJSON to programs."""
+"""Output of rows: tables for people, NDJSON for programs."""
 
 import json
 import sys
@@ -46,14 +46,14 @@ _WIDTH_OF_FILES: Final = 160
 
 
 def console() -> "Console":
-    """Return the console; where nobody looks at a terminal, wide enough for a row to stay a line."""
+    """Return a console, wide enough for one line per row if there is no terminal."""
     from rich.console import Console
 
     return Console() if sys.stdout.isatty() else Console(width=_WIDTH_OF_FILES)
 
 
 def say(words: str) -> None:
-    """Tell people what is done now, on standard error: standard output is for what comes of it."""
+    """Print a progress message to standard error; standard output is for results."""
     typer.echo(words, err=True)
 
 
@@ -63,7 +63,7 @@ def instant_ms(moment: datetime) -> int:
 
 
 def plain(value: Any, name: str = "") -> Any:
-    """Return a value as JSON has it: instants as ISO 8601 in UTC."""
+    """Return a value for JSON: an instant becomes ISO 8601 in UTC."""
     if isinstance(value, datetime):
         return format_instant(instant_ms(value))
     if name == "last_errors":
@@ -72,7 +72,7 @@ def plain(value: Any, name: str = "") -> Any:
 
 
 def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row as JSON has it; ``<name>_ms`` instants become ``<name>``."""
+    """Return a row for JSON; an instant ``<name>_ms`` becomes ``<name>``."""
     found: dict[str, Any] = {}
     for name, value in row.items():
         if name.endswith("_ms") and name not in DURATIONS:
@@ -90,7 +90,7 @@ def as_json(rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def cell(name: str, value: Any) -> str:
-    """Return what a person sees of a value."""
+    """Return a value formatted for a cell of a table."""
     if value is None:
         return ""
     if isinstance(value, datetime):
@@ -103,12 +103,17 @@ def cell(name: str, value: Any) -> str:
 
 
 def as_shown(text: str) -> str:
-    """Return a text without what a terminal would obey: what is not printable is shown as it is written in Python."""
+    """Return a text with unprintable characters escaped, for output to a terminal."""
     return text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def measure(name: str, value: float | None) -> str | None:
-    """Return a number with the unit that its column's name ends in (``_bytes``, ``_ms``, ``_us``), as a person reads it."""
+    """Return a number with a readable unit.
+
+    Args:
+        name: name of the column, which ends in ``_bytes``, ``_ms`` or ``_us``.
+        value: number in that unit.
+    """
     if value is None:
         return None
     if name.endswith("_bytes"):
@@ -129,10 +134,10 @@ def as_table(
     """Return rows as a table for people.
 
     Args:
-        rows: by column name.
-        columns: which, in order.
-        title: above it.
-        colours: by column name: the colour of each of its words.
+        rows: values of each row, by column name.
+        columns: names of the shown columns, in order.
+        title: title above the table.
+        colours: colours of cell texts, by column name.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -151,7 +156,15 @@ def _coloured(text: str, colours: Mapping[str, str]) -> str:
 
 
 def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], title: str, *, json_lines: bool, left_out: str = "") -> None:
-    """Print rows for whoever asked; to people also which of them these are, where some are left out."""
+    """Print rows, as a table or as JSON lines.
+
+    Args:
+        rows: values of each row, by column name.
+        columns: names of the shown columns, in order.
+        title: title of the table.
+        json_lines: whether to print JSON lines.
+        left_out: note on omitted rows, printed below a table; empty if none are omitted.
+    """
     if json_lines:
         as_json(rows)
         return

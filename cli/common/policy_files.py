@@ -1,4 +1,4 @@
-"""The policy and the deployment that the options of a command choose, and the mappings of a home."""
+"""Policy and deployment from the options of a command, and mappings of a home."""
 
 import tomllib
 from pathlib import Path
@@ -12,13 +12,13 @@ from fleetpulse.io.home.home import Home
 
 
 def deployment_of(home: Path, lateness: str | None) -> Deployment | None:
-    """Return the deployment that was asked for, by option or settings; None where none was.
+    """Return the deployment that an option or the settings request, or None.
 
     Raises:
         FleetError: the settings have faults.
         Misuse: the lateness is below a second.
     """
-    from fleetpulse.settings import load_settings  # it costs a tenth of a second, and the verbs that look need none
+    from fleetpulse.settings import load_settings  # takes 0.1 s, and read-only verbs do not need it
 
     lateness_ms = None if lateness is None else parse_duration_ms(lateness)
     if lateness_ms is not None and lateness_ms < 1_000:
@@ -27,7 +27,12 @@ def deployment_of(home: Path, lateness: str | None) -> Deployment | None:
 
 
 def policy_of(path: Path | None, timeout: str | None, otherwise: dict[str, object] | None = None) -> Policy:
-    """Return the policy of a file, with the timeout that was asked for.
+    """Return the policy of a file, with a requested timeout.
+
+    Args:
+        path: policy file; None for ``otherwise``.
+        timeout: timeout that replaces that of the policy; None keeps it.
+        otherwise: content without a file; None for the built-in policy.
 
     Raises:
         FleetError: the file or the policy has faults.
@@ -45,13 +50,13 @@ def read_toml(path: Path) -> dict[str, object]:
     """Read a TOML file.
 
     Raises:
-        FleetError: it cannot be read, or is not TOML.
+        FleetError: the file cannot be read, or is not TOML.
     """
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
         raise FleetError(
-            f'"{path}" cannot be read ({error.strerror}); name a TOML file that is there', code="file-unreadable"
+            f'"{path}" cannot be read ({error.strerror}); name an existing TOML file', code="file-unreadable"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FleetError(f'"{path}" is not TOML ({error})', code="toml-invalid") from None

@@ -1,4 +1,4 @@
-"""How much of the machine a verb's session may take."""
+"""Cores and memory that a verb's Spark session may use."""
 
 from typing import TYPE_CHECKING
 
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
 
 def size_of(home: Home) -> "SparkResources":
-    """Return what the settings of a home give to each session."""
-    from fleetpulse.io.spark.session import SparkResources  # and with it pyspark, which who only looks does without
+    """Return the cores and memory of a session, from the settings of a home."""
+    from fleetpulse.io.spark.session import SparkResources  # imports pyspark, which read-only verbs do not need
     from fleetpulse.settings import load_settings
 
     settings = load_settings(home.path)

@@ -1,5 +1,6 @@
-"""Verbs of contributors: test, lint, lock, bench, and the documents that are generated from code.
+"""Verbs of contributors: test, lint, lock, bench; and generation of documents.
 
-Begin with ``commands.py``; a run of the tests is planned in ``test_plan.py`` and run in
-``test_run.py``.
+``test_plan.py`` plans a run of the tests, ``test_run.py`` runs it, and ``docgen.py`` generates
+documents from code. Only tests and ``cli.app`` import this package.
+Start reading at ``commands.py``.
 """

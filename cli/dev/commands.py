@@ -1,6 +1,7 @@
-"""The verbs of those who develop: test, lint, lock, bench.
+"""Verbs of contributors: test, lint, lock, bench.
 
-Rule: a check that fails does not hide the next one; what failed is named at the end, and the exit code says so.
+Rule: all checks run, even if one fails. The last line names the failed checks, and the exit code
+is 1.
 """
 
 import os
@@ -20,14 +21,14 @@ from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.times import parse_duration_ms
 from fleetpulse.paths import ROOT
 
-LOCKS: Final = {  # in this order: the smaller are held to the versions of the larger, which have less choice
+LOCKS: Final = {  # in this order: larger locks, with more requirements, constrain the versions of smaller ones
     "dev": ["pyproject.toml", "--extra", "operations", "--extra", "dev"],
     "operations": ["pyproject.toml", "--extra", "operations", "--constraint", "requirements/dev.txt"],
     "runtime": ["pyproject.toml", "--constraint", "requirements/operations.txt"],
     "uv": ["-"],
 }
-PEER_LOCK: Final = ("bench/pyflink/requirements.in", "bench/pyflink/requirements.txt")  # of an environment of its own
-_MISUSE: Final = 2  # argparse's
+PEER_LOCK: Final = ("bench/pyflink/requirements.in", "bench/pyflink/requirements.txt")  # of a separate environment
+_MISUSE: Final = 2  # exit code of argparse
 _ABSENT: Final[tuple[tuple[str, ...], bool]] = ((), False)
 
 
@@ -36,7 +37,7 @@ def register(app: typer.Typer) -> None:
     app.command("test", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(test)
     app.command("lint")(lint)
     app.command("lock")(lock)
-    bench = typer.Typer(no_args_is_help=True, help="Measure this project beside its peers.")
+    bench = typer.Typer(no_args_is_help=True, help="Measure this project, and compare it with its peers.")
     bench.command("lifecycle")(bench_lifecycle)
     bench.command("fold")(bench_fold)
     bench.command("ingest")(bench_ingest)
@@ -50,29 +51,32 @@ def register(app: typer.Typer) -> None:
 
 
 def _call(command: list[str], stdin: str | None = None) -> int:
-    return subprocess.run(command, cwd=ROOT, input=stdin, text=True, check=False).returncode
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # a notice of the theme about its successor
+    return subprocess.run(command, cwd=ROOT, input=stdin, text=True, check=False, env=quiet).returncode
 
 
 def test(
     context: typer.Context,
-    everything: Annotated[bool, typer.Option("--all", help="With the extended tests.")] = False,
-    long: Annotated[bool, typer.Option("--long", help="All of them in their long forms, for hours.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Include the extended tests.")] = False,
+    long: Annotated[bool, typer.Option("--long", help="Run all tests in their long forms, for hours.")] = False,
 ) -> None:
-    """Run the tests by layer: unit property dags spark e2e, or those named first; what follows goes to pytest.
+    """Run tests by layer: unit, property, dags, spark, e2e; options go to pytest.
 
-    A file or a test may be named by its path instead. ``-n`` is the number of parts at a time.
-    ``fuzz`` is no layer: it decodes a million inputs (--inputs N, --seed N).
-    ``mutants`` neither: it plants faults in a copy of the sources, which the tests must catch (--only NAME, --list).
+    Name layers first, or a file or test by its path; the default is all layers.
+    ``-n`` is the number of parts that run at a time.
+    ``fuzz`` decodes a million inputs (--inputs N, --seed N).
+    ``mutants`` plants faults in a copy of the sources, which the tests must catch (--only NAME,
+    --list).
     """
     if context.args[:1] == ["mutants"]:
         if code := _call([sys.executable, "-P", "-m", "tests.mutants.run", *context.args[1:]]):
             raise (Misuse if code == _MISUSE else FleetError)(
-                "not every planted fault was tried and caught; see above", code="mutants-failed"
+                "some planted faults were not tried or not caught; see above", code="mutants-failed"
             )
         return
     if context.args[:1] == ["fuzz"]:
         if code := _call([sys.executable, "-P", "-m", "tests.fuzz.run", *context.args[1:]]):
-            raise (Misuse if code == _MISUSE else FleetError)("fuzzing failed; what it said is above", code="fuzz-failed")
+            raise (Misuse if code == _MISUSE else FleetError)("fuzzing failed; see its output above", code="fuzz-failed")
         return
     from cli.dev.test_plan import Form, choose
     from cli.dev.test_run import run_tests
@@ -82,15 +86,16 @@ def test(
 
 
 def lint() -> None:
-    """Check style, types, the doors between the rooms, and that what is generated is fresh."""
+    """Check style, types, import contracts, and that generated files are up to date."""
     tools = Path(sys.executable).parent
     checks = {
         "ruff": [str(tools / "ruff"), "check", "."],
         "format": [str(tools / "ruff"), "format", "--check", "."],
         "types": [str(tools / "pyright")],
-        "doors": [str(tools / "lint-imports"), "--no-cache"],
+        "imports": [str(tools / "lint-imports"), "--no-cache"],
         "compose": [str(tools / "check-jsonschema"), "--builtin-schema", "vendor.compose-spec", "docker-compose.yml"],
-        "docs": [sys.executable, "-P", "-m", "cli.dev.docgen", "--check"],
+        "generated": [sys.executable, "-P", "-m", "cli.dev.docgen", "--check"],
+        "site": [str(tools / "mkdocs"), "build", "--strict", "--quiet"],
     }
     failed = [name for name, command in checks.items() if not _passes(name, command)]
     typer.echo("== locks")
@@ -110,8 +115,8 @@ def _passes(name: str, command: list[str]) -> bool:
 
 
 def lock_faults() -> list[str]:
-    """Say in which way the locks do not follow from pyproject.toml, one sentence each; without a network."""
-    from packaging.requirements import Requirement  # of the dev environment only
+    """Return the differences of the locks from pyproject.toml, without network access."""
+    from packaging.requirements import Requirement  # in the dev environment only
     from packaging.utils import canonicalize_name
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -129,7 +134,7 @@ def lock_faults() -> list[str]:
                 faults.append(f'requirements/{kind}.txt must hold "{one}"; got {_words(versions)}; run: ./fleet lock')
         for name, (_, asked_for) in locked[kind].items():
             if asked_for and name not in names:
-                faults.append(f"requirements/{kind}.txt holds {name}, which nobody asks for any more; run: ./fleet lock")
+                faults.append(f"requirements/{kind}.txt holds {name}, which is no longer required; run: ./fleet lock")
     for smaller, larger in pairwise(KINDS):
         for name, (versions, _) in locked[smaller].items():
             others, _ = locked[larger].get(name, _ABSENT)
@@ -144,9 +149,12 @@ def _words(versions: tuple[str, ...]) -> str:
 
 
 def read_lock(path: Path) -> dict[str, tuple[tuple[str, ...], bool]]:
-    """Return, by name, the versions that a lock pins, and whether they are there because pyproject.toml asks for them.
+    """Return the pinned versions of a lock by package name.
 
     A universal lock may pin two versions of one package, for different versions of Python.
+
+    Returns:
+        Versions of each package, and whether pyproject.toml requires the package directly.
     """
     found: dict[str, tuple[tuple[str, ...], bool]] = {}
     name = ""
@@ -161,10 +169,10 @@ def read_lock(path: Path) -> dict[str, tuple[tuple[str, ...], bool]]:
 
 
 def lock(
-    check: Annotated[bool, typer.Option("--check", help="Only say whether the locks are stale.")] = False,
-    upgrade: Annotated[bool, typer.Option("--upgrade", help="Take the newest versions that fit.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only check whether the locks are stale.")] = False,
+    upgrade: Annotated[bool, typer.Option("--upgrade", help="Use the newest compatible versions.")] = False,
 ) -> None:
-    """Compile the locks: versions and hashes, no addresses."""
+    """Compile the lock files: pinned versions and hashes, without index URLs."""
     if check:
         if faults := lock_faults():
             raise FleetError("\n".join(faults), code="lock-failed")
@@ -176,27 +184,27 @@ def lock(
         raise FleetError(str(fault), code="lock-failed") from None
     for kind, sources in LOCKS.items():
         command = [str(uv), "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--generate-hashes"]
-        # Whatever mirror this machine uses stays its own affair.
+        # The locks must not depend on the mirror that this machine uses.
         command += ["--no-emit-index-url", "--no-emit-find-links", "--custom-compile-command", "./fleet lock"]
         command += ["--upgrade"] if upgrade else []
         if _call([*command, *sources, "--output-file", f"requirements/{kind}.txt"], stdin="uv\n" if kind == "uv" else None):
-            raise FleetError(f"uv cannot compile requirements/{kind}.txt; its own words are above", code="lock-failed")
+            raise FleetError(f"uv cannot compile requirements/{kind}.txt; see its output above", code="lock-failed")
     wanted, target = PEER_LOCK
     if _call([*command, "--no-annotate", wanted, "--output-file", target]):
-        raise FleetError(f"uv cannot compile {target}; its own words are above", code="lock-failed")
+        raise FleetError(f"uv cannot compile {target}; see its output above", code="lock-failed")
 
 
 def bench_lifecycle(
-    quick: Annotated[bool, typer.Option("--quick", help="This job and the reference alone, in five minutes.")] = False,
-    small: Annotated[bool, typer.Option("--small", help="All contenders over a small fleet.")] = False,
-    python: Annotated[bool, typer.Option("--python", help="Beside Python called for each of 100,000 devices.")] = False,
-    flat: Annotated[bool, typer.Option("--flat", help="Whether a message costs the same in fleets of all sizes.")] = False,
-    json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
-    only: Annotated[list[str] | None, typer.Option("--only", help="This contender; may be given again.")] = None,
-    devices: Annotated[list[int] | None, typer.Option("--devices", min=1, help="Another size; may be given again.")] = None,
-    rows: Annotated[int | None, typer.Option("--rows", min=1, help="Messages of a batch, with --flat.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="This job and the reference only, in five minutes.")] = False,
+    small: Annotated[bool, typer.Option("--small", help="All contenders, with a small fleet.")] = False,
+    python: Annotated[bool, typer.Option("--python", help="Compare with Python called for each of 100,000 devices.")] = False,
+    flat: Annotated[bool, typer.Option("--flat", help="Compare the cost of a message in fleets of all sizes.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    only: Annotated[list[str] | None, typer.Option("--only", help="Only this contender; repeatable.")] = None,
+    devices: Annotated[list[int] | None, typer.Option("--devices", min=1, help="Another fleet size; repeatable.")] = None,
+    rows: Annotated[int | None, typer.Option("--rows", min=1, help="Messages per batch, with --flat.")] = None,
 ) -> None:
-    """Run the lifecycle job beside its peers; results are compared row by row."""
+    """Compare the lifecycle job with its peers; their results are compared row by row."""
     from bench.lifecycle import bench_lifecycle as run
 
     plans = {"quick": quick, "small": small, "python": python, "flat": flat}
@@ -206,45 +214,51 @@ def bench_lifecycle(
     run((chosen or ["full"])[0], json_lines=json_lines, only=only or (), devices=devices or (), rows=rows)
 
 
-def bench_fold(json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False) -> None:
-    """Measure the fold alone: what a message costs in a key group, and of one device that sends everything."""
+def bench_fold(json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False) -> None:
+    """Measure the fold alone: cost per message of a key group, and of a single device."""
     from bench.fold import bench_fold as run
 
     run(json_lines=json_lines)
 
 
 def bench_ingest(
-    quick: Annotated[bool, typer.Option("--quick", help="100,000 messages; a million if not said.")] = False,
-    messages: Annotated[int | None, typer.Option("--messages", min=1_000, help="So many instead.")] = None,
-    json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="100,000 messages instead of 1,000,000.")] = False,
+    messages: Annotated[int | None, typer.Option("--messages", min=1_000, help="Another number of messages.")] = None,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
-    """Drain a queue that is full already into typed rows, beside mosquitto_sub."""
+    """Drain a full queue into typed rows, compared with mosquitto_sub."""
     from bench.ingest import bench_ingest as run
 
     run(quick=quick, messages=messages, json_lines=json_lines)
 
 
 def bench_soak(
-    minutes: Annotated[float | None, typer.Option("--minutes", min=0.1, help="For how long; 60 if not said.")] = None,
+    minutes: Annotated[float | None, typer.Option("--minutes", min=0.1, help="Duration (60).")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A small fleet, for less than a minute.")] = False,
-    json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
-    """Load the lifecycle job evenly for a long time; exit code 1 where its memory, state or batches grow."""
+    """Load the lifecycle job evenly for a long time.
+
+    The exit code is 1 if its memory, state or batches grow.
+    """
     from bench.soak import bench_soak as run
 
     run(minutes=minutes, quick=quick, json_lines=json_lines)
 
 
 def bench_idle(
-    before: Annotated[str, typer.Option("--before", help="The commit to compare with.")] = "716d995",
-    devices: Annotated[list[int] | None, typer.Option("--devices", min=1, help="A size; may be given again.")] = None,
-    settle: Annotated[str, typer.Option("--settle", help="From the first verdict to the measurement.")] = "2m",
+    before: Annotated[str, typer.Option("--before", help="Commit to compare with.")] = "716d995",
+    devices: Annotated[list[int] | None, typer.Option("--devices", min=1, help="Fleet size; repeatable.")] = None,
+    settle: Annotated[str, typer.Option("--settle", help="Time from the first verdict to the measurement.")] = "2m",
     window: Annotated[str, typer.Option("--window", help="Length of the measurement.")] = "2m",
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Runs of each contender; figures are medians.")] = 1,
-    alone: Annotated[bool, typer.Option("--alone", help="Without the other commit.")] = False,
-    json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
+    alone: Annotated[bool, typer.Option("--alone", help="Skip the other commit.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
-    """Measure what `fleet up` costs minutes after its start, beside an earlier commit, and how soon verdicts come."""
+    """Measure the steady cost of `fleet up` and its time to the first verdicts.
+
+    The figures are compared with those of an earlier commit.
+    """
     from bench.idle import DEVICES
     from bench.idle import bench_idle as run
 
@@ -260,22 +274,25 @@ def bench_idle(
 
 
 def bench_starts(
-    before: Annotated[str, typer.Option("--before", help="The commit to compare with.")] = "716d995",
-    alone: Annotated[bool, typer.Option("--alone", help="Without the other commit.")] = False,
-    json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
+    before: Annotated[str, typer.Option("--before", help="Commit to compare with.")] = "716d995",
+    alone: Annotated[bool, typer.Option("--alone", help="Skip the other commit.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
-    """Measure what starts cost: the command itself, a replay, a snapshot, and a fleet up to its first verdict."""
+    """Measure starts: of a command, a replay, a snapshot, and a fleet.
+
+    A fleet is measured up to its first verdict.
+    """
     from bench.starts import bench_starts as run
 
     run(before=before, alone=alone, json_lines=json_lines)
 
 
 def bench_expiry(
-    devices: Annotated[int, typer.Option("--devices", min=1, help="How many share the deadline.")] = 1_000_000,
-    jitter: Annotated[str, typer.Option("--jitter", help="Of the second case; the first has none.")] = "10m",
-    json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
+    devices: Annotated[int, typer.Option("--devices", min=1, help="Number of devices with the same deadline.")] = 1_000_000,
+    jitter: Annotated[str, typer.Option("--jitter", help="Jitter of the second case; the first has none.")] = "10m",
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
-    """Let a fleet fall silent at once, with and without a jitter, and time the batches."""
+    """Time the batches when a whole fleet falls silent, with and without a jitter."""
     from bench.expiry import bench_expiry as run
 
     run(devices=devices, jitter_ms=parse_duration_ms(jitter), json_lines=json_lines)
@@ -284,26 +301,32 @@ def bench_expiry(
 def bench_state(
     quick: Annotated[bool, typer.Option("--quick", help="100,000 devices instead of 1,000,000.")] = False,
     recording: Annotated[
-        Path | None, typer.Option("--recording", help="Only this: a recording played, and tried under another policy.")
+        Path | None, typer.Option("--recording", help="Only replay this recording, and backtest it under another policy.")
     ] = None,
-    json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
-    """Measure what moving the state costs beside plain Spark, and how large it is; exit 1 where a device takes too many bytes."""
+    """Measure size and migration of the state, compared with plain Spark.
+
+    The exit code is 1 if a device takes too many bytes.
+    """
     from bench.backtest import bench_backtest
     from bench.state import bench_state as run
     from bench.state import require_few_bytes
 
     if recording is not None and not recording.is_file():
-        raise Misuse(f'there is no recording "{recording}"', code="recording-missing")
+        raise Misuse(f'there is no recording "{recording}"; name an existing file', code="recording-missing")
     measured = run(quick=quick, say=_told) if recording is None else bench_backtest(recording, _told)
     require_few_bytes(_show_measured(measured, "moving the state", json_lines=json_lines))
 
 
 def bench_quality(
     quick: Annotated[bool, typer.Option("--quick", help="50,000 messages instead of 1,000,000.")] = False,
-    json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
-    """Judge a clean day and look at it by all suites of data quality; exit 1 where anything is raised."""
+    """Judge a clean day of messages and check it by all suites of data quality.
+
+    The exit code is 1 if an expectation fails.
+    """
     from bench.quality import bench_quality as run
 
     _show_measured(run(quick=quick, say=_told), "a clean day", json_lines=json_lines)

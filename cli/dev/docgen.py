@@ -1,6 +1,7 @@
-"""What is generated: most of the docs (dictionary, diagram, matrix, policy, settings, runbooks, schema), and the Sparkplug codec.
+"""Generator of reference documents and of the Sparkplug codec.
 
-``python -m cli.dev.docgen`` writes them, ``--check`` says which are stale.
+The documents are the commands, data dictionary, lifecycle, policy, settings, runbooks, suites and
+the message schema. ``python -m cli.dev.docgen`` writes them; ``--check`` lists the stale ones.
 """
 
 import ast
@@ -12,8 +13,11 @@ import sys
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, cast
 
+from typer.main import get_command
+
+from cli.app import VERBS, app
 from fleetpulse.core.lifecycle import TRANSITIONS, Mode, Trigger
 from fleetpulse.core.policy import MAX_BYTES, MAX_CLASSES, RULES, Rules
 from fleetpulse.core.quality.table_suites import SUITES
@@ -30,24 +34,30 @@ _MARK: Final = "<!-- generated from {} by: python -m cli.dev.docgen -->\n\n"
 
 def tables() -> str:
     """Return the data dictionary."""
-    text = _MARK.format("fleetpulse/core/tables.py") + "# The tables\n\nAll are Delta tables below a home's `tables/`.\n"
+    text = _MARK.format("fleetpulse/core/tables.py") + "# Tables\n\nAll tables are Delta tables below a home's `tables/`.\n"
     for table in TABLES:
         text += f"\n## {table.name}\n\n{table.meaning}\n\nKey: {', '.join(f'`{name}`' for name in table.key)}."
         if table.partitioned_by:
             text += f" Partitioned by {', '.join(f'`{name}`' for name in table.partitioned_by)}."
-        text += "\n\n| column | type | always there | meaning |\n| --- | --- | --- | --- |\n"
+        text += "\n\n| column | type | required | meaning |\n| --- | --- | --- | --- |\n"
         for column in table.columns:
             text += f"| `{column.name}` | {column.type} | {'yes' if column.required else ''} | {column.meaning} |\n"
-    text += "\n## Readings of judgements\n\n| reading | its rows |\n| --- | --- |\n"
+    text += "\n## Views of judgements\n\n| view | rows |\n| --- | --- |\n"
     return text + "".join(f"| `{one.name}` | {one.meaning} |\n" for one in READINGS)
 
 
 def lifecycle() -> str:
     """Return the diagram and the matrix of the device lifecycle."""
-    text = _MARK.format("fleetpulse/core/lifecycle.py") + "# The device lifecycle\n\n"
-    text += """What each mode means, and what follows from what. *live* is online as a device's facts give it: provisioned if it
-was never heard, else flagged, else degraded, else online; unreachable where a hold ends behind a dead gateway.
-*amended* leads from any mode to that of the amended history.
+    text = _MARK.format("fleetpulse/core/lifecycle.py") + "# Device lifecycle\n\n"
+    text += """Modes of a device, and the mode that each trigger leads to. *live* stands for the first mode that applies:
+
+1. provisioned, if the device was never heard;
+2. unreachable, if maintenance or an update ends while the device's gateway is dead;
+3. flagged, if its errors match the flagged sequence;
+4. degraded, if too many errors are within the window;
+5. online otherwise.
+
+*amended* leads from any mode to the mode of the amended history.
 """
     text += "\n```mermaid\nstateDiagram-v2\n    [*] --> provisioned\n"
     for (mode, trigger), target in TRANSITIONS.items():
@@ -63,13 +73,13 @@ was never heard, else flagged, else degraded, else online; unreachable where a h
 
 def policy() -> str:
     """Return the table of rules."""
-    text = _MARK.format("fleetpulse/core/policy.py") + "# The rules of a policy\n\n"
-    text += 'A policy is a TOML file: `unknown_devices = "admit"` or `"quarantine"`, the rules of every class in '
-    text += "`[rules]`, and what differs in `[classes.NAME]`. `fleet policy check FILE` shows what it comes to.\n"
+    text = _MARK.format("fleetpulse/core/policy.py") + "# Rules of a policy\n\n"
+    text += 'A policy is a TOML file. It has `unknown_devices = "admit"` or `"quarantine"`, the rules of all classes in '
+    text += "`[rules]`, and the exceptions of one class in `[classes.NAME]`. `fleet policy check FILE` shows the result.\n"
     text += (
-        f"It lists at most {MAX_CLASSES} classes; a name or an error code has 1 to {MAX_TEXT} printable characters, and all of "
+        f"A policy lists at most {MAX_CLASSES} classes. A name or an error code has 1 to {MAX_TEXT} printable characters. The "
     )
-    text += f"it {MAX_BYTES:,} bytes at most as it is stored: every key group keeps it.\n\n"
+    text += f"stored policy has at most {MAX_BYTES:,} bytes, because every key group keeps a copy.\n\n"
     text += '```toml\nunknown_devices = "admit"\n\n[rules]\ntimeout = "30m"\ndegraded.errors = 5\n\n'
     text += '[classes.meter]\ntimeout = "2h"\n```\n\n'
     text += "| rule | built in | meaning |\n| --- | --- | --- |\n"
@@ -81,9 +91,9 @@ def policy() -> str:
 
 
 def settings() -> str:
-    """Return the table of settings; what each means is said where it is declared."""
+    """Return the table of settings, with the descriptions of their declarations."""
     text = _MARK.format("fleetpulse/settings.py") + "# Settings of an installation\n\n"
-    text += "The environment wins over the home's `settings.toml`. Durations are written as `90s`, `5m`, `1h`, `2d`.\n\n"
+    text += "An environment variable overrides the home's `settings.toml`. Durations are written as `90s`, `5m`, `1h`, `2d`.\n\n"
     text += "| in settings.toml | in the environment | default | meaning |\n| --- | --- | --- | --- |\n"
     _, _, declared = inspect.cleandoc(Settings.__doc__ or "").partition("Attributes:\n")
     meanings = dict(re.findall(r"^    (\w+): (.*(?:\n        .*)*)", declared, re.MULTILINE))
@@ -98,9 +108,9 @@ def _default_of(value: object) -> str:
 
 
 def dags() -> str:
-    """Return the runbooks of the DAGs: what each is for, when it runs, what it changes, how to undo it."""
+    """Return the runbooks of the DAGs, from their docstrings."""
     runbooks = {path.stem: ast.get_docstring(ast.parse(path.read_text())) or "" for path in sorted((ROOT / "dags").glob("*.py"))}
-    text = _MARK.format("the docstrings in dags/") + "# The DAGs and their runbooks\n\n| DAG | what it is for |\n| --- | --- |\n"
+    text = _MARK.format("the docstrings in dags/") + "# DAGs and their runbooks\n\n| DAG | purpose |\n| --- | --- |\n"
     for name, runbook in runbooks.items():
         text += f"| [`{name}`](#{name}) | {runbook.splitlines()[0].removeprefix('# ')} |\n"
     for name, runbook in runbooks.items():
@@ -115,16 +125,16 @@ def schema() -> str:
     whole = {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}
     named = {"anyOf": [text, {"type": "integer"}]}
     fields: dict[str, tuple[dict[str, Any], str]] = {
-        "ts": ({"type": "number"}, "when it happened, epoch milliseconds; without it, when it was received"),
-        "seq": (whole, "the device's message counter; without a boot, falling back is a reboot, unless it has wrapped"),
-        "boot": (named, "names the run since the last start; a will of another boot is ignored if either names no session"),
-        "session": (named, "names the connection to the broker; a will of another session is ignored"),
+        "ts": ({"type": "number"}, "event time, epoch milliseconds; by default, the time of receipt"),
+        "seq": (whole, "message counter of the device; without a boot, a decrease is a reboot, unless the counter wrapped"),
+        "boot": (named, "id of the run of the firmware; a will of another boot is ignored if either names no session"),
+        "session": (named, "id of the connection to the broker; a will of another session is ignored"),
         "uptime_s": (whole, "seconds since the last start"),
         "code": (named, "error code, in messages of kind error"),
         "firmware": (text, "firmware version"),
-        "gateway": (text, "through whom it came; a will that names its own device is a gateway's, and of all behind it"),
+        "gateway": (text, "gateway that delivered the message; a will that names its own device is a gateway's death"),
         "metrics": ({"type": "object"}, "measured values"),
-        "device_id": (text, "may be left out; where it is there it agrees with the topic, and so do site and kind"),
+        "device_id": (text, "optional; if present, it must equal that of the topic, as must site and kind"),
     }
     content = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -137,21 +147,59 @@ def schema() -> str:
 
 
 def suites() -> str:
-    """Return the suites of data quality, with what each expects."""
-    text = _MARK.format("fleetpulse/core/quality/suites.py, laws.py and state_laws.py") + "# The suites of data quality\n\n"
-    text += "How they are used, and what to do where one fails: [data quality](quality.md).\n"
+    """Return the suites of data quality, with their expectations."""
+    text = _MARK.format("fleetpulse/core/quality/") + "# Suites of data quality\n\n"
+    text += "For their use, and for what to do if one fails, see [data quality](../how-to/data-quality.md).\n"
     for suite in SUITES:
         text += f"\n## {suite.name}\n\n{suite.meaning}\nTable: `{suite.about}`."
         text += (
-            " Compared with all messages judged again, since the first row of bronze or since a snapshot." if suite.again else ""
+            " Compared with a replay of all messages since the first row of bronze, or since a snapshot." if suite.again else ""
         )
-        text += "\n\n| expectation | severity | what must hold |\n| --- | --- | --- |\n"
+        text += "\n\n| expectation | severity | condition |\n| --- | --- | --- |\n"
         text += "".join(f"| {one.name} | {one.severity} | {one.meaning} |\n" for one in suite.expectations)
     return text
 
 
+def commands() -> str:
+    """Return the commands of ``./fleet`` with their arguments and options."""
+    text = _MARK.format("the commands in cli/") + "# Commands\n\n"
+    text += (
+        "`./fleet COMMAND --help` prints the same. A command exits with 0 if it succeeded, with 1 if it was refused or found a\n"
+    )
+    text += "fault, and with 2 if its arguments are wrong; the reason is one sentence on standard error.\n\n"
+    text += "| command | purpose |\n| --- | --- |\n"
+    for name, verb in VERBS.items():
+        if not verb.hidden:
+            text += f"| [`{name}`](#fleet-{name}) | {verb.help} |\n"
+    built = cast("Any", get_command(app)).commands
+    return text + "".join(_command(f"fleet {name}", built[name]) for name, verb in VERBS.items() if not verb.hidden)
+
+
+def _command(path: str, command: Any) -> str:
+    context = command.make_context(path, [], resilient_parsing=True)
+    parameters = [one for one in command.params if not getattr(one, "hidden", False)]
+    usage = " ".join(one.name.upper() for one in parameters if one.param_type_name == "argument")
+    children = getattr(command, "commands", {})
+    text = f"\n## {path}\n\n" if path.count(" ") == 1 else f"\n### {path}\n\n"
+    text += inspect.cleandoc((command.help or "").partition("\f")[0]).replace("``", "`") + "\n\n"
+    text += (
+        f"```text\n./{path}{' ' + usage if usage else ''}{' COMMAND' if children else ''}{' [OPTIONS]' * (not children)}\n```\n"
+    )
+    rows = [(", ".join(f"`{name}`" for name in one.opts), one) for one in parameters if one.param_type_name == "option"]
+    if rows := [(names, one) for names, one in rows if names != "`--help`"]:
+        text += "\n| option | value | meaning |\n| --- | --- | --- |\n"
+        for names, one in rows:
+            value = "" if one.is_flag else f"`{one.display_type(context).strip('<>[]')}`".replace("|", ", ")
+            text += f"| {names} | {value} | {' '.join((one.help or '').split()).replace('``', '`').replace('|', '&#124;')} |\n"
+    return text + "".join(_command(f"{path} {name}", one) for name, one in children.items() if not one.hidden)
+
+
 def codec(ending: str) -> str:
-    """Return what protoc makes of the description of Sparkplug's payloads: ``_pb2.py``, or the types of it, ``_pb2.pyi``."""
+    """Return the code that protoc generates for Sparkplug payloads.
+
+    Args:
+        ending: ``_pb2.py`` for the code, or ``_pb2.pyi`` for its types.
+    """
     source = ROOT / f"{CODEC}.proto"
     with TemporaryDirectory() as folder:
         command = [sys.executable, "-P", "-m", "grpc_tools.protoc", f"-I{source.parent}", f"--python_out={folder}"]
@@ -160,20 +208,21 @@ def codec(ending: str) -> str:
 
 
 FILES: Final = {
-    "docs/tables.md": tables,
-    "docs/lifecycle.md": lifecycle,
-    "docs/policy.md": policy,
-    "docs/settings.md": settings,
-    "docs/dags.md": dags,
-    "docs/suites.md": suites,
-    "docs/message-v1.schema.json": schema,
+    "docs/reference/commands.md": commands,
+    "docs/reference/tables.md": tables,
+    "docs/reference/lifecycle.md": lifecycle,
+    "docs/reference/policy.md": policy,
+    "docs/reference/settings.md": settings,
+    "docs/reference/dags.md": dags,
+    "docs/reference/suites.md": suites,
+    "docs/reference/message-v1.schema.json": schema,
     f"{CODEC}_pb2.py": partial(codec, "_pb2.py"),
     f"{CODEC}_pb2.pyi": partial(codec, "_pb2.pyi"),
 }
 
 
 def main(arguments: list[str]) -> int:
-    """Write the files, or say which are stale."""
+    """Write the stale files, or list them with ``--check``; return the exit code."""
     stale: list[str] = []
     for name, made in FILES.items():
         path, text = ROOT / name, made()

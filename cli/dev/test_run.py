@@ -1,7 +1,7 @@
-"""Run of the tests: one scheduler over the parts of all layers, progress while they run, and what the run cost.
+"""Test runner: one scheduler for the parts of all layers, progress, and costs.
 
-Rule 1: a part's output goes to a file, and is shown whole when the part fails.
-Rule 2: each part has an environment and a process of its own, so that a layer leaves nothing behind for the next one.
+Rule 1: the output of a part goes to a file, and is printed whole if the part fails.
+Rule 2: each part has its own environment and process, so that no layer affects the next one.
 """
 
 import ctypes
@@ -52,19 +52,20 @@ from fleetpulse.io.system.fsync import atomic_write
 from fleetpulse.io.system.kernel_cache import compile_beside
 from fleetpulse.paths import ROOT, cache_dir
 
-EVERY_S: Final = 10.0  # a line of progress; on a terminal a second
-IDLE_S: Final = 15.0  # over which the cores are watched before a further part starts
-IDLE_SHARE: Final = 0.3  # of the time of all cores
+EVERY_S: Final = 10.0  # interval of progress lines; on a terminal it is 1 s
+IDLE_S: Final = 15.0  # time for which the cores are observed before a further part starts
+IDLE_SHARE: Final = 0.3  # share of the time of all cores
 _JOBS_VARIABLE: Final = "FLEET_TEST_JOBS"
 _POLL_S: Final = 0.1
-_ENDS_S: Final = 30.0  # patience with parts of a run that is broken off
-_NO_TESTS: Final = 5  # pytest's exit code: -k may leave a part nothing
+_ENDS_S: Final = 30.0  # timeout for the parts of an interrupted run to end
+_NO_TESTS: Final = 5  # exit code of pytest if no test is selected, as -k may cause in a part
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _STOPS: Final = re.compile(r"-[a-zA-Z]*x[a-zA-Z]*|--exitfirst|--maxfail(=.*)?")  # options that end a run at a failure
 _JUDGING: Final = ("unit", "property", "spark", "e2e")  # layers that need the compiled fold
 _STARTS_SPARK: Final = ("spark", "e2e")
 _PEERS: Final = "from bench.scala_jobs import compiled; compiled()"
-# One repetition of the calibration: work such as that of the suite, imports in a fresh process and plain Python.
+# One repetition of the calibration. Its work resembles the suite's: imports in a new process, and
+# plain Python.
 _CALIBRATION: Final = """
 import hashlib, json
 import numpy, pyarrow
@@ -79,7 +80,7 @@ for _ in range(3):
 
 @dataclass
 class Running:
-    """A part that has started, and its events so far."""
+    """Started part, with its events so far."""
 
     part: Part
     process: "subprocess.Popen[bytes]"
@@ -94,7 +95,7 @@ class Running:
     _read: int = 0
 
     def read(self) -> None:
-        """Take in the events that were written since the last time."""
+        """Read the events that were written since the last call."""
         try:
             with (self.folder / "events").open("rb") as file:
                 file.seek(self._read)
@@ -118,31 +119,31 @@ class Running:
                 self.now = ""
 
     def code(self) -> int:
-        """Return the exit code; a part without any test passes."""
+        """Return the exit code; 0 for a part without any test."""
         code = self.process.returncode
         return 0 if code == _NO_TESTS else code
 
     @property
     def incomplete(self) -> bool:
-        """Whether the process passed, though it did not report the end of each test that it collected."""
+        """Whether the process passed without reporting the end of each collected test."""
         return self.code() == 0 and not (self.collects or (self.collected is not None and len(self.finished) >= self.collected))
 
     @property
     def passed(self) -> bool:
-        """Whether all of its tests ended, and none failed."""
+        """Whether all tests of the part ended, and none failed."""
         return self.code() == 0 and not self.incomplete
 
     @property
     def broken(self) -> bool:
-        """Whether the process failed in another way than by a test."""
+        """Whether the part failed without a failed test."""
         return not self.passed and not any(one.outcome == "failed" for one in self.finished)
 
     def spark_starts(self) -> int:
-        """Count the sessions that this part's processes have started."""
+        """Return the number of Spark sessions that the part has started."""
         return _lines(self.folder / "starts")
 
     def output(self) -> str:
-        """Return the output; empty where the part had the terminal."""
+        """Return the output; empty if the part used the terminal."""
         path = self.folder / "output"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -152,19 +153,19 @@ def _lines(path: Path) -> int:
 
 
 class Screen:
-    """Where the run's own lines go: permanent ones, and a line of progress that a terminal overwrites."""
+    """Printer of permanent lines, and of a progress line that a terminal overwrites."""
 
     def __init__(self, write: Callable[[str], None], *, is_terminal: bool) -> None:
         self._write, self._is_terminal = write, is_terminal
         self._shown_s, self._dirty = time.monotonic(), False
 
     def line(self, words: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         self._write(("\r\x1b[K" if self._dirty else "") + words + "\n")
         self._dirty = False
 
     def progress(self, words: Callable[[], str], *, at_once: bool = False) -> None:
-        """Print how far the run is, if that is due."""
+        """Print the progress, if the interval has passed or ``at_once`` is set."""
         if not at_once and time.monotonic() - self._shown_s < (1.0 if self._is_terminal else EVERY_S):
             return
         self._shown_s = time.monotonic()
@@ -182,11 +183,11 @@ def _core_times() -> tuple[float, float]:
 
 
 class IdleCores:
-    """Tells whether a share of the cores' time was idle: most end-to-end tests wait for a part of their time.
+    """Detector of idle cores, which end-to-end tests leave while they wait.
 
     Args:
-        times: returns the idle time and the whole time of all cores since some instant, seconds.
-        clock: a monotonic clock, seconds.
+        times: function that returns the idle time and the total time of all cores, in seconds.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(
@@ -196,11 +197,14 @@ class IdleCores:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a span of `IDLE_S` seconds."""
+        """Start an observation of `IDLE_S` seconds."""
         self._since_s, self._seen = self._clock(), self._times()
 
     def found(self) -> bool:
-        """Whether a span has ended in which at least `IDLE_SHARE` was idle; the next span begins where one has ended."""
+        """Return whether an observation has ended with at least `IDLE_SHARE` of idle time.
+
+        If an observation has ended, the next one starts.
+        """
         if self._clock() - self._since_s < IDLE_S:
             return False
         (idle_s, whole_s), (idle_before_s, whole_before_s) = self._times(), self._seen
@@ -210,21 +214,22 @@ class IdleCores:
 
 @dataclass
 class Scheduler:
-    """Runs parts, so many at a time.
+    """Scheduler that runs a number of parts at a time.
 
     Attributes:
-        command: the words that run a part, given its targets and the file of its events.
-        environment: of each part.
-        root: folder in which the parts run.
-        folder: for files of the run.
-        jobs: parts at a time.
-        further: parts beyond these, one after the other, while cores are idle.
-        screen: where lines go.
-        has_terminal: whether a part reads and writes the terminal itself.
-        stops: whether no further part starts once one has failed.
+        command: function that returns the command line of a part, given the part and its event
+            file.
+        environment: environment of each part.
+        root: working directory of the parts.
+        folder: folder for the files of the run.
+        jobs: number of parts at a time.
+        further: number of additional parts that may start while cores are idle.
+        screen: printer of lines.
+        has_terminal: whether a part uses the terminal itself.
+        stops: whether no further part starts after a failure.
         collects: whether parts only list their tests.
-        reaps: whether orphans of the parts are this process's children, and are to be waited for.
-        expected: recorded number of tests of a part.
+        reaps: whether this process becomes the parent of the parts' orphans, and must reap them.
+        expected: function that returns the recorded number of tests of a part.
     """
 
     command: Callable[[Part, Path], list[str]]
@@ -243,7 +248,7 @@ class Scheduler:
     def run(self, parts: Sequence[Part]) -> list[Running]:
         """Run parts to their end; return them in the order in which they ended.
 
-        A run that is broken off ends what it has started.
+        If the run is interrupted, it ends the started parts.
         """
         waiting, running, ended = list(parts), list[Running](), list[Running]()
         began_s, idle = time.monotonic(), IdleCores()
@@ -290,7 +295,7 @@ class Scheduler:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    start_new_session=True,  # Ctrl-C reaches this process alone, which ends the parts in order
+                    start_new_session=True,  # Ctrl-C reaches this process only, which ends the parts in order
                 )
         return Running(part, process, folder, time.monotonic(), self.collects)
 
@@ -303,13 +308,13 @@ class Scheduler:
             self.screen.line(f"== {one.part.label}: {results}, in {took}")
             return
         if output := one.output():
-            self.screen.line(f"== {one.part.label}: its output follows\n{output.rstrip()}")
+            self.screen.line(f"== {one.part.label}: output\n{output.rstrip()}")
         why = _ended(one) if one.broken else closing(one.finished)
         during = f", during {one.now}" if one.now else ""
         self.screen.line(f"== {one.part.label}: FAILED, {why}{during}, in {took}")
 
     def reap(self, running: Sequence[Running] = ()) -> None:
-        """Wait for orphans of the parts that have ended, so that their CPU time counts."""
+        """Reap ended orphans of the parts, so that their CPU time counts."""
         ours = {one.process.pid: one.process for one in running}
         while self.reaps:
             try:
@@ -356,18 +361,19 @@ class Scheduler:
 
 
 def _ended(one: Running) -> str:
-    """Return how a part ended that failed in another way than by a test."""
+    """Return how a part ended that failed without a failed test."""
     if one.incomplete:
         return f"ended after {len(one.finished)} of {'an unknown number of' if one.collected is None else one.collected} tests"
-    return f"ended by itself with exit code {one.code()}"
+    return f"ended unexpectedly with exit code {one.code()}"
 
 
 def _end_all(processes: Sequence["subprocess.Popen[bytes]"], *, interrupted: bool) -> None:
-    """End parts of a run that is broken off, as Ctrl-C does, and kill what they leave.
+    """End the parts of an interrupted run as Ctrl-C does, then kill what remains.
 
     Args:
-        processes: of the parts.
-        interrupted: whether Ctrl-C reached them as well; a second one would cut short how pytest ends.
+        processes: processes of the parts.
+        interrupted: whether Ctrl-C reached them too; a second SIGINT would cut pytest's shutdown
+            short.
     """
     parts: list[psutil.Process] = []
     for one in processes:
@@ -396,10 +402,13 @@ def _descendants(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
 
 
 def run_tests(chosen: Chosen) -> bool:
-    """Run the selected tests; return whether all passed, within the budget of the suite.
+    """Run the selected tests, and print their results and costs.
+
+    Returns:
+        Whether all tests passed, within the budget of the suite.
 
     Raises:
-        FleetError: Java or a JAR is needed and cannot be had.
+        FleetError: Java or a JAR is required but not available.
     """
     screen = Screen(_write, is_terminal=sys.stdout.isatty())
     several = str(usual_jobs(chosen.form, os.cpu_count() or 1))
@@ -436,7 +445,7 @@ def run_tests(chosen: Chosen) -> bool:
         )
         with _ended_in_order():
             ended = scheduler.run(parts)
-        scheduler.reap()  # orphans that ended meanwhile
+        scheduler.reap()  # orphans that ended in the meantime
         starts = sum(one.spark_starts() for one in ended)
     cpu_s = _children_cpu_s() - before_s
     finished = [test for one in ended for test in one.finished]
@@ -446,7 +455,7 @@ def run_tests(chosen: Chosen) -> bool:
     cost = f"== {span(time.monotonic() - began_s)}, {starts} starts of Spark, {cpu_s:,.0f} CPU s"
     faults = [f"{one.part.label}: {_why(one)}" for one in ended if not one.passed]
     if not (finished or faults or chosen.collects):
-        faults.append("no test ran; name tests that are there, or words of -k that match some")
+        faults.append("no test ran; name existing tests, or an expression of -k that matches some")
     if budget:
         units = cpu_s / unit_s
         cost += f", {units:,.0f} CPU units of {unit_s:.2f} s; budget: {budget.spark_starts} starts, {budget.cpu_units:,.0f} units"
@@ -473,7 +482,7 @@ def _why(one: Running) -> str:
 
 def _say_results(screen: Screen, finished: Sequence[Finished], before: Callable[[str], float | None]) -> None:
     if len(finished) > 1:
-        screen.line("== the slowest tests")
+        screen.line("== slowest tests")
         for line in slowest(finished, before):
             screen.line(line)
     if several := [one for one in finished if one.spark_starts > 1]:
@@ -487,7 +496,10 @@ def _say_results(screen: Screen, finished: Sequence[Finished], before: Callable[
 
 
 def files_of(chosen: Chosen) -> tuple[dict[str, list[str]], int]:
-    """Return the files of each layer, and the number of files that the default suite leaves out whole."""
+    """Return the files of each layer, and the number of excluded files.
+
+    The default suite excludes files whose tests are all extended.
+    """
     files: dict[str, list[str]] = {}
     left_out = 0
     for layer in chosen.layers:
@@ -502,7 +514,7 @@ def files_of(chosen: Chosen) -> tuple[dict[str, list[str]], int]:
 
 
 def _functions(path: str) -> int:
-    """Return the number of test functions of a file that has no record."""
+    """Return the number of test functions of a file without a record."""
     try:
         return (ROOT / path.partition("::")[0]).read_text().count("\ndef test_")
     except OSError:
@@ -510,14 +522,24 @@ def _functions(path: str) -> int:
 
 
 def _pytest(chosen: Chosen, part: Part, events: Path) -> list[str]:
-    command = [sys.executable, "-P", "-m", "pytest", "-p", "tests.reporting", "--fleet-events", str(events), *part.targets]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pytest",
+        "-p",
+        "tests.support.reporting",
+        "--fleet-events",
+        str(events),
+        *part.targets,
+    ]
     if expression := chosen.expression():
         command += ["-m", expression]
     return [*command, *chosen.rest]
 
 
 def _prepare(layers: Sequence[str], screen: Screen) -> None:
-    """Make, once, what several parts would otherwise each make for themselves."""
+    """Compile the fold and create shared files once, instead of in each part."""
     kernels = compile_beside() if any(layer in _JUDGING for layer in layers) else None
     if kernels is not None:
         screen.line("== compiling the fold")
@@ -526,18 +548,18 @@ def _prepare(layers: Sequence[str], screen: Screen) -> None:
     if "spark" in layers:
         subprocess.run(
             [sys.executable, "-P", "-c", _PEERS], cwd=ROOT, check=False
-        )  # a test that needs them says why there are none
+        )  # if this fails, the tests that need the peers report the reason
     if kernels is not None:
         kernels.wait()
 
 
 def _budget(chosen: Chosen) -> Budget | None:
-    """Return the budget, where a whole suite runs that has one."""
+    """Return the budget of the run; None if it is no whole suite, or has no budget."""
     return budget_of(tomllib.loads((ROOT / "pyproject.toml").read_text()), chosen.form) if chosen.whole else None
 
 
 def _calibrate(repetitions: int = 5) -> float:
-    """Return the unit of CPU time: the least that a fixed piece of work takes here, in CPU seconds."""
+    """Return the CPU unit: the minimum CPU seconds of a fixed piece of work."""
     taken: list[float] = []
     for _ in range(repetitions):
         before_s = _children_cpu_s()
@@ -547,9 +569,9 @@ def _calibrate(repetitions: int = 5) -> float:
 
 
 def _children_cpu_s() -> float:
-    """Return the CPU seconds of all processes that were waited for.
+    """Return the CPU seconds of all reaped child processes.
 
-    Spark's Python daemon ignores SIGCHLD: its workers are waited for by nobody, and are missing here.
+    Spark's Python daemon ignores SIGCHLD, so its workers are never reaped, and are missing here.
     """
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
@@ -557,7 +579,7 @@ def _children_cpu_s() -> float:
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """Let SIGTERM, and SIGHUP of a terminal that closes, end the run as an error does, so that its parts end too."""
+    """Convert SIGTERM and SIGHUP into `SystemExit`, so that the parts end too."""
 
     def end(number: int, _: Any) -> None:
         raise SystemExit(128 + number)
@@ -572,7 +594,11 @@ def _ended_in_order() -> Iterator[None]:
 
 @contextmanager
 def _subreaper() -> Iterator[bool]:
-    """Make this process the parent of orphans below it, on Linux; yield whether it is."""
+    """Make this process the parent of its orphaned descendants, on Linux.
+
+    Yields:
+        Whether it is their parent.
+    """
     if sys.platform != "linux":
         yield False
         return
@@ -592,9 +618,10 @@ def _read_durations(path: Path) -> Durations:
 
 
 def _keep(path: Path, chosen: Chosen, ended: Sequence[Running]) -> None:
-    """Record the durations of tests that passed; another run may have written meanwhile, so the file is read again.
+    """Record the durations of passed tests.
 
-    A narrowed run is not recorded: a file of which few tests ran would look short.
+    The file is read again, because another run may have written it in the meantime. A narrowed run
+    is not recorded: a file with few executed tests would seem short.
     """
     if chosen.narrowed:
         return
@@ -611,4 +638,4 @@ def _keep(path: Path, chosen: Chosen, ended: Sequence[Running]) -> None:
         aside = path.with_name(f".{os.getpid()}-{path.name}")
         atomic_write(path, json.dumps(fresh.recorded(), separators=(",", ":")), sync=False, aside=aside)
     except OSError as error:
-        _write(f"== durations are not recorded: {error}\n")
+        _write(f"== durations were not recorded: {error}\n")

@@ -1,4 +1,6 @@
-"""The processes of a run: started, watched, started again, stopped; Airflow beside them; the screen.
+"""Supervisor of a run: start, watch, restart and stop its processes; show them.
 
-It imports ``cli.common``, the jobs and the library. Begin with ``processes.py``.
+Airflow and the class archive of Spark are optional processes of a run.
+It imports ``cli.common``, the jobs and the library; ``cli.chaos`` and ``cli.commands`` import it.
+Start reading at ``processes.py``.
 """

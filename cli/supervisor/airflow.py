@@ -1,7 +1,9 @@
-"""Airflow beside a home, as one process of its run: installed, prepared, its parts started, watched, and stopped.
+"""Supervisor process of a home's Airflow: install, prepare, start, watch, stop.
 
-Rule 1: the stream does not need it: what fails here is said, and ends this process alone.
-Rule 2: no part outlives this process, nor does what a part has started: Airflow's own do not stop theirs.
+Rule 1: the stream does not depend on Airflow: a failure here is reported, and ends this process
+only.
+Rule 2: neither Airflow's components nor their child processes outlive this process. Airflow's
+components do not stop their own children.
 """
 
 import json
@@ -26,7 +28,7 @@ from fleetpulse.io.system.process import Stop, die_with_parent, write_status
 from fleetpulse.paths import BOOTSTRAP, ROOT
 
 _LOG: Final = structlog.get_logger("airflow")
-PARTS: Final = {  # in the order in which they are started; the log server of each would listen on all addresses
+PARTS: Final = {  # in the order of their start; without --skip-serve-logs, a log server would listen on all addresses
     "api-server": ("api-server",),
     "dag-processor": ("dag-processor",),
     "scheduler": ("scheduler", "--skip-serve-logs"),
@@ -44,12 +46,13 @@ def run_airflow(home: Home, port: int, stop: Stop) -> None:
     """Run Airflow until stopped.
 
     Args:
-        home: the home; its passwords have been made.
-        port: of the UI and the API, on the loopback.
-        stop: when to end.
+        home: the home, with existing passwords.
+        port: loopback port of the UI and the API.
+        stop: signal to end.
 
     Raises:
-        FleetError: it cannot be installed or prepared, or a part died too often.
+        FleetError: Airflow cannot be installed or prepared, or does not answer, or a component
+            died too often.
     """
     told = _Told(home, port)
     told.say("installing", problem="")
@@ -80,7 +83,7 @@ def run_airflow(home: Home, port: int, stop: Stop) -> None:
                     told.say("running")
                 elif time.monotonic() > limit:
                     raise FleetError(
-                        f"Airflow does not answer on port {port} after {_READY_S:.0f} s; its logs are "
+                        f"Airflow does not answer on port {port} after {_READY_S:.0f} s; see its logs: "
                         f'"{home.logs}/airflow-*.log"',
                         code="airflow-not-ready",
                     )
@@ -93,7 +96,7 @@ def run_airflow(home: Home, port: int, stop: Stop) -> None:
 
 
 class _Told:
-    """What is said of Airflow in its status file."""
+    """Writer of Airflow's status file."""
 
     def __init__(self, home: Home, port: int) -> None:
         self.path = home.run("airflow")
@@ -107,13 +110,13 @@ class _Told:
 
 
 class Part:
-    """One of Airflow's processes.
+    """Process of one component of Airflow, which logs to ``airflow-NAME.log``.
 
     Args:
-        home: the home, in whose logs it writes ``airflow-NAME.log``.
-        name: the part.
-        words: of the command ``airflow``.
-        settings: its environment.
+        home: the home.
+        name: name of the component.
+        words: arguments of the command ``airflow``.
+        settings: environment of the process.
     """
 
     def __init__(self, home: Home, name: str, words: Sequence[str], settings: dict[str, str]) -> None:
@@ -126,7 +129,7 @@ class Part:
         self._died_at_s: list[float] = []
 
     def start(self) -> None:
-        """Start it."""
+        """Start the process."""
         us = os.getpid()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -141,10 +144,10 @@ class Part:
             )
 
     def watch(self) -> None:
-        """Start it again if it died.
+        """Restart the process if it died.
 
         Raises:
-            FleetError: it died too often.
+            FleetError: the process died too often.
         """
         assert self._process is not None
         self._begun = self._descendants() or self._begun
@@ -154,8 +157,8 @@ class Part:
         self._died_at_s = [at_s for at_s in self._died_at_s if now_s - at_s < _WITHIN_S]
         if len(self._died_at_s) >= _RESTARTS:
             raise FleetError(
-                f"Airflow's {self.name} ended by itself (exit {self._process.returncode}) {_RESTARTS} times; "
-                f'its log is "{self.log}"',
+                f"Airflow's {self.name} ended unexpectedly (exit {self._process.returncode}) {_RESTARTS} times; "
+                f'see its log: "{self.log}"',
                 code="airflow-ended",
             )
         self._died_at_s.append(now_s)
@@ -164,13 +167,13 @@ class Part:
         self.start()
 
     def ask(self) -> None:
-        """Ask it to stop, and remember whom it has started."""
+        """Send SIGTERM to the process, and record its descendants."""
         if self._process is not None and self._process.poll() is None:
             self._begun = self._descendants() or self._begun
             self._process.terminate()
 
     def stop(self, patience_s: float) -> None:
-        """Wait for its end; stop it, and what it has started, by force where that does not come."""
+        """Wait for the process, kill it after ``patience_s``, and kill its descendants."""
         if self._process is None:
             return
         try:
@@ -190,7 +193,7 @@ class Part:
 
     @staticmethod
     def _kill(begun: Sequence[psutil.Process]) -> None:
-        """Kill processes by what they were: a number that another has now is left alone."""
+        """Kill processes that still run; a process id that was reused is left alone."""
         for one in begun:
             with suppress(psutil.Error):
                 if one.is_running():
@@ -198,15 +201,19 @@ class Part:
 
 
 def folder_of(settings: dict[str, str]) -> Path:
-    """Return where Airflow's processes stand: not in the project, where Python would find our rooms for its packages."""
+    """Return the working directory of Airflow's processes.
+
+    It is not the project's folder: there, Python would import the project's packages instead of
+    installed ones of the same name.
+    """
     return Path(settings["AIRFLOW_HOME"])
 
 
 def _await(command: Sequence[str], settings: dict[str, str], what: str, patience_s: float, stop: Stop) -> None:
-    """Run a program to its end, or until stopped; its words go to our own log.
+    """Run a program until it ends or a stop is requested; its output goes to this log.
 
     Raises:
-        FleetError: it failed, or took too long.
+        FleetError: the program failed, or took too long.
     """
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=settings)
     limit = time.monotonic() + patience_s
@@ -216,7 +223,7 @@ def _await(command: Sequence[str], settings: dict[str, str], what: str, patience
                 return
             if time.monotonic() > limit:
                 raise FleetError(
-                    f"{what} took longer than {patience_s:.0f} s; try again, or leave Airflow out with --no-airflow",
+                    f"{what} took longer than {patience_s:.0f} s; try again, or skip Airflow with --no-airflow",
                     code="airflow-step-timeout",
                 )
     finally:
@@ -228,13 +235,13 @@ def _await(command: Sequence[str], settings: dict[str, str], what: str, patience
                 process.kill()
     if process.returncode:
         raise FleetError(
-            f"{what} failed (exit {process.returncode}); its words are above; leave Airflow out with --no-airflow",
+            f"{what} failed (exit {process.returncode}); see its output above, or skip Airflow with --no-airflow",
             code="airflow-step-failed",
         )
 
 
 def _answers(port: int) -> bool:
-    """Whether the API says that it, the scheduler, the triggerer and the DAG processor are well."""
+    """Return whether the API reports all of Airflow's components as healthy."""
     try:
         with urllib.request.urlopen(f"http://{HOST}:{port}/api/v2/monitor/health", timeout=5) as answer:
             said = json.load(answer)

@@ -1,7 +1,9 @@
-"""How Airflow is set up beside a home: by its environment alone, so that no file of ours can be out of step with another.
+"""Configuration of a home's Airflow through environment variables only.
 
-Rule 1: everything is bound to the loopback, and what is secret lies in files of the home that its owner alone can read.
-Rule 2: what stands here holds for each of Airflow's processes; they share nothing else but the home's folder ``airflow``.
+Rule 1: all listeners bind to the loopback. Secrets are files of the home that only its owner can
+read.
+Rule 2: all of Airflow's processes get the same variables. They share nothing else except the home's
+folder ``airflow``.
 """
 
 import json
@@ -17,16 +19,19 @@ from fleetpulse.paths import ROOT
 
 HOST: Final = "127.0.0.1"
 USERS: Final = {"admin": "admin", "operator": "op", "viewer": "viewer"}  # name -> Airflow's role
-_TASKS: Final = 4  # at a time, one more than the pools have slots: each is a process, and the verbs have a JVM of their own
+_TASKS: Final = 4  # concurrent tasks, one more than the slots of all pools: each is a process, and each verb has its own JVM
 
 
 def folder(home: Home) -> Path:
-    """Return where Airflow keeps its own: database, logs, passwords."""
+    """Return the folder of Airflow's database, logs and passwords."""
     return home.path.absolute() / "airflow"
 
 
 def passwords(home: Home) -> tuple[dict[str, str], bool]:
-    """Return the passwords by user, and whether they were made just now: then they are to be shown, once."""
+    """Return the passwords by user, creating them if absent, and whether they are new.
+
+    The caller shows new passwords once.
+    """
     path = folder(home) / "passwords.json"
     if path.exists():
         return json.loads(path.read_text()), False
@@ -37,7 +42,7 @@ def passwords(home: Home) -> tuple[dict[str, str], bool]:
 
 
 def _secret(home: Home, name: str) -> str:
-    """Return a secret of the home, made when it is first asked for."""
+    """Return a secret of the home; the first call creates it."""
     path = folder(home) / f"{name}.secret"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,11 +51,11 @@ def _secret(home: Home, name: str) -> str:
 
 
 def environment(home: Home, port: int) -> dict[str, str]:
-    """Return the variables that Airflow's processes have beside ours.
+    """Return Airflow's environment variables, to add to those of this process.
 
     Args:
-        home: the home, whose passwords have been made.
-        port: of the UI and the API.
+        home: the home, with existing passwords.
+        port: port of the UI and the API.
     """
     url = f"http://{HOST}:{port}"
     at = folder(home)
@@ -79,10 +84,10 @@ def environment(home: Home, port: int) -> dict[str, str]:
         "AIRFLOW__LOGGING__DAG_PROCESSOR_CHILD_PROCESS_LOG_DIRECTORY": str(at / "logs" / "dag_processor"),
         "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
         "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "120",
-        "AIRFLOW__DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "120",  # a file is read in under a second, on an idle machine
+        "AIRFLOW__DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "120",  # on an idle machine, parsing a file takes less than 1 s
         "AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": "90",
-        "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",  # 5 s fail tasks on a busy machine before they start
-        "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",  # how soon it is noticed that a task has ended
+        "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",  # with the default of 5 s, a busy machine fails tasks before they start
+        "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",  # seconds until the end of a task is noticed
         "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "120",
         "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "120",
         "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",

@@ -1,4 +1,7 @@
-"""Spark's classes kept for later starts: the rehearsal in a process of its own, ended with whoever wants it."""
+"""Creation of the class data sharing (CDS) archive that speeds up Spark's starts.
+
+A training run in a separate process creates it; that process ends with its caller.
+"""
 
 import os
 import signal
@@ -15,31 +18,33 @@ from fleetpulse.io.spark.jars import jars_of_spark
 from fleetpulse.io.spark.java import find_java
 from fleetpulse.io.system.process import Stop
 
-_REHEARSED_S: Final = 600.0  # some forty seconds on a machine that does nothing else
-_ABSENT: Final = "a start takes some seconds longer, and nothing else differs"
+_REHEARSED_S: Final = 600.0  # the training run takes about 40 s on an idle machine
+_ABSENT: Final = "Spark starts take a few seconds longer, and nothing else differs"
 
 
 def classes_are_kept() -> bool:
-    """Whether there is nothing more to be done for later starts of Spark: they find its classes, or this Java keeps none."""
+    """Return whether the archive exists, or this Java cannot create one."""
     java, jars = find_java(), jars_of_spark()
     return class_archive(java, jars) is not None or makes_none(java, jars)
 
 
 def keep_classes(stop: Stop | None = None) -> str:
-    """Keep Spark's classes as the JVM has them, where that has not been done; no start needs them, so it may come to nothing.
+    """Create the class archive of Spark, unless it exists.
+
+    The archive is optional: if it cannot be created, the returned text gives the reason.
 
     Args:
-        stop: when to leave it; None goes on to its end.
+        stop: signal that ends the training run early; None for a run to its end.
 
     Returns:
-        What came of it, for a person.
+        Outcome in one line, for the user.
 
     Raises:
-        FleetError: Java or a JAR cannot be had.
+        FleetError: Java or a JAR is not available.
     """
     java, jars = find_java(), jars_of_spark()
     if class_archive(java, jars) is not None:
-        return "Spark's classes are kept"
+        return "Spark's class archive is ready"
     try:
         fresh = fresh_archive()
         with tempfile.TemporaryDirectory(prefix="fleet-", ignore_cleanup_errors=True) as folder:
@@ -49,8 +54,8 @@ def keep_classes(stop: Stop | None = None) -> str:
             finally:
                 fresh.unlink(missing_ok=True)
     except (FleetError, OSError) as error:
-        return f"Spark's classes are not kept ({error}); {_ABSENT}"
-    return f"Spark's classes are kept: {kept.stat().st_size / 1e6:.0f} MB"
+        return f"Spark's class archive is not created ({error}); {_ABSENT}"
+    return f"Spark's class archive is ready: {kept.stat().st_size / 1e6:.0f} MB"
 
 
 def _rehearse(folder: Path, fresh: Path, stop: Stop | None) -> None:
@@ -66,9 +71,9 @@ def _rehearse(folder: Path, fresh: Path, stop: Stop | None) -> None:
             time.sleep(0.1)
     finally:
         if running.poll() is None:
-            os.killpg(running.pid, signal.SIGKILL)  # with the JVM, and Spark's Python
+            os.killpg(running.pid, signal.SIGKILL)  # with its JVM and Python workers
             running.wait()
     if running.returncode != 0:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        why = lines[-1][:200] if lines else "it said nothing"
-        raise FleetError("it was ended" if running.returncode < 0 else why, code="class-archive-failed")
+        why = lines[-1][:200] if lines else "no output"
+        raise FleetError("the training run was killed" if running.returncode < 0 else why, code="class-archive-failed")

@@ -1,4 +1,4 @@
-"""``fleet down``: the run that uses a home, stopped from outside."""
+"""``fleet down``: stop the run that uses a home, from another process."""
 
 import os
 import signal
@@ -16,33 +16,33 @@ _DOWN_S: Final = 300.0
 
 
 def down(home: Home) -> None:
-    """Stop the run that uses a home, and wait for it.
+    """Stop the run that uses a home, and wait until it has ended.
 
     Raises:
-        FleetError: it does not come to an end.
+        FleetError: the home runs services, or the run did not end in time.
     """
     home.record()
     if here := services(home):
         raise FleetError(
-            f'in "{home.path}" run services ({", ".join(here)}), which would be started again; stop them where they are '
-            f"supervised: systemctl stop fleetpulse.target, or docker compose stop",
+            f'services run in "{home.path}" ({", ".join(here)}), and their supervisor would restart them; stop them there: '
+            f"systemctl stop fleetpulse.target, or docker compose stop",
             code="home-runs-services",
         )
     owner = home.owner()
     if owner is None:
-        typer.echo(f'nothing runs in "{home.path}"')
+        typer.echo(f'no process runs in "{home.path}"')
         return
     try:
         process = psutil.Process(owner)
         os.kill(owner, signal.SIGTERM)
         limit = time.monotonic() + _DOWN_S
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # its parent may not ask how it ended
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # its parent may never reap it
             if time.monotonic() > limit:
                 raise FleetError(
-                    f"process {owner} does not come to an end; see the logs in {home.logs}, then: kill -9 {owner}",
+                    f"process {owner} has not ended; see the logs in {home.logs}, then: kill -9 {owner}",
                     code="process-not-ending",
                 )
             time.sleep(0.1)
     except (psutil.NoSuchProcess, ProcessLookupError):
         pass
-    typer.echo(f'stopped what ran in "{home.path}"')
+    typer.echo(f'stopped the run in "{home.path}"')

@@ -1,4 +1,7 @@
-"""Verdicts that a jitter holds back: have them written by the running job before its state is copied, or it or a bridge stops."""
+"""Flush of the verdicts that ``verdict_jitter`` delays.
+
+The running lifecycle job must emit them before its state is copied, or it or a bridge stops.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -20,25 +23,26 @@ _TOPIC: Final = f"fleet/{EVERYONE}/{BRIDGE}/{Kind.TICK.value}"
 
 
 def say_held_back(home: Home) -> bool:
-    """Have all verdicts written that are due at the newest row; say so, or why they stay held back.
+    """Flush delayed verdicts, and wait until the running job has emitted them.
 
-    The bridge writes a tick that flushes; what is waited for is that it has been judged.
+    The bridge writes a tick that requests the flush. This function waits until that tick is judged,
+    and reports progress and failure to the user.
 
     Returns:
-        Whether nothing is held back any more, as of a row that was received after this was called.
+        Whether all verdicts are emitted that were due when this function was called.
     """
     if not home.deployment().verdict_jitter_ms:
         return True
     if why := _out_of_reach(home):
-        say(f"verdicts that the jitter holds back stay held back: {why}")
+        say(f"delayed verdicts were not flushed: {why}")
         return False
-    say("asking for the verdicts that the jitter holds back")
+    say("flushing the verdicts that verdict_jitter delays")
     spool(home, [(_TOPIC, {"op": FLUSH})])
     limit = time.monotonic() + PATIENCE_S
-    stand: BridgeOffset | None = None  # of the bridge, when it had written what it was asked for
+    stand: BridgeOffset | None = None  # of the bridge, once it has written the tick
     while stand is None or not judged_through(home, {BRIDGE: stand}):
         if (why := _out_of_reach(home)) or time.monotonic() > limit:
-            say(f"verdicts that the jitter holds back are not all written: {why or f'not within {PATIENCE_S:.0f} s'}")
+            say(f"some delayed verdicts were not flushed: {why or f'not within {PATIENCE_S:.0f} s'}")
             return False
         time.sleep(0.1)
         if stand is None and _TOPIC not in spooled(home, taken=True):
@@ -47,13 +51,15 @@ def say_held_back(home: Home) -> bool:
 
 
 def stop_listening(run: Run, verbs: Sequence[str], judging: Callable[[], bool], patience_s: float) -> None:
-    """Stop what takes messages in, and wait until what a jitter holds back is written: a bridge asks for that as it stops.
+    """Stop the jobs that receive messages, and wait for delayed verdicts.
+
+    A bridge requests the flush as it stops.
 
     Args:
         run: the run.
-        verbs: of the jobs that are stopped, in this order; the bridge is one of them.
-        judging: whether there still is somebody to judge.
-        patience_s: for how long at most that is waited for.
+        verbs: verbs of the jobs to stop, in this order; the bridge is one of them.
+        judging: check whether the jobs that judge still run.
+        patience_s: longest wait for the verdicts, in seconds.
     """
     for verb in verbs:
         run.stop(verb)
@@ -62,18 +68,18 @@ def stop_listening(run: Run, verbs: Sequence[str], judging: Callable[[], bool], 
     limit = time.monotonic() + patience_s
     while judging() and not judged_to_the_end(run.home):
         if time.monotonic() > limit:
-            say(f"some verdicts are still held back after {patience_s:.0f} s; the next run writes them")
+            say(f"some delayed verdicts were not flushed within {patience_s:.0f} s; the next run emits them")
             return
         time.sleep(0.1)
 
 
 def _out_of_reach(home: Home) -> str:
-    """Return why the job does not come to judge what is asked for now; nothing where it does."""
+    """Return why the lifecycle job cannot judge a flush now; empty if it can."""
     for job in (BRIDGE, "landing", "lifecycle"):
         if not runs(home, job):
-            return f"no {job.partition('-')[0]} runs"
+            return f"the {job.partition('-')[0]} does not run"
     if get_desired(home).what != RUNNING:
         return "the lifecycle job is stopped"
     if read_status(home.run(bridge_job(BRIDGE))).get("state") != "live":
-        return "the bridge plays a history"
+        return "the bridge is replaying a recording"
     return ""

@@ -1,4 +1,4 @@
-"""The processes of a run: started in order, watched, stopped in order, and none is left behind."""
+"""Processes of a run: start, watch and stop them in order, and leave none behind."""
 
 import os
 import shutil
@@ -27,8 +27,8 @@ from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.paths import ROOT
 
 _STOP_S: Final = 20
-_FULL_BYTES: Final = 50_000_000  # what a start of the lifecycle job writes, and some more
-_WORDS: Final = 700  # a sentence of ours ends with what to do: it is not to be cut off
+_FULL_BYTES: Final = 50_000_000  # more than a start of the lifecycle job writes
+_WORDS: Final = 700  # longer than any error message, whose end states what to do
 _WITHIN_S: Final = 600.0
 
 
@@ -37,11 +37,11 @@ class Job:
 
     Args:
         home: the home.
-        name: its name: of its log, and of its status file.
-        arguments: further arguments.
-        restarts: how often it is started again within `_WITHIN_S`, when it dies by itself.
-        verb: the job; None where it is called like the process.
-        aloud: whether it writes where we do, and not to a log of its own.
+        name: name of the process, its log and its status file.
+        arguments: further arguments of the verb.
+        restarts: maximum number of restarts within `_WITHIN_S`.
+        verb: verb of the job; None if it equals the name.
+        aloud: whether the process inherits standard output, instead of writing to its own log.
     """
 
     def __init__(
@@ -63,21 +63,21 @@ class Job:
         self.verb = verb or name
         self.aloud = aloud
         self.comes_back = restarts > 0
-        self.held = False  # stopped, since it is to be
-        self.supervised = False  # whether somebody beside us starts it again when we no longer do
-        self.optional = False  # whether the run goes on without it
-        self.ends = False  # whether it comes to an end, and need not run then
+        self.held = False  # stopped by the desired state
+        self.supervised = False  # whether another supervisor starts it once this run no longer restarts it
+        self.optional = False  # whether the run continues without it
+        self.ends = False  # whether exit code 0 means that its work is done
         self._given_up_ms = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._group_killed = False
 
     @property
     def log(self) -> Path:
-        """Its log file."""
+        """Log file of the process."""
         return self.home.logs / f"{self.name}.log"
 
     def start(self) -> None:
-        """Start it."""
+        """Start the process."""
         command = [sys.executable, "-P", "-m", "cli", "job", self.verb, "--home", str(self.home.path.absolute())]
         command += ["--parent", str(os.getpid()), *self.arguments]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *_inherited_path()])}
@@ -89,17 +89,17 @@ class Job:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for us: jobs are stopped in order
+                start_new_session=True,  # Ctrl-C reaches the supervisor only: it stops the jobs in order
             )
         self._group_killed = False
 
     @property
     def pid(self) -> int | None:
-        """Its process id."""
+        """Process id; None before the first start."""
         return self._process.pid if self._process else None
 
     def alive(self) -> bool:
-        """Whether it runs; of one that has ended nothing is left."""
+        """Return whether the process runs; if it has ended, kill the rest of its group."""
         if self._process is None:
             return False
         if self._process.poll() is not None:
@@ -108,10 +108,10 @@ class Job:
         return True
 
     def watch(self) -> None:
-        """Start it again if it died; where the disk is full, when that has room again.
+        """Restart the process if it died; if the disk is full, wait for free space.
 
         Raises:
-            FleetError: it has died too often, or is not to be started again.
+            FleetError: the process died too often, or must not be restarted.
         """
         if self._process is None or self.held or self.alive() or (self.ends and self._process.returncode == 0):
             return
@@ -124,7 +124,7 @@ class Job:
             if self.comes_back:
                 return
             raise FleetError(
-                f"the {self.name} ended, since {full}; then give the same command again: it goes on where it stopped",
+                f"the {self.name} ended, because {full}; then run the same command again: it resumes where it stopped",
                 code="job-ended",
             )
         now_s = time.monotonic()
@@ -139,7 +139,7 @@ class Job:
         self.start()
 
     def stop(self, patience_s: float = _STOP_S) -> None:
-        """Ask it to stop, wait, and stop it and its children by force where it does not come to an end."""
+        """Send SIGTERM, wait, and kill the process and its children after ``patience_s``."""
         if self._process is None:
             return
         if self._process.poll() is None:
@@ -155,26 +155,27 @@ class Job:
     def _ended(self) -> FleetError:
         assert self._process is not None
         return FleetError(
-            f"the {self.name} ended by itself (exit {self._process.returncode}): {self._last_words()}; "
-            f"give the same command again: it goes on where it stopped",
+            f"the {self.name} ended unexpectedly (exit {self._process.returncode}): {self._last_words()}; "
+            f"run the same command again: it resumes where it stopped",
             code="job-ended",
         )
 
     def _give_up(self) -> None:
-        """Start it no more, until somebody says anew that it is to run."""
+        """Stop restarting the process until its desired state is set again."""
         assert self._process is not None
         self._given_up_ms = wall_clock_ms()
-        why = f"it ended by itself (exit {self._process.returncode}): {last_words(self.log)}"
+        why = f"it ended unexpectedly (exit {self._process.returncode}): {last_words(self.log)}"
         write_status(self.home.run(self.name), {"state": GIVEN_UP, "why": why, "at_ms": self._given_up_ms})
-        after = "it is left to who supervises it" if self.supervised else f'the run goes on without it; its log is "{self.log}"'
-        typer.echo(f"the {self.name} is given up: {why}; {after}", err=True)
+        after = "its supervisor may start it" if self.supervised else f'the run continues without it; its log is "{self.log}"'
+        typer.echo(f"the {self.name} is not restarted any more: {why}; {after}", err=True)
 
     def obey(self, *, runs: bool, said_ms: int = 0) -> None:
-        """Stop it, or start it again, as is wanted; no effect where it is so.
+        """Stop or start the process to match the desired state.
 
         Args:
-            runs: whether it is to run.
-            said_ms: when that was said, epoch milliseconds: said after it was given up, it is a new beginning.
+            runs: whether the desired state is running.
+            said_ms: instant at which the desired state was set, epoch milliseconds. If it is later
+                than the last failed restart, the count of restarts begins at 0 again.
         """
         if self._given_up_ms and said_ms > self._given_up_ms:
             self._given_up_ms = 0
@@ -189,12 +190,12 @@ class Job:
                 self.stop()
 
     def _last_words(self) -> str:
-        return "why stands above" if self.aloud else f'{last_words(self.log)}; its log is "{self.log}"'
+        return "see its output above" if self.aloud else f'{last_words(self.log)}; its log is "{self.log}"'
 
     def _kill_group(self) -> None:
-        """The JVM and its Python workers are in the job's own group: none outlives it.
+        """Kill the process group of the job, with its JVM and Python workers.
 
-        Once, when the job has just ended: later its number may be another's.
+        Only the first call after an end has an effect: later the process id may be reused.
         """
         assert self._process is not None
         if self._group_killed:
@@ -211,19 +212,19 @@ def _inherited_path() -> list[str]:
 
 
 def disk_full(path: Path) -> str | None:
-    """Say that the disk under a folder is full, and what to do; None where it has room."""
+    """Return a message that the disk of a folder is full; None if it has space."""
     free = shutil.disk_usage(path).free
     return f'the disk of "{path}" is full ({free // 1_000_000} MB left); free some space' if free < _FULL_BYTES else None
 
 
 def last_words(log: Path) -> str:
-    """Return the line of a log that says most about an end."""
+    """Return the last error line of a log, or its last line if it has none."""
     try:
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines()[-200:] if line.strip()]
     except OSError:
         return "it has no log"
     telling = [line for line in lines if "Error" in line or "fleet:" in line]
-    return (telling or lines or ["it said nothing"])[-1][:_WORDS]
+    return (telling or lines or ["no output"])[-1][:_WORDS]
 
 
 def _leave(number: int, _: FrameType | None) -> NoReturn:
@@ -231,11 +232,14 @@ def _leave(number: int, _: FrameType | None) -> NoReturn:
 
 
 class Run:
-    """The processes of one run; a context that leaves nothing running, also where SIGTERM ends it that nobody listens to.
+    """The processes of one run, as a context that leaves none running on exit.
+
+    SIGTERM ends the context too, if the program has no handler for it.
 
     Args:
         home: the home, locked by the caller.
-        alone: whether nothing else runs in it; otherwise it is one of several services, and its jobs write where it does.
+        alone: whether this run owns the home. If False, it is one of several services, and its jobs
+            inherit its standard output.
     """
 
     def __init__(self, home: Home, *, alone: bool = True) -> None:
@@ -246,14 +250,14 @@ class Run:
         self.address: BrokerAddress | None = None
 
     def __enter__(self) -> Self:
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # it would end us, and leave the jobs to find that out
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # the default would end this process at once and orphan its jobs
             signal.signal(signal.SIGTERM, _leave)
         for stale in (self.home.path / "run").glob("*.json") if self.alone else ():
             stale.unlink(missing_ok=True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A second Ctrl-C must not leave half of it running.
+        # A second Ctrl-C must not leave some processes running.
         previous = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGINT, signal.SIGTERM)]
         try:
             for job in reversed(self.jobs):
@@ -269,16 +273,16 @@ class Run:
     def use_broker(
         self, address: BrokerAddress | None, port: int = 0, host: str = LOOPBACK, known_as: str | None = None
     ) -> BrokerAddress:
-        """Start the embedded broker, or use another one; say so where the jobs look for it.
+        """Start the embedded broker, or use another one; save its address for the jobs.
 
         Args:
-            address: of another broker; None starts the embedded one.
-            port: of the embedded one; 0 takes a free one.
-            host: the address at which that listens.
-            known_as: the name by which the jobs reach it; None where they do by ``host``.
+            address: address of another broker; None for the embedded one.
+            port: port of the embedded broker; 0 for a free one.
+            host: address at which the embedded broker listens.
+            known_as: host name by which the jobs reach the embedded broker; None for ``host``.
         """
         if address is None:
-            from fleetpulse.settings import load_settings  # it costs a tenth of a second, and the verbs that look need none
+            from fleetpulse.settings import load_settings  # takes 0.1 s, and read-only verbs do not need it
 
             sync = load_settings(self.home.path).broker_sync
             self.broker = Broker(self.home.broker, self.home.logs / "broker.log", host, port, known_as=known_as, sync=sync)
@@ -291,26 +295,30 @@ class Run:
         """Start a job; jobs are stopped in the reverse order.
 
         Raises:
-            FleetError: Java or the JARs that the jobs need cannot be had: it would die of it, and be started again.
+            FleetError: Java or a JAR is not available. Without this check, the job would fail and
+                be restarted repeatedly.
         """
         if name == "lifecycle":
             find_java()
             jars = (*JARS, *KAFKA_JARS) if KAFKA in self.home.bridges() else JARS
             if absent := absent_jars(jars=jars):
-                typer.echo(f"fleet: fetching {len(absent)} JARs of Spark into the project's cache (once)", err=True)
+                typer.echo(f"fleet: downloading {len(absent)} JARs of Spark into the project's cache (once)", err=True)
             resolve_jars(jars=jars)
         job = Job(self.home, name, arguments, restarts, aloud=not self.alone)
         self.jobs.append(job)
         wanted = get_desired(self.home)
         if name == "lifecycle" and wanted.what != RUNNING:
-            typer.echo(f"the lifecycle job stays stopped, as {wanted.by} wants it; start it: ./fleet stream start", err=True)
+            typer.echo(f"the lifecycle job stays stopped by {wanted.by}; start it with: ./fleet stream start", err=True)
             job.held = True
         else:
             job.start()
         return job
 
     def start_further_bridges(self, restarts: int) -> None:
-        """Start the bridges beside the first, once that is live: history is its alone. No effect where they were started."""
+        """Start the other bridges, once the first bridge is live.
+
+        Only the first bridge replays recordings. No effect if the others were started.
+        """
         names = self.home.bridges()[1:]
         if len(names) <= sum(job.verb == "bridge" for job in self.jobs) - 1 or self.status("bridge").get("state") != "live":
             return
@@ -320,31 +328,31 @@ class Run:
             job.start()
 
     def stop(self, verb: str) -> None:
-        """Stop the processes of a job before the others, where they run."""
+        """Stop the processes of a job, before the other jobs."""
         for job in self.jobs:
             if job.verb == verb:
                 job.stop()
 
     def supervised(self, name: str, *, by_somebody: bool) -> None:
-        """Say whether somebody beside us starts a job again when we no longer do."""
+        """Set whether another supervisor starts a job once this run no longer restarts it."""
         for job in self.jobs:
             if job.name == name:
                 job.supervised = by_somebody
 
     def alive(self, name: str) -> bool:
-        """Whether a job runs."""
+        """Return whether a job runs."""
         return any(job.name == name and job.alive() for job in self.jobs)
 
     def watch(self) -> None:
-        """See that everything runs.
+        """Check that everything runs, restart dead jobs, and apply the desired state.
 
         Raises:
-            FleetError: something ended by itself.
+            FleetError: the broker ended, or a job cannot be restarted.
         """
         if self.broker and not self.broker.alive():
             raise FleetError(
-                f'the embedded broker ended by itself: {last_words(self.broker.log)}; its log is "{self.broker.log}"; '
-                f"give the same command again: it goes on where it stopped",
+                f'the embedded broker ended unexpectedly: {last_words(self.broker.log)}; its log is "{self.broker.log}"; '
+                f"run the same command again: it resumes where it stopped",
                 code="broker-ended",
             )
         for job in self.jobs:
@@ -354,15 +362,15 @@ class Run:
             job.watch()
 
     def await_that(self, what: str, reached: Callable[[], bool], patience_s: float) -> None:
-        """Wait until something is reached, seeing that everything runs.
+        """Wait for a condition, while watching the processes as `watch` does.
 
         Args:
-            what: for the error.
-            reached: asked ten times a second.
-            patience_s: after so long without it, that is an error.
+            what: name of the awaited event, for the error.
+            reached: condition, checked ten times a second.
+            patience_s: timeout, in seconds.
 
         Raises:
-            FleetError: it took too long, or something ended by itself.
+            FleetError: the timeout passed, or a process ended that cannot be restarted.
         """
         limit = time.monotonic() + patience_s
         while not reached():
@@ -375,5 +383,5 @@ class Run:
             time.sleep(0.1)
 
     def status(self, name: str) -> dict[str, object]:
-        """Return what a job last said of itself."""
+        """Return the last status that a job wrote."""
         return read_status(self.home.run(name))

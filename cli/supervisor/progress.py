@@ -1,4 +1,4 @@
-"""How far a home has come, and the problems that its jobs report."""
+"""Progress of a home's landing and judging, and problems that its jobs report."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,19 +16,24 @@ from streaming.landing.merge import place
 
 
 def judged_ms(home: Home) -> int | None:
-    """Return the ``received_at`` up to which the job has judged."""
+    """Return the ``received_at`` up to which rows are judged; None before the first."""
     reached = judged_up_to(home.checkpoint)
     return reached[1] if reached and reached[1] > 1 else None
 
 
 def judged_to_the_end(home: Home) -> bool:
-    """Whether all that the bridges wrote has been landed and judged."""
+    """Return whether all rows that the bridges wrote are landed and judged."""
     stand = {name: stands for name in home.bridges() if (stands := position(home.segments_of(name))) is not None}
     return not stand or judged_through(home, stand)
 
 
 def judged_through(home: Home, stand: Mapping[str, BridgeOffset]) -> bool:
-    """Whether all that bridges had written when they stood there has been landed and judged."""
+    """Return whether all rows up to the given bridge positions are landed and judged.
+
+    Args:
+        home: the home.
+        stand: position of each bridge, by its name.
+    """
     if not holds_table(home.table(MESSAGES.name)):
         return False
     places = places_of(home, MESSAGES)
@@ -39,9 +44,10 @@ def judged_through(home: Home, stand: Mapping[str, BridgeOffset]) -> bool:
 
 
 def on_its_way(home: Home, device_id: str, kind: Kind) -> bool:
-    """Whether a row of ours about a device lies in the spool of commands, or in a segment that has not landed.
+    """Return whether an own row about a device is spooled or not landed yet.
 
-    What has landed when this says no is in its table: read the table after it.
+    Own rows are the rows that no device sent, such as commands. If this returns False, all landed
+    rows are in their table: read the table after this call, not before it.
     """
     identity, such = home.identity(), f"/{kind.value}"
     topics = (topic for some in (spooled(home, taken=True), _to_land(home)) for topic in some)
@@ -49,7 +55,7 @@ def on_its_way(home: Home, device_id: str, kind: Kind) -> bool:
 
 
 def _to_land(home: Home) -> Iterator[str]:
-    """Yield the topics of rows that have not landed; without those of devices, which cannot speak in our name."""
+    """Yield the topics of rows that have not landed, except messages of devices."""
     places = places_of(home, MESSAGES)  # the last table that is written
     for name in home.bridges():
         for number, path in list_segments(home.segments_of(name)):
@@ -58,12 +64,12 @@ def _to_land(home: Home) -> Iterator[str]:
             try:
                 rows = read_segment(path).slice(max(0, places[name] - place(number, 0)))
             except FileNotFoundError:
-                continue  # it has landed meanwhile
+                continue  # landed and deleted in the meantime
             pairs = zip(rows["topic"].to_pylist(), rows["origin"].to_pylist(), strict=True)
             yield from (topic for topic, origin in pairs if origin != Origin.MQTT)
 
 
 def troubles(status: Mapping[str, Any]) -> list[str]:
-    """Return what a job says that it suffers from."""
+    """Return the problems that the status of a job reports."""
     problems = [str(status["problem"])] if status.get("problem") else []
-    return [*problems, "a gap is open: silence does not count at its sites"] if status.get("gap_open") else problems
+    return [*problems, "a coverage gap is open: silence at its sites does not count"] if status.get("gap_open") else problems

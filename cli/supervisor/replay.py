@@ -1,4 +1,4 @@
-"""``fleet replay``: a recording through the whole pipeline, to the last verdict."""
+"""``fleet replay``: play a recording through the pipeline until all is judged."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -29,10 +29,10 @@ _PATIENCE_S = 600.0
 
 
 def policy_line(policy: Policy, received_at_ms: int, *, first_ever: bool) -> Recorded:
-    """Return the policy as the first line of a history.
+    """Return the policy as the first line of a recording.
 
-    It is in effect for all that a home ever judges where it is its first row; behind other rows from that line on, since what
-    has been judged stays judged.
+    If it is the first row of the home, it applies to all rows that the home ever judges. Otherwise
+    it applies from that line on, because earlier rows stay judged.
     """
     import json
 
@@ -41,10 +41,10 @@ def policy_line(policy: Policy, received_at_ms: int, *, first_ever: bool) -> Rec
 
 
 def replay(home: Home, path: Path, policy: Policy, deployment: Deployment | None, broker: BrokerAddress | None) -> None:
-    """Play a recording into a home and judge it to the end; given again, it goes on where it stopped.
+    """Play a recording into a home and judge it to the end, or resume that.
 
     Raises:
-        FleetError: the recording or the home refuses, or a process ended.
+        FleetError: the recording is invalid, the home cannot take it, or a process ended.
     """
     console = Console(stderr=True)
     with console.status("reading the recording"):
@@ -62,25 +62,30 @@ def replay(home: Home, path: Path, policy: Policy, deployment: Deployment | None
 
 
 def _check(home: Home, played: Recording, policy: Policy, stands: BridgeOffset | None) -> None:
-    """Refuse what would mix histories: newer rows, another recording half played, another policy."""
+    """Refuse a recording that would mix histories.
+
+    Raises:
+        FleetError: the home has newer rows, an unfinished other recording, or this recording under
+            another policy.
+    """
     known: dict[str, Any] = home.record()["recordings"].get(played.id, {})
     if known and known["policy_version"] != policy.version:
         raise FleetError(
-            f'this recording is being judged in "{home.path}" by policy {known["policy_version"]}; got policy {policy.version}; '
-            f"give the same --timeout and --policy as before, or name another --home",
+            f'"{home.path}" already judges this recording by policy {known["policy_version"]}; got policy {policy.version}; '
+            f"pass the same --timeout and --policy as before, or another --home",
             code="replay-policy-differs",
         )
     if stands is None or played.id in (stands.recording, stands.played):
         return
     if stands.recording is not None and not stands.ended:
         raise FleetError(
-            f'another recording ({stands.recording}) is half played in "{home.path}"; finish it, or name another --home',
+            f'another recording ({stands.recording}) is only partly played in "{home.path}"; finish it, or pass another --home',
             code="replay-recording-differs",
         )
     if stands.received_at_ms >= played.first_ms:
         raise FleetError(
-            f'the home "{home.path}" has rows received up to {format_instant(stands.received_at_ms)}, and the recording begins '
-            f"at {format_instant(played.first_ms)}; history cannot be put behind what has been judged: name an empty --home",
+            f'the home "{home.path}" has rows received up to {format_instant(stands.received_at_ms)}; expected a recording that '
+            f"starts later, got one that starts at {format_instant(played.first_ms)}; pass an empty --home",
             code="replay-behind-home",
         )
 
@@ -103,7 +108,7 @@ def _run(
     first = stands.line + 1 if stands and stands.recording == played.id and stands.line is not None else 0
     columns = (TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Run(home) as run, Progress(*columns, console=console) as progress:
-        run.start("lifecycle")  # first: the JVM takes its time
+        run.start("lifecycle")  # first: the JVM starts slowly
         address = run.use_broker(broker)
         run.start("landing")
         run.start("bridge", ["--replay", "--not-live"])
@@ -131,7 +136,7 @@ def _publish(run: Run, address: BrokerAddress, played: Recording, opening: Recor
         on_progress(line)
 
     def ended() -> bool:
-        run.watch()  # a broker that died is known at once, and not when patience with it is over
+        run.watch()  # detects a dead broker at once, instead of after the publisher's timeout
         return False
 
     with Publisher(address, f"fleetpulse-replay-{played.id}", cancelled=ended) as publisher:

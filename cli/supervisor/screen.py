@@ -1,4 +1,4 @@
-"""The live screen of ``fleet up``: devices by mode, messages a second, the frontier, the last verdicts."""
+"""Live screen of ``fleet up``: devices by mode, message rate, frontier, verdicts."""
 
 import io
 import re
@@ -22,24 +22,27 @@ from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables.tables import Mirror
 from fleetpulse.reports import devices, judgements
 
-_REFRESH_S = 2.0  # between two counts before the first verdict, and behind one that failed
-_COUNTED_S = 15.0  # between two counts after the first verdict: each reads the new rows of the tables
+_REFRESH_S = 2.0  # between two reads of the tables before the first verdict, and after a read that failed
+_COUNTED_S = 15.0  # between two reads after the first verdict: each one reads the new rows of the tables
 _LAST = 12
 _PICTURE_COLUMNS = 118
 
 
 class Screen:
-    """Figures of a run: their tables are read every two seconds until the first verdict, and less often afterwards."""
+    """Figures of a run, as a screen or as one line.
+
+    The tables are read every two seconds until the first verdict, and less often afterwards.
+    """
 
     def __init__(self, run: Run, address: BrokerAddress) -> None:
         self.run = run
         self.address = address
         self.began = time.monotonic()
         self._read_at = float("-inf")
-        only = {QUARANTINE.name: ("reason",)}  # not what was refused, whole
+        only = {QUARANTINE.name: ("reason",)}  # without the refused payloads
         self._mirror = Mirror(
             run.home, devices.COUNTED, only, {JUDGEMENTS.name: "kind != 'summary'"}
-        )  # up to one a group and batch
+        )  # there is up to one summary per key group and batch
         self._trouble = ""
         self._counts: dict[str, Any] = {"devices": {}, "messages": 0, "judgements": {}, "quarantine": {}}
         self._last: list[dict[str, Any]] = []
@@ -47,7 +50,7 @@ class Screen:
         self.first_verdict_s: float | None = None
 
     def _refresh(self) -> None:
-        from duckdb import Error  # a mirror has loaded it
+        from duckdb import Error  # already loaded by the mirror
 
         settled = self.first_verdict_s is not None and not self._trouble
         if time.monotonic() - self._read_at < (_COUNTED_S if settled else _REFRESH_S):
@@ -56,8 +59,8 @@ class Screen:
         try:
             self._look()
             self._trouble = ""
-        except (Error, FleetError, OSError) as error:  # what runs goes on, whatever can be shown of it
-            self._trouble = f"the figures are those of before: {str(error).splitlines()[0]}"
+        except (Error, FleetError, OSError) as error:  # the run continues even if its figures cannot be read
+            self._trouble = f"the figures are stale: {str(error).splitlines()[0]}"
 
     def _look(self) -> None:
         home = self.run.home
@@ -70,7 +73,7 @@ class Screen:
 
     def _behind(self) -> str:
         if self._frontier_ms is None:
-            return "nothing judged yet: the first batch is under way" if self._runs("lifecycle") else "nothing judged yet"
+            return "nothing judged yet: the first batch is running" if self._runs("lifecycle") else "nothing judged yet"
         behind_ms = wall_clock_ms() - self._frontier_ms
         return f"{format_duration(behind_ms // 1000 * 1000)} behind (judged up to {format_instant(self._frontier_ms)[11:19]})"
 
@@ -84,9 +87,9 @@ class Screen:
         if airflow := self.run.status("airflow"):
             words.append(f"airflow {airflow.get('state', 'starting')}")
         jobs = (*bridges.values(), self.run.status("landing"))
-        words += dict.fromkeys(word for status in jobs for word in troubles(status))  # a gap of several bridges is said once
+        words += dict.fromkeys(word for status in jobs for word in troubles(status))  # several bridges may report the same gap
         if full := disk_full(self.run.home.path):
-            words.append(f"{full}: what comes waits in the broker until then")
+            words.append(f"{full}: until then messages wait in the broker")
         if self._trouble:
             words.append(self._trouble)
         return ", ".join(words)
@@ -98,7 +101,7 @@ class Screen:
         return round(sum(bridge.get("rate_per_s", 0) for bridge in self._bridges().values()), 1)
 
     def line(self) -> str:
-        """Return the state in one line, for logs."""
+        """Return the figures in one line, for logs."""
         self._refresh()
         modes = ", ".join(f"{count} {mode}" for mode, count in self._counts["devices"].items()) or "no device yet"
         modes += f" ({self._counts['never_seen']} of the offline never seen)" if self._counts["never_seen"] else ""
@@ -115,7 +118,7 @@ class Screen:
         if self._counts["never_seen"]:
             modes.append(f"({self._counts['never_seen']:,} of the offline never seen)", style="bright_black")
         if not self._counts["devices"]:
-            modes.append("no verdict yet: the first come when the lifecycle job is up", style="bright_black")
+            modes.append("no verdicts yet: the first appear once the lifecycle job runs", style="bright_black")
         facts = Table.grid(padding=(0, 2))
         refused = sum(self._counts["quarantine"].values())
         others = {kind: count for kind, count in self._counts["judgements"].items() if kind != "transition"}
@@ -126,7 +129,7 @@ class Screen:
         facts.add_row("broker", f"mqtt://{self.address.host}:{self.address.port}")
         if airflow := self.run.status("airflow"):
             facts.add_row("airflow", f"{airflow.get('url', '')} {airflow.get('state', '')}".strip())
-        verdicts = as_table(self._last[::-1], TRANSITION_COLUMNS, "the last verdicts")
+        verdicts = as_table(self._last[::-1], TRANSITION_COLUMNS, "latest verdicts")
         title = f"fleetpulse  {self.run.home.path}"
         return Group(
             Panel(Group(modes, facts), title=title, title_align="left"),
@@ -135,8 +138,8 @@ class Screen:
         )
 
     def picture(self) -> str:
-        """Return the screen as it stands, as SVG: the picture in the README is a real run's."""
+        """Return the current screen as SVG, such as the picture in the README."""
         recorded = Console(record=True, width=_PICTURE_COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
         recorded.print(self.render())
         drawn = recorded.export_svg(title="./fleet up", unique_id="up")
-        return re.sub(r"@font-face \{.*?\}\n", "", drawn, flags=re.DOTALL)  # a picture asks no third party for fonts
+        return re.sub(r"@font-face \{.*?\}\n", "", drawn, flags=re.DOTALL)  # a viewer must not fetch fonts from a third party

@@ -1,4 +1,7 @@
-"""What is beside the stream in a run, Airflow above all: started when it has said its first verdicts, and never in its way."""
+"""Optional processes of a run: Airflow and the creation of Spark's class archive.
+
+They start after the first verdicts, and the stream does not depend on them.
+"""
 
 from cli.supervisor.airflow_env import HOST, folder, passwords
 from cli.supervisor.cds import classes_are_kept
@@ -11,16 +14,19 @@ _RESTARTS = 2
 
 
 def airflow_port(wanted: int) -> int:
-    """Return a port of the loopback for Airflow: the one that is wanted, or any where that is 0.
+    """Return a free loopback port for Airflow.
+
+    Args:
+        wanted: requested port; 0 for any free one.
 
     Raises:
-        FleetError: it is in use.
+        FleetError: the port is in use.
     """
 
     def refused(why: str) -> FleetError:
         return FleetError(
-            f"port {wanted} for Airflow cannot be had ({why}); name another (--airflow-port 0 takes a free one), or leave it "
-            f"out: --no-airflow",
+            f"cannot bind port {wanted} for Airflow ({why}); choose another (--airflow-port 0 takes a free one), or skip "
+            f"Airflow: --no-airflow",
             code="port-in-use",
         )
 
@@ -32,7 +38,7 @@ class Beside:
 
     Args:
         run: the run.
-        port: of the UI.
+        port: port of the UI.
     """
 
     def __init__(self, run: Run, port: int) -> None:
@@ -42,29 +48,35 @@ class Beside:
         self._has_run = False
 
     def invitation(self) -> list[str]:
-        """Return where the UI will be, and who may come in; the passwords only where they have just been made."""
+        """Return lines with the address of the UI and its users.
+
+        They contain the passwords only if this call created them.
+        """
         known, fresh = passwords(self.run.home)
-        lines = [f"airflow: http://{HOST}:{self.port}, from a minute or two after the first verdicts on"]
+        lines = [f"airflow: http://{HOST}:{self.port}, available one or two minutes after the first verdicts"]
         if not fresh:
-            return [*lines, f'users:   {", ".join(known)}; their passwords: "{folder(self.run.home) / "passwords.json"}"']
+            return [*lines, f'users:   {", ".join(known)}; their passwords are in "{folder(self.run.home) / "passwords.json"}"']
         lines += [f"user:    {user:9} password: {password}" for user, password in known.items()]
-        return [*lines, f'         shown this once, and kept in "{folder(self.run.home) / "passwords.json"}"']
+        return [*lines, f'         shown only once, and stored in "{folder(self.run.home) / "passwords.json"}"']
 
     def start(self) -> None:
-        """Start it, where it has not been."""
+        """Start Airflow, unless it was started."""
         if self._job is None:
             self._job = self.run.start("airflow", ["--port", str(self.port)], restarts=_RESTARTS)
             self._job.optional = True
 
     def supervises(self) -> bool:
-        """Whether its DAGs look after the lifecycle job: once it has run, and not after it was given up."""
+        """Return whether Airflow's DAGs supervise the lifecycle job.
+
+        True once Airflow has run, until the run no longer restarts it.
+        """
         state = self.run.status("airflow").get("state")
         self._has_run = state == "running" or (self._has_run and state != GIVEN_UP)
         return self._has_run
 
 
 class Classes:
-    """Spark's classes, kept for later starts by the first run of an installation.
+    """Class archive of Spark, created by the first run of an installation.
 
     Args:
         run: the run.
@@ -75,7 +87,7 @@ class Classes:
         self._asked = False
 
     def start(self) -> None:
-        """See whether they are kept already, once, and keep them where they are not."""
+        """Create the archive if it does not exist; only the first call has an effect."""
         if not self._asked and not classes_are_kept():
             job = self.run.start("classes")
             job.optional = job.ends = True

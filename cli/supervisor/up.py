@@ -1,4 +1,4 @@
-"""``fleet up``: everything started, shown live, and stopped in order."""
+"""``fleet up``: start everything, show it live, and stop it in order."""
 
 import shutil
 import time
@@ -30,26 +30,26 @@ from fleetpulse.settings import load_settings
 from streaming.simulator.simulator import Simulated, remembered
 
 _LEAST_FREE_BYTES = 500_000_000
-_DEVICES, _SEED = 100, 1  # of a simulated fleet of which nothing else was said
-WATCH_S = 0.5  # between two looks whether everything runs
-_DRAW_S: Final = 2.0  # between two drawings of the screen: each takes ten milliseconds
-_PATIENCE_S = 200.0  # less than "fleet down" has: the job may just be starting, on a busy machine
+_DEVICES, _SEED = 100, 1  # defaults of the simulated fleet
+WATCH_S = 0.5  # between two checks of the processes
+_DRAW_S: Final = 2.0  # between two drawings of the screen: each takes 10 ms
+_PATIENCE_S = 200.0  # less than the timeout of "fleet down"; the lifecycle job may still be starting on a busy machine
 
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What was asked of ``up``.
+    """Options of ``fleet up``.
 
     Attributes:
-        devices: size of the simulated fleet; None takes that of the home, or 100.
-        seed: of the simulated fleet; None takes that of the home, or 1.
-        for_s: stop by itself after so many seconds.
-        simulate: whether there is a simulated fleet.
-        broker: another broker; None starts the embedded one.
-        port: of the embedded broker.
-        policy: the policy that was asked for; None takes the simulated fleet's, or the built-in one.
-        airflow_port: of Airflow's UI; 0 takes a free one, None leaves Airflow out.
-        picture: where the last screen is drawn as SVG; None draws none.
+        devices: size of the simulated fleet; None for that of the home, or 100.
+        seed: seed of the simulated fleet; None for that of the home, or 1.
+        for_s: duration of the run in seconds; None for a run until it is stopped.
+        simulate: whether to simulate a fleet.
+        broker: address of another broker; None for the embedded one.
+        port: port of the embedded broker.
+        policy: requested policy; None for the simulated fleet's, or the built-in one.
+        airflow_port: port of Airflow's UI; 0 for a free one, None for a run without Airflow.
+        picture: SVG file for the last screen; None for no file.
     """
 
     devices: int | None
@@ -64,19 +64,20 @@ class UpOptions:
 
 
 def up(home: Home, wanted: UpOptions, deployment: Deployment | None) -> None:
-    """Run a home until Ctrl-C, SIGTERM or the end of its time.
+    """Run a home until Ctrl-C, SIGTERM or the end of ``for_s``.
 
     Raises:
-        FleetError: a port or the home is in use, the disk is full, a process ended too often.
+        FleetError: a port or the home is in use, the disk is full, or a process ended too often.
     """
     settings = load_settings(home.path)
     home.prepare(deployment, settings.chosen_identity())
     if settings.kafka:
-        parse_kafka(settings.kafka)  # its faults are said here, and not in a log
+        parse_kafka(settings.kafka)  # reports faults of the setting here, not in a log
     free = shutil.disk_usage(home.path).free
     if free < _LEAST_FREE_BYTES:
         raise FleetError(
-            f'the disk of "{home.path}" has {free // 1_000_000} MB left; 500 MB are needed: free some, or name another --home',
+            f'the disk of "{home.path}" is nearly full; expected 500 MB of free space, found {free // 1_000_000} MB; free some '
+            f"space, or pass another --home",
             code="disk-nearly-full",
         )
     with home.locked("fleet up"):
@@ -93,14 +94,18 @@ def up(home: Home, wanted: UpOptions, deployment: Deployment | None) -> None:
             if wanted.simulate:
                 run.start("simulator", ["--history"] if history else [], restarts=restarts)
             _watch(run, wanted, address, stop, restarts, airflow)
-            typer.echo("stopping: what was received is written, what is being judged comes to its end", err=True)
+            typer.echo("stopping: writing received messages and finishing the current batch", err=True)
             if home.deployment().verdict_jitter_ms:
                 stop_listening(run, ("simulator", "bridge"), lambda: run.alive("landing") and run.alive("lifecycle"), _PATIENCE_S)
-        Console(stderr=True).print(f'stopped; the next "./fleet up --home {home.path}" goes on from here')
+        Console(stderr=True).print(f'stopped; the next "./fleet up --home {home.path}" resumes from here')
 
 
 def _prepare(home: Home, wanted: UpOptions) -> bool:
-    """Write down what is to be simulated; return whether its history is still to be played."""
+    """Store the simulated fleet or the policy.
+
+    Returns:
+        Whether the history of the simulated fleet is not played to its end yet.
+    """
     stands = position(home.segments)
     known = remembered(home)
     if wanted.simulate and known is not None:
@@ -119,13 +124,13 @@ def _prepare(home: Home, wanted: UpOptions) -> bool:
 
 
 def _require_same(home: Home, wanted: UpOptions, known: Simulated) -> None:
-    """Refuse another simulated fleet than the one whose history the home has."""
+    """Refuse options that differ from the simulated fleet of the home."""
     has, asked = (known.scenario.devices, known.scenario.seed), (wanted.devices, wanted.seed)
     if any(one is not None and one != other for one, other in zip(asked, has, strict=True)):
         got = " ".join(f"--{name} {one}" for name, one in zip(("devices", "seed"), asked, strict=True) if one is not None)
         raise FleetError(
             f'the simulated fleet of the home "{home.path}" has {has[0]} devices and the seed {has[1]}; got '
-            f"{got}; leave that out and it goes on, or take another home: --home",
+            f"{got}; omit these options to resume it, or pass another --home",
             code="simulated-fleet-differs",
         )
 
@@ -171,12 +176,12 @@ def _draw(path: Path, screen: Screen) -> None:
         path.write_text("\n".join(line.rstrip() for line in screen.picture().splitlines()) + "\n")
     except OSError as error:
         raise FleetError(
-            f'the picture "{path}" cannot be written ({error.strerror}); name another file', code="file-unwritable"
+            f'the picture "{path}" cannot be written ({error.strerror}); choose another file', code="file-unwritable"
         ) from None
 
 
 def _watch_quietly(screen: Screen, goes_on: Callable[[], bool], console: Console) -> None:
-    """Where nobody looks at a screen: a line when something changes, at most one in five seconds."""
+    """Print the figures as a line when they change, at most every five seconds."""
     said, next_at = "", 0.0
     while goes_on():
         line = screen.line()
@@ -186,11 +191,14 @@ def _watch_quietly(screen: Screen, goes_on: Callable[[], bool], console: Console
 
 
 def _invitation(home: Home, address: BrokerAddress) -> list[str]:
-    """Return how a device gets in: as whom, and lines that work; our own password may do everything and is not shown."""
+    """Return example commands: grant a device access, publish for it, watch it.
+
+    They do not show the fleet's own password, which has all permissions.
+    """
     where = f"-h {address.host} -p {address.port}"
     return [
         f"broker: {address.host}:{address.port}",
-        f"let in: PASSWORD=$(./fleet access grant my-device --home {home.path})",
+        f"grant:  PASSWORD=$(./fleet access grant my-device --home {home.path})",
         f'try:    mosquitto_pub {where} -u my-device -P "$PASSWORD" -q 1 -t fleet/main/my-device/heartbeat '
         "-m '{\"ts\": '$(date +%s)000'}'",
         f"then:   ./fleet listen --home {home.path}    and    ./fleet device my-device --home {home.path}",

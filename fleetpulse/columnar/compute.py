@@ -1,4 +1,4 @@
-"""``pyarrow.compute`` for all modules: its functions are made at run time, and type checkers do not know them."""
+"""Untyped ``pyarrow.compute``: type checkers do not know its generated functions."""
 
 from typing import Any, Final
 

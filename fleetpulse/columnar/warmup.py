@@ -1,4 +1,7 @@
-"""What numba compiles, compiled before it is needed: seconds once after an installation or a change of source, then nothing."""
+"""Compilation of all numba functions ahead of use.
+
+It takes seconds once, after an installation or a change of sources; later calls load the cache.
+"""
 
 from dataclasses import replace
 
@@ -15,24 +18,27 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Kind, Origin, Row
 
 _LATENESS_MS = 1_000
-_BITS = (8, 16, 32, 64)  # of a narrow column
+_BITS = (8, 16, 32, 64)  # widths of a narrow column
 
 
 def warm() -> None:
-    """Pack and fold an error, let time pass, take what there is: that calls whatever is compiled; it replaces what was kept."""
+    """Call every compiled function once, and remove outdated caches.
+
+    It encodes and folds an error, advances time, and takes and fingerprints a snapshot.
+    """
     row = decode("fleet/site/device/error", b'{"code": "E1"}', 0, Origin.MQTT)
-    assert isinstance(row, Row), "an error needs no more than a code"
+    assert isinstance(row, Row), "a code suffices for an error"
     order, ends = shared_out(signals_to_batch([row, row])["received_at_ms"].to_numpy(), 1)
     for bits in _BITS:
         early, late = (
             replace(row, event_time_ms=at_ms, kind=kind) for at_ms, kind in ((0, Kind.HEARTBEAT), (2 ** (bits - 2), Kind.ERROR))
         )
-        to_wires(signals_to_batch([early, late, row]), order, ends.tolist())  # not all of them: otherwise nothing is chosen
+        to_wires(signals_to_batch([early, late, row]), order, ends.tolist())  # a subset: otherwise no rows are selected
     deployment = Deployment(_LATENESS_MS, verdict_jitter_ms=1)
     group = begin(row.received_at_ms)
     for signals in (signals_to_batch([row]), NO_SIGNALS):
         step = group.fold(signals, [], group.shards.newest_ms + 2 * _LATENESS_MS, deployment, lambda _: b"")
-        assert not step.chunks, "what has just come is due"
+        assert not step.chunks, "the new row is due at once"
         group = KeyGroup.from_bytes(group.to_bytes())
     for rows in taken(0, group.to_bytes(), {}, group.shards.newest_ms, deployment):
         fingerprint(rows)

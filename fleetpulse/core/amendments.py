@@ -1,10 +1,17 @@
-"""Amending: history as it would be if nothing had come late, and what must be said for it.
+"""Amendments: retractions and additions for late messages, and correction rows.
 
-Rule 1: the amended history is what `core.replay` says of the same rows, late messages and corrected entries of the registry
-taken as on time; rows that correct say nothing in it.
-Rule 2: what was said is never rewritten. What did not happen is retracted, what did is added, instant by instant: where an
-instant of a device differs, all that was said of it is taken back and all that is true of it is added.
-Rule 3: a row that corrects is worked out for one instant, and says for which state of the device: elsewhere it is refused.
+A history is judged twice: as received, and as if no message had been late. The differences are
+amended.
+
+Rule 1: the amended history is the outcome of `core.replay` over the same rows. Late messages and
+corrected registry entries count as on time; correction rows have no effect.
+Rule 2: emitted judgements are never rewritten. A transition that did not happen is retracted, one
+that did is added. If any transition of a device at an instant differs, all emitted for this instant
+are retracted, and all of the amended history are added.
+Rule 3: a correction row applies at one instant and carries the fingerprint of the device then. The
+fold refuses it if the device differs.
+
+Source: ADR 13.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,21 +26,21 @@ from fleetpulse.core.registry.device_patch import alike, fingerprint, plain
 from fleetpulse.core.replay import NOTHING, Deployment, Outcome, outcome
 from fleetpulse.core.rows import EVERYONE, Kind, Row
 
-LEAD_MS: Final = 10_000  # a row that corrects is in effect at least so far beyond the frontier: it has a way to go
+LEAD_MS: Final = 10_000  # least distance of a correction row from the frontier: time to reach the lifecycle job
 _NEVER: Final = 2**63
-_SAID: Final = tuple(name for name in COMPARED if name not in ("kind", "transition_no"))  # two that say it alike are one
+_SAID: Final = tuple(name for name in COMPARED if name not in ("kind", "transition_no"))  # columns of `content`
 
 
 def numbered(one: Judgement) -> tuple[int, int]:
-    """Return the key by which a device's transitions are in order, judged or added."""
+    """Return the sort key of a device's transitions, judged or added."""
     return (one.event_time_ms or 0, one.amendment_no or one.transition_no or 0)
 
 
 def shown(emitted: Iterable[Judgement]) -> list[Judgement]:
-    """Return a device's transitions as they are shown: without those retracted, with those added, in order.
+    """Return the effective transitions of a device: amended, and in order.
 
     Args:
-        emitted: its transitions, and what amendments said of them, in any order.
+        emitted: transitions, retractions and additions of one device, in any order.
     """
     kept = list(emitted)
     retracted = {(one.takes_back, one.life_ms, one.transition_no) for one in kept if one.kind is JudgementKind.RETRACT}
@@ -46,7 +53,7 @@ def shown(emitted: Iterable[Judgement]) -> list[Judgement]:
 
 
 def content(one: Judgement) -> tuple[Any, ...]:
-    """Return what a transition says, but for its number."""
+    """Return the compared values of a transition, without its number."""
     return tuple(getattr(one, name) for name in _SAID)
 
 
@@ -57,13 +64,14 @@ def amendments(
     through_ms: int,
     is_after: Callable[[Judgement], bool] = lambda _: True,
 ) -> list[Judgement]:
-    """Return what must be said of one device, so that what is shown is what is wanted.
+    """Return the rows that turn the emitted transitions of a device into the wanted.
 
     Args:
-        emitted: its transitions, and what amendments said of them.
-        wanted: the transitions of its amended history.
-        why: the reason, for what is retracted.
-        through_ms: up to where that history is known: what was said beyond it stands.
+        emitted: transitions, retractions and additions of one device.
+        wanted: transitions of its amended history.
+        why: reason of the retractions.
+        through_ms: instant up to which the amended history is known, epoch milliseconds; later
+            judgements remain as they are.
         is_after: whether a judgement lies in the part of the history that is known.
     """
     kept = list(emitted)
@@ -91,13 +99,14 @@ def _by_instant(some: Iterable[Judgement]) -> dict[int, list[Judgement]]:
 
 
 def retracted_offline(emitted: Iterable[Judgement]) -> list[tuple[int, int | None]]:
-    """Return the spans in which a device was judged offline and, by late messages, was not.
+    """Return the offline spans of a device that late messages have retracted.
 
     Args:
-        emitted: its transitions, and what amendments said of them.
+        emitted: transitions, retractions and additions of one device.
 
     Returns:
-        First instant and end of each, epoch milliseconds; the end None where it is offline by what was judged up to now.
+        Start and end of each span, epoch milliseconds; the end is None if the device is still
+        offline by its judged transitions.
     """
     kept = list(emitted)
     if not any(one.kind is JudgementKind.RETRACT and one.reason == REASONS[JudgementKind.RETRACT] for one in kept):
@@ -117,11 +126,11 @@ def _offline(some: Iterable[Judgement]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Histories:
-    """Two histories of the same rows.
+    """The judged and the amended history of the same rows.
 
     Attributes:
-        judged: as it was judged.
-        amended: as it would have been, had nothing come late.
+        judged: outcome as it was judged.
+        amended: outcome as if no message had been late.
         begun: outcome of the rows before them.
     """
 
@@ -130,7 +139,10 @@ class Histories:
     begun: Outcome = NOTHING
 
     def is_after(self, one: Judgement) -> bool:
-        """Whether a judgement lies after the frontier with which its device begins: earlier ones are not emitted again."""
+        """Whether a judgement lies after the frontier at which its device starts.
+
+        Earlier judgements are not emitted again.
+        """
         if self.begun.shards is None:
             return True
         device = self.begun.devices.get(one.device_id)
@@ -138,14 +150,14 @@ class Histories:
         return began_ms is None or (one.event_time_ms or 0) > began_ms
 
     def through_ms(self, device_id: str) -> int | None:
-        """Return the frontier up to which a device is judged; None where nothing is."""
+        """Return the frontier up to which a device is judged; None before the first row."""
         if self.judged.shards is None:
             return None
         device = self.judged.devices.get(device_id)
         return self.judged.frontier_ms if device is None else self.judged.shards.of(device.current_site).frontier_ms
 
     def differ(self, device_id: str) -> bool:
-        """Whether a device does not go on alike in both."""
+        """Whether the states of a device differ between the two histories."""
         return not alike(self.judged.devices.get(device_id), self.amended.devices.get(device_id))
 
 
@@ -156,7 +168,7 @@ def histories(
     through_ms: int | None = None,
     through_site: str | None = None,
 ) -> Histories:
-    """Judge rows twice, see `outcome`: as they came, and as if none had come late."""
+    """Judge rows twice: as received, and as if none had been late; see `outcome`."""
     kept = list(rows)
     return Histories(
         outcome(kept, deployment, begun=begun, through_ms=through_ms, through_site=through_site),
@@ -166,11 +178,11 @@ def histories(
 
 
 def amend(both: Histories, emitted: Mapping[str, Iterable[Judgement]]) -> dict[str, list[Judgement]]:
-    """Return what amendments must say, by device; nothing of a device of which all is said.
+    """Return the missing retractions and additions, by device that needs some.
 
     Args:
         both: both histories, judged up to the same frontier.
-        emitted: the devices in question, and all that earlier amendments said of each.
+        emitted: retractions and additions of earlier amendments, by device to amend.
     """
     judged, amended = transitions(both.judged), transitions(both.amended)
     late = {one.device_id for one in both.judged.judgements if one.kind is JudgementKind.LATE}
@@ -197,13 +209,13 @@ def transitions(judged: Outcome) -> dict[str, list[Judgement]]:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A state from which a history can be judged again: what came late is amended from there as from the first row.
+    """Snapshot from which a history can be judged again, as from the first row.
 
     Attributes:
-        newest_ms: ``received_at`` of the newest row that it knows.
-        frontier_ms: event time up to which it was judged.
-        amended_ms: ``received_at`` up to which all that came late was done with by then: both histories had met, and so
-            this state is that of both. None where nothing says so.
+        newest_ms: ``received_at`` of the newest row that the snapshot includes.
+        frontier_ms: event time up to which the snapshot is judged.
+        amended_ms: ``received_at`` up to which all late messages were amended before the snapshot,
+            so that it is the state of both histories; None if unknown.
     """
 
     newest_ms: int
@@ -211,10 +223,11 @@ class Beginning:
     amended_ms: int | None = None
 
     def beyond(self, late: Iterable[tuple[int, int]]) -> int | None:
-        """Return the earliest event time of what cannot be amended from here; None where everything can.
+        """Return the earliest event time that cannot be amended; None if all can.
 
         Args:
-            late: event time and ``received_at`` of all that ever came late for a device.
+            late: event time and ``received_at`` of every late message of a device, epoch
+                milliseconds.
         """
         return min((event_ms for event_ms, received_ms in late if not self._reaches(event_ms, received_ms)), default=None)
 
@@ -226,12 +239,12 @@ class Beginning:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """A row that lets a device go on as its amended history says.
+    """Correction row: sets a live device to the state of its amended history.
 
     Attributes:
-        device_id: the device.
-        payload: of the row, see `Fold`; ``effective_from`` is the instant that it was worked out for.
-        site: the site that the device speaks from.
+        device_id: id of the device.
+        payload: payload of the row, see `Fold`; ``effective_from`` is the instant it applies at.
+        site: current site of the device.
     """
 
     device_id: str
@@ -240,24 +253,27 @@ class Correction:
 
     @property
     def topic(self) -> str:
-        """Where it is to be published."""
+        """MQTT topic to publish the row to."""
         return topic_of(self.device_id, Kind.CORRECT.value, self.site)
 
 
 def corrections(
     rows: Iterable[Row], deployment: Deployment, device_ids: Iterable[str], begun: Outcome = NOTHING
 ) -> list[Correction] | None:
-    """Return a row for each device that does not go on alike in both histories; None while a gap keeps the frontier from moving.
+    """Return a correction row for each device whose two histories differ.
 
-    They are in effect half of the lateness beyond the frontier, and `LEAD_MS` at least: there nearly all that a device sends
-    in time is known already, and the job, which is still to read the rows, has not come so far. A device for which one is
-    under way is left out.
+    The rows take effect half of the allowed lateness beyond the frontier, but at least `LEAD_MS`.
+    Nearly all messages that are in time have been received by then, and the lifecycle job has not
+    judged that instant yet. Devices with a pending correction row are left out.
 
     Args:
-        rows: all that are known, of these devices and for everyone.
-        deployment: lateness and clock lead.
-        device_ids: the devices in question.
-        begun: what the rows before them came to.
+        rows: all known rows of these devices, and all rows for everyone.
+        deployment: settings of the installation.
+        device_ids: ids of the devices to correct.
+        begun: outcome of the rows before them.
+
+    Returns:
+        The rows; None if there is none because a coverage gap stops the frontier.
     """
     kept = list(rows)
     now = outcome(kept, deployment, begun=begun)
@@ -281,7 +297,7 @@ def corrections(
             blocked = True
             continue
         taken = {row.at_ms for row in now.waiting}
-        while at_ms in taken:  # at one instant the order of rows would matter
+        while at_ms in taken:  # rows at one instant would depend on their order
             at_ms += 1
         site = next((sites[one] for one in its if one in sites), EVERYONE)
         both = histories(kept, deployment, begun, at_ms - 1, site)
@@ -294,15 +310,15 @@ def corrections(
 def _corrections(
     both: Histories, device_ids: Iterable[str], sites: Mapping[str, str], world: EvaluationContext, frontier_ms: int, at_ms: int
 ) -> list[Correction]:
-    """Return a row for each device that does not go on alike in both histories, in effect at an instant.
+    """Return a correction row for each device whose states differ at an instant.
 
     Args:
-        both: the histories, judged up to the instant before.
+        both: histories, judged up to the instant before ``at_ms``.
         device_ids: devices of one shard.
-        sites: the site that each of them speaks from.
-        world: covered time and frontiers of the sites, as they are then.
-        frontier_ms: the frontier of that shard now.
-        at_ms: the instant.
+        sites: current site of each device.
+        world: coverage and frontiers of the sites at ``at_ms``.
+        frontier_ms: present frontier of the shard, epoch milliseconds.
+        at_ms: instant at which the rows take effect, epoch milliseconds.
     """
     last_no = _last_numbers(both.judged, both.begun)
     found: list[Correction] = []
@@ -313,7 +329,7 @@ def _corrections(
         if wanted is not None:
             reached_ms = world.shards.of(wanted.current_site).frontier_ms
             if reached_ms is None or reached_ms < at_ms - 1:
-                continue  # its shard is held back: amend again later
+                continue  # the frontier of its shard is behind: a later amend corrects it
             wanted = replace(wanted, transition_no=last_no.get((device_id, wanted.life_ms), 0))
         site = sites.get(device_id, EVERYONE) if was is None else was.current_site
         payload = {
@@ -327,7 +343,10 @@ def _corrections(
 
 
 def _last_numbers(judged: Outcome, begun: Outcome) -> dict[tuple[str, int], int]:
-    """Return the number of the last transition of each life: one that is gone on with goes on with the number after it."""
+    """Return the number of the last transition of each life, by device and life.
+
+    A corrected device continues with the next number.
+    """
     found = {(one.device_id, one.life_ms): one.transition_no for one in begun.devices.values()}
     for one in judged.judgements:
         if one.kind is JudgementKind.TRANSITION and one.life_ms is not None and one.transition_no is not None:

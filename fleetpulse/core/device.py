@@ -1,6 +1,6 @@
-"""What is remembered of one device, and what it is judged by.
+"""State of one device, and the context in which the fold evaluates it.
 
-Rule: every field has a bound, so that a device has one.
+Rule: every field has a bound, so the state of a device has a bound.
 """
 
 from dataclasses import dataclass, replace
@@ -14,35 +14,41 @@ from fleetpulse.core.rows import Trust
 
 @dataclass(slots=True)
 class Device:
-    """What is remembered of one device. Instants are epoch milliseconds (event time).
+    """State of one device; instants are epoch milliseconds (event time).
 
     Attributes:
-        device_id: its identity; the other attributes may change.
-        life_ms: event time of the life's first row.
-        quiet_since_ms: since when silence counts: the last signal, or the registration.
-        quiet_covered_ms: covered time at that instant.
-        class_since_ms: since when it is of its class, with limits of its own as it has them.
-        error_times_ms: errors that may still count towards degraded, oldest first: bounded by the rule's number.
-        codes: of the last errors, oldest first, as many as the rules show.
-        progress: for each step of the flagged sequence but the last, the latest start of a match so far.
-        progress_of: the sequence that ``progress`` is about.
+        device_id: identity of the device; all other attributes may change.
+        life_ms: event time of the first row of the life.
+        quiet_since_ms: instant from which silence counts: last signal, or registration.
+        quiet_covered_ms: covered time at ``quiet_since_ms``.
+        class_since_ms: instant since which its class and its own limits are in force.
+        error_times_ms: instants of errors that may still count towards degraded, oldest first; at
+            most as many as the rule ``degraded.errors``.
+        codes: codes of the last errors, oldest first; at most as many as the rule ``last_errors``.
+        progress: latest start of a match, for each step of the flagged sequence but the last.
+        progress_of: flagged sequence that ``progress`` belongs to.
         held_until_ms: announced end of maintenance or update.
-        death_ms: when its newest will was delivered that no later signal has voided.
-        outage_ms: when its gateway died; None unless the gateway is dead.
-        outage_covered_ms: covered time at that instant.
-        excused_ms: covered time since the last signal in which its gateway was dead: it is not silence.
-        session: hash of the name of its connection to the broker, see `rows.session_number`.
-        heard_arrival: `Row.arrival` of the newest signal that was heard, while a row received before it may still be judged.
-        proved_arrival: likewise of the newest that the device delivered itself, or that announced its start.
-        clock: the class of its newest signal's event time.
-        clock_offset_ms: event time less ``received_at`` of a newest signal that was late or had a clock fault; None if invalid.
-        timeout_ms: its own timeout, from the registry; None: that of its class.
-        death_grace_ms: likewise its own grace after a will.
-        firmware: version of its firmware, as it last named it.
-        speaks_from: the site that its newest signal came from; None: ``site``.
-        spoke_from: the site that its signals came from before that; None: no other.
-        moved_ms: when the one followed the other.
-        conflict_ms: when its id was last reported to speak from two sites in turn.
+        death_ms: ``received_at`` of the newest will, unless a later signal has voided it.
+        death_covered_ms: covered time at ``death_ms``.
+        outage_ms: instant of the death of its gateway; None unless the gateway is dead.
+        outage_covered_ms: covered time at ``outage_ms``.
+        excused_ms: covered time since the last signal in which its gateway was dead; no silence.
+        session: hash of the name of the connection to the broker, see `rows.session_number`.
+        heard_arrival: `Row.arrival` of the newest signal, kept while a row that was received before
+            it may still be judged.
+        proved_arrival: `Row.arrival` of the newest birth, or of the newest signal that the device
+            delivered itself; kept as long as ``heard_arrival``.
+        clock: class of the event time of the newest signal.
+        clock_offset_ms: event time less ``received_at`` of the newest signal, if it was late or had
+            a clock fault; None if it was on time or its event time is invalid.
+        timeout_ms: timeout that the registry sets for the device; None: that of its class.
+        death_grace_ms: grace period after a will that the registry sets for the device; None: that
+            of its class.
+        firmware: firmware version that the device named last.
+        speaks_from: site of the newest signal; None: ``site``.
+        spoke_from: site of the signals before the last move; None: no other site.
+        moved_ms: instant of the last move between sites.
+        conflict_ms: instant of the last identity conflict reported for this id.
     """
 
     device_id: str
@@ -88,17 +94,17 @@ class Device:
 
     @property
     def current_site(self) -> str:
-        """The site of its newest signal: that site's bridge gives its covered time and frontier."""
+        """Site of the newest signal, whose covered time and frontier apply to the device."""
         return self.speaks_from or self.site
 
     @property
     def last_fact_ms(self) -> int:
-        """The latest instant of its facts: a row that is judged later counts for no earlier instant."""
+        """Latest instant of its facts: no row that is judged later counts before it."""
         facts_ms = (self.quiet_since_ms, self.mode_since_ms, self.class_since_ms, self.death_ms, self.outage_ms)
         return max(instant_ms for instant_ms in facts_ms if instant_ms is not None)
 
     def rules(self, policy: Policy) -> Rules:
-        """Return the rules of its class, with the limits that are its own."""
+        """Return the rules of its class, with the limits that the registry sets."""
         rules = policy.of(self.device_class)
         if self.timeout_ms is not None:
             rules = replace(rules, timeout_ms=self.timeout_ms)
@@ -107,13 +113,13 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationContext:
-    """Coverage of the sites, and policies in force: the context in which devices are judged."""
+    """Context of the fold: coverage of the sites, and the policies in force."""
 
     shards: Shards
     policies: Policies
 
     def coverage(self, device: Device) -> Coverage:
-        """Return the coverage of a device's current site."""
+        """Return the coverage of the current site of a device."""
         return self.shards.of(device.current_site).coverage
 
     def covered(self, site: str, instant_ms: int) -> int:

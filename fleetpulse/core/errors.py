@@ -1,8 +1,9 @@
-"""Errors are sentences that a person can act on.
+"""Base classes of errors with a message for people and a code for programs.
 
-Rule 1: a message says what is wrong, which one, the rule, what was got, and what to do.
-Rule 2: bad input is a value that goes to quarantine; an exception is for what stops the work.
-Rule 3: each error has a code, which programs and tests compare; its sentence is for people and may change.
+Rule 1: a message states the fault, the object, the expected and the actual value, and the remedy.
+Rule 2: invalid input is a value that goes to quarantine; an exception is for failures of an
+operation.
+Rule 3: programs and tests compare the code of an error; the message is for people and may change.
 """
 
 from typing import ClassVar, Final
@@ -11,14 +12,15 @@ UNKNOWN: Final = "unknown"
 
 
 class FleetError(Exception):
-    """The work cannot be done; ``str(error)`` is one sentence that says why and what to do.
+    """An operation cannot be done; ``str(error)`` is the message for people.
 
     Args:
-        sentence: for people.
-        code: for programs: two to five lower-case words with hyphens, subject first, such as "generation-held".
+        sentence: message for people: cause and remedy.
+        code: identifier for programs: two to five lower-case words with hyphens, subject first,
+            such as "generation-held".
 
     Attributes:
-        code: see above.
+        code: identifier for programs.
         exit_code: exit status of a command that ends with this error: 1, refused.
     """
 
@@ -30,6 +32,6 @@ class FleetError(Exception):
 
 
 class Misuse(FleetError):
-    """The command was called in a way that it cannot be called; it ends with 2."""
+    """Invalid use of a command; the command exits with status 2."""
 
     exit_code: ClassVar[int] = 2

@@ -1,9 +1,76 @@
-"""One device: what is remembered of it, and how rows and silence act on it, in the order of presence time.
+"""Fold of one device: apply rows and deadlines to its state, and emit judgements.
 
-Rule 1: ``expire`` and ``apply`` are called in the order of presence time (`core.clocks`); arrival order decides about wills.
-Rule 2: silence, death, outages and forgetting count covered time; windows and holds count event time. The time from the death
-of a device's gateway to its return is not silence of the device.
-Rule 3: a row that corrects counts where the device is as it was when the row was worked out, and nowhere else.
+Theory of operation
+===================
+
+This module defines the verdicts. `Fold` takes the state of one device (`core.device.Device`) and
+the rows that concern it. It returns the new state and adds judgements to a list. `core.replay`
+decides which rows are due, and orders them. `columnar.jit.kernel` is the compiled form of the
+common cases; it must emit the same judgements (ADR 6).
+
+Inputs:
+
+- *Rows*: messages of the device, control, registry and correction rows, and deaths and returns of
+  its gateway. They lie at or before the frontier (ADR 1), and copies are removed. ``Row.at_ms`` is
+  the instant of a row: the presence time of a signal, ``received_at`` of a will, and the effective
+  instant of any other row.
+- *Context* (`EvaluationContext`): coverage of the sites and the policies in force, known at least
+  up to the frontier.
+
+Two orders. Rows are applied in the order of presence time (`rows.order`), so the result does not
+depend on batches. This order can differ from the order of delivery. For example, a birth that was
+built before its device connected has a lower event time than the will of the previous connection.
+Therefore arrival order (``Row.arrival``) decides about wills, sessions and restarts (ADR 32).
+
+Main loop (`Fold.run`), for each row:
+
+1. `Fold.expire` fires each deadline that lies before the instant of the row, earliest first. The
+   state is then the state just before the row. A deadline at the same instant does not fire yet, so
+   a message exactly at the deadline is in time.
+2. `Fold.apply` applies the row, by its kind.
+
+After the last row, `Fold.expire` fires the deadlines up to the frontier. Deadlines are not stored:
+`next_due` derives the next one from state and context each time, since a signal, a coverage gap or
+a policy moves it. At the same instant they fire in the order of `_deadlines`: silence, death and
+the death of a gateway first, then the end of a hold, then facts about errors.
+
+Steps for a signal (`Fold._signal`), and the reason for their order:
+
+1. Ignore a late signal that does not prove its device alive. The late filter has listed it already.
+2. Without state, start a new life, or list the signal if the policy quarantines unknown devices.
+3. List the signal of a decommissioned device; do nothing else.
+4. End the outage of the gateway, so that its time is excluded from the silence measured in step 5.
+5. Record the signal: runtime, last seen, clock, session, boot, counter and site.
+6. Void the pending will and fire ``SIGNAL``. If the signal does not void the will, the mode stays.
+   This follows step 5, since the next mode depends on whether the device was ever heard.
+7. Fire ``UPDATED`` if step 5 found a restart or another firmware.
+8. Count an error, and fire ``ERRORS`` and ``SEQUENCE``. This is last: these triggers have an effect
+   only on a device that is in service again.
+
+A will (`Fold._death`) only records its instant; its grace period is a deadline. The death of a
+gateway (`Fold._gateway`) opens an outage: until the return, silence does not count (ADR 33).
+
+Several shards. If the rows of a device belong to sites with different frontiers, `Fold.run_across`
+applies them in the order in which they become due (ADR 36). It raises the instant of a row above
+every instant that was judged for the device before.
+
+Invariants:
+
+Rule 1: `Fold.expire` and `Fold.apply` are called in the order of presence time.
+Rule 2: silence, grace periods, outages and forgetting after silence count covered time. Windows,
+holds and the removal of a decommissioned device count event time. The time from the death of a
+device's gateway to its return is not silence of the device.
+Rule 3: the result depends on state, rows and context alone: no clock, no batch boundary, no I/O.
+Expiring to one instant and then to a later one equals expiring to the later one.
+Rule 4: each change of the mode emits exactly one transition; `lifecycle.next_mode` determines the
+mode, except for a correction. Transitions of a life are numbered from 1 without gaps.
+Rule 5: a correction row acts only if the device matches its fingerprint; else it is refused
+(ADR 13).
+Rule 6: no row raises: one that cannot take effect emits a judgement of kind ``refused``.
+Rule 7: a forgotten device has no state: it is None.
+
+docs/concepts/semantics.md specifies the effects. `core.lifecycle` defines the modes,
+`core.presence.coverage` covered time, and `core.presence.presence_time` the classes of event times.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -21,43 +88,54 @@ from fleetpulse.core.registry.device_patch import corrected, fingerprint
 from fleetpulse.core.registry.registry import limits
 from fleetpulse.core.rows import EVERYONE, POSITION_BITS, SIGNALS, GatewayEvent, Kind, Row, Trust, session_number
 
-NO_CODE: Final = "unknown"  # what an error without a code is remembered as
-WRAP_SLACK: Final = 16  # a counter that wraps was so near to its end, and is so near to zero
-CONFLICT_MS: Final = 86_400_000  # a device that is back within it speaks from two sites; it is reported once in it
+NO_CODE: Final = "unknown"  # the code of an error that has none
+WRAP_SLACK: Final = 16  # a counter wraps from at most this far below its end to at most this far above zero
+CONFLICT_MS: Final = 86_400_000  # one that returns to a site within it is in conflict; reported at most once in it
 
 
 @dataclass(slots=True)
 class Fold:
-    """Folds the rows of devices, one device at a time.
+    """Fold of the rows of devices, one device at a time.
 
     Attributes:
         world: coverage and policies, known at least up to the instants that are judged.
-        judgements: what came of it, in order.
+        judgements: judgements emitted so far, in order.
     """
 
     world: EvaluationContext
     judgements: list[Judgement] = field(default_factory=list[Judgement])
 
     def run(self, device: Device | None, rows: list[Row], through_ms: int | None) -> Device | None:
-        """Apply rows (in `rows.order`), silence acting between them, then let it act up to ``through_ms``.
+        """Apply rows in `rows.order`, and fire the deadlines that lie between them.
+
+        Args:
+            device: state before the rows; None if the device is unknown.
+            rows: rows of the device and events of gateways.
+            through_ms: instant up to which deadlines fire after the last row; None: none fires.
 
         Returns:
-            The device afterwards; None where it is unknown or forgotten.
+            The state afterwards; None if the device is unknown or forgotten.
         """
         for row in rows:
             if row.device_id == EVERYONE and (device is None or not _is_behind(device, row.gateway)):
-                continue  # its gateway no more: no row of the device's, so no time passes for it
+                continue  # it has another gateway by now: not its event, so no deadline fires
             device = self.expire(device, row.at_ms)
             device = self.apply(device, row)
         return device if through_ms is None else self.expire(device, through_ms + 1)
 
     def run_across(self, device: Device | None, due: Iterable[Due], advance: Advance) -> Device | None:
-        """Apply rows of several shards, in the order in which they become due, silence acting between them.
+        """Apply rows of several shards as they become due, and fire deadlines.
 
-        A row counts for no instant that was judged for its device before the row became due.
+        The instant of a row is raised above every instant that was judged for its device before the
+        row became due.
+
+        Args:
+            device: state before the rows; None if the device is unknown.
+            due: rows of the device and events of gateways, see `Advance.in_order`.
+            advance: movement of the frontiers by which the rows are due.
 
         Returns:
-            The device afterwards; None where it is unknown or forgotten.
+            The state afterwards; None if the device is unknown or forgotten.
         """
         for each in due:
             row, at_ms = each.row, each.row.at_ms
@@ -73,7 +151,7 @@ class Fold:
         return device
 
     def expire(self, device: Device | None, before_ms: int) -> Device | None:
-        """Let deadlines act, earliest first, until none lies before ``before_ms``."""
+        """Fire deadlines, earliest first, until none lies before ``before_ms``."""
         while device is not None:
             due = next_due(device, self.world)
             if due is None or due[0] >= before_ms:
@@ -82,7 +160,7 @@ class Fold:
         return None
 
     def apply(self, device: Device | None, row: Row) -> Device | None:
-        """Let one row act."""
+        """Apply one row to a device; return its state afterwards."""
         if row.is_for_everyone:
             self._gateway(device, row)
             return device
@@ -102,7 +180,7 @@ class Fold:
         return device.rules(self.world.policies.at(instant_ms).policy)
 
     def _change(self, device: Device, trigger: Trigger, at_ms: int, row: Row | None = None, why: str = "") -> None:
-        """Take the way that the table gives, and write it down; nothing where it leads nowhere."""
+        """Make and emit the transition that the table defines; no-op if there is none."""
         mode = next_mode(
             device.mode,
             trigger,
@@ -121,19 +199,19 @@ class Fold:
             self._end_outage(device, at_ms)
 
     def _is_cut_off(self, device: Device, at_ms: int) -> bool:
-        """Whether a device's gateway is dead, and the grace is over."""
+        """Whether the gateway of a device is dead and the grace period over."""
         if device.outage_covered_ms is None:
             return False
         return self.world.coverage(device).covered(at_ms) - device.outage_covered_ms >= self._rules(device, at_ms).death_grace_ms
 
     def _end_outage(self, device: Device, at_ms: int) -> None:
-        """Let silence count again; nothing where the gateway is not dead."""
+        """Count silence again; no-op if the gateway is not dead."""
         if device.outage_covered_ms is not None:
             device.excused_ms += self.world.coverage(device).covered(at_ms) - device.outage_covered_ms
             device.outage_ms = device.outage_covered_ms = None
 
     def _tell(self, device: Device, way: tuple[Mode, Mode], trigger: Trigger, at_ms: int, row: Row | None, why: str = "") -> None:
-        """Number a change from one mode to another, and write it down."""
+        """Number a change of the mode, and emit it as a transition."""
         dated = self.world.policies.at(at_ms)
         shown = dated.policy.of(device.device_class).last_errors
         device.transition_no += 1
@@ -163,14 +241,14 @@ class Fold:
         )
 
     def _act(self, device: Device, at_ms: int, trigger: Trigger) -> Device | None:
-        """Let one deadline act."""
+        """Fire one deadline."""
         if trigger is Trigger.RECOVERED:
             device.degraded_until_ms = None
         elif trigger is Trigger.HOLD_OVER:
             device.flagged_until_ms = None
         elif trigger is Trigger.UNTIL:
             device.held_until_ms = None
-        elif trigger is Trigger.SILENCE and device.outage_ms is not None:  # what forgets it counts from here
+        elif trigger is Trigger.SILENCE and device.outage_ms is not None:  # forget_after counts from this instant
             device.outage_ms = device.outage_covered_ms = None
             device.excused_ms = self.world.coverage(device).covered(at_ms) - device.quiet_covered_ms
         self._change(device, trigger, at_ms)
@@ -229,7 +307,9 @@ class Fold:
         return device
 
     def _recount(self, device: Device, before: Coverage, at_ms: int) -> bool:
-        """Convert covered times to the coverage of the device's current site; the time elapsed up to ``at_ms`` is kept.
+        """Convert covered times to the coverage of the device's current site.
+
+        The covered time elapsed up to ``at_ms`` is kept.
 
         Returns:
             Whether the coverage has changed.
@@ -280,7 +360,7 @@ class Fold:
             self._refuse(row, f'a control row maintains, updates or releases; got "{operation}"')
 
     def _correct(self, device: Device | None, row: Row) -> Device | None:
-        """Go on as the amended history says, if it was worked out for the device as it is now."""
+        """Replace the state by the amended one if the row's fingerprint matches."""
         content, at_ms = row.contents(), row.at_ms
         covered_ms = self.world.covered(row.site if device is None else device.current_site, at_ms)
         if content.get("was") != fingerprint(device, covered_ms, at_ms):
@@ -306,9 +386,10 @@ class Fold:
         self.judgements.append(about(row, JudgementKind.REFUSED, why))
 
     def _death(self, device: Device | None, row: Row) -> None:
-        """Note a will: silence has its grace left. A will of another session is ignored.
+        """Record a will, which starts the grace period.
 
-        A device that was heard after it, in arrival order, has voided it, even if the signal has been judged before.
+        A will of another session is ignored. A signal that was received after the will voids it,
+        even if the signal was judged before.
         """
         if device is None or device.mode is Mode.DECOMMISSIONED:
             return
@@ -316,10 +397,10 @@ class Fold:
             device.death_ms, device.death_covered_ms = row.received_at_ms, self.world.coverage(device).covered(row.at_ms)
 
     def _gateway(self, device: Device | None, row: Row) -> None:
-        """Let the death or the return of a device's gateway act.
+        """Apply the death or the return of the gateway of a device.
 
-        From the death on its silence does not count. A device that was heard after the death is not concerned, and one that is
-        offline stays so.
+        From the death on, silence of the device does not count. The death has no effect on a device
+        that is offline, or that was heard after the death in arrival order.
         """
         if device is None:
             return
@@ -358,12 +439,15 @@ class Fold:
         return device
 
     def _list(self, row: Row, verdict: JudgementKind) -> None:
-        """List a signal that changes nothing; a late one is listed already."""
+        """List a signal that has no effect; a late one is listed already."""
         if row.trust is not Trust.LATE:
             self.judgements.append(about(row, verdict))
 
     def _heard(self, device: Device, row: Row) -> None:
-        """Note a signal: last seen, runtime, clock; of one that is not late reboots and gateway, of a late birth its session."""
+        """Record a signal: last seen, runtime, clock, gateway, session and counter.
+
+        A late signal changes neither gateway nor counter; a late birth only names the session.
+        """
         at_ms, covered = row.at_ms, self.world.coverage(device).covered(row.at_ms)
         gap = covered - device.quiet_covered_ms - device.excused_ms
         present = device.mode in PRESENT or device.mode in HELD or device.mode is Mode.UNREACHABLE
@@ -380,16 +464,16 @@ class Fold:
             if newest:
                 self._numbered(device, row)
         elif newest and row.kind is Kind.BIRTH and row.is_direct:
-            self._named(device, row)  # it names the current connection, even with a slow clock
+            self._named(device, row)  # it names the current connection, even if its clock is slow
         if newest:
             device.heard_arrival = row.arrival
         if row.is_direct or row.kind is Kind.BIRTH:
             device.proved_arrival = max(device.proved_arrival or row.arrival, row.arrival)
 
     def _numbered(self, device: Device, row: Row) -> None:
-        """Note the session, boot, counter, firmware and site of a signal that was received after those heard before.
+        """Record session, boot, counter, firmware and site of the signal received last.
 
-        One that comes from another site counts as no reboot: its numbers may be another device's.
+        A signal from another site is not counted as a reboot: its numbers may be of another device.
         """
         if row.site != (device.speaks_from or device.site):
             self._moved(device, row)
@@ -402,12 +486,15 @@ class Fold:
         device.firmware = row.firmware if row.firmware is not None else device.firmware
 
     def _named(self, device: Device, row: Row) -> None:
-        """Note the session and boot that a signal names."""
+        """Record the session and boot that a signal names."""
         device.boot = row.boot if row.boot is not None else device.boot
         device.session = session_number(row.session) if row.session is not None else device.session
 
     def _moved(self, device: Device, row: Row) -> None:
-        """Note that a device speaks from another site, and report the one that is back within a day."""
+        """Record the new site of a device; report an identity conflict.
+
+        The conflict is reported if the device is back at its previous site within a day.
+        """
         at_ms, here = row.at_ms, device.speaks_from or device.site
         is_back = row.site == device.spoke_from and device.moved_ms is not None and at_ms - device.moved_ms < CONFLICT_MS
         if is_back and (device.conflict_ms is None or at_ms - device.conflict_ms >= CONFLICT_MS):
@@ -419,7 +506,7 @@ class Fold:
         self._recount(device, before, at_ms)
 
     def _error(self, device: Device, row: Row) -> None:
-        """Count an error into the facts: degraded by number, flagged by order."""
+        """Count an error: enough within the window degrade, the configured sequence flags."""
         at_ms, rules = row.at_ms, self._rules(device, row.at_ms)
         counted = (*device.error_times_ms, at_ms)[-rules.degraded_errors :]
         device.error_times_ms = tuple(then for then in counted if at_ms - then <= rules.degraded_window_ms)
@@ -438,11 +525,13 @@ def proves_alive(row: Row, rules: Rules) -> bool:
 
 
 def voids(row: Row, death_ms: int) -> bool:
-    """Whether a signal that is judged after a will voids it: in one shard each does, for it was received after the will.
+    """Whether a signal that is judged after a will voids it.
+
+    With one shard every such signal does, since it was received after the will.
 
     Args:
-        row: the signal.
-        death_ms: ``received_at`` of the will.
+        row: a signal.
+        death_ms: ``received_at`` of the will, epoch milliseconds.
     """
     sent_ms = row.received_at_ms if row.trust is not Trust.ON_TIME else min(row.event_time_ms or 0, row.received_at_ms)
     return row.received_at_ms >= death_ms and (row.is_direct or row.kind is Kind.BIRTH or sent_ms > death_ms)
@@ -453,31 +542,41 @@ def _is_behind(device: Device, gateway: str | None) -> bool:
 
 
 def _was_heard_after(device: Device, row: Row) -> bool:
-    """Whether the device proved, after a will in arrival order, that it is alive."""
+    """Whether a signal received after a will proves that the device is alive."""
     return device.proved_arrival is not None and device.proved_arrival >= row.arrival
 
 
 def _is_of_its_session(device: Device, row: Row) -> bool:
-    """Whether a will is of the device's session; of its boot where not both name a session."""
+    """Whether a will belongs to the session of a device.
+
+    If either of them names no session, the boot decides.
+    """
     if row.session is not None and device.session is not None:
         return session_number(row.session) == device.session
     return row.boot is None or device.boot is None or row.boot == device.boot
 
 
 def _is_copy(device: Device, row: Row) -> bool:
-    """Whether a signal whose presence time is not its event time repeats the number of the signal before it."""
+    """Whether a signal repeats the number of the signal before it.
+
+    Only signals whose presence time is not their event time are checked: `replay.in_order` finds
+    other copies.
+    """
     placeless = row.trust in FAULTS or row.at_ms != row.event_time_ms
     return placeless and row.seq is not None and row.seq == device.seq and row.boot in (None, device.boot)
 
 
 def fell_back(before: int, after: int) -> bool:
-    """Whether a counter fell back because its device restarted; counters of 8, 16 and 32 bits also wrap."""
+    """Whether a counter fell back by a restart, and not by a wrap at 8, 16 or 32 bits."""
     wraps = any(2**bits - WRAP_SLACK <= before < 2**bits and after < WRAP_SLACK for bits in (8, 16, 32))
     return after < before and not wraps
 
 
 def settle(device: Device, frontier_ms: int) -> None:
-    """Forget places in arrival order at or before the frontier: every row that is judged later was received after it."""
+    """Drop places in arrival order up to the frontier.
+
+    Every row that is judged later was received after it.
+    """
     least = (frontier_ms + 1) << POSITION_BITS
     for name in ("heard_arrival", "proved_arrival"):
         value = getattr(device, name)
@@ -486,7 +585,13 @@ def settle(device: Device, frontier_ms: int) -> None:
 
 
 def _advance(device: Device, rules: Rules, code: str, at_ms: int) -> bool:
-    """Advance the sequence by one code; True where that completes it. The latest start of each prefix is kept."""
+    """Advance the flagged sequence by one error code.
+
+    The latest start of each prefix is kept.
+
+    Returns:
+        Whether the code completes the sequence.
+    """
     steps = rules.flagged_codes
     progress: list[int | None] = [None] * (len(steps) - 1)
     if device.progress_of == steps and device.progress:
@@ -508,13 +613,16 @@ def _advance(device: Device, rules: Rules, code: str, at_ms: int) -> bool:
 
 
 def next_due(device: Device, world: EvaluationContext) -> tuple[int, Trigger] | None:
-    """Return the earliest deadline of a device and what acts then; silence before facts at the same instant."""
+    """Return the earliest deadline of a device and its trigger; None if there is none.
+
+    At the same instant silence precedes facts.
+    """
     due = [item for item in _deadlines(device, world) if item is not None]
     return min(due, key=lambda item: item[0]) if due else None
 
 
 def _deadlines(device: Device, world: EvaluationContext) -> Iterator[tuple[int, Trigger] | None]:
-    """Yield deadlines in the order in which they act at the same instant."""
+    """Yield deadlines in the order in which they fire at the same instant."""
     held = device.held_until_ms if device.mode in HELD else None
     least_ms = device.mode_since_ms if held is None else held
     if device.mode in PRESENT or device.mode in HELD or device.mode in (Mode.PROVISIONED, Mode.UNREACHABLE):
@@ -543,7 +651,7 @@ def _at(due_ms: int | None, trigger: Trigger) -> tuple[int, Trigger] | None:
 
 
 def _silent(device: Device, world: EvaluationContext, least_ms: int, limit: Callable[[Rules], int]) -> int | None:
-    """Return when silence reaches a limit."""
+    """Return the instant at which the silence of a device reaches a limit."""
     quiet_ms = device.quiet_covered_ms + device.excused_ms
     return _reached(
         device,
@@ -554,7 +662,7 @@ def _silent(device: Device, world: EvaluationContext, least_ms: int, limit: Call
 
 
 def _dead(device: Device, world: EvaluationContext, least_ms: int) -> int | None:
-    """Return when the grace after the will is over."""
+    """Return the instant at which the grace period after the will ends."""
     if device.death_ms is None or device.death_covered_ms is None:
         return None
     dead_ms = device.death_covered_ms
@@ -567,7 +675,7 @@ def _dead(device: Device, world: EvaluationContext, least_ms: int) -> int | None
 
 
 def _cut_off(device: Device, world: EvaluationContext, least_ms: int, limit: Callable[[Rules], int]) -> int | None:
-    """Return when the time since the death of its gateway reaches a limit."""
+    """Return the instant at which the outage of a device's gateway reaches a limit."""
     if device.outage_ms is None or device.outage_covered_ms is None:
         return None
     dead_ms = device.outage_covered_ms
@@ -577,14 +685,19 @@ def _cut_off(device: Device, world: EvaluationContext, least_ms: int, limit: Cal
 
 
 def _out_of_service(device: Device, world: EvaluationContext) -> int | None:
-    """Return when the tombstone goes: by event time."""
+    """Return the instant at which a decommissioned device is forgotten, by event time."""
     return _reached(device, world, device.mode_since_ms, lambda rules: device.mode_since_ms + rules.forget_after_ms)
 
 
 def _reached(device: Device, world: EvaluationContext, least_ms: int, due: Callable[[Rules], int | None]) -> int | None:
-    """Return the first instant, not before ``least_ms``, at which a limit is reached by the policy and class then in force.
+    """Return the first instant at which a limit of the rules in force is reached.
 
-    A policy whose span was over then is not asked: it may have been dropped.
+    Args:
+        device: a device.
+        world: coverage and policies.
+        least_ms: earliest instant to return, epoch milliseconds. Policies whose span ended before
+            are not evaluated: they may have been dropped.
+        due: function from rules to the instant at which their limit is reached, or to None.
     """
     least_ms = max(least_ms, device.class_since_ms)
     for dated, since_ms, end_ms in world.policies.spans(least_ms):

@@ -1,4 +1,4 @@
-"""Judgements: what the fold says, one row each."""
+"""Judgements: the output rows of the fold."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -13,19 +13,19 @@ from fleetpulse.core.times import format_duration
 
 
 class JudgementKind(StrEnum):
-    """The kinds of judgement; `judgements` is partitioned by them."""
+    """Kinds of judgements; the table `judgements` is partitioned by them."""
 
     TRANSITION = "transition"  # a device changed its mode
-    LATE = "late"  # a message came when its time had been judged
-    CLOCK = "clock"  # a device's clock fault begins: from this message on its signals count for ``received_at``
-    IDENTITY_CONFLICT = "identity_conflict"  # one id speaks from two sites in turn; at most one a day and device
-    DUPLICATE = "duplicate"  # a copy of a message, said when their time is judged
+    LATE = "late"  # a message was received after its event time had been judged
+    CLOCK = "clock"  # a device's clock fault starts: from this signal on, its signals count at ``received_at``
+    IDENTITY_CONFLICT = "identity_conflict"  # signals of one id come from two sites in turn; at most one a day and device
+    DUPLICATE = "duplicate"  # a copy of a message; emitted when their instant is judged
     AFTER_DECOMMISSION = "after_decommission"  # a signal of a device out of service
-    UNKNOWN_DEVICE = "unknown_device"  # a signal of a device that nobody registered, or that was forgotten since
+    UNKNOWN_DEVICE = "unknown_device"  # a signal of a device that is not registered, or was forgotten since
     REFUSED = "refused"  # a command, registry or policy row that cannot take effect
-    SUMMARY = "summary"  # how many devices of a key group are in which mode
-    RETRACT = "retract"  # a transition that did not happen, as late messages say
-    ADD = "add"  # a transition that did happen, as late messages say
+    SUMMARY = "summary"  # number of devices in each mode, for one key group
+    RETRACT = "retract"  # a transition that did not happen, according to late messages
+    ADD = "add"  # a transition that did happen, according to late messages
 
 
 REASONS: Final[Mapping[JudgementKind, str]] = MappingProxyType(
@@ -36,7 +36,7 @@ REASONS: Final[Mapping[JudgementKind, str]] = MappingProxyType(
         JudgementKind.RETRACT: "late messages say otherwise",
     }
 )
-CORRECTED_ENTRY: Final = "a corrected entry of the registry says otherwise"  # likewise, where no message was late
+CORRECTED_ENTRY: Final = "a corrected entry of the registry says otherwise"  # reason of a retraction without late messages
 AMENDMENTS: Final = (JudgementKind.RETRACT, JudgementKind.ADD)
 LISTED: Final = (  # judgements of messages beside transitions
     JudgementKind.LATE,
@@ -53,8 +53,8 @@ def clock_fault(trust: Trust, offset_ms: int | None) -> str:
     """Return the reason of a clock fault, for people.
 
     Args:
-        trust: one of `presence_time.FAULTS`.
-        offset_ms: event time less ``received_at``; None where the event time is no time.
+        trust: class of the event time, one of `presence_time.FAULTS`.
+        offset_ms: event time less ``received_at``, milliseconds; None if the event time is invalid.
     """
     if offset_ms is None:
         return "ts is not a time"
@@ -67,20 +67,27 @@ def identity_conflict(site: str, other: str) -> str:
     """Return the reason of an identity conflict, for people.
 
     Args:
-        site: where the device's signals come from now, and came from before.
-        other: where they came from in between.
+        site: site of the signals now, and before they came from ``other``.
+        other: site of the signals in between.
     """
     return f'one id speaks from "{other}" and "{site}" in turn: two devices, or one that is moved about; give one another id'
 
 
 def clock_behind(lead_ms: int) -> str:
-    """Say why a message is late."""
+    """Return the reason of a late message, for people.
+
+    Args:
+        lead_ms: event time less ``received_at``, milliseconds.
+    """
     return f"clock behind by {format_duration(-lead_ms)}, or held up on the way"
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One judgement; times in epoch milliseconds, what does not apply is None. Columns: core/tables.py."""
+    """One judgement: times are epoch milliseconds, values that do not apply are None.
+
+    `core.tables` describes the columns.
+    """
 
     kind: JudgementKind
     device_id: str
@@ -113,9 +120,16 @@ MAX_REASON: Final = 1_000  # characters
 
 
 def about(row: Row, kind: JudgementKind, reason: str = "", late_by_ms: int | None = None) -> Judgement:
-    """Say of a message why it was not judged; ``reason`` where it is not always the same, see `REASONS`.
+    """Return a judgement about a message.
 
-    A reason may show what a message said: it is cut, and what no text in UTF-8 has is escaped.
+    A reason may quote the message: it is truncated, and characters that UTF-8 cannot encode are
+    escaped.
+
+    Args:
+        row: the message.
+        kind: kind of the judgement.
+        reason: reason for people; empty: the constant one of `REASONS`.
+        late_by_ms: distance of the event time from the frontier, milliseconds; None unless late.
     """
     return Judgement(
         kind,
@@ -136,10 +150,10 @@ COMPARED: Final = ("kind", "device_id", "event_time_ms", "life_ms", "transition_
                    "runtime_ms", "last_seen_ms", "last_errors", "policy_version", "device_class", "site", "gateway",
                    "received_at_ms", "message_kind", "boot", "seq", "reason", "late_by_ms")  # fmt: skip
 _NOT_COMPARED: Final = ("key_group", "counts", "amendment_no", "takes_back")  # of summaries and amendments
-assert {*COMPARED, *_NOT_COMPARED} == {field.name for field in fields(Judgement)}, "all that is said of a device counts"
+assert {*COMPARED, *_NOT_COMPARED} == {field.name for field in fields(Judgement)}, "each field is compared or excluded"
 
 
 def compared(judgements: Iterable[Judgement]) -> Counter[tuple[Any, ...]]:
-    """Return judgements as a bag of their values in the order of `COMPARED`; summaries say nothing about a device."""
+    """Return a bag of judgement values in the order of `COMPARED`, without summaries."""
     values = (tuple(getattr(one, name) for name in COMPARED) for one in judgements if one.kind is not JudgementKind.SUMMARY)
     return Counter(values)

@@ -1,10 +1,71 @@
-"""The device lifecycle: one table.
+"""Device lifecycle: modes, triggers, and the transition table between them.
 
-Rule 1: which mode follows which is decided in ``TRANSITIONS`` and nowhere else; an absent pair has no effect.
-Rule 2: degraded and flagged are facts beside presence. A target of ``ONLINE`` is worn as the facts give it:
-never heard is provisioned, flagged comes before degraded, and only a device without either is plainly online. A device
-whose gateway is dead when its maintenance or update ends is unreachable.
-Rule 3: ``AMENDED`` alone is not in the table: it leads to where the device is by its amended history.
+Theory of operation
+===================
+
+The lifecycle is one table and one pure function. ``TRANSITIONS`` maps a pair of mode and trigger to
+the next mode. `next_mode` looks the pair up and refines the target by the facts about the device.
+This module does not know rows, clocks, policies or state: `core.fold` decides that a trigger fires.
+
+Inputs. The fold reduces each row and each deadline of a device to triggers:
+
+- A signal (heartbeat, telemetry, error, birth) fires ``SIGNAL``. It can also fire ``UPDATED``
+  (restart or new firmware), ``ERRORS`` and ``SEQUENCE`` (enough errors, or the error codes in
+  order).
+- A control row fires ``MAINTAIN``, ``UPDATE`` or ``RELEASED``.
+- A registry row fires ``REGISTERED`` or ``DECOMMISSION``.
+- The return of a gateway fires ``GATEWAY_RETURN`` for the devices behind it.
+- A deadline that passes fires ``SILENCE``, ``DEATH``, ``GATEWAY_DEATH``, ``UNTIL``, ``RECOVERED``,
+  ``HOLD_OVER`` or ``FORGET``.
+
+Neither a will nor the death of a gateway is a trigger. Either one starts a grace period
+(`death_grace`), and the deadline at its end is the trigger. So a reconnect within the grace period
+changes no mode.
+
+Presence and facts. The mode that an operator sees mixes two things. *Presence* is the state of the
+connection: never heard, heard in time, silent, unknown (behind a dead gateway), held (maintenance,
+update), or out of service. *Facts* are properties that hold beside presence: the device was ever
+heard, too many errors count, its errors match the flagged sequence. Facts change in every mode in
+which signals are judged, even if the table has no entry for the trigger. For example, errors during
+maintenance do not change the mode, but the device is degraded when maintenance ends.
+
+The targets in the table therefore name presence alone, with two exceptions: ``DEGRADED`` and
+``FLAGGED`` are targets of the triggers that establish these facts. Every other return to service
+has the target ``ONLINE``, which means "in service, with the mode that the facts give" (*live* in
+docs/reference/lifecycle.md).
+
+Steps of `next_mode`, and the reason for their order:
+
+1. Look up the pair. If it is absent, the trigger has no effect: the mode stays. An absent pair is
+   no error, since any row can be received in any mode.
+2. If the target is not ``ONLINE``, return it.
+3. If no signal was ever judged, return ``PROVISIONED``. This is first: such a device has no errors
+   and was never connected.
+4. If the gateway is dead and its grace period is over, return ``UNREACHABLE``. This precedes the
+   facts about errors, since the present state of the device is unknown. The fold sets ``cut_off``
+   only when maintenance or an update ends; in other modes ``GATEWAY_DEATH`` fires instead.
+5. If the device is flagged, return ``FLAGGED``: a suspected attack is more urgent than a count.
+6. If the device is degraded, return ``DEGRADED``, else ``ONLINE``.
+
+A life starts in ``PROVISIONED`` and ends in ``FORGOTTEN``, which no trigger leaves. The fold then
+removes the state, and the next signal or registration starts a new life.
+
+Invariants:
+
+Rule 1: only ``TRANSITIONS`` decides which mode follows which. An absent pair has no effect.
+The tables of the compiled fold (`columnar.jit.world`) and docs/reference/lifecycle.md are generated
+from it.
+Rule 2: degraded and flagged are facts beside presence; `next_mode` alone maps facts to a mode.
+Rule 3: only ``AMENDED`` is not in the table: it leads to the mode that the amended history of the
+device has (ADR 13).
+Rule 4: silence takes precedence over facts: ``SILENCE`` leads to ``OFFLINE`` from every mode but
+``OFFLINE``, ``DECOMMISSIONED`` and ``FORGOTTEN``.
+Rule 5: the fold emits one transition if, and only if, the mode changes.
+Rule 6: values of `Mode` and `Trigger` are stored in tables and in state, so they never change.
+
+docs/concepts/semantics.md specifies when each trigger fires. docs/adr has the reasons: ADR 1
+(judging behind the frontier), ADR 13 (amendments), ADR 32 (presence time and wills), ADR 33
+(gateways).
 """
 
 from collections.abc import Mapping
@@ -14,41 +75,44 @@ from typing import Final
 
 
 class Mode(StrEnum):
-    """What a device is, as an operator sees it. Stored words are spelled out: renaming must not rewrite history."""
+    """Mode of a device, as an operator sees it.
 
-    PROVISIONED = "provisioned"  # registered or about to be heard: no signal judged yet
-    ONLINE = "online"  # heard from in time
-    DEGRADED = "degraded"  # heard from in time, with too many errors
-    OFFLINE = "offline"  # silent past its deadline
-    UPDATING = "updating"  # silence is expected until an instant: new firmware
-    MAINTENANCE = "maintenance"  # silence is expected until an instant: people at work
-    FLAGGED = "flagged"  # heard from in time, and its errors look like an attack
+    The stored values are spelled out: renaming a member must not rewrite history.
+    """
+
+    PROVISIONED = "provisioned"  # no signal was judged yet
+    ONLINE = "online"  # heard within its timeout
+    DEGRADED = "degraded"  # heard within its timeout, with too many errors
+    OFFLINE = "offline"  # not heard within its timeout, or dead (will) for its grace period
+    UPDATING = "updating"  # silence is expected until an announced instant: firmware update
+    MAINTENANCE = "maintenance"  # silence is expected until an announced instant: maintenance work
+    FLAGGED = "flagged"  # heard within its timeout; its errors match the sequence of an attack
     DECOMMISSIONED = "decommissioned"  # taken out of service: counted, not judged
     FORGOTTEN = "forgotten"  # its state is removed
     UNREACHABLE = "unreachable"  # its gateway is dead, so its own state is unknown
 
 
 class Trigger(StrEnum):
-    """What moves a device from one mode to the next."""
+    """Cause of a transition from one mode to another."""
 
     SIGNAL = "signal"  # heartbeat, telemetry, error or birth
-    SILENCE = "silence"  # no signal for the timeout
-    DEATH = "death"  # the will was delivered and its grace is over
-    GATEWAY_DEATH = "gateway_death"  # the will of its gateway was, and the grace is over
+    SILENCE = "silence"  # no signal for the timeout, or for as long as its gateway may be dead
+    DEATH = "death"  # the grace period after its will is over
+    GATEWAY_DEATH = "gateway_death"  # the grace period after its gateway's will is over
     GATEWAY_RETURN = "gateway_return"  # its gateway was heard again
     ERRORS = "errors"  # the k-th error within the window
-    RECOVERED = "recovered"  # the window has passed the errors
+    RECOVERED = "recovered"  # fewer errors than the limit are within the window
     SEQUENCE = "sequence"  # the last of an ordered sequence of error codes
     RELEASED = "released"  # an operator released it
-    HOLD_OVER = "hold_over"  # flagged for so long that it is let go
-    MAINTAIN = "maintain"  # an operator began maintenance
-    UPDATE = "update"  # an operator began an update
+    HOLD_OVER = "hold_over"  # flagged for the longest time that the policy allows
+    MAINTAIN = "maintain"  # an operator started maintenance
+    UPDATE = "update"  # an operator started an update
     UNTIL = "until"  # the announced end of maintenance or update
-    UPDATED = "updated"  # it is back from an update: it has restarted
-    REGISTERED = "registered"  # the registry lists it (again), or behind another gateway
-    DECOMMISSION = "decommission"  # the registry took it out
+    UPDATED = "updated"  # a signal shows a restart or new firmware: the update is done
+    REGISTERED = "registered"  # a registry row adds it again, or assigns it to another gateway
+    DECOMMISSION = "decommission"  # a registry row takes it out of service
     FORGET = "forget"  # silent, or decommissioned, for forget_after
-    AMENDED = "amended"  # late events changed what was judged
+    AMENDED = "amended"  # a correction row applies the amended history
 
 
 _M, _T = Mode, Trigger
@@ -119,15 +183,15 @@ HELD: Final = frozenset({Mode.UPDATING, Mode.MAINTENANCE})
 
 
 def next_mode(mode: Mode, trigger: Trigger, *, heard: bool, degraded: bool, flagged: bool, cut_off: bool = False) -> Mode:
-    """Return the mode that follows, as the facts give it; ``mode`` itself where the trigger has no effect.
+    """Return the next mode of a device; ``mode`` itself if the trigger has no effect.
 
     Args:
-        mode: the mode before.
-        trigger: what acts.
-        heard: whether a signal was ever judged.
-        degraded: whether too many errors count.
-        flagged: whether its errors look like an attack.
-        cut_off: whether its gateway is dead, and the grace is over.
+        mode: current mode.
+        trigger: cause of the transition.
+        heard: whether a signal of the device was ever judged.
+        degraded: whether too many errors are within the window.
+        flagged: whether the device is flagged.
+        cut_off: whether the gateway of the device is dead and the grace period over.
     """
     target = TRANSITIONS.get((mode, trigger))
     if target is None:

@@ -1,9 +1,10 @@
-"""Policy: how much silence and how many errors are tolerated, by device class.
+"""Policy: rules for silence and errors by device class, and their validity.
 
-Rule 1: a policy is checked whole, and all its faults are reported at once.
-Rule 2: its version is a digest of the normalised policy: the same rules have the same version however they are written.
-Rule 3: policies are in effect from an instant on; a later one takes over from its own ``effective_from``.
-Rule 4: every key group keeps the policies that may act: their number, their words and their size have a bound.
+Rule 1: a policy is checked completely, and all its faults are reported at once.
+Rule 2: the version is a digest of the normalised policy, so spelling does not change the version.
+Rule 3: a policy is in force from its ``effective_from`` until that of the next policy.
+Rule 4: every key group keeps the policies that may still apply, so their number, texts and sizes
+have bounds.
 """
 
 import json
@@ -17,18 +18,18 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.text import MAX_TEXT, as_text
 from fleetpulse.core.times import format_duration, parse_duration_ms
 
-MAX_ERRORS: Final = 16  # the most errors that a rule may count: it bounds what is remembered of a device
+MAX_ERRORS: Final = 16  # most errors that a rule may count: it bounds the state of a device
 MAX_SEQUENCE: Final = 8
-MAX_AHEAD: Final = 1_000  # policies that are not in force yet: each key group keeps them
-MAX_CLASSES: Final = 500  # that a policy lists
-MAX_BYTES: Final = 200_000  # of a policy as it is stored: so that it fits into the payload of the message that carries it
+MAX_AHEAD: Final = 1_000  # policies that are not in force yet; each key group keeps them
+MAX_CLASSES: Final = 500  # classes in a policy
+MAX_BYTES: Final = 200_000  # of a stored policy: it must fit into the payload of one message
 DEFAULT_CLASS: Final = "default"
-_ADDED: Final = ("gateway_outage_limit_ms", "late_proves_alive")  # rules that the first policies did not have
-_SHOWN: Final = 100  # characters of what was got
+_ADDED: Final = ("gateway_outage_limit_ms", "late_proves_alive")  # rules that the first version of policies did not have
+_SHOWN: Final = 100  # characters of an invalid value in a message
 
 
 class PolicyFault(FleetError):
-    """A policy with faults; the message lists them all, one a line."""
+    """Invalid policy; the message lists all faults, one a line."""
 
     def __init__(self, faults: list[str]) -> None:
         super().__init__("the policy has faults:\n" + "\n".join(f"  {fault}" for fault in faults), code="policy-faulty")
@@ -37,21 +38,25 @@ class PolicyFault(FleetError):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What is tolerated of one class of devices. Durations in milliseconds.
+    """Rules of one class of devices. Durations in milliseconds.
 
     Attributes:
         timeout_ms: covered time of silence after which a device is offline.
-        death_grace_ms: covered time of silence that is left after the will was delivered.
-        forget_after_ms: covered time of silence after which a device's state is removed.
-        degraded_errors: so many errors ...
-        degraded_window_ms: ... within this span of event time degrade a device.
-        flagged_codes: an ordered subsequence of error codes ...
-        flagged_window_ms: ... first to last within this span of event time flags a device ...
-        flagged_hold_ms: ... until an operator releases it, or for so long.
-        longest_hold_ms: how far ahead the ``until`` of maintenance or updating may lie.
-        last_errors: how many of the last error codes a row shows.
-        gateway_outage_limit_ms: covered time after the death of its gateway after which a device is offline.
-        late_proves_alive: whether a late signal proves its device alive; None: only if the device delivered it itself.
+        death_grace_ms: grace period: covered time from a will until the device is offline.
+        forget_after_ms: covered time of silence after which the state of a device is removed.
+        degraded_errors: number of errors within ``degraded_window_ms`` that degrade a device.
+        degraded_window_ms: span of event time in which errors count for ``degraded_errors``.
+        flagged_codes: error codes that flag a device if they occur in this order; other codes may
+            occur in between.
+        flagged_window_ms: longest span of event time from the first of these codes to the last.
+        flagged_hold_ms: span of event time after which the flag ends, unless an operator releases
+            it.
+        longest_hold_ms: longest maintenance or update that an operator can announce.
+        last_errors: number of the last error codes that a transition shows.
+        gateway_outage_limit_ms: covered time after the death of its gateway after which a device is
+            offline.
+        late_proves_alive: whether a late signal proves its device alive; None: only if the device
+            delivered it itself.
     """
 
     timeout_ms: int = 3_600_000
@@ -68,7 +73,7 @@ class Rules:
     late_proves_alive: bool | None = None
 
     def may_hold(self, at_ms: int, until_ms: int) -> bool:
-        """Whether a device may be held for maintenance or an update until an instant, when that is said at another."""
+        """Whether a command at an instant may hold a device until another instant."""
         return at_ms < until_ms <= at_ms + self.longest_hold_ms
 
 
@@ -77,9 +82,10 @@ class Policy:
     """The rules of every class.
 
     Attributes:
-        rules: those of a class that is not listed.
-        classes: those of the listed classes, complete.
-        unknown_devices: "admit" judges a device that nobody registered, "quarantine" lists its messages.
+        rules: rules of classes that are not listed.
+        classes: rules of the listed classes, each complete.
+        unknown_devices: "admit" judges devices that are not registered, "quarantine" lists their
+            messages.
     """
 
     rules: Rules = field(default_factory=Rules)
@@ -91,7 +97,7 @@ class Policy:
         return self.classes.get(device_class, self.rules)
 
     def normalised(self) -> dict[str, Any]:
-        """Return the policy in the form that is stored: every rule of every class, durations in milliseconds."""
+        """Return the stored form: every rule of every class, durations in milliseconds."""
         return {
             "unknown_devices": self.unknown_devices,
             "rules": _plain(self.rules),
@@ -107,8 +113,8 @@ class Policy:
         return json.dumps(self.normalised(), sort_keys=True, separators=(",", ":")).encode()
 
     def beyond_bounds(self) -> list[str]:
-        """Return what is more of it than a key group keeps: a fault each."""
-        if len(self.classes) > MAX_CLASSES:  # what is so large is not looked at further
+        """Return a fault for each bound that the policy exceeds."""
+        if len(self.classes) > MAX_CLASSES:  # a policy this large is not checked further
             return [f"a policy lists at most {MAX_CLASSES} classes; got {len(self.classes):,}; let some share one"]
         faults = [
             f"the name of a class has 1 to {MAX_TEXT} printable characters, as devices' classes do; got {_shown(name)!a}, "
@@ -125,7 +131,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """How one rule is written: its table and key in TOML, how its value is read, and whether a stored value may be one."""
+    """Definition of one rule: key in TOML, parser, check of stored values, meaning."""
 
     key: str
     read: Callable[[Any], Any]
@@ -194,20 +200,30 @@ def _shown(value: Any) -> str:
 
 RULES: Final[Mapping[str, _Rule]] = MappingProxyType(
     {
-        "timeout_ms": _Rule("timeout", *_duration("1s"), "silence, while we listened, after which a device is offline"),
-        "death_grace_ms": _Rule("death_grace", *_duration("0s"), "what is left of it when the device's will was delivered"),
-        "forget_after_ms": _Rule("forget_after", *_duration("1s"), "silence after which it is removed, with a row that says so"),
-        "degraded_errors": _Rule("degraded.errors", *_count(1, MAX_ERRORS), "so many errors ..."),
+        "timeout_ms": _Rule("timeout", *_duration("1s"), "silence (covered time) after which a device is offline"),
+        "death_grace_ms": _Rule(
+            "death_grace", *_duration("0s"), "grace period: covered time from a will until the device is offline"
+        ),
+        "forget_after_ms": _Rule("forget_after", *_duration("1s"), "silence after which a device is forgotten; a row reports it"),
+        "degraded_errors": _Rule(
+            "degraded.errors", *_count(1, MAX_ERRORS), "number of errors in the window that degrade a device"
+        ),
         "degraded_window_ms": _Rule(
             "degraded.window",
             *_duration("1s", "30d"),
-            "... in this span degrade a device, until fewer lie in it",
+            "the window: span of event time; a device recovers when fewer errors are in it",
         ),
-        "flagged_codes": _Rule("flagged.codes", _codes, _are_codes, "error codes that, one after the other, ..."),
-        "flagged_window_ms": _Rule("flagged.window", *_duration("1s", "30d"), "... within this span flag a device, ..."),
-        "flagged_hold_ms": _Rule("flagged.hold", *_duration("1s", "365d"), "... until an operator releases it, or for so long"),
-        "longest_hold_ms": _Rule("longest_hold", *_duration("1s", "365d"), "the longest maintenance or update to be announced"),
-        "last_errors": _Rule("last_errors", *_count(0, MAX_ERRORS), "how many of the last error codes a row shows"),
+        "flagged_codes": _Rule(
+            "flagged.codes", _codes, _are_codes, "error codes that flag a device when they occur in this order"
+        ),
+        "flagged_window_ms": _Rule(
+            "flagged.window", *_duration("1s", "30d"), "longest span from the first of these codes to the last"
+        ),
+        "flagged_hold_ms": _Rule(
+            "flagged.hold", *_duration("1s", "365d"), "span after which a flag ends, unless an operator releases it before"
+        ),
+        "longest_hold_ms": _Rule("longest_hold", *_duration("1s", "365d"), "longest maintenance or update that can be announced"),
+        "last_errors": _Rule("last_errors", *_count(0, MAX_ERRORS), "number of the last error codes that a transition shows"),
         "gateway_outage_limit_ms": _Rule(
             "gateway_outage_limit",
             *_duration("1s", "365d"),
@@ -217,24 +233,25 @@ RULES: Final[Mapping[str, _Rule]] = MappingProxyType(
             "late_proves_alive",
             _choice,
             _is_choice,
-            "whether a late signal proves its device alive; without it, only one that the device delivered itself does",
+            "whether a late signal proves its device alive; if not set, only a signal that the device delivered itself does",
         ),
     }
 )
 
 
 def parse_policy(content: Mapping[str, Any]) -> Policy:
-    """Read a policy as a person writes it: TOML tables, durations such as "60m".
+    """Parse the content of a policy file: TOML tables, durations such as "60m".
 
     Args:
-        content: keys ``unknown_devices``, ``rules`` (table) and ``classes`` (table of tables that say only what differs).
+        content: keys ``unknown_devices``, ``rules`` (table) and ``classes`` (table of tables with
+            the rules that differ from ``rules``).
 
     Raises:
-        PolicyFault: with all faults, each saying where, the rule and what was got.
+        PolicyFault: an invalid policy; each fault names the key, the rule and the value found.
     """
     faults: list[str] = []
     for key in content.keys() - {"unknown_devices", "rules", "classes"}:
-        faults.append(f'"{key}" is not known; there are unknown_devices, [rules] and [classes.NAME]')
+        faults.append(f'"{key}" is unknown; use unknown_devices, [rules] and [classes.NAME]')
     unknown = content.get("unknown_devices", "admit")
     if unknown not in ("admit", "quarantine"):
         faults.append(f'unknown_devices must be "admit" or "quarantine"; got {unknown!r}')
@@ -266,7 +283,7 @@ def _read_rules(base: Rules, where: str, table: Any, faults: list[str]) -> Rules
             except FleetError as error:
                 faults.append(f"{where}.{rule.key} {error}")
     known = ", ".join(rule.key for rule in RULES.values())
-    faults.extend(f'"{where}.{key}" is not known; there are {known}' for key in given)
+    faults.extend(f'"{where}.{key}" is unknown; use one of {known}' for key in given)
     rules = replace(base, **values)
     if rules.forget_after_ms <= rules.timeout_ms:
         faults.append(
@@ -288,15 +305,15 @@ def _plain(rules: Rules) -> dict[str, Any]:
     values: dict[str, Any] = {item.name: getattr(rules, item.name) for item in fields(rules)}
     for item in fields(rules):
         if item.name in _ADDED and values[item.name] == item.default:
-            del values[item.name]  # so that a policy which does not set it keeps its version
+            del values[item.name]  # a policy that does not set it keeps its version
     return values | {"flagged_codes": list(rules.flagged_codes)}
 
 
 def from_normalised(content: Mapping[str, Any]) -> Policy:
-    """Read a policy as it is stored; the inverse of `Policy.normalised`.
+    """Parse a stored policy; the inverse of `Policy.normalised`.
 
     Raises:
-        PolicyFault: it is not one, or of a form that this version does not know.
+        PolicyFault: not a stored policy, or one of an unknown format version.
     """
     try:
         classes = {name: _rules(values) for name, values in content["classes"].items()}
@@ -306,10 +323,10 @@ def from_normalised(content: Mapping[str, Any]) -> Policy:
 
 
 def from_row(content: Any) -> Policy:
-    """Read a policy that a row carries: a recording's may be anything, and what is in force is calculated with.
+    """Parse and check the policy in a row, which may have any content.
 
     Raises:
-        PolicyFault: it is not one that `parse_policy` could have made.
+        PolicyFault: a policy that `parse_policy` cannot return.
     """
     if not isinstance(content, Mapping):
         raise PolicyFault(["not a stored policy of this version: it is no object"])
@@ -332,7 +349,7 @@ def _rules(values: Mapping[str, Any]) -> Rules:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Dated:
-    """A policy and from when it is in effect; of two from the same instant, the one received later counts."""
+    """Policy with its ``effective_from``; of equal ones the last received counts."""
 
     effective_from_ms: int
     received_at_ms: int
@@ -342,40 +359,48 @@ class Dated:
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """The policies in the order in which they take effect; before the first, the built-in one."""
+    """Policies in the order in which they take effect, starting with the built-in one."""
 
     dated: tuple[Dated, ...] = (Dated(-1, -1, "", Policy()),)
 
     def including(self, dated: Dated) -> "Policies":
-        """Return the policies with one more."""
+        """Return the policies with another one added."""
         return Policies(tuple(sorted({*self.dated, dated})))
 
     def after(self, instant_ms: int | None) -> int:
-        """Return how many take effect after an instant; all but the built-in one where that is None."""
+        """Return the number of policies that take effect after an instant.
+
+        Args:
+            instant_ms: epoch milliseconds; None counts all but the built-in one.
+        """
         after_ms = -1 if instant_ms is None else instant_ms
         return sum(one.effective_from_ms > after_ms for one in self.dated)
 
     def at(self, instant_ms: int) -> Dated:
-        """Return the policy in force at an instant; its own first instant is included."""
+        """Return the policy in force at an instant; it includes its ``effective_from``."""
         for dated in reversed(self.dated):
             if dated.effective_from_ms <= instant_ms:
                 return dated
         return self.dated[0]
 
     def spans(self, since_ms: int) -> Iterator[tuple[Dated, int, int | None]]:
-        """Yield each policy in force at or after ``since_ms`` with the first and the end of its span (None: no end)."""
+        """Yield each policy in force at or after an instant, with its span.
+
+        Yields:
+            The policy, its first instant, and the end of its span (excluded; None: no end).
+        """
         for index, dated in enumerate(self.dated):
             end = self.dated[index + 1].effective_from_ms if index + 1 < len(self.dated) else None
             if end is None or end > since_ms:
                 yield dated, dated.effective_from_ms, end
 
     def with_past(self, said: "Policies") -> "Policies":
-        """Return these, of which those whose time is over were dropped, and before them such of ``said``."""
+        """Return these policies preceded by the older policies of ``said``."""
         first_ms = self.dated[0].effective_from_ms
         return Policies((*(one for one in said.dated if one.effective_from_ms < first_ms), *self.dated))
 
     def pruned(self, frontier_ms: int | None) -> "Policies":
-        """Drop the policies whose span ended at or before the frontier."""
+        """Return the policies without those whose span ended at or before the frontier."""
         if frontier_ms is None or len(self.dated) == 1:
             return self
         return Policies(tuple(dated for dated, _, _ in self.spans(frontier_ms)))

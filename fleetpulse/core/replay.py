@@ -1,7 +1,7 @@
-"""The definition: a verdict is a pure function of the rows received.
+"""Reference implementation: verdicts as a pure function of the rows received.
 
-``replay`` reads all rows at once. The stream must say the same, however its rows were cut into batches and
-however often it was killed; the laws in ``tests/property`` compare the two.
+`replay` reads all rows at once. The stream must emit the same judgements, however its rows were cut
+into batches and however often it was killed. The tests in ``tests/property`` compare the two.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,18 +16,21 @@ from fleetpulse.core.presence.presence_time import present, trusted
 from fleetpulse.core.presence.shards import Advance, Scope, Shards
 from fleetpulse.core.rows import FOR_EVERYONE, RANK, SIGNALS, Identity, Kind, Row, Trust, for_everyone, identity, order
 
-AMENDED: Final = SIGNALS | {Kind.REGISTRY}  # what an amended history takes as on time
+AMENDED: Final = SIGNALS | {Kind.REGISTRY}  # an amended history takes these rows as on time
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What belongs to an installation, not to its policy. Durations in milliseconds.
+    """Settings of an installation that affect judging. Durations in milliseconds.
 
     Attributes:
-        allowed_lateness_ms: how late a message may come and still be judged; at least a second.
-        max_clock_lead_ms: how far ahead of us a device's clock may be.
-        max_backlog_ms: how old a message may be: what is older has a clock that is not set.
-        verdict_jitter_ms: over how long the verdicts of one deadline are spread, when they are written; 0 writes at once.
+        allowed_lateness_ms: allowed lateness of a message; at least one second.
+        max_clock_lead_ms: longest lead of a device's clock over ``received_at``; above it, the
+            signal has a clock fault.
+        max_backlog_ms: greatest age of a message when it is received; above it, the signal has a
+            clock fault: the clock is not set.
+        verdict_jitter_ms: span over which the verdicts of one deadline are spread when they are
+            written; 0 writes them at once.
     """
 
     allowed_lateness_ms: int = 60_000
@@ -36,21 +39,26 @@ class Deployment:
     max_backlog_ms: int = 31 * 86_400_000
 
     def said_through_ms(self, frontier_ms: int) -> int:
-        """Return up to which event time nothing is held back of what was judged up to a frontier."""
+        """Return the event time up to which no verdict is held back at a frontier."""
         return frontier_ms - self.verdict_jitter_ms
 
 
 @dataclass(slots=True)
 class LatenessFilter:
-    """Reads rows in the order of their ``received_at``: what they say about us, and which of them wait to be judged.
+    """Intake of rows in the order of ``received_at``.
+
+    It moves coverage and frontiers, collects policies, lists late messages, and returns pending
+    rows.
 
     Attributes:
-        deployment: lateness and clock lead.
+        deployment: settings of the installation.
         shards: coverage and frontier of every site; None before the first row.
-        policies: those known so far.
-        judgements: on messages that came late, and on rows that cannot take effect.
-        amending: take messages, and entries of the registry, as on time that are not; rows that correct say nothing then.
-        begun_ms: the frontier with which it begins: what happened up to there is not judged anew; None before the first row.
+        policies: policies read so far.
+        judgements: judgements about late messages and about rows that cannot take effect.
+        amending: whether late messages and late registry entries count as on time, and correction
+            rows are ignored.
+        begun_ms: frontier at the start, epoch milliseconds: nothing up to it is judged again; None
+            before the first row.
     """
 
     deployment: Deployment
@@ -61,13 +69,15 @@ class LatenessFilter:
     begun_ms: int | None = None
 
     def read(self, row: Row) -> list[Row]:
-        """Take in one row; return it with its presence time if it belongs to a device and is pending.
+        """Process one row; return it with its presence time if it is pending.
 
-        In an amended history a late signal counts twice: its data at its event time, its presence at ``received_at``.
+        Gap rows, policies and ticks concern no device, so they are not returned. In an amended
+        history a late signal is returned twice: its data count at its event time, its presence at
+        ``received_at``.
         """
         shards = self.shards or Shards.begin(row.received_at_ms)
         if row.is_for_everyone:
-            return [row]  # a copy of a row that is read itself
+            return [row]  # derived from a row that is read by itself
         if row.kind is Kind.GAP:
             shards = self._gap(shards, row)
         self.shards = shards = shards.read(row.received_at_ms, self.deployment.allowed_lateness_ms)
@@ -81,7 +91,7 @@ class LatenessFilter:
         return [row] if row.kind not in FOR_EVERYONE and self._in_time(frontier_ms, row) else []
 
     def _signal(self, frontier_ms: int | None, row: Row) -> list[Row]:
-        """Return a signal at its presence time; list it where it came late."""
+        """Return a signal with its presence time; list it if it is late."""
         deployment = self.deployment
         trust = trusted(row, frontier_ms, deployment.max_clock_lead_ms, deployment.max_backlog_ms)
         if trust is not Trust.LATE:
@@ -109,7 +119,7 @@ class LatenessFilter:
         return shards
 
     def _policy(self, shards: Shards, row: Row) -> None:
-        """Add a policy that takes effect after every frontier; those that a shard still needs are counted."""
+        """Add a policy that takes effect after every frontier; refuse one too many."""
         assert row.event_time_ms is not None
         if not self._in_time(shards.frontier_ms, row):
             return
@@ -128,8 +138,8 @@ class LatenessFilter:
         self.policies = self.policies.including(dated)
 
     def _in_time(self, frontier_ms: int | None, row: Row) -> bool:
-        """Whether a will or a row of ours may still act; if not, it is listed as refused."""
-        assert row.event_time_ms is not None, "a will counts when it is received, and a row of ours names an instant"
+        """Whether a will or a row of a reserved kind is in time; if not, refuse it."""
+        assert row.event_time_ms is not None, "a will counts when it is received; a row of a reserved kind names an instant"
         if frontier_ms is None or row.event_time_ms > frontier_ms or self._amends(row.kind, row.event_time_ms):
             return True
         self.judgements.append(about(row, JudgementKind.REFUSED, "effective_from lies in what has been judged"))
@@ -140,10 +150,11 @@ class LatenessFilter:
 
 
 def arrival(row: Row) -> tuple[int, bool, int, int, int]:
-    """Return the key by which rows are read: ``received_at``, with a fixed order among equals.
+    """Return the sort key of rows by arrival: ``received_at``, then a fixed order.
 
-    Gaps first, and of those that open at one instant first the one that says the earlier instant before it: where their bridges'
-    rows came in by one line they may have been judged one after the other, and the later one says so.
+    Gap rows come first. Of two at one instant, the one with the lesser ``after`` comes first, which
+    is the ``received_at`` of the row before it. If the rows of their bridges arrived in one stream,
+    they may have been judged one after the other. The later one then has the greater ``after``.
     """
     after_ms = row.contents().get("after") if row.kind is Kind.GAP else None
     read_ms = after_ms if type(after_ms) is int else -1
@@ -151,41 +162,48 @@ def arrival(row: Row) -> tuple[int, bool, int, int, int]:
 
 
 def read_before(gap: Row) -> int:
-    """Return the ``received_at`` of the row before one that opens a gap, which a key group may not have had; 0 where unknown."""
+    """Return the ``received_at`` of the row before one that opens a gap; 0 if unknown.
+
+    A key group may not have received that row itself.
+    """
     content = gap.contents()
     after_ms = content.get("after")
     return min(after_ms, gap.received_at_ms) if content.get("op") == "open" and type(after_ms) is int else 0
 
 
 def in_order(due: Iterable[Row], due_at: Callable[[Row], int] = lambda _: 0) -> tuple[list[Row], list[Judgement]]:
-    """Return the rows of a device in the order in which they are judged, and what is said of copies.
+    """Return the rows of a device in judging order, and the judgements about copies.
 
-    Of copies that become due at one instant the one received first counts; one call sees them together.
+    Of copies that become due at one instant, the one received first counts. One call must receive
+    all of them.
 
     Args:
-        due: the rows.
-        due_at: returns the ``received_at`` at which a row becomes due, where they are of several shards.
+        due: rows of one device.
+        due_at: function to the ``received_at`` at which a row becomes due, if the rows belong to
+            several shards.
     """
     first: dict[tuple[Identity, int], Row] = {}
     copies: list[Judgement] = []
     for row in sorted(due, key=lambda each: (each.arrival, each.code or "", each.site, each.gateway or "")):
         is_copy = first.setdefault((identity(row), due_at(row)), row) is not row
-        if is_copy and row.trust is not Trust.LATE:  # that is listed already
+        if is_copy and row.trust is not Trust.LATE:  # a late one is listed already
             copies.append(about(row, JudgementKind.DUPLICATE))
     return sorted(first.values(), key=order), copies
 
 
 def with_gateways(ordered: Sequence[Row], events: Iterable[Row], *gateways: str | None) -> list[Row]:
-    """Return a device's rows, in their order, with deaths and returns of its gateways: of one instant its own come first.
+    """Merge the rows of a device with the deaths and returns of its gateways.
+
+    At the same instant the rows of the device come first.
 
     Args:
-        ordered: see `in_order`.
-        events: see `for_everyone`; of any gateway.
-        gateways: the one that it had before.
+        ordered: rows of the device, as `in_order` returns them.
+        events: events of any gateways, as `for_everyone` returns them.
+        gateways: gateways that the device had before these rows.
     """
     named = {*gateways, *(_names_gateway(row) for row in ordered)}
     its = sorted((event for event in events if event.gateway in named), key=lambda row: row.arrival)
-    return sorted([*ordered, *its], key=lambda row: row.at_ms)  # stable: of one instant they keep their order
+    return sorted([*ordered, *its], key=lambda row: row.at_ms)  # stable: rows of one instant keep their order
 
 
 def _names_gateway(row: Row) -> str | None:
@@ -199,14 +217,14 @@ def _names_gateway(row: Row) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a history comes to.
+    """Result of judging a history up to its frontier.
 
     Attributes:
-        judgements: every judgement.
-        devices: the devices with a state at the frontier, by id.
-        waiting: the pending rows, gateway events for everyone among them.
+        judgements: all judgements.
+        devices: devices that have a state at the frontier, by id.
+        waiting: pending rows, including gateway events for all key groups.
         shards: coverage and frontier of every site; None without rows.
-        policies: the policies known.
+        policies: policies read.
     """
 
     judgements: list[Judgement]
@@ -217,11 +235,11 @@ class Outcome:
 
     @property
     def frontier_ms(self) -> int | None:
-        """Up to which event time was judged where most was; None before the first row was."""
+        """Greatest frontier of any site, epoch milliseconds; None if there is none yet."""
         return self.shards.frontier_ms if self.shards is not None else None
 
 
-NOTHING: Final = Outcome([], {}, [], None, Policies())  # what no rows come to
+NOTHING: Final = Outcome([], {}, [], None, Policies())  # outcome of an empty history
 
 
 def outcome(
@@ -236,12 +254,14 @@ def outcome(
     """Judge a history up to its frontier.
 
     Args:
-        rows: in any order; ``received_at`` says in which they count.
-        deployment: lateness and clock lead.
-        begun: what the rows before them came to; its judgements are not said again.
-        amending: take messages as on time that are late, see `LatenessFilter`; not those from before the frontier of ``begun``.
-        through_ms: judge up to there instead, as if the frontier had come so far and nothing else were received.
-        through_site: the site whose frontier that is; None: of every site.
+        rows: rows in any order; they are read in the order of `arrival`.
+        deployment: settings of the installation.
+        begun: outcome of the rows before them; its judgements are not emitted again.
+        amending: whether late messages count as on time, see `LatenessFilter`, except messages from
+            before the frontier of ``begun``.
+        through_ms: instant to judge up to, epoch milliseconds, as if the frontier had reached it
+            and no other row were received; None: the frontier that follows from the rows.
+        through_site: site that has ``through_ms`` as its frontier; None: every site.
     """
     intake = LatenessFilter(deployment, begun.shards, begun.policies, [], amending, begun.frontier_ms)
     pending = [row for row in begun.waiting if not (amending and row.kind is Kind.CORRECT)]
@@ -268,11 +288,13 @@ def outcome(
 
 
 def cuts_at_gaps(rows: Sequence[Row], begun: Shards | None) -> list[int]:
-    """Return the places of gap rows from the first on that concerns some sites: coverage stays the same between two of them.
+    """Return the indexes of gap rows, starting with the first that names its sites.
+
+    Coverage is constant between two of them. If there are shards already, all gap rows count.
 
     Args:
-        rows: in the order of `arrival`.
-        begun: coverage and frontiers before them.
+        rows: rows in the order of `arrival`.
+        begun: coverage and frontiers before the rows; None if there are none.
     """
     gaps = [at for at, row in enumerate(rows) if row.kind is Kind.GAP]
     if begun is None or len(begun) == 1:
@@ -282,7 +304,7 @@ def cuts_at_gaps(rows: Sequence[Row], begun: Shards | None) -> list[int]:
 
 
 def _judged(fold: Fold, begun: Mapping[str, Device], pending: Sequence[Row], advance: Advance) -> dict[str, Device]:
-    """Return the devices after the rows that have become due."""
+    """Return the devices after judging the rows that have become due."""
     by_device: dict[str, list[Row]] = {device_id: [] for device_id in begun}
     for row in pending:
         if not row.is_for_everyone and advance.is_due(row, advance.shards.number(row.site)):
@@ -302,20 +324,23 @@ def _judged(fold: Fold, begun: Mapping[str, Device], pending: Sequence[Row], adv
 
 
 def _waits(row: Row, shards: Shards) -> bool:
-    """Whether the frontier has not come to a row; a gateway event waits for each shard."""
+    """Whether a row is still pending: a gateway event until it is due in every shard."""
     frontier_ms = shards.least_frontier_ms if row.is_for_everyone else shards.of(row.site).frontier_ms
     return frontier_ms is None or row.at_ms > frontier_ms
 
 
 def run_due(fold: Fold, device: Device | None, due: Sequence[Row], events: Iterable[Row], advance: Advance) -> Device | None:
-    """Judge rows of a device that are due, and gateway events, silence acting between them.
+    """Judge the due rows of a device and gateway events; fire deadlines between them.
 
     Args:
-        fold: takes the judgements.
-        device: as it is; None where it is unknown.
-        due: its rows, in any order, copies among them.
-        events: see `for_everyone`; of any gateway, due or not.
-        advance: how far the frontiers have moved.
+        fold: fold that collects the judgements.
+        device: state before the rows; None if the device is unknown.
+        due: due rows of the device in any order, including copies.
+        events: events of any gateways, due or not, as `for_everyone` returns them.
+        advance: movement of the frontiers.
+
+    Returns:
+        The state afterwards; None if the device is unknown or forgotten.
     """
     shards = advance.shards
     ordered, copies = in_order(due, advance.due_at) if len(shards) > 1 else in_order(due)
@@ -334,7 +359,7 @@ def run_due(fold: Fold, device: Device | None, due: Sequence[Row], events: Itera
 
 
 def replay(rows: Iterable[Row], deployment: Deployment) -> list[Judgement]:
-    """Return every judgement that follows from ``rows``, in no particular order."""
+    """Return all judgements that follow from ``rows``, in no particular order."""
     return outcome(rows, deployment).judgements
 
 

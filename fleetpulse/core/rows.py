@@ -1,7 +1,9 @@
-"""Messages: what a device may say, and how its bytes become a row or a reason why not.
+"""Rows of bronze: kinds of messages, fields of a row, identity and order of rows.
 
-Rule 1: whatever can be decoded becomes a `Row`; a doubtful clock is kept and named, never repaired.
-Rule 2: whatever cannot be decoded becomes a `Rejection` with a reason and a hint; nothing is dropped, nothing raises.
+Rule 1: a message that can be decoded becomes a `Row`. A doubtful clock is stored and named, never
+repaired.
+Rule 2: any other message becomes a rejection with a reason, see `core.messages.decode`. No message
+is dropped, and none raises an error.
 """
 
 import json
@@ -13,73 +15,73 @@ from hashlib import blake2b
 from typing import Any, Final, Literal, get_args
 
 FORMAT_VERSION: Final = 1
-KNOWN_NAMES: Final = 65_536  # whose hashes and addresses are at hand: they come again and again
-BRIDGE: Final = "bridge-1"  # the bridge that every installation has
-KAFKA: Final = "kafka"  # the bridge that takes messages from Kafka
-ALERTS: Final = "fleetpulse/alert"  # whoever publishes below it has data quality looked at
-FAILURES: Final = "fleetpulse/failed"  # below it is said which DAG failed; not below the former, which runs one that may fail
-EVERYONE: Final = "_"  # stands for site and device in rows that concern the whole fleet
+KNOWN_NAMES: Final = 65_536  # number of names whose hashes and addresses are cached
+BRIDGE: Final = "bridge-1"  # first bridge, which every installation has
+KAFKA: Final = "kafka"  # bridge that reads messages from Kafka
+ALERTS: Final = "fleetpulse/alert"  # a message on a topic below it starts a data-quality run
+FAILURES: Final = "fleetpulse/failed"  # topics of failed DAGs; not below ``ALERTS``, which would start another DAG
+EVERYONE: Final = "_"  # site and device of rows that concern the whole fleet
 
 
 class Kind(StrEnum):
-    """What a row is about: the last level of its topic."""
+    """Kind of a row: the last level of its topic."""
 
-    HEARTBEAT = "heartbeat"  # alive, nothing else to say
+    HEARTBEAT = "heartbeat"  # alive, without data
     TELEMETRY = "telemetry"  # alive, with metrics
     ERROR = "error"  # alive, with an error code
-    BIRTH = "birth"  # alive, after a start
-    DEATH = "death"  # the will: the broker lost the device
+    BIRTH = "birth"  # alive, after a start or reconnect
+    DEATH = "death"  # the will: the broker lost the connection of the device
     CONTROL = "control"  # an operator's command about one device
-    REGISTRY = "registry"  # a device was added, changed or decommissioned
-    POLICY = "policy"  # the rules changed
-    GAP = "gap"  # we stopped listening, or began again
-    TICK = "tick"  # our own canary came back: we are listening
-    CORRECT = "correct"  # a device goes on as its amended history says
+    REGISTRY = "registry"  # an entry of the registry: add, change or decommission a device
+    POLICY = "policy"  # a new policy
+    GAP = "gap"  # a bridge stopped listening, or listens again
+    TICK = "tick"  # a canary of the bridge came back: the bridge is listening
+    CORRECT = "correct"  # correction row: sets a device to the state of its amended history
 
 
 SIGNALS: Final = frozenset({Kind.HEARTBEAT, Kind.TELEMETRY, Kind.ERROR, Kind.BIRTH})
 FROM_DEVICES: Final = SIGNALS | {Kind.DEATH}
 RESERVED: Final = frozenset(Kind) - FROM_DEVICES
 FOR_EVERYONE: Final = frozenset({Kind.POLICY, Kind.GAP, Kind.TICK})
-FLUSH: Final = "flush"  # the operation of a tick after which no verdict is held back
+FLUSH: Final = "flush"  # operation of a tick that writes all delayed verdicts
 POSITION_BITS: Final = 20
-MAX_POSITION: Final = 2**POSITION_BITS - 1  # beyond it, rows of one instant have no order
+MAX_POSITION: Final = 2**POSITION_BITS - 1  # greatest position: rows beyond it have no order within their instant
 RANK: Final[Mapping[Kind, int]] = {kind: rank for rank, kind in enumerate(Kind)}
 
 
 Reason = Literal["topic", "json", "field", "size", "depth", "reserved", "disagreement", "flood", "sparkplug"]
-REASONS: Final[tuple[Reason, ...]] = get_args(Reason)  # why a message goes to quarantine
+REASONS: Final[tuple[Reason, ...]] = get_args(Reason)  # reasons of rows in quarantine
 
 
 class Origin(StrEnum):
-    """By which door a row came in."""
+    """Source of a row."""
 
-    MQTT = "mqtt"  # a client published it
-    REPLAY = "replay"  # out of an envelope: history
-    COMMAND = "command"  # an operator's command
-    BRIDGE = "bridge"  # written by the bridge about itself
+    MQTT = "mqtt"  # an MQTT client (also mapped topics, Sparkplug and Kafka)
+    REPLAY = "replay"  # an envelope with a recorded message
+    COMMAND = "command"  # the command of an operator
+    BRIDGE = "bridge"  # the bridge, about itself
 
 
 class Clock(StrEnum):
-    """Where a row's event time comes from."""
+    """Source of the event time of a row."""
 
-    DEVICE = "device"  # the payload's ts
-    RECEIVED = "received"  # there was no ts: event_time is received_at
-    INVALID = "invalid"  # ts is not a time: kept and listed, not judged
+    DEVICE = "device"  # ``ts`` of the payload
+    RECEIVED = "received"  # no ``ts``: the event time is ``received_at``
+    INVALID = "invalid"  # ``ts`` is not a time: the row has no event time
 
 
 class Trust(StrEnum):
-    """Classes of event times: on time, late, and the clock faults; see `core.clocks`."""
+    """Class of the event time of a signal, see `core.presence.presence_time`."""
 
-    ON_TIME = "on_time"  # after the frontier: the signal counts for it
-    LATE = "late"  # at or before the frontier: the device counts as heard when a direct signal is received
+    ON_TIME = "on_time"  # after the frontier: the signal counts at its event time
+    LATE = "late"  # at or before the frontier: a direct signal proves life at ``received_at``
     INVALID = "invalid"  # not a time
     AHEAD = "ahead"  # more than ``max_clock_lead`` after ``received_at``
     BEHIND = "behind"  # more than ``max_backlog`` before ``received_at``
 
 
 class GatewayEvent(StrEnum):
-    """Event of a gateway for the devices behind it; see `core.gateways`."""
+    """Event of a gateway for the devices behind it, see `core.presence.gateways`."""
 
     DEATH = "death"  # its will: the state of the devices behind it is unknown
     RETURN = "return"  # the first signal after that
@@ -87,30 +89,35 @@ class GatewayEvent(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of bronze, with the fields `OF_READING` that follow when it is read.
+    """One row of bronze, and the fields `OF_READING` that are set when it is read.
+
+    Instants are epoch milliseconds.
 
     Attributes:
-        received_at_ms: when the bridge had it in its hands.
-        kind: what it is about.
-        device_id: the device; `EVERYONE` where it concerns the fleet.
-        site: the topic's site.
-        event_time_ms: when it happened; for our own rows, from when it is in effect. None where the clock is invalid.
-        clock: where ``event_time_ms`` comes from.
-        boot: names the device's run since its last start.
-        seq: the device's message counter.
-        uptime_s: seconds since the device's last start.
+        received_at_ms: time at which the bridge received the message.
+        kind: kind of the row.
+        device_id: id of the device; `EVERYONE` if the row concerns the whole fleet.
+        site: site in the topic.
+        event_time_ms: event time; of a reserved kind, the instant from which it is in effect. None
+            if the clock is invalid.
+        clock: source of ``event_time_ms``.
+        boot: name of the run of the device since its last start.
+        seq: message counter of the device.
+        uptime_s: seconds since the last start of the device.
         code: error code.
         firmware: firmware version.
-        gateway: through whom it came.
+        gateway: gateway that delivered the message.
         metrics: JSON object of measured values.
-        body: JSON object of our own rows (control, registry, policy, gap, tick, correct).
-        note: what is odd about it, with a hint.
+        body: JSON object of a reserved kind (control, registry, policy, gap, tick, correct).
+        note: warning about the message, with a hint.
         digest: 64 bits of BLAKE2b over the payload's bytes.
-        session: names the device's connection to the broker.
-        position: its place among the rows of its bridge that share ``received_at_ms``, in the order of delivery.
-        gateway_event: the event that it is for the devices behind its device; set by landing.
-        presence_ms: the instant at which it is judged, where that is not its event time; None before it is read.
-        trust: the class of its event time; without meaning before it is read.
+        session: name of the connection of the device to the broker.
+        position: place in delivery order among the rows of its bridge with the same
+            ``received_at_ms``.
+        gateway_event: event for the devices behind this gateway; set by landing.
+        presence_ms: instant at which the row is judged, if that is not its event time; None before
+            the row is read.
+        trust: class of the event time; without meaning before the row is read.
     """
 
     received_at_ms: int
@@ -137,42 +144,42 @@ class Row:
 
     @property
     def at_ms(self) -> int:
-        """The instant at which it is judged, epoch milliseconds."""
+        """Instant at which the row is judged, epoch milliseconds."""
         at_ms = self.event_time_ms if self.presence_ms is None else self.presence_ms
         assert at_ms is not None, "a row without event time is judged by its presence time"
         return at_ms
 
     @property
     def arrival(self) -> int:
-        """Its place in arrival order: the greater number was received later."""
+        """Place in arrival order: a row with a greater number was received later."""
         return (self.received_at_ms << POSITION_BITS) + min(self.position, MAX_POSITION)
 
     @property
     def is_direct(self) -> bool:
-        """Whether its device delivered it itself, and no gateway."""
+        """Whether the device delivered the message itself, without a gateway."""
         return self.gateway is None or self.gateway == self.device_id
 
     @property
     def is_for_everyone(self) -> bool:
-        """Whether it is a gateway's death or return as each key group receives it, see `for_everyone`."""
+        """Whether this is a gateway event for all key groups, see `for_everyone`."""
         return self.gateway_event is not None and self.device_id == EVERYONE
 
     def contents(self) -> Mapping[str, Any]:
-        """Return ``body`` as a mapping; empty where there is none."""
+        """Return ``body`` as a mapping; empty if there is none."""
         return json.loads(self.body) if self.body else {}
 
 
-OF_READING: Final = ("presence_ms", "trust")  # fields of a row that bronze has not
+OF_READING: Final = ("presence_ms", "trust")  # fields of a row that are not in bronze
 Identity = tuple[str, Kind, int | None, int, str | None, int | None, int]
 
 
 def distinguishing_digest(row: Row) -> int:
-    """Return what tells apart messages that a device did not number: the payload's digest, 0 where there is a ``seq``."""
+    """Return the payload's digest for rows without ``seq``, and 0 for others (ADR 7)."""
     return row.digest if row.seq is None else 0
 
 
 def identity(row: Row) -> Identity:
-    """Return what makes two rows copies of one message."""
+    """Return the identity of a row: rows with equal identities are copies."""
     return (
         row.device_id,
         row.kind,
@@ -185,13 +192,22 @@ def identity(row: Row) -> Identity:
 
 
 def order(row: Row) -> tuple[int, bool, int, int, int, str, int]:
-    """Return the key by which a device's rows are judged: instant, wills last, seq, kind, digest where there is no seq."""
+    """Return the sort key in which the rows of a device are judged.
+
+    It is the instant, wills last, then seq, kind, digest (of rows without seq), boot and arrival.
+    """
     seq = -1 if row.seq is None else row.seq
     return (row.at_ms, row.kind is Kind.DEATH, seq, RANK[row.kind], distinguishing_digest(row), row.boot or "", row.arrival)
 
 
 def for_everyone(row: Row) -> Row | None:
-    """Return a gateway's death or return as each key group receives it: at the instant of its receipt; None for other rows."""
+    """Return the gateway event of a row as each key group receives it.
+
+    It applies at ``received_at``.
+
+    Returns:
+        The event; None for a row without one.
+    """
     if row.gateway_event is None or row.is_for_everyone:
         return None
     at_ms = row.received_at_ms
@@ -199,13 +215,16 @@ def for_everyone(row: Row) -> Row | None:
 
 
 def session_number(session: str) -> int:
-    """Return the number that stands for a session in a device's state: 62 bits, so that differences of two have 63."""
+    """Return a 62-bit hash of a session, for the state of a device.
+
+    The difference of two such numbers fits into 64 bits.
+    """
     return hash64(session) >> 2
 
 
 @lru_cache(KNOWN_NAMES)
 def hash64(text: str) -> int:
-    """BLAKE2b-64 of UTF-8 text as a signed 64-bit number: a device's place among the key groups."""
+    """Return BLAKE2b-64 of a UTF-8 text as a signed number; it gives the key group."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 

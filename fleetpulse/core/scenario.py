@@ -1,7 +1,7 @@
-"""A simulated fleet: seeded, endless, the same for the same scenario; for ``fleet up``, tests and benchmarks.
+"""Simulated fleet for ``fleet up``, tests and benchmarks: endless seeded messages.
 
-Rule 1: no clock is read; messages come in the order in which they would be received.
-Rule 2: with twenty devices, every behaviour that the lifecycle knows of is already there.
+Rule 1: no clock is read; messages are generated in the order in which they would be received.
+Rule 2: twenty devices already show every behaviour that the lifecycle distinguishes.
 """
 
 import heapq
@@ -13,23 +13,24 @@ from types import MappingProxyType
 from typing import Any, Final
 
 _MINUTE: Final = 60_000
-_BUDGET: Final = 0.85  # of the messages allowed: bursts and copies come on top
+_BUDGET: Final = 0.85  # share of the allowed messages; bursts and copies are added to it
 CLASSES: Final[Mapping[str, tuple[int, str]]] = MappingProxyType(
     {"sensor": (60_000, "60m"), "meter": (120_000, "45m"), "camera": (45_000, "30m")}
-)  # interval in ms, and timeout
+)  # interval in milliseconds, and timeout
 SITES: Final = ("north", "south", "harbour")
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is simulated.
+    """Parameters of a simulation.
 
     Attributes:
-        seed: same seed, same fleet.
-        devices: how many.
-        start_ms: when it begins, epoch milliseconds.
-        history_ms: how much of it lies in the past when it is played: at least two timeouts.
-        max_history_messages: at most so many messages in that time.
+        seed: seed of the fleet; the same parameters give the same messages.
+        devices: number of devices.
+        start_ms: start of the simulation, epoch milliseconds.
+        history_ms: duration of the part that lies in the past when it is played, milliseconds; at
+            least two timeouts.
+        max_history_messages: most messages in that part.
     """
 
     seed: int
@@ -44,9 +45,9 @@ class Sent:
     """One message of the simulated fleet.
 
     Attributes:
-        received_at_ms: when it would be received.
-        topic: where it is published.
-        payload: its bytes.
+        received_at_ms: time at which it would be received, epoch milliseconds.
+        topic: topic that it is published on.
+        payload: bytes of the payload.
     """
 
     received_at_ms: int
@@ -56,7 +57,7 @@ class Sent:
 
 @dataclass(slots=True)
 class _Member:
-    """One simulated device: who it is, and what it counts."""
+    """One simulated device: its identity and counters."""
 
     device_id: str
     site: str
@@ -76,7 +77,7 @@ class _Member:
         return f"fleet/{self.site}/{self.device_id}/{kind}"
 
     def says(self, at_ms: int, kind: str, **more: Any) -> tuple[str, bytes]:
-        """Return topic and payload of its next message; a value of None leaves a field out."""
+        """Return topic and payload of the next message; fields of value None are omitted."""
         self.seq += 1
         content = {"ts": at_ms, "seq": self.seq, "boot": f"b{self.boot}", "gateway": self.gateway, **more}
         if kind == "telemetry":
@@ -87,7 +88,7 @@ class _Member:
         return self.topic(kind), _json({key: value for key, value in content.items() if value is not None})
 
 
-Spoken = tuple[int, int, str, bytes]  # at, delay on the way, topic, payload
+Spoken = tuple[int, int, str, bytes]  # time of sending, delay in transit, topic, payload
 Behaviour = Callable[[_Member, int], Iterator[Spoken]]
 
 
@@ -96,7 +97,7 @@ def _json(content: Mapping[str, Any]) -> bytes:
 
 
 def _beats(member: _Member, from_ms: int, until_ms: int | None = None) -> Iterator[tuple[int, str]]:
-    """Yield the instants of a device that keeps its interval, roughly, and what it sends."""
+    """Yield instants and kinds of messages at roughly regular intervals."""
     at_ms = from_ms
     while until_ms is None or at_ms < until_ms:
         yield at_ms, ("telemetry" if member.rng.random() < 0.3 else "heartbeat")
@@ -209,7 +210,7 @@ def _never_speaks(_member: _Member, _from_ms: int) -> Iterator[Spoken]:
     return iter(())
 
 
-# One of each for the first twenty devices; of the others, most are steady.
+# The first devices have one of these each; of the others, most are steady.
 BEHAVIOURS: Final[tuple[Behaviour, ...]] = (
     _steady,
     _dies,
@@ -229,11 +230,11 @@ BEHAVIOURS: Final[tuple[Behaviour, ...]] = (
     _steady,
 )
 _RARE: Final = (_dies, _flaps, _is_held_up, _says_twice, _fails_at_times, _leaves_a_will, _reboots)
-_NOT_REGISTERED: Final = 15  # this one of the first twenty is admitted when it speaks
+_NOT_REGISTERED: Final = 15  # number of the device that is not registered, but admitted by its first signal
 
 
 def scenario_policy() -> dict[str, Any]:
-    """Return the policy of the simulated fleet, as a person would write it."""
+    """Return the policy of the simulated fleet, with the keys of a policy file."""
     return {
         "rules": {"timeout": "60m"},
         "classes": {name: {"timeout": timeout} for name, (_, timeout) in CLASSES.items()},
@@ -241,7 +242,7 @@ def scenario_policy() -> dict[str, Any]:
 
 
 def simulate(scenario: Scenario) -> Iterator[Sent]:
-    """Yield what the fleet sends, for ever, in the order in which it is received."""
+    """Yield the messages of the fleet without end, in the order of receipt."""
     members = list(_members(scenario))
     for member in members:
         if member.joins_ms == scenario.start_ms and not member.device_id.endswith(f"-{_NOT_REGISTERED:05d}"):
@@ -282,7 +283,10 @@ def _behaviour(number: int, member: _Member) -> Behaviour:
 
 
 def _members(scenario: Scenario) -> Iterator[_Member]:
-    """Yield the fleet; intervals are stretched, and devices join later, so that history keeps to its budget."""
+    """Yield the devices of the fleet.
+
+    Intervals are stretched, and devices join later, to keep the history within its budget.
+    """
     names = tuple(CLASSES)
     rate = sum(scenario.history_ms / CLASSES[names[number % len(names)]][0] for number in range(scenario.devices))
     budget = scenario.max_history_messages * _BUDGET - scenario.devices

@@ -1,6 +1,7 @@
-"""The tables as data: columns, units, meaning, key and partitioning. The data dictionary is generated from here.
+"""Declarations of the Delta tables: columns, units, meanings, keys, partitioning.
 
-Types are those that every reader has: string, long, int, double, timestamp (UTC, microseconds), binary.
+docs/reference/tables.md is generated from them. The types are those that every reader supports:
+string, long, int, double, timestamp (UTC, microseconds), binary.
 """
 
 from dataclasses import dataclass
@@ -11,13 +12,13 @@ from fleetpulse.core.rows import REASONS
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column.
+    """One column of a table.
 
     Attributes:
-        name: as stored.
+        name: stored name.
         type: string, long, int, double, timestamp or binary.
-        meaning: what it says, with its unit.
-        required: whether every row has it.
+        meaning: description with the unit.
+        required: whether every row has a value.
     """
 
     name: str
@@ -31,12 +32,12 @@ class Table:
     """One Delta table.
 
     Attributes:
-        name: folder below the home's ``tables``.
-        meaning: what a row is.
-        key: the columns that identify a row.
-        columns: in stored order.
+        name: name of the table, and of its folder below ``tables`` in the home.
+        meaning: description of a row.
+        key: columns that identify a row.
+        columns: columns in stored order.
         partitioned_by: partition columns.
-        properties: Delta's own settings of it.
+        properties: Delta table properties.
     """
 
     name: str
@@ -48,86 +49,93 @@ class Table:
 
 
 _ARRIVAL: Final = (
-    Column("origin", "string", "the door: mqtt, replay, command or bridge", required=True),
-    Column("recording", "string", "id of the recording a row was played from"),
-    Column("line", "long", "its line there, from 0"),
-    Column("bridge", "string", "the bridge that had it", required=True),
-    Column("segment", "long", "number of the bridge's segment that carried it", required=True),
+    Column("origin", "string", "source of the row: mqtt, replay, command or bridge", required=True),
+    Column("recording", "string", "id of the recording that the row was replayed from"),
+    Column("line", "long", "line of the recording, from 0"),
+    Column("bridge", "string", "bridge that received the message", required=True),
+    Column("segment", "long", "number of the bridge's segment with the row", required=True),
 )
 
-INDEXED_COLUMNS: Final = 4  # of a table that Spark writes: of how many Delta keeps the least and greatest value of a file
+INDEXED_COLUMNS: Final = 4  # columns with min/max statistics in the log of a table
 
 MESSAGES: Final = Table(
     "messages",
-    "Bronze: every message that could be decoded, and our own rows, in order of received_at.",
+    "Bronze: all decoded messages, with rows of bridges, operators and the registry, in the order of received_at.",
     ("bridge", "segment", "device_id", "kind", "event_time", "digest"),
     (
-        Column("received_at", "timestamp", "when the bridge had it in its hands", required=True),
-        Column("event_time", "timestamp", "when it happened, on the device's clock; null where that is no time"),
+        Column("received_at", "timestamp", "time at which the bridge received the message", required=True),
+        Column("event_time", "timestamp", "event time, by the clock of the device; null if it is not a time"),
         Column(
             "kind", "string", "heartbeat, telemetry, error, birth, death; control, registry, policy, gap, tick, correct", True
         ),
-        Column("device_id", "string", "the device; _ for everybody", required=True),
-        Column("site", "string", "the topic's site", required=True),
-        Column("clock", "string", "where event_time comes from: device, received, invalid", required=True),
-        Column("boot", "string", "names the device's run since its last start"),
-        Column("session", "string", "names the device's connection to the broker"),
-        Column("seq", "long", "the device's message counter"),
-        Column("uptime_s", "long", "seconds since the device's last start"),
+        Column("device_id", "string", "id of the device; _ for the whole fleet", required=True),
+        Column("site", "string", "site in the topic", required=True),
+        Column("clock", "string", "source of event_time: device, received, invalid", required=True),
+        Column("boot", "string", "name of the run of the device since its last start"),
+        Column("session", "string", "name of the connection of the device to the broker"),
+        Column("seq", "long", "message counter of the device"),
+        Column("uptime_s", "long", "seconds since the last start of the device"),
         Column("code", "string", "error code"),
         Column("firmware", "string", "firmware version"),
-        Column("gateway", "string", "through whom it came"),
+        Column("gateway", "string", "gateway that delivered the message"),
         Column("metrics", "string", "JSON object of measured values"),
-        Column("body", "string", "JSON object of our own rows"),
-        Column("note", "string", "what is odd about it, with a hint"),
+        Column("body", "string", "JSON object of a control, registry, policy, gap, tick or correct row"),
+        Column("note", "string", "warning about the message, with a hint"),
         Column("digest", "long", "64 bits of BLAKE2b over the payload's bytes", required=True),
-        Column("position", "long", "its place among its bridge's rows of one received_at, as they came; null in older rows"),
-        Column("gateway_event", "string", "event for the devices behind its device: death or return of their gateway"),
+        Column(
+            "position",
+            "long",
+            "place in delivery order among the rows of its bridge with the same received_at; null in older rows",
+        ),
+        Column("gateway_event", "string", "event for the devices behind this gateway: its death or return"),
         Column(
             "device_hash",
             "long",
-            "64 bits of BLAKE2b over the device id: its place among the key groups",
+            "64 bits of BLAKE2b over the device id, which determine the key group",
             required=True,
         ),
-        Column("stamped_at", "timestamp", "when its bridge had it, where others had landed past that: received_at is later"),
+        Column(
+            "stamped_at", "timestamp", "time of receipt, if rows of other bridges had landed beyond it; received_at is then later"
+        ),
         *_ARRIVAL,
     ),
-    # A job reads it by version: what is cleared from its log is for `fleet maintain` to say, and not for time.
+    # The job reads it by version, so only `fleet maintain` may clear its log, not Delta by time.
     properties=(("delta.enableExpiredLogCleanup", "false"),),
 )
 
 QUARANTINE: Final = Table(
     "quarantine",
-    "Messages that could not be decoded, or were beyond what their device may send, with their raw bytes.",
+    "Messages that could not be decoded, or exceeded the rate limit of their device, with their raw bytes.",
     ("bridge", "place"),
     (
-        Column("received_at", "timestamp", "when the bridge had it in its hands", required=True),
-        Column("topic", "string", "as published; escaped and cut where it is too long or not printable", required=True),
-        Column("payload", "binary", "its raw bytes"),
+        Column("received_at", "timestamp", "time at which the bridge received the message", required=True),
+        Column("topic", "string", "topic as published; escaped if not printable, and truncated if too long", required=True),
+        Column("payload", "binary", "raw bytes of the payload"),
         Column(
             "reason",
             "string",
-            f"one word: {', '.join(REASONS)}",
+            f"reason, one of {', '.join(REASONS)}",
             required=True,
         ),
-        Column("detail", "string", "the rule, what was got, what to do", required=True),
+        Column("detail", "string", "rule, value found, and remedy", required=True),
         *_ARRIVAL,
-        Column("place", "long", "its place among the bridge's rows: segment times 2^20, and the row in it; null in older rows"),
+        Column("place", "long", "place among the rows of the bridge: segment times 2^20, plus row; null in older rows"),
     ),
 )
 
 COVERAGE: Final = Table(
     "coverage",
-    "Spans in which we were not listening; a span is two rows, open and close.",
+    "Coverage gaps: spans in which a bridge was not listening; each is two rows, open and close.",
     ("bridge", "received_at"),
     (
-        Column("received_at", "timestamp", "when the row was written", required=True),
+        Column("received_at", "timestamp", "time at which the row was written", required=True),
         Column("op", "string", "open or close", required=True),
-        Column("at", "timestamp", "the span's first instant, or the one from which we listen again", required=True),
+        Column("at", "timestamp", "start of the gap, or its end: the instant from which the bridge listens again", required=True),
         Column(
             "why",
             "string",
-            "start (nobody listened before), broker (it closed), network (no way to it), disk (full), bridge (not heard of)",
+            "start (no bridge listened before), broker (closed the connection), network (broker unreachable), disk (full), "
+            "bridge (no lease)",
         ),
         *_ARRIVAL,
     ),
@@ -135,35 +143,35 @@ COVERAGE: Final = Table(
 
 DEVICES: Final = Table(
     "devices",
-    "Changes of the registry; the newest change of a device is in force.",
+    "Entries of the registry; the newest entry of a device is in force.",
     ("device_id", "effective_from"),
     (
-        Column("received_at", "timestamp", "when the change was received", required=True),
-        Column("effective_from", "timestamp", "from when it is in effect", required=True),
-        Column("device_id", "string", "the device", required=True),
-        Column("site", "string", "its site", required=True),
+        Column("received_at", "timestamp", "time at which the entry was received", required=True),
+        Column("effective_from", "timestamp", "instant from which the entry is in force", required=True),
+        Column("device_id", "string", "id of the device", required=True),
+        Column("site", "string", "site of the device", required=True),
         Column("op", "string", "add or decommission", required=True),
-        Column("device_class", "string", "its class, which chooses its rules"),
-        Column("gateway", "string", "through whom it comes"),
+        Column("device_class", "string", "class of the device, which determines its rules"),
+        Column("gateway", "string", "gateway of the device"),
         *_ARRIVAL,
-        Column("timeout_ms", "long", "its own timeout, in milliseconds; null: that of its class"),
-        Column("death_grace_ms", "long", "its own grace after a will, in milliseconds; null: that of its class"),
+        Column("timeout_ms", "long", "timeout of this device, in milliseconds; null: that of its class"),
+        Column("death_grace_ms", "long", "grace period of this device after a will, in milliseconds; null: that of its class"),
     ),
 )
 
 GATEWAYS: Final = Table(
     "gateways",
-    "Deaths, returns and sessions of gateways, one row each; landing restores its records from the newest row of each gateway.",
+    "Deaths, returns and sessions of gateways, one row each. Landing restores its memory from the newest row of each gateway.",
     ("device_id", "received_at", "place"),
     (
-        Column("received_at", "timestamp", "when the message was received", required=True),
-        Column("device_id", "string", "the gateway", required=True),
-        Column("event", "string", "death, return, or session: it named another session or boot", required=True),
-        Column("dead_since", "timestamp", "since when it is dead; null while it is alive"),
-        Column("session", "string", "its newest session"),
-        Column("boot", "string", "its newest boot"),
+        Column("received_at", "timestamp", "time at which the message was received", required=True),
+        Column("device_id", "string", "device id of the gateway", required=True),
+        Column("event", "string", "death, return, or session (the gateway named another session or boot)", required=True),
+        Column("dead_since", "timestamp", "time of its death; null while it is alive"),
+        Column("session", "string", "newest session of the gateway"),
+        Column("boot", "string", "newest boot of the gateway"),
         *_ARRIVAL,
-        Column("place", "long", "its place among the bridge's rows: segment times 2^20, and the row in it", required=True),
+        Column("place", "long", "place among the rows of the bridge: segment times 2^20, plus row", required=True),
     ),
 )
 
@@ -175,40 +183,38 @@ JUDGEMENTS: Final = Table(
         Column(
             "kind",
             "string",
-            "transition, late, clock (a clock fault begins), identity_conflict (one id speaks from two sites in turn), "
+            "transition, late, clock (start of a clock fault), identity_conflict (one id at two sites in turn), "
             "duplicate, after_decommission, unknown_device, refused, summary; by amend: retract, add",
         ),
-        Column("device_id", "string", "the device"),
-        Column("site", "string", "its site"),
-        Column("event_time", "timestamp", "when it happened: of the message, or of the deadline"),
-        Column("device_class", "string", "its class then"),
-        Column("life", "timestamp", "event time of the first row of the device's life"),
-        Column("transition_no", "long", "number of the transition in that life, from 1; of a retract that which it takes back"),
+        Column("device_id", "string", "id of the device"),
+        Column("site", "string", "site of the device"),
+        Column("event_time", "timestamp", "event time of the message, or instant of the deadline"),
+        Column("device_class", "string", "class of the device at that time"),
+        Column("life", "timestamp", "event time of the first row of the life"),
+        Column("transition_no", "long", "number of the transition in that life, from 1; of a retract: the retracted transition"),
         Column("from_mode", "string", "mode before"),
         Column("to_mode", "string", "mode after"),
-        Column("trigger", "string", "what moved it"),
-        Column("last_seen", "timestamp", "event time of the last signal judged"),
+        Column("trigger", "string", "cause of the transition, a trigger of the lifecycle"),
+        Column("last_seen", "timestamp", "presence time of the last signal judged"),
         Column("runtime_ms", "long", "cumulative runtime, in milliseconds of covered time"),
         Column("last_errors", "string", "JSON array of the last error codes, oldest first"),
-        Column("gateway", "string", "through whom it came last"),
+        Column("gateway", "string", "gateway that delivered the last signal"),
         Column("policy_version", "string", "digest of the policy in force"),
-        Column("received_at", "timestamp", "when the message was received that it is about; null for a deadline"),
-        Column("message_kind", "string", "kind of that message"),
-        Column("boot", "string", "boot of that message"),
-        Column("seq", "long", "seq of that message"),
-        Column("reason", "string", "why, in words"),
-        Column("late_by_ms", "long", "how far behind the frontier the message lay, in milliseconds"),
-        Column("key_group", "int", "the key group of a summary"),
-        Column("counts", "string", "JSON object: devices by mode in that key group"),
-        Column("judged_at", "timestamp", "when it was judged; not part of a comparison"),
-        Column("generation", "int", "generation of the job; not part of a comparison"),
-        Column("amendment_no", "long", "of a retract or an add: its number among those of its device, from 1"),
-        Column(
-            "takes_back", "long", "of a retract: the amendment_no of the add that it takes back; null where transition_no says"
-        ),
+        Column("received_at", "timestamp", "time at which the message was received; null for a deadline"),
+        Column("message_kind", "string", "kind of the message"),
+        Column("boot", "string", "boot of the message"),
+        Column("seq", "long", "seq of the message"),
+        Column("reason", "string", "reason, for people"),
+        Column("late_by_ms", "long", "distance of a late message behind the frontier, in milliseconds"),
+        Column("key_group", "int", "key group of a summary"),
+        Column("counts", "string", "JSON object: number of devices by mode in the key group"),
+        Column("judged_at", "timestamp", "time of judging; excluded from comparisons"),
+        Column("generation", "int", "generation of the job; excluded from comparisons"),
+        Column("amendment_no", "long", "number of a retract or add among those of its device, from 1"),
+        Column("takes_back", "long", "of a retract: amendment_no of the retracted add; null if it retracts transition_no"),
     ),
     ("kind",),
-    # Replaced files are part of the state that every reader builds, for as long as the log names them.
+    # Readers load replaced files into their snapshot while the log names them: keep them briefly.
     (("delta.dataSkippingNumIndexedCols", str(INDEXED_COLUMNS)), ("delta.deletedFileRetentionDuration", "interval 3 hours")),
 )
 
@@ -217,174 +223,186 @@ STREAM_HEALTH: Final = Table(
     "Metrics of the lifecycle job, one row for each micro-batch; core/monitoring/health.py rates some of them.",
     ("run_id", "batch_id"),
     (
-        Column("began_at", "timestamp", "when the batch began", required=True),
-        Column("query_id", "string", "the checkpoint's id: one a generation", required=True),
-        Column("run_id", "string", "the job's id since its last start", required=True),
+        Column("began_at", "timestamp", "start of the batch", required=True),
+        Column("query_id", "string", "id of the checkpoint: one for each generation", required=True),
+        Column("run_id", "string", "run id of the job, which changes with each start", required=True),
         Column("batch_id", "long", "number of the batch in the checkpoint, from 0", required=True),
         Column("generation", "int", "generation of the job", required=True),
-        Column("input_rows", "long", "rows of bronze read; null where the offsets do not tell"),
-        Column("input_blocks", "long", "blocks read, a key group each: what the JVM counts as rows", required=True),
-        Column("input_rows_per_s", "double", "rows of bronze that came a second since the batch before; null in a run's first"),
-        Column("processed_rows_per_s", "double", "rows of bronze read a second of the batch's time"),
-        Column("judgements", "string", "JSON object: rows that the batch wrote, by kind"),
-        Column("rows_late", "long", "judgements of kind late among them"),
+        Column("input_rows", "long", "rows of bronze read; null if the offsets do not determine them"),
+        Column("input_blocks", "long", "blocks read, one for each key group; Spark counts them as rows", required=True),
         Column(
-            "rows_dropped", "long", "blocks that Spark dropped behind its watermark; anything but 0 is a fault", required=True
+            "input_rows_per_s", "double", "rows of bronze a second since the previous batch; null in the first batch of a run"
         ),
-        Column("batch_ms", "long", "time of the batch, in milliseconds; the next six are parts of it", required=True),
-        Column("latest_offset_ms", "long", "looking for new versions of bronze, in milliseconds"),
-        Column("get_batch_ms", "long", "asking the source for the batch, in milliseconds"),
+        Column("processed_rows_per_s", "double", "rows of bronze read a second, over the time of the batch"),
+        Column("judgements", "string", "JSON object: number of judgements that the batch wrote, by kind"),
+        Column("rows_late", "long", "number of judgements of kind late among them"),
+        Column("rows_dropped", "long", "blocks that Spark dropped behind its watermark; must be 0", required=True),
+        Column("batch_ms", "long", "time of the batch, in milliseconds; the next six columns are parts of it", required=True),
+        Column("latest_offset_ms", "long", "finding new versions of bronze, in milliseconds"),
+        Column("get_batch_ms", "long", "getting the batch from the source, in milliseconds"),
         Column("query_planning_ms", "long", "planning, in milliseconds"),
-        Column("wal_commit_ms", "long", "writing the batch's offsets, in milliseconds"),
-        Column("add_batch_ms", "long", "running it: read, fold, state and sink, in milliseconds"),
-        Column("commit_offsets_ms", "long", "writing that it is done, in milliseconds"),
-        Column("updates_ms", "long", "life of its stateful tasks, summed, in milliseconds: Python and sink included"),
+        Column("wal_commit_ms", "long", "writing the offsets of the batch, in milliseconds"),
+        Column("add_batch_ms", "long", "running the batch (read, fold, state and sink), in milliseconds"),
+        Column("commit_offsets_ms", "long", "writing the commit of the batch, in milliseconds"),
+        Column("updates_ms", "long", "run time of the stateful tasks, summed, in milliseconds; includes Python and the sink"),
         Column("state_commit_ms", "long", "committing the state, summed over partitions, in milliseconds"),
         Column("newest_received_at", "timestamp", "received_at of the newest row read in this run"),
         Column("watermark", "timestamp", "Spark's watermark in this batch; null before the first"),
         Column(
             "watermark_delay_ms",
             "long",
-            "how far it lay behind the newest row of this batch, in milliseconds: the advance of received_at in the batch",
+            "distance of the watermark from the newest row of the batch, in milliseconds: advance of received_at in the batch",
         ),
         Column(
-            "watermark_age_ms", "long", "how far it lay behind the clock at the batch's end, in milliseconds; years in a replay"
+            "watermark_age_ms",
+            "long",
+            "distance of the watermark from the clock at the end of the batch, in milliseconds; years in a replay",
         ),
-        Column("devices", "string", "JSON object: devices by mode, from each key group's newest summary"),
+        Column("devices", "string", "JSON object: number of devices by mode, from the newest summary of each key group"),
         Column("partitions", "int", "state partitions"),
         Column(
             "state_rows",
             "long",
-            "values in the state: a key group has two, and one more for each chunk of rows that wait; timers are not counted",
+            "values in the state: two for each key group, and one for each chunk of pending rows; timers are not counted",
             required=True,
         ),
         Column("state_rows_updated", "long", "values written", required=True),
         Column("state_rows_removed", "long", "values removed", required=True),
-        Column("state_bytes", "long", "size of RocksDB's files; rated as state size", required=True),
-        Column("state_memory_bytes", "long", "RocksDB's memory: memtables, cache, indexes; rated as memory", required=True),
+        Column("state_bytes", "long", "size of the files of RocksDB; rated as state size", required=True),
+        Column("state_memory_bytes", "long", "memory of RocksDB (memtables, cache, indexes); rated as memory", required=True),
         Column(
             "checkpoint_ms",
             "long",
-            "offsets, commit and the mean partition's state commit, in milliseconds; rated",
+            "offsets, commit, and mean state commit of a partition, in milliseconds; rated as checkpoint",
             required=True,
         ),
         Column(
-            "state_update_us", "long", "RocksDB's time to read and write one value, in microseconds; rated; null where none was"
+            "state_update_us", "long", "time of RocksDB to read and write one value, in microseconds; null if none was; rated"
         ),
-        Column("clean_up_ms", "long", "removals, timers and RocksDB's compactions, in milliseconds; rated", required=True),
+        Column(
+            "clean_up_ms",
+            "long",
+            "removals, timers, and compactions of RocksDB, in milliseconds; rated as clean-up",
+            required=True,
+        ),
         Column("rocksdb_gets", "long", "reads"),
         Column("rocksdb_puts", "long", "writes"),
-        Column("rocksdb_written_bytes", "long", "bytes written to RocksDB: about what the changelog grew by, before compression"),
-        Column("rocksdb_snapshot_bytes", "long", "bytes copied to the checkpoint by the newest snapshot of each partition"),
-        Column("rocksdb_stall_ms", "long", "writes held up by compaction, summed, in milliseconds"),
-        Column("rocksdb_load_ms", "long", "loading the state's version, summed, in milliseconds: the recovery after a start"),
-        Column("rocksdb_cache_misses", "long", "block reads that the cache did not have"),
-        Column("source_offset", "string", "JSON: where the batch ended in bronze"),
+        Column("rocksdb_written_bytes", "long", "bytes written to RocksDB, about the growth of the changelog before compression"),
+        Column("rocksdb_snapshot_bytes", "long", "bytes that the newest snapshot of each partition copied to the checkpoint"),
+        Column("rocksdb_stall_ms", "long", "time of writes stalled by compaction, summed, in milliseconds"),
+        Column(
+            "rocksdb_load_ms",
+            "long",
+            "loading the version of the state, summed, in milliseconds; this is the recovery after a start",
+        ),
+        Column("rocksdb_cache_misses", "long", "block reads that missed the cache"),
+        Column("source_offset", "string", "JSON: end offset of the batch in bronze"),
     ),
     properties=(("delta.logRetentionDuration", "interval 1 days"), ("delta.deletedFileRetentionDuration", "interval 3 hours")),
 )
 
 DEVICE_SNAPSHOTS: Final = Table(
     "device_snapshots",
-    "The lifecycle job's state at one batch, all of it; a snapshot is a version of the table, older ones are its history.",
+    "Snapshot of the whole state of the lifecycle job after one batch. Each snapshot is a version of the table.",
     ("part", "key_group", "device_id"),
     (
         Column(
             "part",
             "string",
-            "device; signal and row (what waits for its time); pending (judged, and to be said next); group (how far it is)",
+            "device; signal and row (pending rows); pending (judgements not emitted yet); group (position of a key group)",
             required=True,
         ),
-        Column("key_group", "int", "the key group that it was in", required=True),
-        Column("device_id", "string", "the device; _ for everybody", required=True),
-        Column("device_hash", "long", "64 bits of BLAKE2b over the device id: its place among the key groups", required=True),
-        Column("site", "string", "its site"),
-        Column("device_class", "string", "its class"),
-        Column("gateway", "string", "through whom it came last"),
-        Column("mode", "string", "its mode"),
-        Column("mode_since", "timestamp", "since when"),
+        Column("key_group", "int", "key group of the row", required=True),
+        Column("device_id", "string", "id of the device; _ for the whole fleet", required=True),
+        Column("device_hash", "long", "64 bits of BLAKE2b over the device id, which determine the key group", required=True),
+        Column("site", "string", "site of the device"),
+        Column("device_class", "string", "class of the device"),
+        Column("gateway", "string", "gateway that delivered the last signal"),
+        Column("mode", "string", "mode of the device"),
+        Column("mode_since", "timestamp", "instant since which it has that mode"),
         Column("life", "timestamp", "event time of the first row of its life"),
-        Column("transition_no", "long", "number of its last transition in that life"),
-        Column("class_since", "timestamp", "since when it is of its class, with the limits of its own that it has"),
-        Column("last_seen", "timestamp", "event time of the last signal judged"),
-        Column("quiet_since", "timestamp", "since when silence counts"),
-        Column("quiet_covered_ms", "long", "covered time then, in milliseconds"),
+        Column("transition_no", "long", "number of the last transition in that life"),
+        Column("class_since", "timestamp", "instant since which its class and its own limits are in force"),
+        Column("last_seen", "timestamp", "presence time of the last signal judged"),
+        Column("quiet_since", "timestamp", "instant from which silence counts"),
+        Column("quiet_covered_ms", "long", "covered time at quiet_since, in milliseconds"),
         Column("runtime_ms", "long", "cumulative runtime, in milliseconds of covered time"),
-        Column("boot", "string", "the boot last heard of; of a signal: its own"),
-        Column("seq", "long", "the counter last heard of; of a signal: its own"),
-        Column("reboots", "long", "how often it has started again"),
-        Column("degraded_until", "timestamp", "until when errors keep it degraded"),
-        Column("flagged_until", "timestamp", "until when it is flagged, unless it is released"),
+        Column("boot", "string", "last boot named; of a signal: its boot"),
+        Column("seq", "long", "last counter named; of a signal: its counter"),
+        Column("reboots", "long", "number of reboots"),
+        Column("degraded_until", "timestamp", "instant until which errors keep it degraded"),
+        Column("flagged_until", "timestamp", "instant until which it is flagged, unless it is released"),
         Column("held_until", "timestamp", "announced end of maintenance or update"),
-        Column("death", "timestamp", "when its newest will was delivered that no later signal has voided"),
-        Column("death_covered_ms", "long", "covered time then, in milliseconds"),
-        Column("outage", "timestamp", "when its gateway died; null unless the gateway is dead"),
-        Column("outage_covered_ms", "long", "covered time then, in milliseconds"),
+        Column("death", "timestamp", "received_at of the newest will; null if a signal has voided it"),
+        Column("death_covered_ms", "long", "covered time at death, in milliseconds"),
+        Column("outage", "timestamp", "instant of the death of its gateway; null unless the gateway is dead"),
+        Column("outage_covered_ms", "long", "covered time at outage, in milliseconds"),
         Column("excused_ms", "long", "covered time since the last signal in which its gateway was dead, in milliseconds"),
-        Column("heard_arrival", "long", "place in arrival order of the newest signal, while a row before it may still be judged"),
-        Column("proved_arrival", "long", "likewise of the newest that the device delivered itself, or that announced its start"),
-        Column("session", "long", "a hash of the name of its newest session"),
+        Column("heard_arrival", "long", "place in arrival order of the newest signal, while an earlier row may still be judged"),
+        Column("proved_arrival", "long", "place in arrival order of the newest birth or direct signal, kept like heard_arrival"),
+        Column("session", "long", "hash of the name of its newest session"),
         Column(
             "clock",
             "string",
-            "of its newest signal: on_time, late, or a clock fault: invalid, ahead, behind; of a signal: its own",
+            "class of the event time of the newest signal: on_time, late, or a clock fault (invalid, ahead, behind); "
+            "of a signal: its class",
         ),
-        Column("clock_offset_ms", "long", "event time less received_at, in milliseconds, where clock is late, ahead or behind"),
-        Column("timeout_ms", "long", "its own timeout, in milliseconds; null: that of its class"),
-        Column("death_grace_ms", "long", "its own grace after a will, in milliseconds; null: that of its class"),
-        Column("firmware", "string", "version of its firmware, as it last named it; of a signal: its own"),
-        Column("speaks_from", "string", "site that its newest signal came from; null: its site"),
-        Column("spoke_from", "string", "site that its signals came from before that; null: no other"),
-        Column("moved", "timestamp", "when the one followed the other"),
-        Column("conflict", "timestamp", "when its id was last reported to speak from two sites in turn"),
-        Column("errors", "string", "JSON object: what is remembered of its errors; null where nothing is"),
-        Column("received_at", "timestamp", "of a signal: when it was received"),
-        Column("presence", "timestamp", "of a signal: the instant at which it is judged"),
-        Column("event_time", "timestamp", "of a signal: when it happened; null if invalid"),
-        Column("position", "long", "of a signal: its place among its bridge's rows of one received_at"),
+        Column("clock_offset_ms", "long", "event time less received_at, in milliseconds, if clock is late, ahead or behind"),
+        Column("timeout_ms", "long", "timeout of this device, in milliseconds; null: that of its class"),
+        Column("death_grace_ms", "long", "grace period of this device after a will, in milliseconds; null: that of its class"),
+        Column("firmware", "string", "last firmware version named; of a signal: its firmware version"),
+        Column("speaks_from", "string", "site of the newest signal; null: same as site"),
+        Column("spoke_from", "string", "site of the signals before the last move; null: no other site"),
+        Column("moved", "timestamp", "instant of the last move between sites"),
+        Column("conflict", "timestamp", "instant of the last reported identity conflict"),
+        Column("errors", "string", "JSON object: errors that still count; null if there are none"),
+        Column("received_at", "timestamp", "of a signal: time at which it was received"),
+        Column("presence", "timestamp", "of a signal: instant at which it is judged"),
+        Column("event_time", "timestamp", "of a signal: its event time; null if invalid"),
+        Column("position", "long", "of a signal: place among the rows of its bridge with the same received_at"),
         Column("connection", "string", "of a signal: its session"),
-        Column("message_kind", "int", "of a signal: the number of its kind, see columnar/codec/arrow.py"),
-        Column("device_clock", "int", "of a signal: 1 where event_time is the device's"),
+        Column("message_kind", "int", "of a signal: number of its kind, see columnar/codec/arrow.py"),
+        Column("device_clock", "int", "of a signal: 1 if event_time is from the device's clock"),
         Column("code", "string", "of a signal: its error code"),
-        Column("digest", "long", "of a signal: 64 bits over its payload; 0 where there is a seq"),
-        Column("content", "string", "JSON object: a row, a judgement, or how far a group is"),
+        Column("digest", "long", "of a signal: 64 bits over its payload; 0 if it has a seq"),
+        Column("content", "string", "JSON object: a row, a judgement, or the position of a key group"),
     ),
     ("part",),
-    (("delta.enableExpiredLogCleanup", "false"),),  # maintenance clears it, by its own setting
+    (("delta.enableExpiredLogCleanup", "false"),),  # maintenance clears it by its own setting
 )
 
 QUALITY_RESULTS: Final = Table(
     "quality_results",
-    "What came of each expectation, in each look at the data: see docs/quality.md.",
+    "Results of the expectations in each data-quality run, see docs/how-to/data-quality.md.",
     ("run_id", "suite", "expectation"),
     (
-        Column("run_id", "string", "names the look at the data; later ones sort later", required=True),
-        Column("began_at", "timestamp", "when it began", required=True),
-        Column("subject", "string", "what was looked at: tables, generation N, or snapshot N", required=True),
-        Column("suite", "string", "the suite", required=True),
-        Column("expectation", "string", "the expectation", required=True),
-        Column("severity", "string", "critical (a gate stays shut) or warning", required=True),
-        Column("outcome", "string", "passed, failed, skipped (the rows that are kept cannot tell) or fault", required=True),
-        Column("rows", "long", "rows of the suite"),
-        Column("failed", "long", "of them that fail"),
+        Column("run_id", "string", "id of the data-quality run; later runs sort later", required=True),
+        Column("began_at", "timestamp", "start of the run", required=True),
+        Column("subject", "string", "checked data: tables, generation N, or snapshot N", required=True),
+        Column("suite", "string", "name of the suite", required=True),
+        Column("expectation", "string", "name of the expectation", required=True),
+        Column("severity", "string", "critical (a gate fails) or warning", required=True),
+        Column("outcome", "string", "passed, failed, skipped (the retained rows cannot decide) or fault", required=True),
+        Column("rows", "long", "number of rows of the suite"),
+        Column("failed", "long", "number of rows that fail"),
         Column("engine", "string", "pandas or spark"),
-        Column("took_ms", "long", "time that the suite took, in milliseconds"),
-        Column("why", "string", "why it was skipped, or could not be evaluated"),
+        Column("took_ms", "long", "time of evaluating the suite, in milliseconds"),
+        Column("why", "string", "reason why it was skipped, or could not be evaluated"),
     ),
 )
 
 QUALITY_FAILURES: Final = Table(
     "quality_failures",
-    "Rows that fail an expectation, with their keys: the first hundred of each; how many there are, quality_results says.",
+    "Rows that fail an expectation, with their keys: the first hundred of each. `quality_results` has their number.",
     ("run_id", "suite", "expectation", "row_key"),
     (
-        Column("run_id", "string", "names the look at the data", required=True),
-        Column("began_at", "timestamp", "when it began", required=True),
-        Column("suite", "string", "the suite", required=True),
-        Column("expectation", "string", "the expectation", required=True),
+        Column("run_id", "string", "id of the data-quality run", required=True),
+        Column("began_at", "timestamp", "start of the run", required=True),
+        Column("suite", "string", "name of the suite", required=True),
+        Column("expectation", "string", "name of the expectation", required=True),
         Column("severity", "string", "critical or warning", required=True),
-        Column("row_key", "string", "JSON object: which row", required=True),
-        Column("detail", "string", "JSON object: what the row says", required=True),
+        Column("row_key", "string", "JSON object: key of the row", required=True),
+        Column("detail", "string", "JSON object: values of the row", required=True),
     ),
 )
 
@@ -396,12 +414,12 @@ TABLES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One way to read judgements.
+    """SQL view of judgements.
 
     Attributes:
-        name: of the view.
-        meaning: what a row is.
-        sql: selects it; an earlier reading may be read.
+        name: name of the view.
+        meaning: description of a row.
+        sql: query of the view; it may read an earlier view.
     """
 
     name: str
@@ -414,10 +432,12 @@ def _of_kind(name: str, kind: str) -> Reading:
 
 
 def transitions_in(judgements: str) -> str:
-    """Return the SQL that selects transitions as amendments left them; ``never_seen``: to offline, of a device never heard.
+    """Return SQL that selects the effective transitions, after amendments.
+
+    Column ``never_seen`` marks transitions to offline of devices that were never heard.
 
     Args:
-        judgements: the name of the table, or a query in brackets: by what was said in there.
+        judgements: name of the table, or a query in parentheses that selects from it.
     """
     return f"""
         SELECT *, to_mode = 'offline' AND last_seen IS NULL AS never_seen FROM (
@@ -434,7 +454,7 @@ def transitions_in(judgements: str) -> str:
 READINGS: Final = (
     Reading(
         "transitions",
-        "kind transition, without those that were retracted, and kind add, likewise: what happened, as far as is known",
+        "effective transitions: kinds transition and add, without those that were retracted",
         transitions_in("judgements"),
     ),
     _of_kind("judged_transitions", "transition"),

@@ -1,4 +1,4 @@
-"""Bounds of texts that the state keeps: names and ids, as devices and operators send them."""
+"""Bounds of texts in the state: names and ids from devices and operators."""
 
 from typing import Final
 
@@ -8,11 +8,11 @@ _INT64: Final = range(-(2**63), 2**63)
 
 
 def as_text(value: object, *, numbers: bool = False) -> str | None:
-    """Return a field's value as a text of a row; None where it may not be one.
+    """Return the value of a field as a text of a row; None if it is not a valid text.
 
     Args:
-        value: what the payload says.
-        numbers: whether a whole number may stand for a text.
+        value: value in the payload.
+        numbers: whether a whole number is accepted as a text.
     """
     if numbers and type(value) is int:
         value = str(value) if value in _INT64 else ""

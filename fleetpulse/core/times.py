@@ -1,6 +1,7 @@
-"""Durations and instants as people write them, and as the core counts them: whole milliseconds.
+"""Parsing and formatting of durations and instants.
 
-Rule: inside, an instant is an ``int`` of epoch milliseconds (UTC) and its name ends in ``_ms``; so is a duration.
+Rule: in the code, instants are epoch milliseconds (UTC) and durations milliseconds, both of type
+``int``, with names that end in ``_ms``.
 """
 
 import re
@@ -11,31 +12,32 @@ from fleetpulse.core.errors import FleetError
 
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION: Final = re.compile(r"(\d+)(ms|s|m|h|d)")
-EPOCH_2000_MS: Final = 946_684_800_000  # before it no device existed: an earlier ts is a broken clock
-_DIGITS: Final = 18  # of an instant in milliseconds, and more: Python reads no number of thousands of them
-END_OF_TIME_MS: Final = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z, the last instant the tables can hold
-RECORDED_MS: Final = range(EPOCH_2000_MS, 4_102_444_800_000)  # up to 2100: when lines of a recording can have been received
+EPOCH_2000_MS: Final = 946_684_800_000  # no device is older: an earlier ts is a clock fault
+_DIGITS: Final = 18  # longest number to parse: Python rejects numbers of thousands of digits
+END_OF_TIME_MS: Final = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z, the last instant that the tables can store
+RECORDED_MS: Final = range(EPOCH_2000_MS, 4_102_444_800_000)  # up to 2100: valid ``received_at`` of recorded lines
 
 
 def parse_duration_ms(text: str) -> int:
-    """Read a duration such as ``90s``, ``60m`` or ``1h30m``.
+    """Parse a duration such as ``90s``, ``60m`` or ``1h30m``.
 
     Returns:
         Whole milliseconds, never negative.
 
     Raises:
-        FleetError: ``text`` is not a duration.
+        FleetError: not a duration.
     """
     parts = _DURATION.findall(text.strip())
     if not parts or "".join(number + unit for number, unit in parts) != text.strip():
         raise FleetError(
-            f'a duration is a number and a unit (ms, s, m, h, d); got "{text}"; write one such as "5m"', code="duration-invalid"
+            f'a duration must be a number and a unit (ms, s, m, h, d); got "{text}"; write one such as "5m"',
+            code="duration-invalid",
         )
     return sum(int(number) * _UNITS_MS[unit] for number, unit in parts)
 
 
 def format_duration(duration_ms: int) -> str:
-    """Write a duration so that `parse_duration_ms` reads the same back: ``5400000`` is ``1h30m``."""
+    """Format a duration: ``5400000`` is ``1h30m``; the inverse of `parse_duration_ms`."""
     sign, rest, words = ("-" if duration_ms < 0 else ""), abs(duration_ms), ""
     for unit in ("d", "h", "m", "s", "ms"):
         count, rest = divmod(rest, _UNITS_MS[unit])
@@ -45,13 +47,13 @@ def format_duration(duration_ms: int) -> str:
 
 
 def format_instant(instant_ms: int) -> str:
-    """ISO 8601 in UTC with milliseconds: ``2021-09-02T13:35:06.724Z``."""
+    """Format an instant as ISO 8601 in UTC: ``2021-09-02T13:35:06.724Z``."""
     moment = datetime.fromtimestamp(instant_ms // 1000, UTC)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{instant_ms % 1000:03d}Z"
 
 
 def parse_instant_ms(text: str) -> int:
-    """Read an instant: ISO 8601 with a zone, or epoch milliseconds.
+    """Parse an instant: ISO 8601 with a zone, or epoch milliseconds.
 
     Raises:
         FleetError: neither of the two, or without a zone.
@@ -64,7 +66,7 @@ def parse_instant_ms(text: str) -> int:
         moment = None
     if moment is None or moment.tzinfo is None:
         raise FleetError(
-            f'an instant is ISO 8601 with a zone, or epoch milliseconds; got "{text}"; write one such as "2026-01-31T12:00:00Z"',
+            f'an instant must be ISO 8601 with a zone, or epoch milliseconds; got "{text}"; write it like "2026-01-31T12:00:00Z"',
             code="instant-invalid",
         )
     since_epoch = moment - datetime(1970, 1, 1, tzinfo=UTC)

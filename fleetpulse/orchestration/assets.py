@@ -1,6 +1,7 @@
-"""The Delta tables as assets, and what an event of one says: version, rows, how far it is judged.
+"""Airflow assets for the Delta tables, and the metadata of their events.
 
-Rule: an asset's name is its table's; what its event says is read from the table's log and the checkpoint, without Spark.
+Rule: an asset has the name of its table. The metadata (version, rows, progress of the job) is read
+from the table's log and the checkpoint, without Spark.
 """
 
 import logging
@@ -16,7 +17,7 @@ from fleetpulse.orchestration.triggers import AlertWatch, DeltaLogWatch, judged_
 
 _LOG: Final = logging.getLogger(__name__)
 GROUP: Final = "fleet"
-LATE_EVERY_S: Final = 900.0  # between two runs for what came late: the frontier has moved on by then
+LATE_EVERY_S: Final = 900.0  # between two amends of late messages: the frontier advances in between
 ALERTS_EVERY_S: Final = 300.0
 ALERT_TOPIC: Final = f"{ALERTS_BELOW}/#"
 
@@ -64,10 +65,11 @@ ALERTS: Final = Asset(
 
 
 def facts_of(home: Path, name: str) -> dict[str, Any]:
-    """Return what an event of a table says; what cannot be read is left out: it is a note, and fails nothing.
+    """Return the event metadata of a table, without parts that cannot be read.
 
     Returns:
-        ``version``, ``rows``, and of the job ``batch`` and ``received_at_ms``, up to which it has judged (epoch milliseconds).
+        ``version`` and ``rows`` of the table, and ``batch`` and ``received_at_ms`` of the lifecycle
+        job. The job has judged up to ``received_at_ms`` (epoch milliseconds).
     """
     found: dict[str, Any] = {}
     path = home / "tables" / name
@@ -78,6 +80,6 @@ def facts_of(home: Path, name: str) -> dict[str, Any]:
             table = DeltaTable(str(path))
             found |= {"version": table.version(), "rows": sum(table.get_add_actions()["num_records"].to_pylist())}
         found |= judged_of(home)
-    except Exception as error:  # noqa: BLE001 - the verb has done its work: a note that is missing does not undo it
-        _LOG.warning("what became of %s cannot be read: %s", name, error)
+    except Exception as error:  # noqa: BLE001 - the verb has succeeded: missing metadata must not fail the task
+        _LOG.warning("cannot read the event metadata of table %s: %s", name, error)
     return found

@@ -1,7 +1,7 @@
-"""A backtest from a form: the policy is text, and the page that comes of it has a place of its own.
+"""Operators that backtest a policy from the form of the DAG ``fleet_backtest``.
 
-Rule 1: each run has a folder; what a person typed, and what came of it, lie side by side in it.
-Rule 2: the verb is the same, with the same arguments, whether it is a process of ours or is handed to Spark.
+Rule 1: each run has a folder. It holds the submitted policy and the resulting page.
+Rule 2: the verb and its arguments are the same in a local process and on Spark.
 """
 
 import os
@@ -19,19 +19,19 @@ from fleetpulse.orchestration.operators import FleetOperator, given, leave
 from fleetpulse.orchestration.pages import ReportLink
 from fleetpulse.orchestration.subprocess import SENTENCE
 
-SPARK: Final = "spark_default"  # the connection that names the master
+SPARK: Final = "spark_default"  # Airflow connection of the Spark master
 _WORDS: Final = ("backtest", "--from={{ params['from'] or '' }}", "--to={{ params.to or '' }}")
 _RUN: Final = "{{ run_id }}"
 
 
 def files(place: OrchestrationConfig, run: str) -> list[str]:
-    """Return the arguments that name the run's policy and its page."""
+    """Return the arguments for the paths of a run's policy and page."""
     folder = folder_of(place.notes, run)
     return [f"--policy={folder / 'policy.toml'}", f"--html={folder / 'report.html'}"]
 
 
 class WritePolicy(BaseOperator):
-    """Write the policy of the form down, and choose how the history is judged: the result is the task that goes on."""
+    """Write the policy of the form to the folder of the run."""
 
     template_fields: ClassVar[Sequence[str]] = ("policy", "run_name")
 
@@ -42,7 +42,7 @@ class WritePolicy(BaseOperator):
         self.run_name = _RUN
 
     def execute(self, context: Mapping[str, Any]) -> str:
-        """Write it; return where."""
+        """Write the policy; return the path of the folder."""
         folder = folder_of(self.place.notes, self.run_name)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "policy.toml").write_text(self.policy)
@@ -50,7 +50,7 @@ class WritePolicy(BaseOperator):
 
 
 class Backtest(FleetOperator):
-    """Try the policy in a process of this machine; the result is the figures, and where the page lies."""
+    """Backtest in a process on this machine; return the figures and the page's path."""
 
     template_fields: ClassVar[Sequence[str]] = ("words", "run_name")
     operator_extra_links = (ReportLink(),)
@@ -60,14 +60,14 @@ class Backtest(FleetOperator):
         self.run_name = _RUN
 
     def execute(self, context: Mapping[str, Any]) -> Any:
-        """Run the verb, and say where its page lies."""
+        """Run the verb; return the path of the page and the figures."""
         self.words = [*self.words, *files(self.place, self.run_name)]
         page = folder_of(self.place.notes, self.run_name) / "report.html"
         return {"page": str(page), "figures": super().execute(context)}
 
 
 class BacktestOnSpark(SparkSubmitOperator):
-    """Try the policy on the cluster that the connection ``spark_default`` names; the result says where the page lies."""
+    """Backtest on the cluster of ``spark_default``; return the path of the page."""
 
     template_fields: ClassVar[Sequence[str]] = ("words", "run_name")
     operator_extra_links = (ReportLink(),)
@@ -79,10 +79,12 @@ class BacktestOnSpark(SparkSubmitOperator):
         self.run_name = _RUN
 
     def execute(self, context: Mapping[str, Any]) -> Any:
-        """Hand the verb to spark-submit, with the settings of our own sessions: the machine is up before ours could set them.
+        """Run the verb by spark-submit, with the settings of the command's own sessions.
+
+        The settings are passed here, since the JVM already runs before the verb could apply them.
 
         Raises:
-            AirflowFailException: the verb refused; the first line is its sentence.
+            AirflowFailException: the verb refused; the first line is its error message.
         """
         from fleetpulse.io.spark.java import find_java
         from fleetpulse.io.spark.session import SparkResources, settings
@@ -98,13 +100,13 @@ class BacktestOnSpark(SparkSubmitOperator):
             if name != "spark.master"
         }
         self.env_vars = {
-            **{name: "" for name in os.environ if "AIRFLOW" in name},  # its secrets are not the verb's
+            **{name: "" for name in os.environ if "AIRFLOW" in name},  # hides Airflow's secrets from the verb
             "JAVA_HOME": str(find_java()),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             "PYTHONPATH": str(ROOT),
-            "PYTHONSAFEPATH": "1",  # the folder of the application is a room, whose names are not to hide others
+            "PYTHONSAFEPATH": "1",  # keeps ``cli/`` off sys.path, so that its modules shadow no others
         }
         try:
             super().execute(context)  # pyright: ignore[reportArgumentType]  # Airflow's context is a mapping

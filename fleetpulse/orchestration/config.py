@@ -1,6 +1,7 @@
-"""Where the operations act and where they tell of failures: read from the environment once, here and nowhere else.
+"""Configuration of the DAGs: paths and addresses, read from the environment.
 
-Rule: a DAG names no path and no address; what differs between installations is in `PLACE`.
+Rule: a DAG contains no path and no address. `PLACE` holds all settings that differ between
+installations; only this module reads the environment.
 """
 
 import os
@@ -15,13 +16,14 @@ from fleetpulse.paths import ROOT
 
 @dataclass(frozen=True, slots=True)
 class OrchestrationConfig:
-    """One installation.
+    """Configuration of one installation.
 
     Attributes:
-        command: the program ``fleet``.
-        home: the folder that keeps everything of it.
-        webhook: where failures are posted, as JSON; None where nobody asked for it.
-        bootstrap_schedule: a cron line by which the state is begun anew from the newest snapshot; None: only when asked.
+        command: path of the program ``fleet``.
+        home: home folder of the installation.
+        webhook: URL to which failures are posted as JSON; None to post none.
+        bootstrap_schedule: cron line on which the state is bootstrapped from the newest snapshot;
+            None for runs by hand only.
     """
 
     command: str
@@ -31,7 +33,11 @@ class OrchestrationConfig:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "OrchestrationConfig":
-        """Read it from an environment: FLEET_HOME, FLEET_COMMAND, FLEET_WEBHOOK (or _FILE), FLEET_BOOTSTRAP_SCHEDULE."""
+        """Read the configuration from environment variables.
+
+        These are FLEET_HOME, FLEET_COMMAND, FLEET_WEBHOOK (or FLEET_WEBHOOK_FILE) and
+        FLEET_BOOTSTRAP_SCHEDULE.
+        """
         return cls(
             environment.get("FLEET_COMMAND") or str(ROOT / "fleet"),
             Path(environment.get("FLEET_HOME") or ROOT / ".fleet").absolute(),
@@ -41,11 +47,11 @@ class OrchestrationConfig:
 
     @property
     def notes(self) -> Path:
-        """The folder of what the operations themselves remember: positions of watchers, failures told, reports."""
+        """Folder for data of the DAGs: watcher positions, sent notifications, reports."""
         return self.home / "airflow" / "fleet"
 
     def line(self, words: list[str]) -> list[str]:
-        """Return the command line of a verb, as a person types it."""
+        """Return the command line of a verb, as you would type it."""
         return [self.command, *words, "--home", str(self.home)]
 
 
@@ -53,12 +59,15 @@ def _secret(path: str | None) -> str | None:
     try:
         return Path(path).read_text().strip() or None if path else None
     except OSError:
-        return None  # a failure that cannot be told that way is still red
+        return None  # without the webhook, a failed run is still red
 
 
 PLACE: Final = OrchestrationConfig.of(os.environ)
 
 
 def folder_of(notes: Path, run: str) -> Path:
-    """Return the folder of a run; its name has no signs that a path or an address would take for its own."""
+    """Return the folder of a backtest run.
+
+    Its name is the run id, reduced to characters that are safe in paths and URLs.
+    """
     return notes / "backtests" / re.sub(r"[^A-Za-z0-9_.-]", "-", run)

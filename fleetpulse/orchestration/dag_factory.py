@@ -1,8 +1,10 @@
-"""How every DAG is made: owner, tags, retries, deadline and callback in one place, and the one way to change the state.
+"""Factory of the DAGs: shared defaults, and the task sequence that changes state.
 
-Rule 1: a DAG file holds a schedule, arguments and edges; what all share is here.
-Rule 2: the state is changed in the same order by every DAG: plan, approval, stop, act, gate, switch, start, watch. What follows
-a failure does not depend on which step failed: the teardown looks at what there is, and undoes it.
+Rule 1: a DAG file contains a schedule, arguments and edges. Everything shared (owner, tags,
+retries, deadline, callback) is here.
+Rule 2: every DAG changes the state in the same order: plan, approval, stop, act, gate, switch,
+start, watch. The recovery does not depend on which step failed: the teardown inspects the state and
+undoes what it finds.
 """
 
 from collections.abc import Sequence
@@ -25,7 +27,7 @@ from fleetpulse.orchestration.pools import STATE_POOL
 from fleetpulse.orchestration.sensors import Approval, WaitForBatch
 
 OWNER: Final = "fleet operations"
-_LONG: Final = timedelta(hours=2)  # a verb that makes a generation of a large fleet
+_LONG: Final = timedelta(hours=2)  # timeout of a verb that creates a generation of a large fleet
 
 
 def fleet_dag(
@@ -38,21 +40,22 @@ def fleet_dag(
     params: dict[str, Any] | None = None,
     alarmed: bool = True,
 ) -> DAG:
-    """Return a DAG to be filled.
+    """Create a DAG without tasks.
 
     Args:
-        dag_id: its name.
-        doc: its runbook: the docstring of its file.
-        within: in what time a run is to have ended, counted from when it is queued; later is told as a failure is.
-        tags: besides ``fleet``.
-        schedule: a cron line (UTC), or what Airflow knows beside; None: only when asked.
-        params: the form.
-        alarmed: False leaves the deadline out, with which ``dag.test`` cannot run a DAG.
+        dag_id: id of the DAG.
+        doc: runbook in Markdown, the docstring of the DAG's file.
+        within: deadline of a run, counted from when it is queued; a run that misses it is notified
+            like a failure.
+        tags: tags besides ``fleet``.
+        schedule: cron line (UTC) or any schedule of Airflow; None for runs by hand only.
+        params: fields of the form.
+        alarmed: whether the DAG has the deadline; ``dag.test`` cannot run a DAG with one.
     """
     return DAG(
         dag_id,
         schedule=CronTriggerTimetable(schedule, timezone="UTC") if isinstance(schedule, str) else schedule,
-        start_date=None,  # with one, all that has a schedule would run at once when Airflow is first started
+        start_date=None,  # with one, every scheduled DAG would run at the first start of Airflow
         catchup=False,
         max_active_runs=1,
         doc_md=doc,
@@ -61,7 +64,7 @@ def fleet_dag(
         deadline=deadline(dag_id, within) if alarmed else None,
         default_args={
             "owner": OWNER,
-            "retries": 2,  # after a signal or an error of the system: a refusal, or what took too long, is not tried again
+            "retries": 2,  # after a signal or a system error; refusals and timeouts are not retried
             "retry_delay": timedelta(seconds=20),
             "execution_timeout": timedelta(minutes=30),
             "on_failure_callback": tell_of_failure,
@@ -70,11 +73,11 @@ def fleet_dag(
 
 
 def change_state(words: Sequence[str], *, question: str | None) -> None:
-    """Fill a DAG with the steps of a change of the state.
+    """Add the tasks of a change of the state to the current DAG.
 
     Args:
-        words: the verb that makes the new generation, and its arguments.
-        question: what a person is asked, with the plan below it; None where nobody is.
+        words: verb that creates the new generation, and its arguments.
+        question: question of the approval, shown above the plan; None for no approval.
     """
     plan = FleetOperator(task_id="plan", words=[*words, "--dry-run", "--once-stopped"], gives="told", pool=STATE_POOL)
     stop = StopStream(task_id="stop")
@@ -102,7 +105,7 @@ def _approval(question: str) -> Approval:
     return Approval(
         task_id="approve",
         subject=question,
-        body="What it would do, by `--dry-run`:\n\n{{ ti.xcom_pull(task_ids='plan') | replace('\\n', '\\n\\n') }}\n\n"
-        "The stream stops for it; what comes in meanwhile waits, and is judged afterwards.",
+        body="The plan of the dry run:\n\n{{ ti.xcom_pull(task_ids='plan') | replace('\\n', '\\n\\n') }}\n\n"
+        "The stream stops during the change; messages received meanwhile are judged afterwards.",
         response_timeout=timedelta(hours=12),
     )

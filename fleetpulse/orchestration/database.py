@@ -1,13 +1,13 @@
-"""Airflow's own database made ready: its tables, and the pools that our DAGs wait in.
+"""Create or upgrade Airflow's own database, with the pools of the DAGs.
 
-Run as ``python -m fleetpulse.orchestration.database`` with Airflow's environment; again, it changes nothing.
+Run ``python -m fleetpulse.orchestration.database`` in Airflow's environment. It is idempotent.
 """
 
 from fleetpulse.orchestration.pools import POOLS
 
 
 def prepare() -> None:
-    """Make or upgrade the tables, and the pools."""
+    """Create or upgrade the tables and the pools."""
     from airflow.models.pool import Pool
     from airflow.utils.db import initdb
 

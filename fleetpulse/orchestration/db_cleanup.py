@@ -1,9 +1,10 @@
-"""Airflow's own kept small: rows of its database and logs of its tasks that are older than logs are kept.
+"""Delete old rows of Airflow's database and old task logs.
 
-Rule 1: rows go by Airflow's own command, and none that is in use: no run takes as long as the least that logs are kept for, a
-day, and `TABLES` leaves out the triggers, since a watcher's is as old as its DAG.
-Rule 2: a task has no way into Airflow's database; the command finds it as Airflow's other processes do, by the settings of the
-installation.
+Rule 1: rows are deleted by Airflow's own command, and no row in use is deleted. No run lasts as
+long as one day, the minimum retention of logs. `TABLES` excludes the table of triggers: the trigger
+of a watcher is as old as its DAG.
+Rule 2: a task cannot access Airflow's database. The command finds the database through the settings
+of the installation, like the other processes of Airflow.
 """
 
 import os
@@ -18,7 +19,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from fleetpulse.orchestration.operators import FleetOperator, leave
 
-TABLES: Final = (  # what grows with each run; what hangs on a run goes with it
+TABLES: Final = (  # tables that grow with each run; dependent rows are deleted with their run
     "asset_event",
     "callback",
     "dag_run",
@@ -30,52 +31,57 @@ TABLES: Final = (  # what grows with each run; what hangs on a run goes with it
     "task_instance_history",
     "xcom",
 )
-_BARRED: Final = ("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "AIRFLOW__CORE__SQL_ALCHEMY_CONN")  # with what a task has instead of it
+_BARRED: Final = ("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "AIRFLOW__CORE__SQL_ALCHEMY_CONN")  # hidden from tasks
 _NAMED: Final = ("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_CMD", "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_SECRET")
 
 
 class TidyAirflow(FleetOperator):
-    """Run ``airflow db clean`` and delete old logs of tasks; both by the setting ``keep_logs``."""
+    """Run ``airflow db clean`` and delete task logs older than ``keep_logs``."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(words=["db", "clean", "--skip-archive", "--yes", "--tables", ",".join(TABLES)], **kwargs)
 
     def execute(self, context: Mapping[str, Any]) -> str:
-        """Tidy; return in words what was done.
+        """Delete old rows and logs; return a summary as text.
 
         Raises:
-            AirflowFailException: the database is none that the command would find; beside what `run_verb` raises.
+            AirflowFailException: the command would not find the database. Exceptions of `run_verb`
+                are raised, too.
         """
         from fleetpulse.settings import load_settings
 
         keep_ms = load_settings(self.place.home).keep_logs
         if keep_ms is None:
-            return "logs are kept for ever"
+            return "nothing was deleted: logs are kept forever"
         if not _is_found(os.environ):
-            reason = f"Airflow's database is named in {_BARRED[0]}, which tasks do not see; name it in {_NAMED[0]}"
+            reason = f"cannot find Airflow's database: {_BARRED[0]} is hidden from tasks; set {_NAMED[0]} instead"
             leave(context, reason)
             raise AirflowFailException(reason)
         before = datetime.fromtimestamp(time.time() - keep_ms / 1000, UTC).isoformat(timespec="seconds")
         self.run_verb([*self.words, "--clean-before-timestamp", before], context)
         count, size = _remove_logs(keep_ms)
-        return f"rows from before {before} were deleted, and {count:,} logs of {size:,} bytes"
+        return f"deleted rows from before {before}, and {count:,} logs of {size:,} bytes"
 
     def line_of(self, words: Sequence[str]) -> list[str]:
-        """Return the command line."""
+        """Return the command line of Airflow with these words."""
         return [sys.executable, "-P", "-m", "airflow", *words]
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of Airflow's processes, without what marks a task's."""
+        """Return the environment of Airflow's processes, without the variables of a task."""
         return {name: value for name, value in os.environ.items() if name not in _BARRED and not name.startswith("_AIRFLOW")}
 
 
 def _is_found(environment: Mapping[str, str]) -> bool:
-    """Whether the database is named by another setting, or is the file that ``./fleet up`` has, which is Airflow's default."""
+    """Whether the command can find the database.
+
+    Either another setting names it, or it is the file ``airflow.db`` of ``./fleet up``, Airflow's
+    default.
+    """
     return any(environment.get(name) for name in _NAMED) or Path(environment.get("AIRFLOW_HOME", ""), "airflow.db").is_file()
 
 
 def _remove_logs(keep_ms: int) -> tuple[int, int]:
-    """Delete old logs of tasks, wherever they lie; return how many, and their bytes."""
+    """Delete old task logs in Airflow's log folder; return their number and bytes."""
     from airflow.configuration import conf
 
     from fleetpulse.io.maintenance.disk_cleanup import old_files, remove_empty

@@ -1,9 +1,12 @@
-"""Who is told of a failure: a webhook, and a topic of the home's broker.
+"""Notifications about failed and delayed runs, by webhook and by MQTT.
 
-Rule 1: nothing here raises, and nothing waits long: a failure that cannot be told is as red as one that is.
-Rule 2: the same sentence of the same task is told once an hour, whatever figures stand in it: a supervisor that looks each minute
-does not cry each minute. That holds for each way by itself: one that did not work is tried again with the next failure.
-Rule 3: a figure that is part of a name tells one thing from another, and each run that a person triggered is told of by itself.
+Rule 1: nothing here raises or blocks for long. A failure whose notification cannot be sent is still
+red.
+Rule 2: the same reason of the same task is sent at most once an hour, ignoring figures in it. A
+supervisor that runs each minute must not notify each minute. This holds per channel: a channel that
+failed is tried again at the next failure.
+Rule 3: a figure that is part of a name distinguishes reasons. Each run that a person triggered is
+notified separately.
 """
 
 import asyncio
@@ -28,39 +31,41 @@ from fleetpulse.orchestration.config import PLACE, OrchestrationConfig
 _LOG: Final = logging.getLogger(__name__)
 AGAIN_S: Final = 3_600.0
 _POST_S: Final = 5.0
-_ENDED: Final = ("success", "failed")  # the states of a run that has ended, as Airflow stores them
-# 3, 1,200, 0.5, 4m, 1h30m; not of a name (pump-2, gen-0002, "7", 2026-01-31T12:00:00Z, 10.0.0.1:1883)
+_ENDED: Final = ("success", "failed")  # Airflow's states of a finished run
+# matches 3, 1,200, 0.5, 4m, 1h30m; but no part of a name
+# (pump-2, gen-0002, "7", 2026-01-31T12:00:00Z, 10.0.0.1:1883)
 _FIGURES: Final = re.compile(r"""(?<![\w./:'"-])(?:\d+(?:[.,]\d+)*(?:ms|[smhd])?)+(?![\w/'"-]|[.,:]\d)""")
-_BY_ITSELF: Final = ("scheduled__", "asset_triggered__", "backfill__")  # so Airflow names runs that nobody triggered
+_BY_ITSELF: Final = ("scheduled__", "asset_triggered__", "backfill__")  # prefixes of runs without a person
 
 
 def tell_of_failure(context: Mapping[str, Any]) -> None:
-    """Tell of a task that failed; a callback of Airflow."""
+    """Notify about a failed task; a callback for Airflow."""
     try:
         ti = context["ti"]
         error = context.get("exception")
-        reason = "it gave no reason; see its log" if error is None else str(error).strip() or repr(error)
+        reason = "no reason given; see the log of the task" if error is None else str(error).strip() or repr(error)
         tell(PLACE, {"dag": ti.dag_id, "run": ti.run_id, "task": ti.task_id, "reason": reason})
     except Exception as error:  # noqa: BLE001 - rule 1
-        _LOG.warning("a failure could not be told: %r", error)
+        _LOG.warning("cannot notify about a failed task: %r", error)
 
 
 async def tell_of_delay(dag_id: str, within: str, context: Any = None) -> None:
-    """Tell of a run that has not ended in time; a deadline's callback.
+    """Notify about a run that missed its deadline; the callback of a deadline.
 
-    Airflow takes the deadline back for runs that succeed, and calls for one that failed long ago as well: its failure was told.
+    Airflow drops the deadline of a run that succeeds, but not of one that failed. A finished run is
+    ignored here: its failure was already notified.
     """
     run_of = context.get("dag_run") if isinstance(context, dict) else None
     seen = run_of if isinstance(run_of, dict) else {name: getattr(run_of, name, "") for name in ("run_id", "state")}
     if str(seen.get("state", "")) in _ENDED:
         return
     run = str(seen.get("dag_run_id") or seen.get("run_id") or "")
-    failure = {"dag": dag_id, "run": run, "task": "", "reason": f"the run has not ended within {within}"}
+    failure = {"dag": dag_id, "run": run, "task": "", "reason": f"the run did not end within its deadline of {within}"}
     await asyncio.to_thread(tell, PLACE, failure)
 
 
 def deadline(dag_id: str, within: timedelta) -> DeadlineAlert:
-    """Return the deadline of a DAG's runs: so long after one is queued it is to have ended."""
+    """Return the deadline of a DAG's runs, counted from when a run is queued."""
     return DeadlineAlert(
         reference=DeadlineReference.DAGRUN_QUEUED_AT,
         interval=within,
@@ -69,7 +74,16 @@ def deadline(dag_id: str, within: timedelta) -> DeadlineAlert:
 
 
 def tell(place: OrchestrationConfig, failure: dict[str, str]) -> list[str]:
-    """Tell it every way there is that has not told it within the hour; return the ways that worked."""
+    """Send a failure to each channel that has not sent it within the last hour.
+
+    Args:
+        place: configuration of the installation.
+        failure: ``dag``, ``run``, ``task`` and ``reason``; only the first line of the reason is
+            sent.
+
+    Returns:
+        Names of the channels that worked.
+    """
     worked: list[str] = []
     try:
         note, mark = place.notes / "failures-told.json", _mark(failure)
@@ -81,12 +95,12 @@ def tell(place: OrchestrationConfig, failure: dict[str, str]) -> list[str]:
             try:
                 if way(place, failure["dag"], payload.encode()):
                     worked.append(name)
-            except Exception as error:  # noqa: BLE001 - rule 1: the other way may work
-                _LOG.warning("a failure of %s could not be told by %s: %s", failure["dag"], name, error)
+            except Exception as error:  # noqa: BLE001 - rule 1: the other channel may work
+                _LOG.warning("cannot notify about a failure of %s by %s: %s", failure["dag"], name, error)
         if worked:
             _remember(note, [f"{name} {mark}" for name in worked])
     except Exception as error:  # noqa: BLE001 - rule 1
-        _LOG.warning("a failure could not be told: %r", error)
+        _LOG.warning("cannot notify about a failure: %r", error)
     return worked
 
 
@@ -94,8 +108,8 @@ def _post(place: OrchestrationConfig, _: str, payload: bytes) -> bool:
     if place.webhook is None:
         return False
     if not place.webhook.startswith(("http://", "https://")):
-        raise ValueError("FLEET_WEBHOOK is an address that begins with http:// or https://")
-    request = urllib.request.Request(place.webhook, payload, {"Content-Type": "application/json"}, method="POST")  # noqa: S310 - just seen to
+        raise ValueError("FLEET_WEBHOOK must start with http:// or https://")
+    request = urllib.request.Request(place.webhook, payload, {"Content-Type": "application/json"}, method="POST")  # noqa: S310 - checked above
     with urllib.request.urlopen(request, timeout=_POST_S):  # noqa: S310 - as above
         return True
 
@@ -108,20 +122,23 @@ def _publish(place: OrchestrationConfig, dag_id: str, payload: bytes) -> bool:
     status = Home(place.home).run("broker")
     if not status.exists():
         return False
-    name = f"fleet-told-{time.time_ns() % 10**9}"  # two who tell at once are two clients
+    name = f"fleet-told-{time.time_ns() % 10**9}"  # unique: two processes may notify at once
     send(load_address(status), name, f"{FAILURES}/{dag_id}", payload)
     return True
 
 
 def _mark(failure: dict[str, str]) -> str:
-    """Return what a failure is known by: durations, counts and shares change from one look to the next, and are left out."""
+    """Return a key that identifies a failure, without durations, counts and shares.
+
+    These figures change from one check to the next.
+    """
     words = _FIGURES.sub("", failure["reason"].splitlines()[0])
     run = "" if failure["run"].startswith(_BY_ITSELF) else failure["run"]
     return hashlib.sha256("\n".join((failure["dag"], failure["task"], run, words)).encode()).hexdigest()[:16]
 
 
 def _told_lately(note: Path) -> dict[str, float]:
-    """Return by which way what was told within the hour, as ``<way> <mark>``, and when, epoch seconds."""
+    """Return the last hour's notifications: ``<channel> <mark>`` to epoch seconds."""
     try:
         known = {one: float(at_s) for one, at_s in json.loads(note.read_text()).items()}
     except (OSError, ValueError, AttributeError):
@@ -130,7 +147,7 @@ def _told_lately(note: Path) -> dict[str, float]:
 
 
 def _remember(note: Path, marks: Sequence[str]) -> None:
-    """Write down what was told now, as `_told_lately` gives it."""
+    """Record notifications as sent now, in the format that `_told_lately` returns."""
     note.parent.mkdir(parents=True, exist_ok=True)
     fresh = note.with_name(f".{note.name}.{time.time_ns()}")
     fresh.write_text(json.dumps({**_told_lately(note), **dict.fromkeys(marks, time.time())}))

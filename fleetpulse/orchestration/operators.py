@@ -1,8 +1,11 @@
-"""The operators: a task runs the command that a person would type, and fails with the command's own sentence.
+"""Airflow operators that run verbs of the command ``fleet``.
 
-Rule 1: a verb that refuses (exit 1 or 2, with its sentence) is not tried again: it would say the same. One that a signal ended,
-or that the system could not start, is. One that took too long is not: the stream may stand still for it.
-Rule 2: the first line of a failure is the verb's sentence.
+A task runs the command that you would type, and fails with the command's own error message.
+
+Rule 1: a verb that refuses (exit 1 or 2 with an error message) is not retried: a retry would refuse
+as well. A verb that a signal ended or that could not be started is retried. A verb that timed out
+is not: the stream may be stopped meanwhile.
+Rule 2: the first line of a failure is the error message of the verb.
 """
 
 import json
@@ -20,25 +23,25 @@ from fleetpulse.orchestration.pages import DataDocsLink
 from fleetpulse.orchestration.pools import STATE_POOL
 from fleetpulse.orchestration.subprocess import ProcessResult, Verb
 
-REFUSED: Final = "refused"  # under this key a task leaves its reason to others of its run
-ANSWERED: Final = "answered"  # and a person's answer: a task that skips what follows returns nothing
-BY: Final = "airflow {{ dag.dag_id }} {{ run_id }}"  # who stopped the stream, as desired.json names it
-_NO: Final = "Reject"  # what Airflow calls this answer
-_MOST_RETURNED: Final = 64 * 1024 * 1024  # bytes of a result: it goes into Airflow's database
+REFUSED: Final = "refused"  # XCom key of a task's failure reason, for other tasks of the run
+ANSWERED: Final = "answered"  # XCom key of a person's answer: a task that skips others returns nothing
+BY: Final = "airflow {{ dag.dag_id }} {{ run_id }}"  # identifies the run that stopped the stream, in desired.json
+_NO: Final = "Reject"  # Airflow's name of this answer
+_MOST_RETURNED: Final = 64 * 1024 * 1024  # bytes of a result, which Airflow stores in its database
 _PATIENCE_S: Final = 120.0
-_MOST_TOLD: Final = 20_000  # characters of a plan: it is read by a person
+_MOST_TOLD: Final = 20_000  # characters of a plan, which a person reads
 
 
 class FleetOperator(BaseOperator):
-    """Run one verb.
+    """Run one verb of the command.
 
     Args:
-        words: the verb and its arguments, each a template. One that comes to nothing, or to an option without its value
-            (``--version=``), is left out: so a field of a form that is empty is an option that is not given.
-        gives: what becomes of what it wrote: ``json``: the object on standard output is returned (a list where there is not
-            one); ``rows``: the list of objects there, however many; ``told``: what it said to people, as text; None: the log
-            alone has it.
-        place: the installation.
+        words: verb and arguments, each a template. An empty word, or an option with an empty value
+            (``--version=``), is left out. So an empty form field omits its option.
+        gives: kind of the result. ``json``: the object on standard output, or the list of objects
+            unless there is exactly one; ``rows``: the list of objects, however many; ``told``: the
+            text for people on standard error; None: no result, only the log.
+        place: configuration of the installation.
     """
 
     template_fields: ClassVar[Sequence[str]] = ("words",)
@@ -59,16 +62,17 @@ class FleetOperator(BaseOperator):
         self._verb: Verb | None = None
 
     def execute(self, context: Mapping[str, Any]) -> Any:
-        """Run it; return what ``gives`` names.
+        """Run the verb; return the result that ``gives`` selects.
 
         Raises:
-            AirflowFailException: that is more than a task may return; beside what `run_verb` raises.
+            AirflowFailException: the result is larger than a task may return. Exceptions of
+                `run_verb` are raised, too.
         """
         ended = self.run_verb(self.words, context)
         self._emit(context)
         if ended.too_long:
-            most = f"{_MOST_RETURNED:,} bytes, the most that a task returns"
-            reason = f"{' '.join(self.words[:2])} has done its work, and wrote more than {most}: ask for less at a time"
+            most = f"{_MOST_RETURNED:,} bytes, the limit of a task's result"
+            reason = f"{' '.join(self.words[:2])} succeeded, but wrote more than {most}; request less at a time"
             leave(context, reason)
             raise AirflowFailException(reason)
         if self.gives == "told":
@@ -79,11 +83,12 @@ class FleetOperator(BaseOperator):
         return found[0] if self.gives == "json" and len(found) == 1 else found
 
     def run_verb(self, words: Sequence[str], context: Mapping[str, Any]) -> ProcessResult:
-        """Run a verb to its end.
+        """Run a verb until it ends.
 
         Raises:
-            AirflowFailException: it refused, or took too long: given again, it would again.
-            AirflowException: it was ended, or could not be started: it may be tried again.
+            AirflowFailException: the verb refused or timed out; Airflow does not retry the task.
+            AirflowException: the verb was killed or could not be started; Airflow may retry the
+                task.
         """
         keeps = _MOST_RETURNED if self.gives in ("json", "rows") else None
         line = self.line_of(given(words))
@@ -92,7 +97,7 @@ class FleetOperator(BaseOperator):
         try:
             ended = self._verb.wait()
         except AirflowTaskTimeout:
-            reason = f"{' '.join(words[:2])} was broken off: it took longer than {self.execution_timeout}"
+            reason = f"{' '.join(words[:2])} was stopped: it exceeded its timeout of {self.execution_timeout}"
             leave(context, reason)
             raise AirflowFailException(reason) from None
         if ended.code == 0:
@@ -101,15 +106,15 @@ class FleetOperator(BaseOperator):
         raise (AirflowFailException if ended.refused else AirflowException)(ended.reason())
 
     def line_of(self, words: Sequence[str]) -> list[str]:
-        """Return the command line, as a person types it."""
+        """Return the command line, as you would type it."""
         return self.place.line(list(words))
 
     def environment(self) -> dict[str, str] | None:
-        """Return what the command finds in its environment; None: ours, without what is Airflow's."""
+        """Return the command's environment; None for the present one without Airflow's."""
         return None
 
     def on_kill(self) -> None:
-        """Stop the verb, and all that it started in its group."""
+        """Stop the verb and the processes of its group."""
         if self._verb is not None:
             self._verb.stop()
 
@@ -117,23 +122,25 @@ class FleetOperator(BaseOperator):
         self.log.info("%s", line)
 
     def _emit(self, context: Mapping[str, Any]) -> None:
-        """Say of each table that this task writes what it is now: version, rows, how far it is judged."""
+        """Add metadata to the event of each table that this task writes, see `facts_of`."""
         for outlet in self.outlets:
             if name := getattr(outlet, "name", ""):
                 context["outlet_events"][outlet].extra.update(facts_of(self.place.home, name))
 
 
 class Recurring(FleetOperator):
-    """Run a verb that comes again by itself: on schedule it is left out while a run changes the state.
+    """Run a scheduled verb; skip scheduled runs while another run changes the state.
 
-    Between the tasks of such a run, and while one waits to be tried again, the pool has room, and the stream stands still.
+    The pool alone does not prevent an overlap. It is free between the tasks of such a run, and
+    while one of them waits for a retry, although the stream is stopped.
     """
 
     def execute(self, context: Mapping[str, Any]) -> Any:
-        """Run it, unless it is left out.
+        """Run the verb, or skip it.
 
         Raises:
-            AirflowSkipException: a run has stopped the stream for a change; beside what `FleetOperator.execute` raises.
+            AirflowSkipException: a run has stopped the stream for a change. Exceptions of
+                `FleetOperator.execute` are raised, too.
         """
         from fleetpulse.core.monitoring.supervision import AIRFLOWS
         from fleetpulse.io.home.desired_state import STOPPED, get_desired
@@ -142,42 +149,45 @@ class Recurring(FleetOperator):
         wanted = get_desired(Home(self.place.home))
         by_a_run = wanted.what == STOPPED and wanted.by.startswith(AIRFLOWS)
         if by_a_run and context["dag_run"].run_type == "scheduled":
-            raise AirflowSkipException(f"{wanted.by} has stopped the stream for a change: this comes again by itself")
+            raise AirflowSkipException(f"{wanted.by} has stopped the stream for a change; skipped until the next scheduled run")
         return super().execute(context)
 
 
 class QualityOperator(FleetOperator):
-    """Run a verb that looks at the data; the task is linked with the pages of the looks, above all where it refuses."""
+    """Run a verb that checks data quality; the task links to the Data Docs."""
 
     operator_extra_links = (DataDocsLink(),)
 
 
 class TakeSnapshot(QualityOperator, Recurring):
-    """Publish a snapshot, where a look at its rows finds nothing."""
+    """Publish a snapshot if its rows pass the quality gate."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(words=["state", "snapshot", "--gate", "--json"], gives="json", pool=STATE_POOL, **kwargs)
 
 
 class BuildDocs(QualityOperator):
-    """Build the pages of the looks at the data."""
+    """Build the Data Docs from the results of quality checks."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(words=["quality", "docs"], **kwargs)
 
 
 class StopStream(FleetOperator):
-    """Stop the stream for a run: refused where another run, or a person, has stopped it already.
+    """Stop the stream for a run; refused if another run or a person has stopped it.
 
-    A pool guards a task, and this begins a sequence of them: that the stream is stopped by this run is what guards it, until
-    the run starts it again.
+    A pool protects a single task, but this starts a sequence of tasks. The record that this run
+    stopped the stream protects the sequence until the run starts the stream again.
     """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(words=["stream", "stop", "--by", BY, "--own"], pool=STATE_POOL, **kwargs)
 
     def execute(self, context: Mapping[str, Any]) -> None:
-        """Stop it; where that fails the stream is not left as one that is to be stopped, since nothing undoes a failed setup."""
+        """Stop the stream; after a failure, reset the desired state to running.
+
+        Airflow runs no teardown after a failed setup, so the reset must happen here.
+        """
         try:
             self.run_verb(self.words, context)
         except BaseException:
@@ -185,7 +195,10 @@ class StopStream(FleetOperator):
             raise
 
     def _take_back(self, by: str) -> None:
-        """Let the stream run where this run has stopped it: here, since a killed task has seconds, and no time for a verb."""
+        """Set the desired state to running if this run has set it to stopped.
+
+        It is written directly: a killed task has only seconds, too few to run a verb.
+        """
         from fleetpulse.io.home.desired_state import RUNNING, STOPPED, get_desired, set_desired
         from fleetpulse.io.home.home import Home
 
@@ -196,21 +209,22 @@ class StopStream(FleetOperator):
 
 
 class StartStream(FleetOperator):
-    """Start the stream again that this run stopped: refused where somebody else stopped it meanwhile."""
+    """Start the stream again; refused if another run or a person has stopped it."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(words=["stream", "start", "--by", BY, "--own"], pool=STATE_POOL, **kwargs)
 
 
 class RollbackOperator(FleetOperator):
-    """Undo a change of the state that failed: roll back or discard the generation made, and start the stream again.
+    """Undo a failed change of the state: remove its generation, restart the stream.
 
-    It is the teardown of the task that stopped the stream: it runs where that one succeeded, whatever came after, even in a
-    run that a person marked as failed. Where nothing failed there is nothing to do.
+    The generation is rolled back or discarded. This operator is the teardown of the task that
+    stopped the stream. It runs if that task succeeded, whatever happened later, even in a run that
+    a person marked as failed. Without a failure it does nothing.
 
     Args:
-        made_by: the task that made the generation.
-        last: the task whose success means that nothing has to be undone.
+        made_by: id of the task that created the generation.
+        last: id of the task whose success means that there is nothing to undo.
     """
 
     template_fields: ClassVar[Sequence[str]] = ("words", "by")
@@ -222,14 +236,14 @@ class RollbackOperator(FleetOperator):
         self.by = BY
 
     def execute(self, context: Mapping[str, Any]) -> str:
-        """Undo, and return in words what was done.
+        """Undo the change; return a summary of the steps as text.
 
         Raises:
-            AirflowFailException: a step was refused; the others were tried all the same.
+            AirflowFailException: a step was refused; the other steps were attempted nevertheless.
         """
         ti = context["ti"]
         if ti.get_task_states(ti.dag_id, run_ids=[ti.run_id], task_ids=[self.last])[ti.run_id].get(self.last) == "success":
-            return "nothing failed: nothing to undo"
+            return "nothing to undo: no task failed"
         done: list[str] = []
         refused: list[str] = []
         for words, told in self._steps(ti.xcom_pull(task_ids=self.made_by)):
@@ -239,15 +253,16 @@ class RollbackOperator(FleetOperator):
                 done.append(told)
             except AirflowException as error:
                 refused.append(f"{' '.join(words[:2])}: {error}")
-        summary = "; ".join([*done, *refused]) or "nothing had been changed"
+        summary = "; ".join([*done, *refused]) or "nothing had been changed yet"
         if refused:
-            raise AirflowFailException(f"going back failed: {summary}")
+            raise AirflowFailException(f"cannot undo the change: {summary}")
         return summary
 
     def _steps(self, made: Mapping[str, Any] | None) -> Iterator[tuple[list[str], str]]:
-        """Give one step after the other; what another wants is asked before each, since one may take minutes.
+        """Yield the steps to undo the change, each as the words of a verb and a summary.
 
-        A step without words says what was found done: this may be a second try, whose first one died on its way.
+        The desired state is read before each step, since a step may take minutes. A step without
+        words was found done: this may be a retry after the first attempt died.
         """
         from fleetpulse.io.checkpoints.generations import HELD, load_generations
         from fleetpulse.io.home.desired_state import get_desired
@@ -258,7 +273,7 @@ class RollbackOperator(FleetOperator):
         record, wanted = load_generations(home.lifecycle), get_desired(home)
         number = int(made["generation"]) if made else None
         if number is None and (held := record.held()) is not None and held.made_at_ms >= wanted.at_ms and wanted.by == self.by:
-            number = held.number  # made since we stopped the stream, by a task that died before it could say so
+            number = held.number  # created since this run stopped the stream, by a task that died before it returned
         if number is not None and record.current == number:
             if not _stopped_by_another(home.path, self.by):
                 yield ["stream", "stop", "--by", self.by, "--own"], "stopped the stream"
@@ -266,22 +281,25 @@ class RollbackOperator(FleetOperator):
         elif number is not None and (known := record.of(number)) is not None and known.status == HELD:
             yield ["state", "discard", str(number)], f"discarded generation {number}"
         elif number is not None:
-            yield [], f"generation {number} is not held any more, and there is nothing left to go back from"
+            yield [], f"generation {number} is no longer held; nothing is left to undo"
         if not _stopped_by_another(home.path, self.by):
             yield ["stream", "start", "--by", self.by, "--own"], "started the stream again"
 
 
 class RunResultOperator(BaseOperator):
-    """The leaf of a run: red where any task before it failed, with the reason in its first line.
+    """Leaf of a run that fails if any task before it failed.
 
-    Airflow colours a run by its leaves: one that builds the report of a failed check, or that undoes, would turn it green.
-    Where a person marks a run as failed, it skips all that has not begun, but for teardowns: so this is one, without a setup,
-    that counts. It runs once the task before it has ended, whichever way.
+    The first line of its failure is the reason of that task. Airflow derives the state of a run
+    from its leaves. A leaf that undoes a change or builds the report of a failed check would turn
+    the run green. If a person marks a run as failed, Airflow skips all tasks that have not started,
+    except teardowns. So this operator is a teardown without a setup that counts for the state of
+    the run. It runs once the task before it has ended, in any state.
 
     Args:
-        of: the tasks before it, in their order.
-        undone_by: the task whose result says what was undone; None where nothing is.
-        asked_by: the task that asks a person, whose *Reject* skips what follows; None where nobody is asked.
+        of: ids of the tasks before it, in their order.
+        undone_by: id of the task whose result lists the steps undone; None if the run has none.
+        asked_by: id of the approval task, whose *Reject* skips the later tasks; None if the run has
+            none.
     """
 
     def __init__(self, *, of: Sequence[str], undone_by: str | None = None, asked_by: str | None = None, **kwargs: Any) -> None:
@@ -292,10 +310,10 @@ class RunResultOperator(BaseOperator):
         self.asked_by = asked_by
 
     def execute(self, context: Mapping[str, Any]) -> str:
-        """Look at how the tasks ended.
+        """Check the states of the tasks.
 
         Raises:
-            AirflowFailException: one failed, or somebody ended the run.
+            AirflowFailException: a task failed, or a person ended the run.
         """
         ti = context["ti"]
         states = ti.get_task_states(ti.dag_id, run_ids=[ti.run_id])[ti.run_id]
@@ -307,26 +325,26 @@ class RunResultOperator(BaseOperator):
             return "nothing was changed"
         lines = [f"{name}: {ti.xcom_pull(task_ids=name, key=REFUSED) or 'it gave no reason; see its log'}" for name in failed]
         undone = ti.xcom_pull(task_ids=self.undone_by) if self.undone_by else None
-        ended = [] if failed else [f"somebody ended the run before {skipped[0]}"]
+        ended = [] if failed else [f"the run was ended before {skipped[0]}"]
         raise AirflowFailException("\n".join([*lines, *ended, *([f"then: {undone}"] if undone else [])]))
 
     def _rejected(self, ti: Any) -> bool:
-        """Whether the person who was asked said no."""
+        """Whether the person rejected the approval."""
         return self.asked_by is not None and _NO in (ti.xcom_pull(task_ids=self.asked_by, key=ANSWERED) or ())
 
 
 def leave(context: Mapping[str, Any], reason: str) -> None:
-    """Leave the reason of a failure to the other tasks of the run."""
+    """Publish the reason of a failure to the other tasks of the run."""
     context["ti"].xcom_push(key=REFUSED, value=reason)
 
 
 def given(words: Sequence[str]) -> list[str]:
-    """Return the words that say something: neither empty, nor an option without its value."""
+    """Drop empty words and options without a value (``--version=``)."""
     return [word for word in words if word and not (word.startswith("--") and "=" in word and not word.partition("=")[2])]
 
 
 def _objects(lines: Sequence[str]) -> list[Any]:
-    """Return the objects that were printed; lines that are none are left out."""
+    """Return the JSON values of the lines; skip lines that are not JSON."""
     found: list[Any] = []
     for line in lines:
         try:
@@ -337,7 +355,7 @@ def _objects(lines: Sequence[str]) -> list[Any]:
 
 
 def _stopped_by_another(home: Path, by: str) -> bool:
-    """Whether somebody else stopped the stream: then it stays as that one wants it."""
+    """Whether another run or a person stopped the stream; it must then stay stopped."""
     from fleetpulse.io.home.desired_state import STOPPED, get_desired
     from fleetpulse.io.home.home import Home
 
@@ -346,7 +364,7 @@ def _stopped_by_another(home: Path, by: str) -> bool:
 
 
 def _await_maker(home: Path) -> None:
-    """Wait until a verb that was broken off has let go of what it made, though no longer than `_PATIENCE_S`."""
+    """Wait at most `_PATIENCE_S` until an interrupted verb releases its generation."""
     from fleetpulse.io.home.exclusive import is_making
     from fleetpulse.io.home.home import Home
 
@@ -356,7 +374,7 @@ def _await_maker(home: Path) -> None:
 
 
 def _asked_by(context: Mapping[str, Any]) -> str:
-    """Name the run that a task belongs to, and who triggered it where that is known."""
+    """Return the name of the task's run, after the user who triggered it, if known."""
     run = context.get("dag_run")
     if run is None:
         return ""

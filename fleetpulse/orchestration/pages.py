@@ -1,9 +1,13 @@
-"""Pages that the operations made, shown to those who have logged in to Airflow, and the links that lead to them.
+"""Serve backtest reports and Data Docs to users who are logged in to Airflow.
 
-Rule 1: what is shown lies below two folders of the home, and whoever is not logged in sees nothing of it.
-Rule 2: a page is shown as one of a stranger: its scripts run, and reach neither Airflow nor the session of who looks.
-Rule 3: browsers send the session with nothing that such a page asks for, neither its style sheets nor, in a frame, the page
-behind a link. So who is logged in is sent on to an address that is good for half a day, and what is relative to it is as well.
+The operator links that lead to these pages are defined here, too.
+
+Rule 1: pages lie in two folders of the home. They are served only to users who are logged in.
+Rule 2: a page is served as untrusted content. Its scripts run in a sandbox and can reach neither
+Airflow nor the session of the user.
+Rule 3: from a sandboxed page, browsers send no session cookie, neither for its style sheets nor for
+links inside a frame. A logged-in user is therefore redirected to a signed address, which is valid
+for half a day. Relative links resolve below that address, so they are signed as well.
 """
 
 import hmac
@@ -18,11 +22,11 @@ from fleetpulse.orchestration.config import PLACE, OrchestrationConfig, folder_o
 
 PREFIX: Final = "/fleet"
 PASS_S: Final = 43_200
-_PASSED: Final = "for"  # an address is ``/fleet/for/<until, and its signature>/<area>/<path>``
+_PASSED: Final = "for"  # signed addresses: ``/fleet/for/<expiry>-<signature>/<area>/<path>``
 _ALONE: Final = {
     "Content-Security-Policy": "sandbox allow-scripts allow-popups",
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",  # the address is not for others
+    "Referrer-Policy": "no-referrer",  # the address grants access
 }
 
 _INSTEAD: Final = """<!doctype html>
@@ -34,18 +38,21 @@ body {{ font: 1.1rem/1.5 system-ui, sans-serif; max-width: 40rem; margin: 4rem a
 """
 _NOWHERE: Final = "There is no such page."
 _MISSING: Final = {
-    "quality": "There is no such page. The DAG fleet_quality makes them when it looks at the data, each hour.",
-    "backtests": "There is no such page. A backtest that failed has none, and one that is older than keep_logs is removed.",
+    "quality": "There is no such page. The DAG fleet_quality builds these pages every hour, when it checks the data.",
+    "backtests": "There is no such page. A failed backtest has no page, and pages older than keep_logs are deleted.",
 }
 
 
 def folders(place: OrchestrationConfig) -> dict[str, Path]:
-    """Return what is shown, by the first word of its address below `PREFIX`."""
+    """Return the served folders by area, the first path component below `PREFIX`."""
     return {"backtests": place.notes / "backtests", "quality": place.home / "quality" / "docs"}
 
 
 def app(place: OrchestrationConfig) -> Any:
-    """Return the application that shows the pages: who has a session is sent on to an address that is good for a while."""
+    """Build the application that serves the pages.
+
+    It redirects a user with a session to a signed address, which is valid for `PASS_S` seconds.
+    """
     from airflow.api_fastapi.core_api.security import get_user
     from fastapi import Depends, FastAPI, Request
     from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
@@ -65,7 +72,7 @@ def app(place: OrchestrationConfig) -> Any:
 
     def passed(given: str, area: str, path: str) -> Response:
         if not is_good(given):
-            return instead(401, "This address is no longer good. Open the page from Airflow again.")
+            return instead(401, "This address has expired. Open the page from Airflow again.")
         found = page_of(place, area, path)
         if found is None:
             return instead(404, _MISSING.get(area, _NOWHERE))
@@ -77,7 +84,10 @@ def app(place: OrchestrationConfig) -> Any:
 
 
 def pass_until(until_s: int) -> str:
-    """Return what an address has in it so that it is good until an instant, epoch seconds; Airflow's own key signs it."""
+    """Return an expiry (epoch seconds) and its signature, as part of a page address.
+
+    The key is the secret key of Airflow's API server.
+    """
     from airflow.configuration import conf
 
     key = conf.get_mandatory_value("api", "secret_key").encode()
@@ -85,7 +95,7 @@ def pass_until(until_s: int) -> str:
 
 
 def is_good(given: str) -> bool:
-    """Whether it was given by `pass_until`, and its time has not passed."""
+    """Whether `pass_until` issued the pass, and it has not expired."""
     try:
         until_s = int(given.partition("-")[0], 16)
     except ValueError:
@@ -94,10 +104,12 @@ def is_good(given: str) -> bool:
 
 
 class Pages:
-    """The application, made when the first page is asked for: each task of Airflow loads the plugins, and shows none.
+    """ASGI application that is built on the first request.
+
+    Every Airflow task loads the plugins but serves no page, so building is deferred.
 
     Args:
-        place: the installation.
+        place: configuration of the installation.
     """
 
     def __init__(self, place: OrchestrationConfig) -> None:
@@ -105,13 +117,13 @@ class Pages:
         self._app: Any = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer one request, as ASGI has it."""
+        """Answer one ASGI request."""
         self._app = self._app or app(self._place)
         await self._app(scope, receive, send)
 
 
 def page_of(place: OrchestrationConfig, area: str, path: str) -> Path | None:
-    """Return the file of an address; None where it is none of ours."""
+    """Return the file at an address; None if no served folder contains it."""
     root = folders(place).get(area)
     if root is None or "\0" in path:
         return None
@@ -120,20 +132,20 @@ def page_of(place: OrchestrationConfig, area: str, path: str) -> Path | None:
 
 
 class ReportLink(BaseOperatorLink):
-    """From a backtest to its page."""
+    """Link from a backtest to its report."""
 
     name = "Report"  # pyright: ignore[reportAssignmentType]  # Airflow declares a property
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """Return the address, on Airflow's own."""
+        """Return the address, relative to the address of Airflow."""
         return f"{PREFIX}/backtests/{folder_of(PLACE.notes, ti_key.run_id).name}/report.html"
 
 
 class DataDocsLink(BaseOperatorLink):
-    """From a look at the data to its pages."""
+    """Link from a quality check to the Data Docs."""
 
     name = "Data Docs"  # pyright: ignore[reportAssignmentType]  # as above
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """Return the address, on Airflow's own."""
+        """Return the address, relative to the address of Airflow."""
         return f"{PREFIX}/quality/index.html"

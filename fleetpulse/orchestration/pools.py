@@ -1,14 +1,14 @@
-"""The pools in which tasks wait for one another.
+"""Airflow pools that limit how many tasks run at a time.
 
-Rule: whatever may take long is in one of them, and together they have fewer slots than tasks run at a time: so there is always
-one for the task that looks after the stream.
+Rule: each task that may take long belongs to a pool. The pools together have fewer slots than tasks
+may run in parallel (`AIRFLOW__CORE__PARALLELISM`), so `fleet_supervise` always finds a free one.
 """
 
 from typing import Final
 
 STATE_POOL: Final = "fleet_state"
 HEAVY_POOL: Final = "fleet_heavy"
-POOLS: Final = {  # slots, and what they are for
-    STATE_POOL: (1, "one thing at a time on the lifecycle job's checkpoint"),
-    HEAVY_POOL: (2, "what takes long beside it; a task is left for the look at the stream each minute"),
+POOLS: Final = {  # by name: slots and description
+    STATE_POOL: (1, "one task at a time on the checkpoint of the lifecycle job"),
+    HEAVY_POOL: (2, "other long tasks; one task slot remains free for fleet_supervise"),
 }

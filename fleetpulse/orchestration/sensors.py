@@ -1,10 +1,11 @@
-"""What waits without a slot or a process: for the stream, in the triggerer, and for a person.
+"""Deferrable sensors that wait for a batch, the frontier, or a person's approval.
 
-Rule 1: each ends, one way or the other, within its patience, and says in a sentence what did not come; where no triggerer runs
-the scheduler ends it, a little later.
-Rule 2: what is there already is not waited for. Airflow fails a task that resumes before its executor has told the scheduler
-that the first half has left (a second or two; "state attribute is queued"): so a trigger looks first after `SETTLE_S`, and
-what may still meet this has a retry, which asks or waits anew.
+Rule 1: each wait ends within its timeout, and its error tells which condition was not met. If no
+triggerer runs, the scheduler ends the wait a little later.
+Rule 2: a condition that already holds ends the wait at once. Airflow fails a task that resumes too
+early ("state attribute is queued"). The scheduler needs a second or two to learn that the deferred
+task has left its executor. A trigger therefore starts to poll after `SETTLE_S`. The approval cannot
+be delayed like this, so it has a retry, which asks again.
 """
 
 import time
@@ -24,15 +25,15 @@ from fleetpulse.orchestration.triggers import FrontierPast, Reaching, StreamAtBa
 
 PATIENCE: Final = timedelta(minutes=10)
 SETTLE_S: Final = 5.0
-GRACE: Final = timedelta(minutes=2)  # beyond its patience: a trigger that lives ends the wait first, and knows what did not come
+GRACE: Final = timedelta(minutes=2)  # on top of the timeout: a live trigger ends the wait first, with the details
 
 
 class _Wait(BaseOperator):
-    """What the waits for the stream share.
+    """Base of the sensors that wait for the stream.
 
     Args:
-        patience: after it the task fails.
-        place: the installation.
+        patience: timeout after which the task fails.
+        place: configuration of the installation.
     """
 
     def __init__(self, *, patience: timedelta = PATIENCE, place: OrchestrationConfig = PLACE, **kwargs: Any) -> None:
@@ -40,7 +41,12 @@ class _Wait(BaseOperator):
         self.patience, self.place = patience, place
 
     def until(self, trigger: type[Reaching], wanted: int) -> int:
-        """Return what is reached where that is enough; else leave the waiting to the triggerer."""
+        """Return the reached number if it suffices; otherwise defer to the triggerer.
+
+        Args:
+            trigger: class of the trigger, which also reads the present number.
+            wanted: the number to reach.
+        """
         home, until_s = str(self.place.home), time.time() + self.patience.total_seconds()
         at = trigger.look(home)
         if at is None or at < wanted:
@@ -49,22 +55,22 @@ class _Wait(BaseOperator):
         return at
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
-        """Go on after the wait.
+        """Resume after the wait.
 
         Raises:
-            AirflowFailException: the scheduler has ended it.
+            AirflowFailException: the scheduler ended the wait.
         """
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except TaskDeferralTimeout:
-            reason = f"nobody has looked within {self.patience + GRACE}: see whether the triggerer runs, and its log"
+            reason = f"the triggerer did not respond within {self.patience + GRACE}; check that it runs, and read its log"
             raise _failure(context, reason) from None
 
     def decide(self, context: Mapping[str, Any], event: dict[str, Any]) -> int:
-        """Return what was reached.
+        """Return the number that was reached.
 
         Raises:
-            AirflowFailException: it was not, within the patience.
+            AirflowFailException: the number was not reached within the timeout.
         """
         if event["reached"]:
             return int(event["at"])
@@ -72,17 +78,18 @@ class _Wait(BaseOperator):
 
     @abstractmethod
     def missed(self, wanted: int, at: int | None) -> str:
-        """Return the sentence that says what did not come."""
+        """Return the error message for a condition that was not met in time."""
 
 
 class WaitForBatch(_Wait):
-    """Wait until the stream has committed batches; returns the batch.
+    """Wait until the stream has committed a batch; return the newest batch.
 
     Args:
-        more: so many after the newest that there is when the wait begins; not with ``batch``.
-        batch: or this one, or a later.
-        patience: after it the task fails.
-        place: the installation.
+        more: number of batches to wait for, counted from the newest at the start of the wait;
+            ignored with ``batch``.
+        batch: number of the batch to wait for; None to count by ``more``.
+        patience: timeout after which the task fails.
+        place: configuration of the installation.
     """
 
     def __init__(self, *, more: int = 2, batch: int | None = None, **kwargs: Any) -> None:
@@ -90,7 +97,7 @@ class WaitForBatch(_Wait):
         self.more, self.batch = more, batch
 
     def execute(self, context: Mapping[str, Any]) -> int:
-        """Look, and wait."""
+        """Check the condition, and defer if it is not met."""
         wanted = self.batch
         if wanted is None:
             at = batch_of(str(self.place.home))
@@ -98,18 +105,18 @@ class WaitForBatch(_Wait):
         return self.until(StreamAtBatch, wanted)
 
     def missed(self, wanted: int, at: int | None) -> str:
-        """Return the sentence that says what did not come."""
-        newest = "none was committed" if at is None else f"batch {at} was the newest"
-        return f"the stream does not come to batch {wanted}: {newest} after {self.patience}; see the log of the lifecycle job"
+        """Return the error message, with the newest batch."""
+        newest = "no batch was committed" if at is None else f"batch {at} was the newest"
+        return f"the stream did not reach batch {wanted}: {newest} after {self.patience}; see the log of the lifecycle job"
 
 
 class WaitForFrontier(_Wait):
-    """Wait until all up to an instant of event time is judged; returns the frontier, epoch milliseconds.
+    """Wait until the frontier passes an instant; return it in epoch milliseconds.
 
     Args:
-        instant: ISO 8601 with a zone; a template.
-        patience: after it the task fails.
-        place: the installation.
+        instant: event time in ISO 8601 with a time zone; a template.
+        patience: timeout after which the task fails.
+        place: configuration of the installation.
     """
 
     template_fields: ClassVar[Sequence[str]] = ("instant",)
@@ -119,35 +126,38 @@ class WaitForFrontier(_Wait):
         self.instant = instant
 
     def execute(self, context: Mapping[str, Any]) -> int:
-        """Look, and wait."""
+        """Check the condition, and defer if it is not met."""
         return self.until(FrontierPast, parse_instant_ms(self.instant))
 
     def missed(self, wanted: int, at: int | None) -> str:
-        """Return the sentence that says what did not come."""
-        judged = "nothing is judged" if at is None else f"judged is what happened up to {format_instant(at)}"
-        return f"the frontier does not come to {self.instant}: {judged} after {self.patience}; see: ./fleet status"
+        """Return the error message, with the frontier."""
+        judged = "nothing was judged" if at is None else f"it was at {format_instant(at)}"
+        return f"the frontier did not reach {self.instant}: {judged} after {self.patience}; see: ./fleet status"
 
 
 class Approval(ApprovalOperator):
-    """Ask a person; *Reject* skips what follows. Who does not answer in time is not asked again."""
+    """Ask a person for approval; *Reject* skips the later tasks.
+
+    A request without an answer in time fails the task and is not repeated.
+    """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(retries=1, retry_delay=timedelta(seconds=1), execution_timeout=None, **kwargs)  # see rule 2
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
-        """Take the answer.
+        """Process the answer.
 
         Raises:
-            AirflowFailException: there was none, or none that can be taken.
+            AirflowFailException: no answer came in time, or the answer is invalid.
         """
         if "error" in event:
             late = event.get("error_type") == "timeout"
-            raise _failure(context, f"nobody answered within {self.response_timeout}" if late else str(event["error"]))
+            raise _failure(context, f"no answer within {self.response_timeout}" if late else str(event["error"]))
         context["ti"].xcom_push(key=ANSWERED, value=event["chosen_options"])
         return super().execute_complete(context, event)
 
 
 def _failure(context: Mapping[str, Any], reason: str) -> AirflowFailException:
-    """Return what ends a task for good, its reason left to the others."""
+    """Publish a reason to other tasks; return an exception that fails without a retry."""
     leave(context, reason)
     return AirflowFailException(reason)

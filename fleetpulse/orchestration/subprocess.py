@@ -1,9 +1,12 @@
-"""One verb of the command as a process in a group of its own, without Airflow.
+"""Run one verb of the command as a process in its own process group.
 
-Rule 1: whatever ends the wait, an error, a timeout or a signal, the group does not outlive it; a verb that ended by itself may
-leave others running, as the one does that starts the stream.
-Rule 2: what a verb writes is bounded in memory, however much it is, and each line is handed on at once. Who wants all of it
-says how much that may be, and gets whole lines, or none and that it was too long.
+This module does not depend on Airflow.
+
+Rule 1: the group ends when the wait is interrupted by an error, a timeout or a signal. A verb that
+ends normally may leave processes running, as the verb that starts the stream does.
+Rule 2: memory for the verb's output is bounded, and each line is forwarded at once. A caller that
+needs the whole output sets a byte limit. Beyond the limit the output is dropped and flagged as too
+long.
 """
 
 import os
@@ -18,7 +21,7 @@ from typing import Final
 
 from fleetpulse.io.system.process import ASKED_BY, ending_with_parent
 
-SENTENCE: Final = "fleet: "  # with it begins what a verb says of a refusal
+SENTENCE: Final = "fleet: "  # prefix of a verb's error message
 STOP_S: Final = 30.0
 _LOOK_S: Final = 0.2
 _KEPT_LINES: Final = 1_000
@@ -27,14 +30,14 @@ _CHUNK: Final = 65_536
 
 @dataclass(frozen=True, slots=True)
 class ProcessResult:
-    """How a verb ended.
+    """Result of a verb.
 
     Attributes:
-        code: its exit code; negative where a signal ended it.
-        out: the newest lines of standard output; where all are kept, all.
-        told: the newest lines of standard error.
-        refusal: its own sentence, and what follows it; empty where it said none.
-        too_long: whether standard output was longer than what is kept of it; ``out`` is empty then.
+        code: exit code; negative if a signal ended the verb.
+        out: newest lines of standard output; all lines if a byte limit is set.
+        told: newest lines of standard error.
+        refusal: error message of the verb and the lines after it; empty if it printed none.
+        too_long: whether standard output exceeded the byte limit; ``out`` is then empty.
     """
 
     code: int
@@ -45,26 +48,28 @@ class ProcessResult:
 
     @property
     def refused(self) -> bool:
-        """Whether it said why it does not do it: given again, it would say the same."""
+        """Whether the verb exited with 1 or 2 and an error message: a retry cannot help."""
         return self.code in (1, 2) and bool(self.refusal)
 
     def reason(self) -> str:
-        """Return why it failed; the first line is its own sentence, where it said one."""
+        """Return the reason of the failure; the first line is the error message, if any."""
         if self.refusal:
             return "\n".join(self.refusal)
         ending = f"ended by signal {-self.code}" if self.code < 0 else f"ended with exit code {self.code}"
-        return "\n".join([ending + (f": {self.told[-1]}" if self.told else ", and said nothing"), *self.told[-20:]])
+        return "\n".join([ending + (f": {self.told[-1]}" if self.told else " without an error message"), *self.told[-20:]])
 
 
 class Verb:
-    """A running verb.
+    """Running process of a verb.
 
     Args:
-        line: program and words.
-        say: is given each line as it comes, of a long one the beginning.
-        keep_bytes: so much of standard output is kept, in whole lines; None keeps the newest lines, and long ones in pieces.
-        environment: its own; None gives it ours without what is Airflow's.
-        asked_by: who asks for it, which it writes down; empty where that is its user.
+        line: program and arguments.
+        say: callback for each line of output; long lines are truncated.
+        keep_bytes: byte limit up to which standard output is kept in whole lines; None to keep the
+            newest lines only, long ones in pieces.
+        environment: environment of the process; None for the present one without variables of
+            Airflow.
+        asked_by: name of the requester, which the verb records; empty for the user of the process.
     """
 
     def __init__(
@@ -82,7 +87,7 @@ class Verb:
         self._told: deque[str] = deque(maxlen=_KEPT_LINES)
         self._refusal: list[str] = []
         self.process = subprocess.Popen(
-            ending_with_parent(line),  # Linux ends it when the worker dies, even by kill -9; elsewhere it goes on to its end
+            ending_with_parent(line),  # Linux ends it when the worker dies, even by kill -9; other systems do not
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -91,7 +96,7 @@ class Verb:
         )
 
     def wait(self) -> ProcessResult:
-        """Wait for its end; whatever breaks the wait off stops the group."""
+        """Wait until the verb ends; stop the group if the wait is interrupted."""
         try:
             with selectors.DefaultSelector() as ready:
                 out, told = _Lines(self._take_out, self._keep_bytes or _CHUNK), _Lines(self._take_told, _CHUNK)
@@ -114,7 +119,7 @@ class Verb:
         return self._keep_bytes is not None and self._kept_bytes > self._keep_bytes
 
     def _read(self, ready: selectors.BaseSelector) -> None:
-        """Read until it has ended; one that it leaves running may keep the pipes open."""
+        """Read until the verb has ended, even if a process left running holds the pipes."""
         ended = False
         while True:
             found = ready.select(0 if ended else _LOOK_S)
@@ -130,7 +135,10 @@ class Verb:
             key.data.end()
 
     def stop(self, patience_s: float = STOP_S) -> None:
-        """Ask the group to end, and end it after ``patience_s``; no effect where the verb has ended."""
+        """Send SIGTERM to the group, then SIGKILL after ``patience_s``.
+
+        No effect if the verb has ended.
+        """
         if self.process.poll() is not None:
             return
         _to_group(self.process.pid, signal.SIGTERM)
@@ -155,7 +163,7 @@ class Verb:
 
 
 class _Lines:
-    """Makes lines of what a pipe gives; one that is longer than ``longest`` bytes is handed on in pieces."""
+    """Split bytes of a pipe into lines; lines above ``longest`` bytes come in pieces."""
 
     def __init__(self, take: Callable[[str], None], longest: int) -> None:
         self._take = take
@@ -163,7 +171,7 @@ class _Lines:
         self._rest = bytearray()
 
     def read(self, pipe: int) -> bool:
-        """Take what is there; False at the end."""
+        """Read the available bytes; return False at the end of the pipe."""
         try:
             chunk = os.read(pipe, _CHUNK)
         except BlockingIOError:
@@ -179,14 +187,14 @@ class _Lines:
         return bool(chunk)
 
     def end(self) -> None:
-        """Take what is left without a line's end."""
+        """Emit the rest of the bytes, which has no line end."""
         if self._rest:
             self._take(self._rest.decode(errors="replace"))
         self._rest.clear()
 
 
 def _without_airflow() -> dict[str, str]:
-    """Return our environment without what is Airflow's: its secrets are not the verb's."""
+    """Return the present environment without Airflow's variables, which hold secrets."""
     return {name: value for name, value in os.environ.items() if "AIRFLOW" not in name}
 
 
@@ -194,4 +202,4 @@ def _to_group(leader: int, number: signal.Signals) -> None:
     try:
         os.killpg(leader, number)
     except (ProcessLookupError, PermissionError):
-        pass  # all of it has ended; macOS answers the latter for a group of the dead
+        pass  # the group has ended; macOS raises PermissionError for zombies

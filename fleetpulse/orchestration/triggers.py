@@ -1,9 +1,11 @@
-"""Triggers: what the triggerer waits for without a slot, a Java machine or a Spark session.
+"""Airflow triggers that wait for batches, the frontier, Delta commits and alerts.
 
-Rule 1: a look costs a few milliseconds and happens in a thread; between two looks nothing is held.
-Rule 2: a watcher writes down how far it has come, and what it has not yet handed on, so that after a restart it goes on there:
-an event may come twice, and none is lost.
-Rule 3: a watcher says at most one thing in ``least_s``: what came meanwhile is in its next event.
+They hold no task slot, and need neither a JVM nor a Spark session.
+
+Rule 1: a poll takes a few milliseconds and runs in a thread. Between two polls nothing is held.
+Rule 2: a watcher persists its position and the rows not yet reported. After a restart it resumes
+from there: an event may be repeated, but none is lost.
+Rule 3: a watcher emits at most one event per ``least_s``. Later rows are part of its next event.
 """
 
 import asyncio
@@ -18,20 +20,20 @@ from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
 LOOK_S: Final = 2.0
 _HERE: Final = "fleetpulse.orchestration.triggers"
-_SHOWN: Final = 20  # alerts that an event carries; it says how many there were
-_ANEW_S: Final = 30.0  # without a broker, before its address is read again
-_DIGITS: Final = 20  # of a version in the name of its commit
+_SHOWN: Final = 20  # alerts in one event, besides their total count
+_ANEW_S: Final = 30.0  # time without a broker until its address is read again
+_DIGITS: Final = 20  # digits of the version in the file name of a commit
 
 
 class Reaching(BaseTrigger):
-    """Fires when a number has been reached; what number, its kinds say.
+    """Trigger that fires when a number is reached; subclasses define the number.
 
     Args:
-        home: the installation's folder.
-        wanted: the number; any higher one will do.
-        until_s: when to give up, seconds since the epoch.
-        first_s: seconds before the first look.
-        every_s: seconds between two looks.
+        home: home folder of the installation.
+        wanted: number to reach or exceed.
+        until_s: end of the wait, epoch seconds.
+        first_s: seconds before the first poll.
+        every_s: seconds between two polls.
     """
 
     def __init__(self, *, home: str, wanted: int, until_s: float, first_s: float = 0.0, every_s: float = LOOK_S) -> None:
@@ -39,17 +41,20 @@ class Reaching(BaseTrigger):
         self.home, self.wanted, self.until_s, self.first_s, self.every_s = home, wanted, until_s, first_s, every_s
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what makes it anew."""
+        """Return the class path and the arguments of the trigger."""
         told = {"home": self.home, "wanted": self.wanted, "until_s": self.until_s}
         return f"{_HERE}.{type(self).__name__}", {**told, "first_s": self.first_s, "every_s": self.every_s}
 
     @staticmethod
     @abstractmethod
     def look(home: str) -> int | None:
-        """Return what is reached; None where nothing is."""
+        """Return the present number; None if there is none yet."""
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until it is there, or the time is over; the event is ``{"reached", "wanted", "at"}``."""
+        """Poll until the number is reached or the wait ends.
+
+        The single event is ``{"reached", "wanted", "at"}``.
+        """
         await asyncio.sleep(self.first_s)
         while True:
             at = await asyncio.to_thread(self.look, self.home)
@@ -60,34 +65,38 @@ class Reaching(BaseTrigger):
 
 
 class StreamAtBatch(Reaching):
-    """Fires when the stream has committed a batch."""
+    """Trigger that fires when the stream has committed a batch."""
 
     @staticmethod
     def look(home: str) -> int | None:
-        """Return the newest batch that the current generation has committed; None before the first."""
+        """Return the newest batch of the current generation; None before the first."""
         return batch_of(home)
 
 
 class FrontierPast(Reaching):
-    """Fires when all up to an instant of event time, epoch milliseconds, has been judged, and no verdict of it is held back."""
+    """Trigger that fires when the frontier passes an instant, in epoch milliseconds.
+
+    All verdicts up to that event time have then been written, even with a jitter.
+    """
 
     @staticmethod
     def look(home: str) -> int | None:
-        """Return up to which event time all is judged and written; None before the first."""
+        """Return the event time up to which verdicts are complete; None if unknown."""
         return frontier_of(home)
 
 
 class DeltaLogWatch(BaseEventTrigger):
-    """Fires when a Delta table has got rows, by its log.
+    """Trigger that fires when rows are added to a Delta table, according to its log.
 
     Args:
-        table: the table's folder.
-        notes: the folder where it writes down how far it has come.
-        name: of that note.
-        home: the installation whose job is asked how far it has judged; empty: nobody is asked.
-        part: fires for files below this folder of the table only, such as ``kind=late``; empty for all.
-        least_s: seconds between two events.
-        every_s: seconds between two looks.
+        table: folder of the table.
+        notes: folder of the watcher's position file.
+        name: name of the watcher, part of the position file's name.
+        home: home folder of the installation whose job's progress an event includes; empty for
+            none.
+        part: folder in the table whose files count, such as ``kind=late``; empty for all files.
+        least_s: minimum number of seconds between two events.
+        every_s: seconds between two polls.
     """
 
     def __init__(
@@ -107,22 +116,23 @@ class DeltaLogWatch(BaseEventTrigger):
         self.least_s, self.every_s = least_s, every_s
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what makes it anew."""
+        """Return the class path and the arguments of the trigger."""
         told = {"table": self.table, "notes": self.notes, "name": self.name, "home": self.home, "part": self.part}
         return f"{_HERE}.DeltaLogWatch", {**told, "least_s": self.least_s, "every_s": self.every_s}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look for ever; an event is ``{"table", "from_version", "version", "rows"}``, of the versions after the first.
+        """Poll forever; yield events ``{"table", "from_version", "version", "rows"}``.
 
-        With a home it says how far the job has judged as well, see `judged_of`.
+        An event covers the versions after ``from_version``. With a home it includes the job's
+        progress, see `judged_of`.
         """
         note, table = Path(self.notes) / f"watch-{self.name}.json", Path(self.table)
         at = await asyncio.to_thread(_position, note)
         if at is None:
-            newest = await asyncio.to_thread(_newest, table)  # what was there before anybody watched is no news
+            newest = await asyncio.to_thread(_newest, table)  # rows from before the first watch do not count
             at = _Position(newest, newest, 0, 0.0)
             await asyncio.to_thread(_note, note, at)
-        while True:  # each look reads on, also where nothing may be said: a log keeps its versions for minutes
+        while True:  # read on even if no event may be emitted: a log keeps its versions for minutes only
             newest, rows = await asyncio.to_thread(_since, table, at.version, self.part)
             if newest != at.version:
                 at = _Position(newest, at.from_version if at.rows or rows else newest, at.rows + rows, at.told_s)
@@ -137,13 +147,16 @@ class DeltaLogWatch(BaseEventTrigger):
 
 
 class AlertWatch(BaseEventTrigger):
-    """Fires when something is published on a topic of the home's broker; the broker keeps what comes while nobody listens.
+    """Trigger that fires when a message is published on a topic of the home's broker.
+
+    The broker queues messages while no trigger is connected.
 
     Args:
-        home: the installation's folder: the broker's address and the secret name of the session are there.
-        topic: the subscription.
-        least_s: seconds between two events.
-        every_s: seconds between two looks, and between two tries to reach the broker.
+        home: home folder of the installation, with the broker's address and the secret client id of
+            the session.
+        topic: topic filter of the subscription.
+        least_s: minimum number of seconds between two events.
+        every_s: seconds between two polls, and between two attempts to connect.
     """
 
     def __init__(self, *, home: str, topic: str, least_s: float = 60.0, every_s: float = LOOK_S) -> None:
@@ -151,7 +164,7 @@ class AlertWatch(BaseEventTrigger):
         self.home, self.topic, self.least_s, self.every_s = home, topic, least_s, every_s
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what makes it anew."""
+        """Return the class path and the arguments of the trigger."""
         return f"{_HERE}.AlertWatch", {
             "home": self.home,
             "topic": self.topic,
@@ -160,7 +173,10 @@ class AlertWatch(BaseEventTrigger):
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Listen for ever; an event is ``{"count": n, "alerts": [{"topic", "payload"}, the newest few]}``."""
+        """Listen forever; yield events ``{"count": n, "alerts": [...]}``.
+
+        ``alerts`` contains the newest few, each as ``{"topic", "payload"}``.
+        """
         from fleetpulse.io.mqtt.alerts import AlertLine
 
         told_s, up_s = 0.0, time.monotonic()
@@ -178,7 +194,7 @@ class AlertWatch(BaseEventTrigger):
                     await asyncio.to_thread(line.acknowledge, count)
                 up_s = time.monotonic() if line is None or line.up else up_s
                 if line is not None and time.monotonic() - up_s > _ANEW_S:
-                    line.close()  # the broker may have another address by now
+                    line.close()  # the broker's address may have changed
                     line = None
                 await asyncio.sleep(self.every_s)
         finally:
@@ -187,10 +203,13 @@ class AlertWatch(BaseEventTrigger):
 
 
 def judged_of(home: Path) -> dict[str, int]:
-    """Return how far the job has judged; nothing before its first batch, or where that cannot be read: it is a note.
+    """Return the progress of the lifecycle job; empty before its first batch.
+
+    It is empty on read errors, too: a missing progress must not fail the event.
 
     Returns:
-        ``batch``, and ``received_at_ms``, the watermark: up to which ``received_at`` it has judged (epoch milliseconds).
+        ``batch``, and ``received_at_ms``: the watermark, up to which the job has judged (epoch
+        milliseconds).
     """
     from fleetpulse.core.errors import FleetError
     from fleetpulse.io.checkpoints.checkpoint import judged_up_to
@@ -204,7 +223,7 @@ def judged_of(home: Path) -> dict[str, int]:
 
 
 def batch_of(home: str) -> int | None:
-    """Return the newest batch that the current generation has committed; None before the first."""
+    """Return the newest batch of the current generation; None before the first."""
     from fleetpulse.io.checkpoints.checkpoint import judged_up_to
     from fleetpulse.io.home.home import Home
 
@@ -213,9 +232,10 @@ def batch_of(home: str) -> int | None:
 
 
 def frontier_of(home: str) -> int | None:
-    """Return up to which event time all is judged and written, epoch milliseconds; None before the first.
+    """Return the event time (epoch milliseconds) up to which all verdicts are written.
 
-    A jitter holds verdicts about silence back: that much below the frontier all of them are there.
+    A jitter delays verdicts about silence, so this instant lies behind the frontier by the jitter.
+    None before the first batch.
     """
     from fleetpulse.io.checkpoints.checkpoint import judged_up_to
     from fleetpulse.io.home.home import Home
@@ -228,13 +248,13 @@ def frontier_of(home: str) -> int | None:
 
 
 class _Position(NamedTuple):
-    """How far a watcher of a log has come.
+    """Position of a log watcher.
 
     Attributes:
-        version: the newest that it has read.
-        from_version: the newest that it has told of.
-        rows: of those between, not told of yet.
-        told_s: when it told last, in seconds of the epoch.
+        version: newest version that was read.
+        from_version: newest version that an event has covered.
+        rows: number of rows in the versions between, which no event has covered yet.
+        told_s: time of the last event, epoch seconds.
     """
 
     version: int
@@ -269,12 +289,15 @@ def _newest(table: Path) -> int:
 
 
 def _since(table: Path, seen: int, part: str) -> tuple[int, int]:
-    """Return the newest version, and how many rows have come since one; what the log no longer has counts as a row."""
+    """Return the newest version, and the number of rows added after version ``seen``.
+
+    Each version that the log no longer contains counts as one row.
+    """
     from fleetpulse.io.delta.log import actions_of
 
     commits = _commits(table)
     newest = max(commits, default=-1)
-    if newest < seen:  # the table was made anew
+    if newest < seen:  # the table was created again
         seen = -1
     kept = [version for version in commits if version > seen]
     rows = newest - seen - len(kept)
@@ -291,7 +314,7 @@ def _since(table: Path, seen: int, part: str) -> tuple[int, int]:
 
 
 def _reach(home: str, topic: str) -> Any:
-    """Return a line to the home's broker; None where there is none yet."""
+    """Open a line to the home's broker; return None if its address is unknown yet."""
     from fleetpulse.core.errors import FleetError
     from fleetpulse.io.home.home import Home
     from fleetpulse.io.mqtt.address import load_address

@@ -1,4 +1,5 @@
-"""The capacity model: figures of a fleet, measured or given, and what it will need.
+"""Capacity model: cores, memory and storage that a fleet needs.
 
-It imports ``reports`` and the library below. Begin with ``model.py``.
+It imports `fleetpulse.core` and `fleetpulse.io`. The commands (`cli`), `batch.calibrate` and
+`bench` import it. Begin with ``model.py``; ``observed.py`` reads the figures of an existing home.
 """

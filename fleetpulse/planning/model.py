@@ -1,9 +1,11 @@
-"""What a fleet will need, worked out from what one device and one message cost: state, batches, cores, memory, storage.
+"""Capacity model: resources of a fleet, computed from cost figures.
 
-Rule 1: a plan is a function of a fleet and of figures; where the figures come from is said beside them.
-Rule 2: bytes are held against real ones in the tests; times are one machine's and are only printed.
+The resources are state, batches, cores, memory and storage.
 
-Source: docs/planning.md has every formula, in words and with its reasons.
+Rule 1: a plan is a function of a fleet and of cost figures. The figures name their source.
+Rule 2: tests compare planned bytes with real ones. Times depend on the machine and are not tested.
+
+Source: docs/how-to/plan-capacity.md explains every formula and the reasons.
 """
 
 import math
@@ -15,28 +17,28 @@ from fleetpulse.planning.partition_skew import busiest
 
 DAY_MS: Final = 86_400_000
 MONTH_DAYS: Final = 30
-DEVICES_A_GROUP: Final = (4_000, 32_000)  # least, most
-_MORE_GROUPS: Final = 3  # than the fewest, or a quarter, where that balances
-ROW_GROUP: Final = 131_072  # rows of a piece that have a dictionary of their own
-BUSY: Final = 0.6  # of a core at most, in the long run: the rest is for catching up
+DEVICES_A_GROUP: Final = (4_000, 32_000)  # least and greatest number of devices in a key group
+_MORE_GROUPS: Final = 3  # additional key groups for a better balance; up to a quarter if that is more
+ROW_GROUP: Final = 131_072  # rows of a compacted file that share a dictionary
+BUSY: Final = 0.6  # greatest long-term load of a core; the rest is for catching up
 CORES_AN_EXECUTOR: Final = 4
-VERSIONS: Final = 20  # of state that a checkpoint keeps (spark.sql.streaming.minBatchesToRetain)
-SNAPSHOT_EVERY: Final = 10  # batches between two whole copies of the state
-_REMEMBERED_CODES: Final = 16  # the most errors of a device, see core.policy.MAX_ERRORS
+VERSIONS: Final = 20  # state versions in a checkpoint (spark.sql.streaming.minBatchesToRetain)
+SNAPSHOT_EVERY: Final = 10  # batches between two full copies of the state
+_REMEMBERED_CODES: Final = 16  # maximum number of errors kept for a device, see core.policy.MAX_ERRORS
 _PIECE_ROWS: Final = 2_000_000
-SNAPSHOTS_A_DAY: Final = 24  # that the DAG fleet_snapshot takes; of days before the last one maintenance leaves one each
-_CHECKPOINTS: Final = 2  # the one that runs, and that of the generation before it, the way back
+SNAPSHOTS_A_DAY: Final = 24  # taken by the DAG fleet_snapshot; maintenance keeps one of each earlier day
+_CHECKPOINTS: Final = 2  # of the active generation, and of the previous one for a rollback
 _MB: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Parquet:
-    """What a table's files cost.
+    """Cost of a table's Parquet files.
 
     Attributes:
-        file_bytes: a file however few rows it has: footer, dictionaries' heads.
-        row_bytes: a row.
-        device_bytes: a device that a file (or row group) mentions: its id and hash, once.
+        file_bytes: fixed bytes of a file: footer and heads of dictionaries.
+        row_bytes: bytes of a row.
+        device_bytes: bytes of a device that a file (or row group) mentions: its id and hash, once.
     """
 
     file_bytes: float
@@ -44,40 +46,42 @@ class Parquet:
     device_bytes: float = 0.0
 
     def size(self, rows: float, devices: float = 0.0) -> float:
-        """Return the bytes of a file with so many rows of so many devices, each as likely as the others."""
+        """Return the size of a file in bytes; rows are spread evenly over devices."""
         return self.file_bytes + rows * self.row_bytes + mentioned(rows, devices) * self.device_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What things cost. The defaults come from the commands that docs/planning.md names.
+    """Cost figures of devices, messages, batches and files.
+
+    docs/how-to/plan-capacity.md names the commands that measured the defaults.
 
     Attributes:
-        source: where they come from.
-        group_bytes: a key group's state without devices.
-        device_bytes: a device that has always been well in its key group's state, with an id of ``id_bytes``.
-        changed_bytes: one that has ever changed its mode, besides.
-        id_bytes: of the ids that it was measured with; what ids have more is counted whole.
-        remembered_bytes: a device that ever sent an error, besides.
-        code_bytes: each of its last errors, 16 at most.
-        waiting_bytes: a message that waits for its time.
+        source: origin of the figures, for people.
+        group_bytes: state of a key group without devices, bytes.
+        device_bytes: state of a device without errors or mode changes, with an id of ``id_bytes``.
+        changed_bytes: additional state of a device that has ever changed its mode, bytes.
+        id_bytes: length of the device ids in the measurement; longer ids add their excess bytes.
+        remembered_bytes: additional state of a device that ever sent an error, bytes.
+        code_bytes: state of each of a device's last errors (at most 16), bytes.
+        waiting_bytes: state of a pending message, bytes.
         landed: files of bronze as landing writes them.
-        piece: the same rows when `fleet maintain` has put them together.
-        metrics_bytes: share of a metric's bytes that is left in a file.
+        piece: files of bronze after compaction by `fleet maintain`.
+        metrics_bytes: compressed share of the bytes of metrics.
         judgements: files of judgements.
-        snapshot: a snapshot of devices.
-        snapshot_waiting_bytes: a message in it that waits.
-        health_bytes: a row of ``stream_health``.
-        quarantined_bytes: a row of ``quarantine`` besides its payload.
-        message_us: CPU of the lifecycle job a message, microseconds.
-        touched_us: the same a device that is heard in a batch.
-        batch_s: the same a batch, however small, in seconds.
-        ingest_us: CPU of bridge and landing a message.
-        write_bytes_per_s: how fast a partition's state is written.
-        commit_s: what a checkpoint takes however small it is.
-        heap_bytes: the JVM's heap.
-        worker_bytes: a Python worker without a group.
-        working_bytes: a device in a group that is being folded.
+        snapshot: files of a snapshot of devices.
+        snapshot_waiting_bytes: pending message in a snapshot, bytes.
+        health_bytes: row of ``stream_health``, bytes.
+        quarantined_bytes: row of ``quarantine`` without its payload, bytes.
+        message_us: CPU time of the lifecycle job per message, microseconds.
+        touched_us: CPU time of the lifecycle job per device heard in a batch, microseconds.
+        batch_s: fixed CPU time of the lifecycle job per batch, seconds.
+        ingest_us: CPU time of bridge and landing per message, microseconds.
+        write_bytes_per_s: write rate of a partition's state.
+        commit_s: fixed duration of a checkpoint, seconds.
+        heap_bytes: JVM heap, bytes.
+        worker_bytes: memory of a Python worker without a key group, bytes.
+        working_bytes: memory of a device in a key group that is being folded, bytes.
     """
 
     source: str = "the defaults"
@@ -109,25 +113,26 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Whom it is for.
+    """Load of a fleet, for which resources are planned.
 
     Attributes:
-        devices: how many.
-        interval_ms: between two messages of a device.
-        lateness_ms: how long messages wait, the allowed lateness.
-        error_share: of messages that are errors.
-        late_share: of messages that come too late.
-        copy_share: of messages that come twice.
-        refused_share: of messages that cannot be decoded.
-        changes_a_day: of a device's mode.
-        metrics_bytes: of a message's metrics, on average.
-        id_bytes: of a device's id.
-        batch_every_ms: from the begin of one batch to that of the next at least, the setting ``batch_every``.
-        held_ms: for how long messages wait for their batch while fewer than `FEW_ROWS` have come, see `io.pacing`.
-        tolerance: which share of a batch's time its checkpoint may take.
-        keep_days: how long messages are kept; None for ever.
-        keep_snapshot_days: how long a snapshot a day is kept; likewise.
-        bytes_a_message: of bronze, where a running home tells; None takes the figures'.
+        devices: number of devices.
+        interval_ms: time between two messages of a device, milliseconds.
+        lateness_ms: allowed lateness, for which messages are pending, milliseconds.
+        error_share: share of messages that are errors.
+        late_share: share of messages that are late.
+        copy_share: share of messages that are duplicates.
+        refused_share: share of messages that cannot be decoded.
+        changes_a_day: mode changes per device and day.
+        metrics_bytes: average size of a message's metrics, bytes.
+        id_bytes: length of a device's id, bytes.
+        batch_every_ms: minimum interval between the starts of two batches, setting ``batch_every``.
+        held_ms: time for which messages wait for their batch while there are fewer than `FEW_ROWS`,
+            milliseconds; see `io.tables.adaptive_batching`.
+        tolerance: share of a batch's time that its checkpoint may take.
+        keep_days: retention of messages, days; None: no limit.
+        keep_snapshot_days: retention of daily snapshots, days; None: no limit.
+        bytes_a_message: bytes of bronze per message, if measured; None uses the cost figures.
     """
 
     devices: int
@@ -149,30 +154,30 @@ class Fleet:
 
     @property
     def messages_per_s(self) -> float:
-        """Return how many messages come a second."""
+        """Messages per second, with duplicates."""
         return self.devices * 1000 / self.interval_ms * (1 + self.copy_share)
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityPlan:
-    """What it will need.
+    """Resources that a fleet needs.
 
     Attributes:
-        messages_per_s: that come.
-        key_groups: to be fixed when a home is made.
-        devices_a_group: in each.
-        partitions: of the state, fixed with a checkpoint's first batch.
-        cores: of the lifecycle job.
-        executors: that they are shared among, where a cluster runs it.
-        ingest_cores: of bridge and landing.
-        bridges: that share the intake.
-        state_bytes: of the newest version: devices and what waits.
-        checkpoint_bytes: of all versions that are kept, before compression.
-        batch_s: how long a batch takes.
-        checkpoint_s: of it, how long the checkpoint does.
-        checkpoint_every: batches between two, so that it stays within the tolerance.
-        memory_bytes: of the lifecycle job.
-        storage: bytes by table, and of checkpoints, a month out.
+        messages_per_s: messages per second.
+        key_groups: number of key groups, fixed when a home is created.
+        devices_a_group: devices per key group.
+        partitions: state partitions, fixed with a checkpoint's first batch.
+        cores: CPU cores of the lifecycle job.
+        executors: executors with these cores, on a cluster.
+        ingest_cores: CPU cores of bridge and landing.
+        bridges: bridges that share the fleet's messages.
+        state_bytes: newest version of the state: devices and pending messages.
+        checkpoint_bytes: all state versions in the checkpoint, before compression.
+        batch_s: duration of a batch, seconds.
+        checkpoint_s: part of ``batch_s`` that the checkpoint takes, seconds.
+        checkpoint_every: batches per checkpoint, to stay within the tolerance.
+        memory_bytes: memory of the lifecycle job.
+        storage: bytes by table, and of checkpoints, at the end of the planned period.
     """
 
     messages_per_s: float
@@ -192,22 +197,23 @@ class CapacityPlan:
     storage: dict[str, float]
 
     def as_rows(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the plan as JSON values."""
         plain = {name: getattr(self, name) for name in self.__slots__ if name != "storage"}
         rounded = {name: round(value, 3) if name.endswith("_s") else round(value) for name, value in plain.items()}
         return {**rounded, "storage_bytes": {table: round(size) for table, size in self.storage.items()}}
 
 
 def mentioned(rows: float, devices: float) -> float:
-    """Return how many of ``devices`` are among so many rows, each being as likely as the others."""
+    """Return the expected number of distinct devices in ``rows`` evenly spread rows."""
     return devices * -math.expm1(-rows / devices) if devices else 0.0
 
 
 def key_groups(devices: int, partitions: int) -> int:
-    """Return about the fewest key groups that hold no more than 32,000 devices each, and keep every partition busy.
+    """Return the number of key groups: few, but enough to keep every partition busy.
 
-    Each call for a group costs some milliseconds however little there is to do: fewer groups are cheaper. Up to a quarter more
-    are taken, or three, where Spark shares these more evenly: a batch takes as long as its busiest partition.
+    A key group has at most 32,000 devices. Each call for a group has a fixed cost of some
+    milliseconds, so fewer groups are cheaper. Up to a quarter more groups, or three, are chosen if
+    Spark distributes them more evenly: a batch takes as long as its busiest partition.
     """
     least, most = DEVICES_A_GROUP
     groups = max(1, math.ceil(devices / most))
@@ -219,14 +225,14 @@ def key_groups(devices: int, partitions: int) -> int:
 
 
 def group_bytes(devices: float, heard: float, changed: float, fleet: Fleet, figures: Figures) -> float:
-    """Return the bytes of a key group's block.
+    """Return the size of a key group's block in bytes.
 
     Args:
-        devices: in it.
-        heard: messages that each has been heard with since its life began.
-        changed: share of them that have ever changed their mode.
-        fleet: whose.
-        figures: what things cost.
+        devices: number of devices in the group.
+        heard: messages of each device since its life started.
+        changed: share of the devices that have ever changed their mode.
+        fleet: load of the fleet.
+        figures: cost figures.
     """
     errors = fleet.error_share * heard
     remembering = -math.expm1(-errors)
@@ -237,7 +243,7 @@ def group_bytes(devices: float, heard: float, changed: float, fleet: Fleet, figu
 
 
 def _bounded_mean(mean: float, most: int) -> float:
-    """Return the mean of a Poisson number, cut off at ``most``."""
+    """Return the mean of a Poisson variable that is capped at ``most``."""
     if mean > 4 * most:
         return float(most)
     chance, below, found = math.exp(-mean), 0.0, 0.0
@@ -249,22 +255,28 @@ def _bounded_mean(mean: float, most: int) -> float:
 
 
 def state_bytes(fleet: Fleet, figures: Figures, groups: int) -> float:
-    """Return the bytes of the state's newest version, a month after the fleet began: blocks, and what waits."""
+    """Return the size of the newest state version after a month, in bytes.
+
+    It consists of the blocks and the pending messages.
+    """
     heard = MONTH_DAYS * DAY_MS / fleet.interval_ms
-    changed = -math.expm1(-fleet.changes_a_day / 2 * MONTH_DAYS)  # a change and its return are of one device
+    changed = -math.expm1(-fleet.changes_a_day / 2 * MONTH_DAYS)  # half the changes: each is followed by a change back
     blocks = groups * group_bytes(fleet.devices / groups, heard, changed, fleet, figures)
     return blocks + fleet.messages_per_s * fleet.lateness_ms / 1000 * figures.waiting_bytes
 
 
 def batch_cpu_s(fleet: Fleet, figures: Figures, batch_s: float) -> float:
-    """Return the CPU seconds of a batch that takes in what came in ``batch_s``."""
+    """Return the CPU seconds of a batch with the messages of ``batch_s`` seconds."""
     messages = fleet.messages_per_s * batch_s
     touched = mentioned(messages, fleet.devices)
     return figures.batch_s + (messages * figures.message_us + touched * figures.touched_us) / 1e6
 
 
 def batch_time_s(fleet: Fleet, figures: Figures, cores: int) -> float:
-    """Return how long batches get: each takes in what came while the one before it ran; infinity where cores do not suffice."""
+    """Return the stable duration of batches; infinity if the cores do not suffice.
+
+    Each batch reads the messages that were received during the previous batch.
+    """
     least_s = batch_s = max(fleet.batch_every_ms, min(fleet.held_ms, FEW_ROWS * 1000 / max(fleet.messages_per_s, 1e-9))) / 1000
     for _ in range(500):
         wanted = max(least_s, batch_cpu_s(fleet, figures, batch_s) / cores)
@@ -277,13 +289,13 @@ def batch_time_s(fleet: Fleet, figures: Figures, cores: int) -> float:
 
 
 def cores_needed(fleet: Fleet, figures: Figures) -> int:
-    """Return the fewest cores that messages alone keep at most 60 % busy."""
-    worst_us = figures.message_us + figures.touched_us  # each device once in a batch: the dearest way
+    """Return the least number of cores that messages alone load by at most 60 %."""
+    worst_us = figures.message_us + figures.touched_us  # worst case: each device once in a batch
     return max(2, math.ceil(fleet.messages_per_s * worst_us / 1e6 / BUSY))
 
 
 def plan(fleet: Fleet, figures: Figures, days: int = MONTH_DAYS) -> CapacityPlan:
-    """Return what a fleet will need; storage after so many days."""
+    """Compute the resources that a fleet needs; storage is that after ``days``."""
     cores = cores_needed(fleet, figures)
     groups = key_groups(fleet.devices, cores)
     batch_s = batch_time_s(fleet, figures, cores)
@@ -315,7 +327,7 @@ def plan(fleet: Fleet, figures: Figures, days: int = MONTH_DAYS) -> CapacityPlan
 
 
 def message_bytes(fleet: Fleet, figures: Figures, rows: float, *, landed: bool) -> float:
-    """Return what a message takes in a file of so many rows."""
+    """Return the bytes of a message in a file with ``rows`` rows."""
     if fleet.bytes_a_message is not None:
         return fleet.bytes_a_message
     files, metrics = figures.landed if landed else figures.piece, fleet.metrics_bytes * figures.metrics_bytes
@@ -324,20 +336,20 @@ def message_bytes(fleet: Fleet, figures: Figures, rows: float, *, landed: bool) 
 
 
 def snapshot_bytes(fleet: Fleet, figures: Figures) -> float:
-    """Return the bytes of one snapshot: a row for each device, and for each message that waits."""
+    """Return the bytes of a snapshot: one row per device and per pending message."""
     waiting = fleet.messages_per_s * fleet.lateness_ms / 1000
     longer_ids = max(0.0, fleet.id_bytes - figures.id_bytes)
     return figures.snapshot.size(fleet.devices) + fleet.devices * longer_ids + waiting * figures.snapshot_waiting_bytes
 
 
 def snapshots_kept(fleet: Fleet, days: int) -> float:
-    """Return how many snapshots there are after so many days, as `fleet maintain` leaves them."""
+    """Return the number of snapshots after ``days``, with `fleet maintain` applied."""
     kept_days = days if fleet.keep_snapshot_days is None else min(days, fleet.keep_snapshot_days)
     return SNAPSHOTS_A_DAY + max(0.0, kept_days - 1)
 
 
 def storage(fleet: Fleet, figures: Figures, groups: int, batch_s: float, days: int) -> dict[str, float]:
-    """Return bytes by table after so many days, as `fleet maintain` leaves them."""
+    """Return the bytes of each table after ``days``, with `fleet maintain` applied."""
     a_day = fleet.messages_per_s * 86_400
     kept_days = days if fleet.keep_days is None else min(days, fleet.keep_days)
     batches = days * 86_400 / batch_s if batch_s else 0.0

@@ -1,4 +1,4 @@
-"""A fleet as a home's tables show it, and what it takes there: what a plan is made from, and held against."""
+"""Measured load and resource use of a home, as input and comparison for a plan."""
 
 import json
 from pathlib import Path
@@ -16,14 +16,14 @@ _PLANNED = (MESSAGES, JUDGEMENTS, QUARANTINE, DEVICE_SNAPSHOTS, STREAM_HEALTH)
 
 
 def fleet_of(home: Home, keep_ms: int | None) -> Fleet:
-    """Return the fleet of a home, as its tables show it.
+    """Measure the load of a home's fleet from its tables.
 
     Args:
-        home: the home.
-        keep_ms: how long it keeps messages; None for ever.
+        home: home to measure.
+        keep_ms: retention of messages, milliseconds; None: no limit.
 
     Raises:
-        FleetError: it has hardly any messages yet.
+        FleetError: the home has too few messages.
     """
     figures = query(
         home,
@@ -35,7 +35,7 @@ def fleet_of(home: Home, keep_ms: int | None) -> Fleet:
     )[0]
     if figures["messages"] < 100 or not figures["span_ms"]:
         raise FleetError(
-            f'"{home.path}" has {figures["messages"]} messages, too few to plan by; let it run, or give --devices',
+            f'"{home.path}" has too few messages for a plan; got {figures["messages"]}; let it run longer, or omit --home',
             code="messages-too-few",
         )
     kinds = {row["kind"]: row["n"] for row in query(home, "SELECT kind, count(*) AS n FROM judgements GROUP BY kind")}
@@ -58,7 +58,10 @@ def fleet_of(home: Home, keep_ms: int | None) -> Fleet:
 
 
 def standing_of(home: Home) -> dict[str, Any]:
-    """Return what a home takes now, by the names that a plan has; what is not known yet is left out."""
+    """Return the present resource use of a home, by fields of `CapacityPlan`.
+
+    Values that are not known yet are missing.
+    """
     found: dict[str, Any] = {
         "storage_bytes": {
             **{table.name: _size(home.table(table.name)) for table in _PLANNED},

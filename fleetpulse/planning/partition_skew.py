@@ -1,6 +1,6 @@
-"""How Spark shares key groups among the partitions of the state: by a hash of their number, and so not evenly.
+"""Skew of key groups over state partitions, by Spark's hash partitioning.
 
-Source: Spark's ``hash`` of an integer (Murmur3 of 32 bits, seed 42), its remainder by the number of partitions.
+Source: Spark's ``hash`` of an integer (32-bit Murmur3, seed 42), modulo the number of partitions.
 """
 
 from collections import Counter
@@ -11,11 +11,11 @@ _WORD: Final = 0xFFFFFFFF
 
 
 def partition_of(key_group: int, partitions: int) -> int:
-    """Return the partition that holds a key group, from 0.
+    """Return the number of the partition that holds a key group, from 0.
 
     Args:
-        key_group: its number, from 0.
-        partitions: how many there are.
+        key_group: number of the key group, from 0.
+        partitions: number of partitions.
     """
     mixed = _turned(key_group * 0xCC9E2D51 & _WORD, 15) * 0x1B873593 & _WORD
     value = (_turned(_SEED ^ mixed, 13) * 5 + 0xE6546B64 & _WORD) ^ 4
@@ -25,7 +25,7 @@ def partition_of(key_group: int, partitions: int) -> int:
 
 
 def busiest(key_groups: int, partitions: int) -> float:
-    """Return how much more the busiest partition has than its share: 1.0 where all have as much."""
+    """Return the load of the busiest partition relative to the mean: 1.0 if balanced."""
     held = Counter(partition_of(group, partitions) for group in range(key_groups))
     return max(held.values()) * partitions / key_groups
 

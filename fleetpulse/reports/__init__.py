@@ -1,4 +1,5 @@
-"""Read models: what the tables say about devices, verdicts, messages and the job, for commands, DAGs and pages.
+"""Read models over the tables of a home: devices, verdicts, messages, the job.
 
-It imports ``io``, ``columnar`` and ``core``. Begin with ``judgements.py`` or ``devices.py``.
+It imports `io`, `columnar` and `core`. The commands (`cli`), `batch` and `orchestration` import it.
+Begin with ``devices.py`` (the fleet at present) or ``judgements.py`` (transitions, one device).
 """

@@ -1,6 +1,6 @@
-"""Whether the job and the definition agree: what the tables say, beside what `core.replay` says of the rows in them.
+"""Comparison of the job's judgements with those of the definition, `core.replay`.
 
-Rule: compared is every column but when a row was written and by which generation.
+Rule: all columns are compared, except the time of writing and the generation.
 """
 
 import json
@@ -15,7 +15,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import query
 
 Bag = Counter[tuple[Any, ...]]
-AS_COMPARED: Final = ", ".join(  # of SQL over rows of judgements: the columns of `COMPARED`
+AS_COMPARED: Final = ", ".join(  # SQL select list over judgements: the columns of `COMPARED`
     f"epoch_ms({name.removesuffix('_ms')}) AS {name}"
     if name.endswith("_ms") and name not in ("runtime_ms", "late_by_ms")
     else f'"{name}"'
@@ -24,17 +24,26 @@ AS_COMPARED: Final = ", ".join(  # of SQL over rows of judgements: the columns o
 
 
 def emitted(home: Home) -> Bag:
-    """Return what the job said, as a bag of values in the order of `COMPARED`."""
+    """Return the judgements that the job emitted, as a bag of `COMPARED` values."""
     rows = query(home, f"SELECT {AS_COMPARED} FROM judgements WHERE kind NOT IN ('summary', 'retract', 'add')")
     return Counter(tuple({**row, "last_errors": tuple(json.loads(row["last_errors"] or "[]"))}.values()) for row in rows)
 
 
 def defined(rows: Iterable[Row], deployment: Deployment) -> Bag:
-    """Return what follows from rows by the definition, as such a bag."""
+    """Return the judgements of the definition for rows, as a bag of `COMPARED` values."""
     return compared(replay(rows, deployment))
 
 
 def differences(said: Bag, want: Bag) -> list[dict[str, Any]]:
-    """Return the judgements that only one of two bags has, by column, with ``side``: ``emitted`` or ``defined``."""
+    """Return the judgements that only one of two bags has.
+
+    Args:
+        said: judgements that the job emitted.
+        want: judgements of the definition.
+
+    Returns:
+        One row for each: the columns of `COMPARED`, and ``side``: ``told`` (emitted only) or
+        ``defined``.
+    """
     sides = {"told": said - want, "defined": want - said}
     return [{"side": side, **dict(zip(COMPARED, one, strict=True))} for side, bag in sides.items() for one in bag.elements()]

@@ -1,10 +1,12 @@
-"""How available devices were on a day: the share of covered time that each spent in each mode.
+"""Availability of devices: share of covered time in each mode.
 
-Rule 1: a coverage gap of a site counts for none of its devices, neither as up nor as down.
-Rule 2: a device counts from the first row of its life on, as long as it is neither decommissioned nor forgotten; one of which
-nothing has been judged yet does not count. Time in which it was unreachable, for its gateway was dead, is neither up nor down.
-Rule 3: a report computes no verdict: the mode is what the newest transition says, as amendments have left it; before the first
-written one of a life, the mode which that one ended. (Devices that a list brought in have earlier ones, said nowhere.)
+Rule 1: a coverage gap of a site counts neither as up nor as down for its devices.
+Rule 2: a device counts from the first row of its life on, while it is neither decommissioned nor
+forgotten. A device without judgements does not count. Time as unreachable (its gateway is dead) is
+neither up nor down.
+Rule 3: a report computes no verdict. The mode is that of the newest transition, after amendments.
+Before the first emitted transition of a life, it is the mode from which this transition led.
+(Bootstrapped devices have earlier transitions, which were never emitted.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,18 +24,18 @@ if TYPE_CHECKING:
     from fleetpulse.io.tables.tables import DuckDBPyConnection
 
 COUNTED: Final = tuple(mode for mode in Mode if mode not in (Mode.DECOMMISSIONED, Mode.FORGOTTEN))
-HEARD: Final = (Mode.ONLINE, Mode.DEGRADED, Mode.FLAGGED)  # heard from in time, whatever else is wrong
+HEARD: Final = (Mode.ONLINE, Mode.DEGRADED, Mode.FLAGGED)  # modes of a device that was heard within its timeout
 _LISTENED: Final = "(SELECT unnest(?::INT[]) AS shard, unnest(?::BIGINT[]) AS opened_ms, unnest(?::BIGINT[]) AS closed_ms)"
 _SHARDS: Final = "(SELECT unnest(?::VARCHAR[]) AS of_site, unnest(?::INT[]) AS number)"
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A span of event time, epoch milliseconds.
+    """Span of event time, epoch milliseconds.
 
     Attributes:
-        from_ms: its first instant.
-        to_ms: the first one after it.
+        from_ms: first instant of the span.
+        to_ms: first instant after the span.
     """
 
     from_ms: int
@@ -41,7 +43,7 @@ class Span:
 
 
 def listened(coverage: Coverage, span: Span) -> list[Span]:
-    """Return the parts of a span in which we were listening, in order."""
+    """Return the covered parts of a span, in order."""
     parts: list[Span] = []
     at_ms = max(span.from_ms, coverage.start_ms)
     for opened, closed in coverage.gaps:
@@ -67,7 +69,14 @@ class Listened:
 
     @classmethod
     def within(cls, shards: Shards, span: Span, held_back_ms: int = 0) -> "Listened":
-        """Return the covered parts of a span, up to each shard's frontier less ``held_back_ms``."""
+        """Return the covered parts of a span, up to the frontier of each shard.
+
+        Args:
+            shards: coverage and frontier of every site.
+            span: the span.
+            held_back_ms: distance of the end from the frontier: verdicts of that time can be
+                delayed by a jitter.
+        """
         parts = [
             listened(one.coverage, Span(span.from_ms, min(span.to_ms, (one.frontier_ms or 0) - held_back_ms)))
             for one in shards.listenings
@@ -76,25 +85,27 @@ class Listened:
 
 
 def availability(home: Home, when: Listened, by: Sequence[str]) -> list[dict[str, Any]]:
-    """Return for each group of devices in which share of the time they were in which mode.
+    """Return the share of time in each mode, for each group of devices.
 
     Args:
-        home: the home.
+        home: home to read.
         when: covered spans of the sites.
-        by: what makes a group: ``device_id``, ``site``, ``device_class``, as the transitions say them then.
+        by: columns to group by: ``device_id``, ``site``, ``device_class``, with their values in the
+            transitions.
 
     Returns:
-        The columns of ``by``; ``devices``; ``covered_ms``, summed over them; ``available``, the share heard from in time of
-        the time in which they were not unreachable, None without any; the share of each counted mode; and ``never_seen``, the
-        share in which they were offline and had never been heard. In the order of ``by``; groups without covered time are left
-        out.
+        One row for each group with covered time, in the order of ``by``. Its columns are those of
+        ``by``; ``devices``; ``covered_ms``, the sum over the devices; ``available``, the share of
+        the reachable time in which they were heard within their timeout (None without reachable
+        time); the share of each counted mode; and ``never_seen``, the share in which they were
+        offline and had never been heard.
     """
     with reading(home, (JUDGEMENTS.name,)) as tables:
         return availability_of(tables, when, by)
 
 
 def availability_of(tables: "DuckDBPyConnection", when: Listened, by: Sequence[str]) -> list[dict[str, Any]]:
-    """Return what `availability` does, from judgements that are open."""
+    """Like `availability`, but read judgements through an open connection."""
     names = ", ".join(by)
     shares = ", ".join(f"sum(ms) FILTER (mode = '{mode}') / sum(ms) AS {mode}" for mode in COUNTED)
     heard = ", ".join(f"'{mode}'" for mode in HEARD)

@@ -1,7 +1,7 @@
-"""What a change of policy would have changed: the figures of a backtest, for people and for programs.
+"""Figures of a backtest: effect of a candidate policy on verdicts and alerts.
 
-Rule: an alert is a transition into a mode that somebody has to look at: offline, degraded or flagged. Of devices that a dead
-gateway makes unreachable the gateway is the alert.
+Rule: an alert is a transition into a mode that needs attention: offline, degraded or flagged.
+Devices that are unreachable do not count: the alert is that of their gateway.
 """
 
 from collections import Counter
@@ -21,20 +21,24 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Backtest:
-    """The figures of one.
+    """Figures of a backtest.
 
     Attributes:
-        policy_version: of the new policy.
-        from_ms: from when on verdicts are compared; the first row where nothing was said.
-        to_ms: up to when.
-        rows: of bronze that were read.
-        changes: verdicts by how they differ: added, gone, moved.
-        moved_by_ms: the median of how much later (or earlier, below 0) a moved verdict comes; None where none moved.
-        by_class: a row a device class: ``device_class``, ``added``, ``gone``, ``moved``; the most changed first.
-        by_site: a row a site, likewise.
-        by_mode: a row a mode: ``to_mode``, ``before``, ``after``: how many transitions led there.
-        by_day: a row a day (UTC): ``day``, ``before``, ``after``: alerts.
-        others: a row a kind of judgement that is no transition: ``kind``, ``before``, ``after``.
+        policy_version: version of the new policy.
+        from_ms: instant from which verdicts are compared; by default that of the first row.
+        to_ms: instant up to which verdicts are compared.
+        rows: number of rows of bronze that were read.
+        changes: number of verdicts by change: added, gone, moved.
+        moved_by_ms: median shift of moved verdicts, positive if later; None if none moved.
+        by_class: row for each device class: ``device_class``, ``added``, ``gone``, ``moved``; the
+            most changed first.
+        by_site: row for each site: ``site``, ``added``, ``gone``, ``moved``; the most changed
+            first.
+        by_mode: row for each mode: ``to_mode``, and the number of transitions into it ``before``
+            and ``after``.
+        by_day: row for each day (UTC): ``day``, and the number of alerts ``before`` and ``after``.
+        others: row for each kind of judgement other than transitions: ``kind``, and the number
+            ``before`` and ``after``.
     """
 
     policy_version: str
@@ -50,25 +54,25 @@ class Backtest:
     others: list[Row]
 
     def alerts(self, side: str) -> int:
-        """Return how many alerts there were on one side: ``before`` or ``after``."""
+        """Return the number of alerts on one side: ``before`` or ``after``."""
         return sum(row[side] for row in self.by_day)
 
     def plain(self) -> Row:
-        """Return it as JSON has it."""
+        """Return the figures as JSON values."""
         told = asdict(self)
         span = {name: format_instant(told.pop(f"{name}_ms")) for name in ("from", "to")}
         return {**span, **told, "alerts": {side: self.alerts(side) for side in (BEFORE, AFTER)}}
 
 
 def figures(found: BacktestResult, policy_version: str, from_ms: int, to_ms: int, rows: int) -> Backtest:
-    """Return the figures of what was found.
+    """Compute the figures of a backtest.
 
     Args:
-        found: of all key groups.
-        policy_version: of the new policy.
-        from_ms: from when on verdicts were compared.
-        to_ms: up to when.
-        rows: of bronze that were read.
+        found: result over all key groups.
+        policy_version: version of the new policy.
+        from_ms: instant from which verdicts were compared.
+        to_ms: instant up to which verdicts were compared.
+        rows: number of rows of bronze that were read.
     """
     changed: dict[str, list[Any]] = found.changed.to_pydict()
     shifts = [
@@ -109,7 +113,7 @@ def _sides(counts: Mapping[Any, int], of: Callable[[Any], str], name: str) -> li
 
 
 def _alerts_a_day(days: Mapping[tuple[str, int, str], int], from_ms: int, to_ms: int) -> list[Row]:
-    """Return a row a day, those without alerts too."""
+    """Return one row for each day, including days without alerts."""
     known = [day for _, day, _ in days]
     first, last = min([from_ms // DAY_MS, *known]), max([to_ms // DAY_MS, *known])
     rows = {day: {"day": format_instant(day * DAY_MS)[:10], BEFORE: 0, AFTER: 0} for day in range(first, last + 1)}
@@ -120,6 +124,6 @@ def _alerts_a_day(days: Mapping[tuple[str, int, str], int], from_ms: int, to_ms:
 
 
 def verdicts(found: BacktestResult) -> Iterator[Row]:
-    """Yield the verdicts that differ, oldest first: columns of `DIFFERENCE_SCHEMA`, instants as epoch milliseconds."""
+    """Yield the verdicts that differ, oldest first, as rows of `DIFFERENCE_SCHEMA`."""
     for begin in range(0, found.changed.num_rows, 10_000):
         yield from found.changed.slice(begin, 10_000).to_pylist()

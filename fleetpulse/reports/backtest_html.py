@@ -1,7 +1,8 @@
-"""A backtest as one HTML page that stands alone: figures, charts and tables.
+"""Self-contained HTML page of a backtest: figures, charts and tables.
 
-Rule 1: the page loads nothing and runs nothing: charts are SVG in it, and its own policy forbids all else.
-Rule 2: every figure that a chart shows stands in a table as well; whatever comes from messages is escaped.
+Rule 1: the page loads nothing and runs no scripts. Charts are inline SVG, and the page's content
+security policy forbids everything else.
+Rule 2: every figure of a chart is also in a table. Text from messages is escaped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,11 +16,11 @@ from fleetpulse.reports.backtest import Backtest
 
 Row = Mapping[str, Any]
 _WIDTH: Final = 920
-_LEFT: Final = 64  # what an axis needs
+_LEFT: Final = 64  # width of the axis labels
 _DAYS_HEIGHT: Final = 230
 _BAR: Final = 26  # height of a bar with its gap
 _NAMES: Final = 200
-_BARS: Final = 15  # of classes or sites that are drawn; the table has them all
+_BARS: Final = 15  # maximum number of classes or sites in a chart; the table has all
 _STYLE: Final = """
 :root { color-scheme: light dark; --text: #1c2430; --quiet: #5b6675; --line: #d5dae1; --ground: #ffffff;
   --before: #8794a5; --after: #c2410c; --added: #c2410c; --gone: #15803d; --moved: #2563a8 }
@@ -42,7 +43,7 @@ th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere } th 
 
 
 def page(told: Backtest) -> str:
-    """Return the page."""
+    """Render the figures of a backtest as an HTML page."""
     span = f"{format_instant(told.from_ms)} to {format_instant(told.to_ms)}"
     title = f"Backtest of policy {escape(told.policy_version)}"
     return "\n".join(
@@ -51,16 +52,16 @@ def page(told: Backtest) -> str:
             "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>",
-            f"<h1>{title}</h1>\n<p>The same {told.rows:,} rows, judged by the policies in force and by this one.<br>{span}</p>",
+            f"<h1>{title}</h1>\n<p>The same {told.rows:,} rows, under the policies in force and under this one.<br>{span}</p>",
             _headline(told),
-            f"<h2>Alerts a day</h2>\n<p>Transitions into offline, degraded or flagged. {_key((BEFORE, AFTER))}</p>",
+            f"<h2>Alerts per day</h2>\n<p>Transitions into offline, degraded or flagged. {_key((BEFORE, AFTER))}</p>",
             _days(told.by_day),
-            _hidden("the days", _table(told.by_day, ("day", BEFORE, AFTER))),
+            _hidden("all days", _table(told.by_day, ("day", BEFORE, AFTER))),
             "<h2>Transitions by mode</h2>",
             _table(told.by_mode, ("to_mode", BEFORE, AFTER)),
             *_changes(told.by_class, "device_class", "Verdicts that differ, by device class"),
             *_changes(told.by_site, "site", "Verdicts that differ, by site"),
-            "<h2>What was not judged</h2>",
+            "<h2>Other judgements</h2>",
             _table(told.others, ("kind", BEFORE, AFTER)),
             "</body>\n</html>\n",
         ]
@@ -86,7 +87,7 @@ def _key(names: Sequence[str]) -> str:
 
 
 def _days(days: Sequence[Row]) -> str:
-    """Draw a step line a side; each day has its figures as a tooltip."""
+    """Draw one step line for each side; each day has its figures as a tooltip."""
     most = max([1, *(day[side] for day in days for side in (BEFORE, AFTER))])
     wide, high = (_WIDTH - _LEFT) / len(days), _DAYS_HEIGHT - 50
 
@@ -112,11 +113,14 @@ def _days(days: Sequence[Row]) -> str:
     for place in named:
         x, anchor = _LEFT + (place + 0.5) * wide, "end" if place == len(days) - 1 and len(days) > 1 else "start"
         drawn.append(f'<text x="{x:.1f}" y="{_DAYS_HEIGHT - 8}" text-anchor="{anchor}">{days[place]["day"]}</text>')
-    return _svg(_DAYS_HEIGHT, "Alerts a day before and after", drawn)
+    return _svg(_DAYS_HEIGHT, "Alerts per day, before and after", drawn)
 
 
 def _ticks(most: int) -> list[int]:
-    """Return where an axis from 0 to ``most`` is marked: at 1, 2 or 5 times a power of ten, four or five times."""
+    """Return the ticks of an axis from 0 to ``most``: a few, at round distances.
+
+    The distance is 1, 2 or 5 times a power of ten.
+    """
     step = next(factor * 10**power for power in range(20) for factor in (1, 2, 5) if most / (factor * 10**power) <= 5)
     return list(range(0, most + 1, step))
 
@@ -125,7 +129,7 @@ def _changes(rows: Sequence[Row], name: str, title: str) -> list[str]:
     if not rows:
         return [f"<h2>{title}</h2>\n<p>None.</p>"]
     drawn = rows[:_BARS]
-    left = f" The {_BARS} with most are drawn." if len(rows) > _BARS else ""
+    left = f" The chart shows the {_BARS} with the most." if len(rows) > _BARS else ""
     return [
         f"<h2>{title}</h2>\n<p>{_key(CHANGES)}{left}</p>",
         _bars(drawn, name, title),
@@ -157,7 +161,7 @@ def _svg(height: int, title: str, drawn: Sequence[str]) -> str:
 
 
 def _hidden(what: str, table: str) -> str:
-    return f"<details><summary>{what}, in figures</summary>{table}</details>"
+    return f"<details><summary>{what}, as a table</summary>{table}</details>"
 
 
 def _table(rows: Sequence[Row], columns: Sequence[str]) -> str:

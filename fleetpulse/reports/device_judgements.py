@@ -1,4 +1,4 @@
-"""Verdicts as the core has them: transitions, and what amendments said of them, read from the table of judgements."""
+"""Transitions and amendments of devices as `core` judgements, read from the table."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _COLUMNS: Final = ", ".join(
 
 
 def judgements_by_device(home: Home, device_ids: Sequence[str]) -> dict[str, list[Judgement]]:
-    """Return what was said of each device's mode: transitions, retracts and adds, in no particular order."""
+    """Return the transitions, retractions and additions of each device, unordered."""
     found = query(
         home,
         f"SELECT {_COLUMNS} FROM judgements WHERE kind IN ('transition', 'retract', 'add') AND list_contains(?, device_id)",

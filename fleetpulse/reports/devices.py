@@ -1,11 +1,13 @@
-"""The fleet at present: every device with its mode, and how many there are of what.
+"""The fleet at present: devices with their modes, counts of devices and rows.
 
-Rule 1: a report computes no verdict: a mode is what the newest transition says, or the registry of a device that has none since
-it was forgotten, see `rewind`.
-Rule 2: an entry of the registry that takes effect beyond the frontier is not in force.
-Rule 3: a device is last seen at the newest presence time of its signals, see `core.clocks`.
+Rule 1: a report computes no verdict. A mode is that of the newest transition, or of the registry if
+the device has none since it was forgotten (see `time_travel`).
+Rule 2: an entry of the registry that takes effect after the frontier is not in force.
+Rule 3: a device is last seen at the newest presence time of its signals, see
+`core.presence.presence_time`.
 Rule 4: the clock is that of a device's newest signal, by ``received_at``.
-Rule 5: site, class and gateway are those of the entry in force, where that is newer than the newest transition.
+Rule 5: site, class and gateway are those of the entry in force, if it is newer than the newest
+transition.
 """
 
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from fleetpulse.io.tables.tables import DuckDBPyConnection
 
 COUNTED: Final = ("judgements", "quarantine", "devices")
-_BEFORE_ALL: Final = -(2**62)  # nothing is in force where nothing has been judged
+_BEFORE_ALL: Final = -(2**62)  # frontier if nothing has been judged: no entry is in force
 _SIGNALS: Final = ", ".join(f"'{kind.value}'" for kind in sorted(SIGNALS))
 _DEVICES: Final = f"""
     WITH fleet AS ({{fleet}}),
@@ -69,16 +71,17 @@ _DEVICES: Final = f"""
 
 
 def devices(home: Home, frontier_ms: int | None, mode: str | None = None, device_id: str | None = None) -> list[dict[str, Any]]:
-    """Return every device that was registered or heard, with its mode; ``unjudged`` with the reason where it has none.
+    """Return every device that was registered or heard, with its mode.
 
-    ``never_seen`` tells an offline device that was never heard from one that fell silent; ``clock`` describes a clock that is
-    not right, with ``clock_offset_ms``, see `core.clocks`.
+    A device without a mode is ``unjudged``, with the reason. ``never_seen`` is true for an offline
+    device that was never heard. ``clock`` describes a wrong clock, with ``clock_offset_ms``, see
+    `core.presence.presence_time`.
 
     Args:
-        home: the home.
-        frontier_ms: up to which event time the job has judged; None where it has judged nothing yet.
-        mode: only devices in this mode.
-        device_id: this device alone.
+        home: home to read.
+        frontier_ms: event time up to which the job has judged; None if it has judged nothing yet.
+        mode: mode to filter by; None: all.
+        device_id: device to filter by; None: all.
     """
     fleet, values = fleet_in(_now(frontier_ms))
     deployment = home.deployment()
@@ -96,11 +99,11 @@ def devices(home: Home, frontier_ms: int | None, mode: str | None = None, device
 
 
 def _clocks(deployment: Deployment, among: str = "") -> str:
-    """Return queries that give the class of the newest signal of each device, and how far its event time is off.
+    """Return SQL for the clock of each device: class and offset of its newest signal.
 
     Args:
         deployment: clock lead and backlog.
-        among: joins messages with the devices that are wanted; empty: all.
+        among: SQL join that limits messages to the wanted devices; empty: all.
     """
     clock = "struct_pack(kind, clock, event_time, received_at, direct := gateway IS NULL OR gateway = device_id)"
     late = "direct AND coalesce(is_late, false)"
@@ -117,9 +120,10 @@ def _clocks(deployment: Deployment, among: str = "") -> str:
 
 
 def clocks(home: Home) -> dict[str, int]:
-    """Return how many devices have a clock that is not right, by the class of their newest signal, see `core.clocks`.
+    """Return the number of devices with a wrong clock, by class of the newest signal.
 
-    Only devices of which a message was listed as late, or with a clock fault, are looked at.
+    See `core.presence.presence_time`. Only devices with a message that was listed as late or with a
+    clock fault are read.
     """
     deployment = home.deployment()
     listed = "SELECT 1 FROM judgements WHERE kind IN ('late', 'clock') LIMIT 1"
@@ -140,18 +144,21 @@ def _now(frontier_ms: int | None) -> Moment:
 
 
 def counts(home: Home, frontier_ms: int | None) -> dict[str, Any]:
-    """Return how many devices are in which mode, and how many rows there are of each kind of judgement.
+    """Return the number of devices by mode, and of rows by kind of judgement.
 
     Args:
-        home: the home.
-        frontier_ms: up to which event time the job has judged; None where it has judged nothing yet.
+        home: home to read.
+        frontier_ms: event time up to which the job has judged; None if it has judged nothing yet.
     """
     with reading(home, COUNTED) as tables:
         return counts_of(home, tables, frontier_ms)
 
 
 def counts_of(home: Home, tables: "DuckDBPyConnection", frontier_ms: int | None) -> dict[str, Any]:
-    """Return what `counts` does, from tables (`COUNTED`) that are open; bronze itself is counted by its log."""
+    """Like `counts`, but read tables (`COUNTED`) through an open connection.
+
+    Rows of bronze are counted from its log.
+    """
     fleet, values = fleet_in(_now(frontier_ms))
     counted = "count(*) AS n, count(*) FILTER (never_seen) AS never_seen"
     modes = fetch(tables, f"SELECT mode, {counted} FROM ({fleet}) GROUP BY mode ORDER BY n DESC, mode", values)

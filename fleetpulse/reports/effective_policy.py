@@ -1,4 +1,4 @@
-"""Which rules a device is under, and were in force when, by what has landed."""
+"""Policy rules in force for a device at an instant, from the landed rows."""
 
 from fleetpulse.core.device import EvaluationContext
 from fleetpulse.core.policy import Rules
@@ -11,12 +11,12 @@ from fleetpulse.reports.messages import ROW, as_row, span, through
 
 
 def rules_at(home: Home, device_id: str, instant_ms: int) -> tuple[str, Rules] | None:
-    """Return a device's class and the rules that are in force for it; None before anything has landed.
+    """Return a device's class and its rules in force; None before any row has landed.
 
     Args:
-        home: the home.
-        device_id: the device; one that is not registered is of the default class.
-        instant_ms: at which they are, epoch milliseconds.
+        home: home to read.
+        device_id: id of the device; an unregistered device has the default class.
+        instant_ms: instant at which the rules are in force, epoch milliseconds.
     """
     known = world(home, None)
     if known is None:
@@ -26,13 +26,13 @@ def rules_at(home: Home, device_id: str, instant_ms: int) -> tuple[str, Rules] |
 
 
 def world(home: Home, through_ms: int | None) -> EvaluationContext | None:
-    """Return when we listened and all policies, those whose time is over as well, by the rows received up to an instant.
+    """Return coverage and all policies, by the rows received up to an instant.
 
-    None before the first row.
+    Policies that are no longer in force are included. None before the first row.
 
     Args:
-        home: the home.
-        through_ms: epoch milliseconds; None takes all that has landed.
+        home: home to read.
+        through_ms: ``received_at`` of the last rows to read, epoch milliseconds; None reads all.
     """
     listened = span(home)
     if listened is None:

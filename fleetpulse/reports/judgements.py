@@ -1,7 +1,9 @@
-"""Reports: what came of the messages, read from the tables of a home.
+"""Reports on transitions, unjudged messages, single devices and the lifecycle job.
 
-Rule 1: a report computes no verdict. What is due for a device is asked of the definition (`core.replay`).
-Rule 2: where retention has removed rows of a device's life, what its transitions say counts, and not what the rest would tell.
+Rule 1: a report computes no verdict. Deadlines of a device come from the definition
+(`core.replay`).
+Rule 2: if retention has removed rows of a device's life, its transitions are authoritative, not a
+replay of the remaining rows.
 """
 
 import json
@@ -45,10 +47,11 @@ def transitions(
     """Return transitions, in order of event time.
 
     Args:
-        home: the home.
-        device_id: of this device only.
-        last: only so many, the newest.
-        everything: what was judged and what amendments said of it, row by row, instead of what comes of the two.
+        home: home to read.
+        device_id: device to filter by; None: all.
+        last: maximum number of transitions, the newest; None: all.
+        everything: whether to return transitions, retractions and additions as emitted, instead of
+            the amended transitions.
     """
     with reading(home) as tables:
         return transitions_of(tables, device_id, last, everything=everything)
@@ -57,7 +60,7 @@ def transitions(
 def transitions_of(
     tables: "DuckDBPyConnection", device_id: str | None = None, last: int | None = None, *, everything: bool = False
 ) -> list[dict[str, Any]]:
-    """Return what `transitions` does, from judgements that are open."""
+    """Like `transitions`, but read judgements through an open connection."""
     where, parameters = ("WHERE device_id = ?", [device_id]) if device_id else ("", [])
     limit = f"LIMIT {int(last)}" if last is not None else ""
     order = "event_time {0}, device_id {0}, life {0}, coalesce(amendment_no, transition_no) {0}"
@@ -67,12 +70,15 @@ def transitions_of(
 
 
 def newest_judged_at(home: Home) -> datetime | None:
-    """Return when the newest transition was judged; None where there is none."""
+    """Return the newest ``judged_at`` of a transition; None if there is none."""
     return query(home, "SELECT max(judged_at) AS newest FROM transitions")[0]["newest"]
 
 
 def transitions_since(home: Home, since: datetime | None) -> list[dict[str, Any]]:
-    """Return the transitions judged from an instant of `judged_at` on, oldest first; all of them without one."""
+    """Return the transitions with ``judged_at`` from an instant on, oldest first.
+
+    None returns all.
+    """
     where = "" if since is None else f"WHERE epoch_us(judged_at) >= {round(since.timestamp() * 1_000_000)}"
     return query(
         home,
@@ -81,7 +87,13 @@ def transitions_since(home: Home, since: datetime | None) -> list[dict[str, Any]
 
 
 def unjudged(home: Home, kind: str | None = None, last: int | None = None) -> list[dict[str, Any]]:
-    """Return what was not judged, of one kind of judgement or of all, in the order in which it was received."""
+    """Return judgements of messages that were not judged, in order of ``received_at``.
+
+    Args:
+        home: home to read.
+        kind: kind of judgement to filter by; None: all.
+        last: maximum number, the newest; None: all.
+    """
     limit = f"LIMIT {int(last)}" if last is not None else ""
     where, parameters = ("kind = ?", [kind]) if kind else ("kind NOT IN ('transition', 'summary', 'retract', 'add')", [])
     inner = f"""SELECT kind, device_id, message_kind, seq, event_time, received_at, late_by_ms, reason, site, gateway, judged_at
@@ -90,7 +102,7 @@ def unjudged(home: Home, kind: str | None = None, last: int | None = None) -> li
 
 
 def quarantine(home: Home, last: int | None = None) -> list[dict[str, Any]]:
-    """Return what could not be decoded, oldest first, with the payload as text."""
+    """Return messages that could not be decoded, oldest first, with payload as text."""
     limit = f"LIMIT {int(last)}" if last is not None else ""
     inner = f"SELECT received_at, topic, reason, detail, payload FROM quarantine ORDER BY received_at DESC {limit}"
     rows = query(home, f"SELECT * FROM ({inner}) ORDER BY received_at, topic", tables=["quarantine"])
@@ -98,7 +110,7 @@ def quarantine(home: Home, last: int | None = None) -> list[dict[str, Any]]:
 
 
 def site_of(home: Home, device_id: str) -> str | None:
-    """Return the site that a device was last registered or heard at; None where it was neither."""
+    """Return the site of a device's newest registration or signal; None without any."""
     for name, such in (("devices", "op = 'add'"), ("messages", f"kind IN ({_SIGNALS})")):
         sql = f"SELECT site FROM {name} WHERE device_id = ? AND {such} ORDER BY received_at DESC LIMIT 1"
         if found := query(home, sql, [device_id], tables=[name]):
@@ -113,24 +125,25 @@ def is_known(home: Home, device_id: str) -> bool:
 
 
 def require_known(home: Home, device_id: str) -> None:
-    """Refuse a device that nobody knows: a slip in an id is not to pass for a device of which there is nothing to tell.
+    """Refuse an unknown device: a typing error must not give an empty result.
 
     Raises:
-        FleetError: it was never registered or heard.
+        FleetError: the device was never registered or heard.
     """
     if not is_known(home, device_id):
-        listed = f"list them with: ./fleet devices --home {home.path}"
+        listed = f"list the devices with: ./fleet devices --home {home.path}"
         raise FleetError(f'no device "{device_id}" was registered or heard in "{home.path}"; {listed}', code="device-unknown")
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """One device as it stands.
+    """Present status of a device.
 
     Attributes:
-        summary: what is known of it, by name.
-        transitions: its transitions, oldest first.
-        retracted_offline: spans in which it was judged offline and was not: ``since`` and ``until``, see `core.amending`.
+        summary: facts about the device, by name.
+        transitions: transitions of the device, oldest first.
+        retracted_offline: retracted spans of offline, with ``since_ms`` and ``until_ms``, see
+            `core.amendments.retracted_offline`.
     """
 
     summary: dict[str, Any]
@@ -139,18 +152,19 @@ class DeviceStatus:
 
 
 def standing(home: Home, device_id: str, judged_ms: int | None) -> DeviceStatus | None:
-    """Return how a device stands: last seen, due offline at, judged up to; None where it was never heard of.
+    """Return the present status of a device; None if it was never registered or heard.
 
     Args:
-        home: the home.
-        device_id: the device.
-        judged_ms: ``received_at`` up to which the job has judged.
+        home: home to read.
+        device_id: id of the device.
+        judged_ms: ``received_at`` up to which the job has judged; None before the first batch is
+            complete.
     """
     listed = devices(home, frontier_ms(home, judged_ms), device_id=device_id)
     if not listed:
         return None
     changes, kept_ms = transitions(home, device_id), oldest_kept_ms(home, MESSAGES.name)
-    if judged_ms is None:  # the first batch is under way: what is due is not known, and nothing is guessed
+    if judged_ms is None:  # the first batch is running: deadlines are not known yet
         facts: dict[str, Any] = {"judged_up_to_ms": _first_frontier_ms(home)}
     else:
         judged = outcome(rows_through(home, [device_id], judged_ms), home.deployment())
@@ -167,11 +181,12 @@ def standing(home: Home, device_id: str, judged_ms: int | None) -> DeviceStatus 
 
 
 def frontier_ms(home: Home, judged_ms: int | None) -> int | None:
-    """Return the frontier of what has been judged, in epoch milliseconds.
+    """Return the frontier up to which the job has judged, in epoch milliseconds.
 
     Args:
-        home: the home.
-        judged_ms: ``received_at`` up to which the job has judged; None where its checkpoint does not say so yet.
+        home: home to read.
+        judged_ms: ``received_at`` up to which the job has judged; None if its checkpoint does not
+            have it yet.
     """
     if judged_ms is None:
         return _first_frontier_ms(home)
@@ -180,10 +195,11 @@ def frontier_ms(home: Home, judged_ms: int | None) -> int | None:
 
 
 def held_back(known: Shards) -> list[dict[str, Any]]:
-    """Return the sites whose frontier stands behind that of others, since their bridge does not listen.
+    """Return the sites whose frontier is behind others: a bridge is not listening.
 
     Returns:
-        ``sites`` (None: all sites that no gap row names), ``bridges`` that do not listen, and ``frontier_ms``.
+        Rows with ``sites`` (None: all sites that no gap row names), ``bridges`` (those that do not
+        listen), and ``frontier_ms``.
     """
     both = zip((None, *known.sites), known.listenings, strict=True)
     return [
@@ -194,16 +210,18 @@ def held_back(known: Shards) -> list[dict[str, Any]]:
 
 
 def frontier_of_sites(home: Home, judged_ms: int | None) -> Callable[[str], int | None]:
-    """Return the frontier of each site, see `frontier_ms`."""
+    """Return a function that gives the frontier of a site, see `frontier_ms`."""
     known = shards(home, judged_ms) if judged_ms is not None else None
     first_ms = _first_frontier_ms(home) if judged_ms is None else None
     return lambda site: known.of(site).frontier_ms if known is not None else first_ms
 
 
 def _first_frontier_ms(home: Home) -> int | None:
-    """Return up to where the first batch has judged: the checkpoint says so with the second, the summaries with their rows.
+    """Return the frontier of the first batch, from its summaries.
 
-    Each key group that has had a row says a summary then, at its own frontier; all of them have come to the least.
+    The checkpoint has no frontier before the second batch. In the first batch each key group with
+    rows emits a summary at its own frontier. The least of these is returned, since all groups have
+    reached it.
     """
     found = query(
         home,
@@ -214,9 +232,10 @@ def _first_frontier_ms(home: Home) -> int | None:
 
 
 def shards(home: Home, through_ms: int | None) -> Shards | None:
-    """Return coverage and frontier of every site, from the rows received up to an instant, or from all landed rows.
+    """Return coverage and frontier of every site, by rows received up to an instant.
 
-    Of bronze only the files with gap rows are opened: somebody asks each second.
+    None reads all landed rows. Only files of bronze with gap rows are opened, since this is called
+    each second.
     """
     listened = span(home)
     if listened is None:
@@ -231,11 +250,13 @@ def shards(home: Home, through_ms: int | None) -> Shards | None:
 
 
 def recent(home: Home, last: int, before_ms: int) -> list[dict[str, Any]]:
-    """Return the last messages that landed, oldest first, decoded or quarantined; the bridge's own rows are left out.
+    """Return the newest landed messages, decoded or quarantined, oldest first.
+
+    Rows that the bridge itself writes are excluded.
 
     Returns:
-        ``received_at_ms``, ``topic``, ``payload`` (as text, and of what was decoded), ``row`` (None where it was quarantined),
-        ``reason`` and ``detail``.
+        Rows with ``received_at_ms``, ``topic``, ``payload`` (as text; of a decoded message rebuilt
+        from its fields), ``row`` (None if quarantined), ``reason`` and ``detail``.
     """
     decoded = f"SELECT {ROW} FROM messages WHERE origin != 'bridge' AND epoch_ms(received_at) < ?"
     refused = """SELECT epoch_ms(received_at) AS received_at_ms, topic, payload, reason, detail FROM quarantine
@@ -269,7 +290,7 @@ def _payload(row: Row) -> str:
 
 
 def judgements_about(home: Home, messages: Iterable[Row]) -> list[dict[str, Any]]:
-    """Return the judgements that were made of messages: what they changed, or why they were not judged."""
+    """Return the judgements about messages: transitions, or reasons for no judgement."""
     wanted = list(messages)
     instants = [row.event_time_ms for row in wanted if row.event_time_ms is not None]
     if not instants:
@@ -301,9 +322,11 @@ def _known(judged: Outcome, device_id: str) -> dict[str, Any]:
 
 
 def _goes_on(device: Device | None, mode: str, kept_ms: int) -> bool:
-    """Whether what the rows that are kept tell of a device is in the mode that it is in, and was heard within them.
+    """Whether deadlines from the retained rows are valid for a device.
 
-    What is due counts from the last signal and from the newest errors, so it is right then; life and running time are not.
+    They are valid if the replayed device is in its current mode and was heard within these rows.
+    Deadlines count from the last signal and the newest errors. Life and runtime are not valid even
+    then.
     """
     return device is not None and device.mode == mode and (device.last_seen_ms or 0) >= kept_ms
 
@@ -320,14 +343,15 @@ def _due(judged: Outcome, device_id: str) -> dict[str, Any]:
 
 
 def health(home: Home, batches: int = 100) -> dict[str, Any] | None:
-    """Return how the lifecycle job fares; None before its first batch.
+    """Return the health of the lifecycle job; None before its first batch.
 
     Args:
-        home: the home.
-        batches: over how many batches, the newest, the worst of each figure is told.
+        home: home to read.
+        batches: number of newest batches over which the worst value of each metric is computed.
 
     Returns:
-        ``newest``, the row of the newest batch, and ``rated``, a row for each threshold.
+        ``newest``, the row of the newest batch; ``rated``, one row for each threshold; and
+        ``batches``, the number of batches read.
     """
     names = ", ".join(
         f"epoch_ms({column.name}) AS {column.name}" if column.type == "timestamp" else column.name
@@ -340,7 +364,7 @@ def health(home: Home, batches: int = 100) -> dict[str, Any] | None:
     rated: list[dict[str, Any]] = []
     for threshold in THRESHOLDS:
         values = [row[threshold.column] for row in found if row[threshold.column] is not None]
-        newest = values[0] if values else None  # the newest known: a batch that writes nothing says nothing of writing
+        newest = values[0] if values else None  # newest known value: a batch that writes nothing has no figures of writing
         rated.append(
             {
                 "metric": threshold.metric,

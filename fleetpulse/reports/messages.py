@@ -1,6 +1,7 @@
-"""Bronze as the core has it: rows of messages, of all devices or of some.
+"""Rows of bronze as `core` rows, of all devices or of some.
 
-Rule: what concerns everybody comes with the rows of any device; ticks, of which there are many, are stood for by two.
+Rule: rows that concern all devices are returned with the rows of any device. Ticks are frequent, so
+two ticks replace them, see `through`.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -23,20 +24,24 @@ _CONCERNING: Final = "list_contains(?, device_id) OR kind IN ('gap', 'policy') O
 
 
 def as_row(found: dict[str, Any]) -> Row:
-    """Return a row that was selected by `ROW`."""
+    """Return a result row of the select list `ROW` as a `Row`."""
     words = {"kind": Kind(found["kind"]), "clock": Clock(found["clock"]), "position": found["position"] or 0}
     event = found["gateway_event"]
     return Row(**{**found, **words, "gateway_event": event and GatewayEvent(event)})
 
 
 def _concerning(found: Iterable[dict[str, Any]], device_ids: Collection[str]) -> list[Row]:
-    """Return selected rows; of other devices that are gateways, their events for everyone."""
+    """Return selected rows; rows of other devices as gateway events for everyone."""
     rows_ = map(as_row, found)
     return [row if row.device_id in device_ids else for_everyone(row) or row for row in rows_]
 
 
 def rows(home: Home, device_ids: Sequence[str] | None = None) -> list[Row]:
-    """Return the rows of bronze: all, or those of some devices and those that may concern everybody, but for ticks."""
+    """Return the rows of bronze: all, or those that concern some devices.
+
+    Rows that concern some devices are their own rows and rows that concern all devices, except
+    ticks.
+    """
     if device_ids is None:
         return [as_row(one) for one in query(home, f"SELECT {ROW} FROM messages", tables=["messages"])]
     found = query(home, f"SELECT {ROW} FROM messages WHERE {_CONCERNING}", [list(device_ids)], tables=["messages"])
@@ -44,16 +49,16 @@ def rows(home: Home, device_ids: Sequence[str] | None = None) -> list[Row]:
 
 
 def rows_behind(home: Home, device_ids: Sequence[str], begin: tuple[int, int], through_ms: int | None) -> list[Row]:
-    """Return the rows of some devices and those for everybody that are read on from a version of bronze.
+    """Return the rows that concern some devices, from a version of bronze on.
 
     Args:
-        home: the home.
-        device_ids: the devices.
-        begin: the version, and the newest ``received_at`` of those before it.
-        through_ms: up to which ``received_at``; all where it is None.
+        home: home to read.
+        device_ids: ids of the devices.
+        begin: first version, and the newest ``received_at`` of the versions before it.
+        through_ms: ``received_at`` of the last rows; None: all.
 
     Raises:
-        FleetError: the version is gone.
+        FleetError: the version was removed.
     """
     version, newest_ms = begin
     wanted = [list(device_ids), newest_ms]
@@ -65,7 +70,11 @@ def rows_behind(home: Home, device_ids: Sequence[str], begin: tuple[int, int], t
 
 
 def files_beside(home: Home, version: int, newest_ms: int) -> list[Path]:
-    """Return the files from a version on that may hold rows received within the millisecond of the last ones before it."""
+    """Return files from a version on that may have rows received at ``newest_ms``.
+
+    That is the newest ``received_at`` of the versions before: rows of one millisecond can be in two
+    versions.
+    """
     log, files = DeltaLog(home.table(MESSAGES.name)), list[Path]()
     latest = log.latest()
     while version <= latest:
@@ -78,13 +87,13 @@ def files_beside(home: Home, version: int, newest_ms: int) -> list[Path]:
 
 
 def rows_through(home: Home, device_ids: Sequence[str], through_ms: int | None) -> list[Row]:
-    """Return the rows of some devices and those for everybody, up to an instant of ``received_at``; all where it is None."""
+    """Return the rows that concern some devices, up to a ``received_at``; None: all."""
     listened = span(home)
     return [] if listened is None else through(rows(home, device_ids), listened, through_ms)
 
 
 def through(rows_: list[Row], listened: tuple[int, int], through_ms: int | None) -> list[Row]:
-    """Return rows up to an instant; two ticks stand for how far we have listened."""
+    """Return rows up to an instant, and two ticks at the ends of the time received."""
     first_ms, last_ms = listened
     through_ms = last_ms if through_ms is None else min(through_ms, last_ms)
     ticks = [Row(at, Kind.TICK, EVERYONE, EVERYONE, at, Clock.RECEIVED) for at in (first_ms, through_ms)]
@@ -92,7 +101,7 @@ def through(rows_: list[Row], listened: tuple[int, int], through_ms: int | None)
 
 
 def span(home: Home) -> tuple[int, int] | None:
-    """Return ``received_at`` of the first and of the newest row of bronze, from its log; None without rows."""
+    """Return first and newest ``received_at`` of bronze, from its log; None if empty."""
     files = [file for file in files_of(home, MESSAGES, "received_at") if file.rows != 0]
     if not files:
         return None

@@ -1,4 +1,4 @@
-"""What came of the looks at the data, as a person asks for it."""
+"""Results of data quality runs, from the tables."""
 
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ _NEWEST: Final = "run_id IN (SELECT DISTINCT run_id FROM quality_results ORDER B
 
 
 def looks(home: Home, last: int) -> list[dict[str, Any]]:
-    """Return the newest looks: how many expectations came out how, and the first that failed."""
+    """Return the newest runs: expectations by outcome, and the most severe failure."""
     sql = f"""
         SELECT run_id, any_value(began_at) AS began_at, any_value(subject) AS subject,
             count(DISTINCT suite) AS suites,
@@ -23,12 +23,12 @@ def looks(home: Home, last: int) -> list[dict[str, Any]]:
 
 
 def results_of(home: Home, last: int) -> list[dict[str, Any]]:
-    """Return what came of each expectation in the newest looks."""
+    """Return the result of each expectation in the newest runs."""
     sql = f"SELECT * FROM quality_results WHERE {_NEWEST} ORDER BY run_id DESC, suite, expectation"
     return query(home, sql, [last], tables=[QUALITY_RESULTS.name])
 
 
 def failed_rows(home: Home, last: int) -> list[dict[str, Any]]:
-    """Return the rows that failed in the newest looks."""
+    """Return the failed rows of the newest runs."""
     sql = f"SELECT * FROM quality_failures WHERE {_NEWEST} ORDER BY run_id DESC, suite, expectation, row_key"
     return query(home, sql, [last], tables=[QUALITY_RESULTS.name, QUALITY_FAILURES.name])

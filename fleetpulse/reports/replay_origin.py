@@ -1,9 +1,10 @@
-"""Where a device's history may be judged from again: the first row of bronze, or a snapshot of the state.
+"""Origins for replaying devices: first row of bronze, or a snapshot of the state.
 
-Rule 1: behind where a history begins every row is there: a snapshot counts while retention has not come to the version of bronze
-that is read on from it.
-Rule 2: a snapshot counts where nothing that came late lies before it, but for what an amend was done with by then: there the
-judged and the amended history have one state (`core.amending.Beginning`).
+Rule 1: every row after an origin must exist. A snapshot qualifies until retention removes rows of
+the versions of bronze that are read after it.
+Rule 2: a snapshot qualifies for a device if no late message of the device concerns the time before
+it. Late messages that amend had processed by then are excepted: the judged and the amended history
+have the same state at the snapshot (`core.amendments.Beginning`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,21 +30,27 @@ from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import SnapshotInfo, is_whole, snapshots
 from fleetpulse.reports.messages import rows_behind, rows_through
 
-DONE: Final = "amend"  # amend's number in judgements: up to which ``received_at`` all that came late is done with
-_AT_ONCE: Final = 500  # devices of which all that ever came late is in memory together
-_MOST_NAMED: Final = 1_000  # devices in a snapshot's note
+DONE: Final = "amend"  # writer in judgements' commits: number is the ``received_at`` up to which late messages are processed
+_AT_ONCE: Final = 500  # devices whose late messages are in memory at the same time
+_MOST_NAMED: Final = 1_000  # maximum number of devices in a snapshot's metadata
 LATE: Final = f"""(kind = '{JudgementKind.LATE}' AND message_kind IS DISTINCT FROM '{Kind.DEATH}'
-    OR kind = '{JudgementKind.REFUSED}' AND message_kind = '{Kind.REGISTRY}')"""  # what an amended history takes as on time
-CAME_LATE: Final = "came_late"  # as `kept` calls those rows: from which ``received_at`` on the table has all of them
+    OR kind = '{JudgementKind.REFUSED}' AND message_kind = '{Kind.REGISTRY}')"""  # rows that an amended history treats as on time
+CAME_LATE: Final = "came_late"  # name of these rows in `retention_floor`: the table has all of them since that ``received_at``
 Late = Mapping[str, Sequence[tuple[int, int]]]
 
 
 def done_with(home: Home, newest_ms: int | None) -> tuple[int | None, tuple[str, ...]]:
-    """Return up to which ``received_at`` amend was done with what came late, for a state that knows all up to ``newest_ms``.
+    """Return the progress of amend that applies to a state.
+
+    Args:
+        home: home to read.
+        newest_ms: ``received_at`` up to which the state includes all rows.
 
     Returns:
-        That instant, and the devices for which it does not count. None where there was no amend yet, or it had read further
-        than that. Of too many devices to be named it is the instant that counts for each of them.
+        ``received_at`` up to which late messages were processed, and the devices to which it does
+        not apply. The instant is None if there was no amend yet, or if amend had read beyond
+        ``newest_ms``. If there are too many devices to name, it is the earlier instant that applies
+        to all devices.
     """
     now = reached(home)
     if now is None or newest_ms is None or not holds_table(home.table(JUDGEMENTS.name)):
@@ -55,43 +62,48 @@ def done_with(home: Home, newest_ms: int | None) -> tuple[int | None, tuple[str,
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Where some devices' histories begin.
+    """Origin of the histories of some devices.
 
     Attributes:
-        snapshot: with it; None: with the first row that bronze has.
-        whole_from: the version of bronze from which on no row was missing when that was chosen.
+        snapshot: snapshot at the origin; None: the first row of bronze.
+        whole_from: version of bronze from which on no row was missing when the origin was chosen.
     """
 
     snapshot: SnapshotInfo | None = None
     whole_from: int = 0
 
     def rows(self, home: Home, device_ids: Sequence[str], through_ms: int | None) -> list[Row]:
-        """Return the rows from there on, of some devices and for everybody, up to an instant of ``received_at``.
+        """Return the rows after the origin that concern some devices, up to an instant.
+
+        Args:
+            home: home to read.
+            device_ids: ids of the devices.
+            through_ms: ``received_at`` of the last rows, epoch milliseconds; None: all.
 
         Raises:
-            FleetError: some of them were removed meanwhile.
+            FleetError: maintenance has removed some of the rows meanwhile.
         """
         if self.snapshot is None:
             found, first = rows_through(home, device_ids, through_ms), self.whole_from
         else:
-            assert self.snapshot.newest_ms is not None, "others are not chosen"
+            assert self.snapshot.newest_ms is not None, "only a snapshot with a position is chosen"
             first = self.snapshot.bronze
             found = rows_behind(home, device_ids, (first, self.snapshot.newest_ms), through_ms)
         if removed_below(home) > first:
             raise FleetError(
-                "messages that it begins with were removed by maintenance meanwhile; run amend again", code="messages-removed"
+                "maintenance has removed messages that amend needs meanwhile; run amend again", code="messages-removed"
             )
         return found
 
     def outcome(self, home: Home, device_ids: Sequence[str]) -> Outcome:
-        """Return what had become of these devices there.
+        """Return the outcome at the origin, for some devices.
 
         Raises:
-            FleetError: the snapshot was removed meanwhile.
+            FleetError: maintenance has removed the snapshot meanwhile.
         """
         if self.snapshot is None:
             return NOTHING
-        from fleetpulse.columnar.snapshot.rows import GROUP, OWN_ROW, PENDING, come_to  # and with it numba
+        from fleetpulse.columnar.snapshot.rows import GROUP, OWN_ROW, PENDING, come_to  # here, since it imports numba
 
         sql = f"""SELECT * FROM {DEVICE_SNAPSHOTS.name} WHERE part <> '{PENDING}'
             AND (list_contains(?, device_id) OR part = '{GROUP}' OR (part = '{OWN_ROW}' AND device_id = '{EVERYONE}'))"""
@@ -102,11 +114,11 @@ def rows_of_snapshot(home: Home, taken: SnapshotInfo, sql: str, parameters: Iter
     """Run SQL over the rows of a snapshot.
 
     Raises:
-        FleetError: it was removed meanwhile.
+        FleetError: maintenance has removed the snapshot meanwhile.
     """
     from duckdb import IOException
 
-    assert taken.version is not None, "it was read from the table's history"
+    assert taken.version is not None, "the snapshot was read from the table's history"
     try:
         return tables.query_files(
             DEVICE_SNAPSHOTS, tables.files_of_version(home, DEVICE_SNAPSHOTS, taken.version), sql, parameters
@@ -115,22 +127,23 @@ def rows_of_snapshot(home: Home, taken: SnapshotInfo, sql: str, parameters: Iter
         if is_whole(home.table(DEVICE_SNAPSHOTS.name), taken.version):
             raise
         raise FleetError(
-            f"snapshot {taken.version} was removed by maintenance meanwhile; run it again", code="snapshot-removed"
+            f"snapshot {taken.version} was removed by maintenance meanwhile; run the command again", code="snapshot-removed"
         ) from None
 
 
 def removed_below(home: Home) -> int:
-    """Return the version of bronze below which rows were removed; 0 where none was."""
+    """Return the version of bronze below which rows were removed; 0 if none was."""
     return max((remainder_end(path.name) or 0 for path in tables.paths_of(home, MESSAGES)), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """From where which devices' histories begin, and of which none is whole.
+    """Result of `reach`: origins of devices.
 
     Attributes:
-        begun: the devices, by where they begin.
-        why: of devices that no snapshot reaches, the reason; one that also stands in ``begun`` may be new enough to do without.
+        begun: devices by origin.
+        why: reason for each device for which no snapshot qualifies. A device can also be in
+            ``begun``: its whole history may be retained in bronze.
     """
 
     begun: Mapping[Begun, Sequence[str]]
@@ -138,12 +151,12 @@ class Reach:
 
 
 def reach(home: Home, device_ids: Iterable[str], through_ms: int) -> Reach:
-    """Return from where devices can be judged again, each from the newest snapshot before all that came late for it.
+    """Choose the origin of each device: the newest qualifying snapshot, or bronze.
 
     Args:
-        home: the home.
-        device_ids: the devices.
-        through_ms: ``received_at`` up to which the job has judged; what came late until then counts.
+        home: home to read.
+        device_ids: ids of the devices.
+        through_ms: ``received_at`` up to which the job has judged; later late messages are ignored.
     """
     order = list(device_ids)
     below = removed_below(home)
@@ -169,7 +182,7 @@ def reach(home: Home, device_ids: Iterable[str], through_ms: int) -> Reach:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A snapshot, by what a history that begins with it depends on."""
+    """Snapshot with the facts that decide whether it qualifies as an origin."""
 
     taken: SnapshotInfo
     newest_ms: int
@@ -177,17 +190,17 @@ class Known:
     unmet: frozenset[str]
 
     def of(self, device_id: str) -> Beginning:
-        """Return where the history of a device begins with it."""
+        """Return the snapshot as the beginning of a device's history."""
         return Beginning(self.newest_ms, self.frontier_ms, None if device_id in self.unmet else self.taken.amended_ms)
 
 
 def whole_behind(home: Home, below: int, through_ms: int) -> list[Known]:
-    """Return the snapshots behind which bronze is whole, the newest first.
+    """Return the snapshots after which bronze is complete, newest first.
 
     Args:
-        home: the home.
-        below: the version of bronze below which rows were removed.
-        through_ms: none is newer, by ``received_at``.
+        home: home to read.
+        below: version of bronze below which rows were removed.
+        through_ms: greatest ``received_at`` of a snapshot, epoch milliseconds.
     """
     return [
         Known(one, one.newest_ms, one.frontier_ms, frozenset(one.unmet))
@@ -198,7 +211,7 @@ def whole_behind(home: Home, below: int, through_ms: int) -> list[Known]:
 
 
 def _late(home: Home, device_ids: Sequence[str], through_ms: int) -> Late:
-    """Return event time and ``received_at`` of all that came late for devices, as far as it is listed."""
+    """Return event time and ``received_at`` of the listed late messages of devices."""
     sql = f"""SELECT device_id, epoch_ms(event_time) AS event_ms, epoch_ms(received_at) AS received_ms FROM judgements
         WHERE {LATE} AND list_contains(?, device_id) AND epoch_ms(received_at) <= ? AND event_time IS NOT NULL"""
     found: dict[str, list[tuple[int, int]]] = {device_id: [] for device_id in device_ids}
@@ -208,13 +221,19 @@ def _late(home: Home, device_ids: Sequence[str], through_ms: int) -> Late:
 
 
 def _forgotten_before(home: Home) -> int | None:
-    """Return from which ``received_at`` on all that came late is listed; None where all ever is."""
+    """Return the ``received_at`` since which all late messages are listed.
+
+    None if none was removed.
+    """
     from_ms = oldest_kept_ms(home, CAME_LATE)
-    return oldest_kept_ms(home, "late") if from_ms is None else from_ms or None  # one number stood for both at first
+    return oldest_kept_ms(home, "late") if from_ms is None else from_ms or None  # early versions had one floor for both
 
 
 def _amended_before(home: Home, device_ids: Sequence[str], at_ms: int) -> set[str]:
-    """Return the devices of which an amendment says something older: what came late for them may be neither listed nor kept."""
+    """Return the devices with an amendment of an event before an instant.
+
+    Their late messages may be neither listed nor retained.
+    """
     kinds = ", ".join(f"'{kind}'" for kind in AMENDMENTS)
     sql = f"""SELECT DISTINCT device_id FROM judgements
         WHERE kind IN ({kinds}) AND list_contains(?, device_id) AND epoch_ms(event_time) < ?"""
@@ -222,9 +241,9 @@ def _amended_before(home: Home, device_ids: Sequence[str], at_ms: int) -> set[st
 
 
 def _too_old(kept_ms: int, late: Sequence[tuple[int, int]], beginnings: Sequence[Beginning]) -> str:
-    gone = f"messages from before {format_instant(kept_ms)} are gone (keep_messages)"
+    gone = f"messages received before {format_instant(kept_ms)} were removed (keep_messages)"
     if not beginnings:
-        return f"{gone}, and there is no snapshot from which bronze is whole: take one regularly (./fleet state snapshot)"
+        return f"{gone}, and there is no snapshot after which bronze is complete; take one regularly (./fleet state snapshot)"
 
     def kept_from(some: Sequence[Beginning]) -> list[tuple[int, int]]:
         return [one for one in late if all(beginning.beyond([one]) is not None for beginning in some)]
@@ -232,9 +251,11 @@ def _too_old(kept_ms: int, late: Sequence[tuple[int, int]], beginnings: Sequence
     event_ms, received_ms = min(kept_from(beginnings) or kept_from(beginnings[-1:]))
     at = format_instant(received_ms)
     came = (
-        f"at {at} reaches back to {format_instant(event_ms)}" if event_ms else f"until {at} is no longer listed whole (keep_late)"
+        f"message received at {at} reaches back to {format_instant(event_ms)}"
+        if event_ms
+        else f"messages received until {at} are no longer all listed (keep_late)"
     )
     return (
-        f"what came late for it {came}, where no snapshot that is kept can begin, and {gone}; "
-        f"that later ones can, run ./fleet amend until nothing is left, then ./fleet state snapshot"
+        f"the late {came}; no retained snapshot can be the origin of its replay, and {gone}; to make amending possible for "
+        f"later messages, run ./fleet amend until nothing is left, then ./fleet state snapshot"
     )

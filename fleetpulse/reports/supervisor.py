@@ -1,6 +1,7 @@
-"""One look at the lifecycle job, and what had to be done about it: what a supervisor calls each minute.
+"""Check of the lifecycle job by a supervisor, each minute; starts it if needed.
 
-Rule: what a look remembers for the next is one file of the home; without it a look is the first.
+Rule: the memory of a check for the next one is one file in the home. Without it, a check is the
+first.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -18,24 +19,27 @@ from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.reports.judgements import health
 
 _MEMORY: Final = "supervised"
-_STARTS: Final = 20  # more are not remembered
+_STARTS: Final = 20  # maximum number of remembered starts
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a look found.
+    """Result of a check.
 
     Attributes:
-        state: how the job stands, a word of `core.supervision.Standing`.
-        why: a sentence.
-        sound: whether nobody need worry.
-        wanted: running or stopped.
-        by: who wants it so.
-        batch: the newest batch that was judged; None before the first.
-        judged_ms: the ``received_at`` up to which it has judged, epoch milliseconds; None before the first.
-        behind_ms: how far that lies behind what was received; None where nothing was.
-        unheard_ms: how long ago the newest row was received; None where nothing was, or a recording is played.
-        starts: how often it was started by a look, of late.
+        state: state of the job, a value of `core.monitoring.supervision.JobState`.
+        why: explanation for people.
+        sound: whether the state needs no attention.
+        wanted: desired state: running or stopped.
+        by: user or Airflow run that set the desired state.
+        batch: number of the newest judged batch; None before the first.
+        judged_ms: ``received_at`` up to which the job has judged, epoch milliseconds; None before
+            the first batch.
+        behind_ms: distance of ``judged_ms`` from the newest row received; None if no row was
+            received or judged.
+        unheard_ms: age of the newest row received; None if there is none, or while a recording is
+            played.
+        starts: number of remembered starts by checks.
     """
 
     state: str
@@ -51,13 +55,14 @@ class Look:
 
 
 def look_after(home: Home, by: str, stale_after_ms: int, now_ms: int | None = None) -> Look:
-    """Look at the lifecycle job of a home once, and start it where that is to be done.
+    """Check the lifecycle job of a home once, and start it if needed.
 
     Args:
-        home: the home.
-        by: who looks; it is written down where the job is started.
-        stale_after_ms: for how long nothing may be judged while something waits, nothing may be received, and it may be starting.
-        now_ms: the instant; None takes the clock's.
+        home: home of the job.
+        by: name of the caller, recorded with the desired state if the job is started.
+        stale_after_ms: longest time that the job may judge nothing while rows are pending, that
+            nothing may be received, and that the job may be starting.
+        now_ms: instant of the check; None reads the clock.
     """
     now_ms = now_ms or wall_clock_ms()
     before = read_status(home.run(_MEMORY))
@@ -72,7 +77,7 @@ def look_after(home: Home, by: str, stale_after_ms: int, now_ms: int | None = No
     found = decide(seen)
     if found.start:
         if set_desired(home, RUNNING, by, only_if=wanted) is None:
-            return look_after(home, by, stale_after_ms)  # somebody has said another word: that one counts
+            return look_after(home, by, stale_after_ms)  # the desired state was changed meanwhile
         starts = (*starts, now_ms)[-_STARTS:]
     memory = {"judged_ms": judged_ms, "since_ms": since_ms, "starts_ms": starts, "starting_since_ms": begun_ms}
     write_status(home.run(_MEMORY), memory)
@@ -136,5 +141,5 @@ def _told(home: Home, found: Decision, seen: Seen, reached: tuple[int, int] | No
 
 
 def as_facts(look: Look) -> dict[str, Any]:
-    """Return a look as JSON has it."""
+    """Return the result of a check as JSON values."""
     return asdict(look)

@@ -1,8 +1,10 @@
-"""The fleet at any instant, as it is known now or was known then, and one device's life up to it.
+"""Bitemporal queries: the fleet, or the life of a device, as of an event time.
 
-Rule 1: two instants are asked for: of when is told, and by when it had been judged. What is known now is all.
-Rule 2: which verdicts count is chosen in `_known` and nowhere else: what amends them is to be heeded there.
-Rule 3: a report computes no verdict: a mode is what the newest transition says, or the registry of a device that has none.
+Rule 1: a query has two instants: the event time, and the time by which verdicts had been judged. By
+default all verdicts judged so far count.
+Rule 2: only `_known` selects the verdicts that count, after amendments.
+Rule 3: a report computes no verdict. A mode is that of the newest transition, or of the registry if
+the device has none.
 """
 
 import json
@@ -31,12 +33,12 @@ _NEWEST: Final = "event_time DESC, coalesce(amendment_no, transition_no) DESC"
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What is asked for. Instants are epoch milliseconds.
+    """Instants of a query, epoch milliseconds.
 
     Attributes:
-        at_ms: of when.
-        known_ms: by when it had been judged, or received where the registry says it.
-        judged_to_ms: up to where was judged by then: a registration that lies behind it has not taken effect.
+        at_ms: event time of the result.
+        known_ms: time by which verdicts had been judged, and rows of the registry received.
+        judged_to_ms: frontier at that time; a registration after it has not taken effect.
     """
 
     at_ms: int
@@ -45,16 +47,20 @@ class Moment:
 
 
 def _known(moment: Moment) -> tuple[str, list[Any]]:
-    """Return the transitions that count at a moment, as SQL with its parameters: all that was judged by then, of up to then.
+    """Return SQL and parameters that select the transitions that count at a moment.
 
-    A verdict that was taken back, or one that was put in later, counts or not by when that was said.
+    These were judged by ``known_ms`` and have an event time up to ``at_ms``. Retractions and
+    additions count from their own ``judged_at`` on.
     """
     said = f"(SELECT * FROM judgements WHERE epoch_ms(judged_at) <= {int(moment.known_ms)})"
     return f"SELECT {_COLUMNS} FROM ({transitions_in(said)}) WHERE epoch_ms(event_time) <= ?", [moment.at_ms]
 
 
 def _registered(moment: Moment) -> tuple[str, list[Any]]:
-    """Return the registrations in effect at a moment, but for the refused, as SQL with its parameters."""
+    """Return SQL and parameters that select the registrations in effect at a moment.
+
+    Refused ones are excluded.
+    """
     sql = """SELECT device_id, site, device_class, gateway, effective_from FROM devices
              WHERE op = 'add' AND epoch_ms(effective_from) <= ? AND epoch_ms(received_at) <= ?
              AND (device_id, effective_from, received_at) NOT IN (SELECT (device_id, event_time, received_at) FROM refusals
@@ -63,19 +69,22 @@ def _registered(moment: Moment) -> tuple[str, list[Any]]:
 
 
 def fleet(home: Home, moment: Moment) -> list[dict[str, Any]]:
-    """Return every device that had a mode at a moment, by id; one that nobody registered and that was not judged has none."""
+    """Return every device that had a mode at a moment, ordered by id.
+
+    A device that was neither registered nor judged has no mode.
+    """
     with reading(home, READ) as tables:
         return fleet_of(tables, moment)
 
 
 def fleet_of(tables: "DuckDBPyConnection", moment: Moment) -> list[dict[str, Any]]:
-    """Return what `fleet` does, from tables (`READ`) that are open."""
+    """Like `fleet`, but read tables (`READ`) through an open connection."""
     sql, values = fleet_in(moment)
     return fetch(tables, f"{sql} ORDER BY device_id", values)
 
 
 def fleet_in(moment: Moment) -> tuple[str, list[Any]]:
-    """Return what selects the devices that have a mode at a moment, as SQL with its parameters."""
+    """Return SQL and parameters that select the devices with a mode at a moment."""
     known, known_values = _known(moment)
     registered, registered_values = _registered(moment)
     sql = f"""
@@ -97,18 +106,20 @@ def fleet_in(moment: Moment) -> tuple[str, list[Any]]:
 
 
 def life(home: Home, device_id: str, moment: Moment) -> list[dict[str, Any]]:
-    """Return a device's modes up to a moment, oldest first, over all its lives; none where it had none.
+    """Return a device's modes up to a moment, oldest first, over all its lives.
 
     Returns:
-        ``mode``, ``since_ms``, ``until_ms`` (None: it still had it), ``lasted_ms`` (of the last one up to the moment),
-        ``trigger``, ``reason``, ``transition_no``, ``life_ms``, ``last_errors``, ``policy_version``, ``judged_at``.
+        Rows with ``mode``, ``since_ms``, ``until_ms`` (None if it was the mode at the moment),
+        ``lasted_ms`` (of the last mode, up to the moment), ``trigger``, ``reason``,
+        ``transition_no``, ``life_ms``, ``last_errors``, ``policy_version``, ``judged_at``,
+        ``site``, ``device_class``, ``gateway``. Empty if the device had no mode.
     """
     with reading(home, READ) as tables:
         return life_of(tables, device_id, moment)
 
 
 def life_of(tables: "DuckDBPyConnection", device_id: str, moment: Moment) -> list[dict[str, Any]]:
-    """Return what `life` does, from tables (`READ`) that are open."""
+    """Like `life`, but read tables (`READ`) through an open connection."""
     known, values = _known(moment)
     changes = fetch(
         tables,
@@ -120,7 +131,7 @@ def life_of(tables: "DuckDBPyConnection", device_id: str, moment: Moment) -> lis
     registered, values = _registered(moment)
     sql = f"SELECT epoch_ms(effective_from) AS at_ms FROM ({registered}) WHERE device_id = ? ORDER BY effective_from"
     forgotten_ms = -1 if not changes else changes[-1]["at_ms"] if changes[-1]["to_mode"] == Mode.FORGOTTEN else None
-    if forgotten_ms is not None:  # no life is known that a signal began since: the registry may have begun one
+    if forgotten_ms is not None:  # no transition since: a registration may have started a life
         begun = (row["at_ms"] for row in fetch(tables, sql, [*values, device_id]) if row["at_ms"] > forgotten_ms)
         if (since_ms := next(begun, None)) is not None:
             spans.append(_span(Mode.PROVISIONED, since_ms, reason="registered"))
@@ -132,10 +143,13 @@ def life_of(tables: "DuckDBPyConnection", device_id: str, moment: Moment) -> lis
 
 
 def _spans(before: dict[str, Any] | None, change: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the mode that a transition led to; before the first of a life the one with which that begins, if it lasted."""
+    """Return the mode into which a transition led, as a span.
+
+    The first transition of a life is preceded by the initial mode of the life, if that lasted.
+    """
     spans: list[dict[str, Any]] = []
     if (before is None or before["life_ms"] != change["life_ms"]) and change["life_ms"] < change["at_ms"]:
-        reason = "registered" if change["from_mode"] == Mode.PROVISIONED else "in a list of devices that the fleet began with"
+        reason = "registered" if change["from_mode"] == Mode.PROVISIONED else "imported with the initial list of devices"
         spans.append(_span(change["from_mode"], change["life_ms"], reason=reason, life_ms=change["life_ms"]))
     names = ("trigger", "transition_no", "life_ms", "policy_version", "judged_at", "site", "device_class", "gateway")
     told = {name: change[name] for name in names}
@@ -155,7 +169,7 @@ def _span(mode: str, since_ms: int, *, reason: str | None = None, **more: Any) -
 
 
 def _reason(change: dict[str, Any], errors: list[str]) -> str | None:
-    """Say why, in words: as it was said, or from what stands in the row."""
+    """Return the reason of a transition for people, as emitted or from its row."""
     if change["reason"]:
         return change["reason"]
     if change["trigger"] in _BY_GATEWAY:
@@ -166,18 +180,19 @@ def _reason(change: dict[str, Any], errors: list[str]) -> str | None:
 
 
 def judged_between(home: Home) -> tuple[datetime | None, datetime | None]:
-    """Return when the job said something first and last; None and None where it never did."""
+    """Return the first and newest ``judged_at``; None and None without judgements."""
     with reading(home, (JUDGEMENTS.name,)) as tables:
         found = fetch(tables, "SELECT min(judged_at) AS first, max(judged_at) AS last FROM judgements")[0]
     return found["first"], found["last"]
 
 
 def begun_ms(home: Home, first_row_ms: int) -> int:
-    """Return the first instant of which anything is known: of the first verdict, or of the first row of bronze.
+    """Return the first instant with data: that of the first verdict or row of bronze.
 
     Args:
-        home: the home.
-        first_row_ms: ``received_at`` of the first row that bronze has: it may have lost older ones, and verdicts stay.
+        home: home to read.
+        first_row_ms: ``received_at`` of the first row of bronze. Verdicts can be older: retention
+            removes rows, but not verdicts.
     """
     with reading(home, (JUDGEMENTS.name,)) as tables:
         found = fetch(tables, "SELECT epoch_ms(min(event_time)) AS first FROM transitions")[0]["first"]

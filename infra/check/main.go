@@ -1,5 +1,6 @@
-// Loads docker-compose.yml as Compose does, which refuses dangling references, cycles and variables that are not there, and
-// prints the project as JSON, so that a test can look at what came of anchors and files of variables.
+// Loads docker-compose.yml with Compose's own loader and prints the resolved project as JSON, so that a
+// test can check anchors and environment files. The loader rejects dangling references, cycles and
+// undefined variables.
 package main
 
 import (
@@ -13,7 +14,7 @@ import (
 )
 
 func load(path string) (*types.Project, error) {
-	// No variables of the shell and no .env: what is not in the files is a fault.
+	// Neither shell variables nor .env are used: a variable that the files do not define is an error.
 	options, err := cli.NewProjectOptions([]string{path}, cli.WithResolvedPaths(true), cli.WithInterpolation(true))
 	if err != nil {
 		return nil, err

@@ -1,4 +1,6 @@
-"""The bridge: takes messages from a broker, orders and stamps them, writes segments, acknowledges, and reports gaps.
+"""The bridge: stamps MQTT messages, writes segments, reports coverage gaps.
 
-It imports the library alone. Begin with ``bridge.py``; ``sequencer.py`` has the rules, without I/O.
+Only ``cli`` may import it; it imports the library, and no other job. A message is acknowledged
+after its segment is durable. Begin with ``bridge.py``, which does the I/O; ``sequencer.py``
+contains the rules, without I/O.
 """

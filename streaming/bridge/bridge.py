@@ -1,7 +1,10 @@
-"""The bridge: from the broker to segments, with an acknowledgement for what is on the disk. The rules are `BridgeSequencer`'s.
+"""The bridge: write MQTT messages to segments, and acknowledge those on disk.
 
-Rule 1: one thread; every wait is bounded, so that it stops within a second.
-Rule 2: when memory or the disk is full it takes nothing in, and the broker keeps what comes.
+`BridgeSequencer` contains the rules; this module does the I/O.
+
+Rule 1: one thread. Every wait is bounded, so that the bridge stops within a second.
+Rule 2: if memory or the disk is full, the bridge receives nothing, and the broker queues the
+messages.
 """
 
 import os
@@ -34,17 +37,17 @@ from streaming.bridge.sequencer import BridgeSequencer
 _LOG: Final = structlog.get_logger("bridge")
 HISTORY: Final = "replay/#"
 POLL_S: Final = 0.05
-GATHER_S: Final = 0.01  # what trickles in is taken in together: a step costs as much as ten messages
+GATHER_S: Final = 0.01  # batches sparse messages: a step costs as much as ten messages
 FEW: Final = 200
 RETRY_S: Final = 1.0
 STATUS_S: Final = 0.5
-RATE_REPORTS: Final = 20  # the rate is that of ten seconds: a hundred devices send in some half seconds, and not in others
-DEAF_S: Final = 30.0  # connected, our canaries sent, and nothing at all heard: the connection is dead
+RATE_REPORTS: Final = 20  # the rate covers ten seconds: a small fleet does not send in every half second
+DEAF_S: Final = 30.0  # connected and canaries sent, but nothing received: the connection is dead
 ROWS_IN_MEMORY: Final = 50_000
 
 
 class MessageSource(Protocol):
-    """Where messages come from: `Receiver` says what each of these does."""
+    """Source of messages, see `Receiver` for the contract."""
 
     problem: str | None
     cause: str
@@ -52,15 +55,15 @@ class MessageSource(Protocol):
 
     @property
     def connected(self) -> bool:
-        """Whether messages reach us."""
+        """Whether messages are being received."""
         ...
 
     def poll(self, timeout_s: float) -> list[Arrived]:
-        """Return what arrived."""
+        """Return the messages that arrived."""
         ...
 
     def idle(self, timeout_s: float) -> None:
-        """Take nothing in."""
+        """Wait without receiving messages (backpressure)."""
         ...
 
     def ack(self, tokens: Iterable[Token | None]) -> None:
@@ -72,42 +75,46 @@ class MessageSource(Protocol):
         ...
 
     def reconnect(self, why: str, cause: str = "broker") -> None:
-        """Begin anew with what was not acknowledged."""
+        """Reconnect, so that unacknowledged messages are redelivered."""
         ...
 
     def close(self, *, forget: bool = False) -> None:
-        """Take leave."""
+        """Disconnect; with ``forget``, end the session at the broker."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BridgeSettings:
-    """How a bridge works.
+    """Settings of a bridge.
 
     Attributes:
-        segments_dir: where its segments go.
-        commands_dir: the spool of operators' commands; None for a bridge that takes none.
-        status_path: its status file.
-        address: the broker.
+        segments_dir: folder of its segments.
+        commands_dir: spool of operators' commands; None for a bridge that takes none.
+        status_path: path of its status file.
+        address: address of the broker.
         session: client id of its session at the broker, see `Home.session`.
-        replay_session: client id of the session in which it takes history.
-        bridge: its name.
-        replay: started for history: takes ``replay/#`` and nothing else until the line after its last is durable.
-        live_after_replay: then goes live.
-        subscriptions: topics that it takes when live.
-        sparkplug_host: the id under which we are a host application of Sparkplug; empty for none.
-        sites: the sites whose messages it takes where it is a further bridge; none where it takes the rest.
+        replay_session: client id of the session for history.
+        bridge: name of the bridge.
+        replay: whether it replays history first: it receives only ``replay/#`` until the end line
+            of a recording is durable.
+        live_after_replay: whether it goes live after that.
+        subscriptions: topic filters when live.
+        sparkplug_host: id of the Sparkplug host application; empty for none.
+        sites: sites of a further bridge; empty for the bridge that takes all other sites.
         takes_foreign: whether it takes topics of other formats, whose messages may be of any site.
-        others: the segments' folders of the other bridges, by name; where there are any it says how far it is.
-        line: makes what it receives by where that is not the broker: sessions, subscriptions and sites are not used then.
-        canary_interval_s: a canary each so many seconds.
-        reconnect_grace_s: how long after a return devices may still be on their way back.
-        holds_back: whether verdicts are held back by a jitter.
-        flood_limit: messages a second that a device may send in the long run; 0 for as many as it likes.
-        identity: what identifies a device.
-        flush_interval_s: the longest that a message waits for its segment.
-        max_rows: rows at which a segment is written at once.
-        max_buffer_bytes: bytes at which it is written at once, and above which nothing more is taken in.
+        others: segment folders of the other bridges by name; if there are any, the bridge writes a
+            lease.
+        line: factory of a message source other than the broker; sessions, subscriptions and sites
+            are then not used.
+        canary_interval_s: seconds between two canaries.
+        reconnect_grace_s: seconds after a coverage gap in which devices may still be reconnecting.
+        holds_back: whether verdicts are delayed by a jitter.
+        flood_limit: messages per second that a device may send in the long run; 0 for no limit.
+        identity: identity scheme of devices.
+        flush_interval_s: longest time that a message waits for its segment.
+        max_rows: number of rows at which a segment is written at once.
+        max_buffer_bytes: bytes at which a segment is written at once; above them nothing more is
+            received.
     """
 
     segments_dir: Path
@@ -136,7 +143,7 @@ class BridgeSettings:
 
 
 class Bridge:
-    """One bridge: call `step` until it is to stop, then `close`."""
+    """One bridge: call `step` repeatedly, and `close` at the end."""
 
     def __init__(self, settings: BridgeSettings) -> None:
         self.settings = settings
@@ -153,12 +160,12 @@ class Bridge:
         self._canary_at_s = 0.0
         self._heard_s = time.monotonic()
         self._report_at_s = 0.0
-        self._kept = False  # the broker keeps our sites' messages for us
+        self._kept = False  # the broker has a session that queues messages for this bridge's sites
         self._reported: deque[tuple[float, int]] = deque(maxlen=RATE_REPORTS)
         self.receiver = self._receiver()
 
     def _stand(self) -> None:
-        """Begin where the newest segment says."""
+        """Restore the position from the newest segment."""
         settings = self.settings
         stands = position(settings.segments_dir)
         self.number, self._tail = (stands.number, stands.tail) if stands else (0, None)
@@ -166,7 +173,7 @@ class Bridge:
         ours = self.number - 1 if fenced else self.number
         named = None if stands is None or fenced else commands_in(settings.segments_dir, ours)
         self.spool = Spool(settings.commands_dir, ours, named) if settings.commands_dir else None
-        # Canaries that do not go through a broker are ours while we live, and nobody can forge one.
+        # Canaries that bypass the broker cannot be forged: a random secret per process will do.
         secret = secrets.token_bytes() if settings.line else (settings.address.password or "").encode()
         self.intake = BridgeSequencer(
             settings.bridge,
@@ -190,7 +197,7 @@ class Bridge:
         return Receiver(settings.address, settings.replay_session, (HISTORY,))
 
     def _listen(self) -> MessageSource:
-        """Go live, in a session that remembers what came while no bridge ran."""
+        """Go live, in a persistent session: the broker has queued messages for it."""
         self.intake.go_live(self._wall.now_ms())
         self._was_up, self._connections = False, 0
         if self.settings.line:
@@ -200,7 +207,7 @@ class Bridge:
 
     @property
     def state(self) -> str:
-        """``starting``, ``replaying``, ``played`` or ``live``."""
+        """State of the bridge: ``starting``, ``replaying``, ``played`` or ``live``."""
         if self.intake.live:
             return "live"
         if self.intake.history.done:
@@ -208,7 +215,7 @@ class Bridge:
         return "replaying" if self._was_up else "starting"
 
     def step(self) -> None:
-        """Receive, write, acknowledge: a moment, unless the disk is slow."""
+        """Receive, write and acknowledge messages once; quick unless the disk is slow."""
         self._wall.now_ms()
         if self._wall.doubted or self._is_full():
             self.receiver.idle(POLL_S)
@@ -216,7 +223,7 @@ class Bridge:
             arrived = self.receiver.poll(POLL_S)
             self._notice_loss()
             now_ms = self._wall.now_ms()
-            self._notice_silence(now_ms)  # before what a line kept while we stood still
+            self._notice_silence(now_ms)  # before messages that were queued while this process was suspended
             self.intake.arrived_together(arrived, now_ms)
             if arrived:
                 self._heard_s = time.monotonic()
@@ -244,13 +251,13 @@ class Bridge:
             self._canary_at_s, self._heard_s = 0.0, time.monotonic()
         self._was_up, self._connections = up, connections
         if self.intake.history.missing and up:
-            self.receiver.reconnect("a line of history is missing; the broker must send it again")
+            self.receiver.reconnect("a line of history is missing; reconnecting for redelivery")
 
     def _notice_silence(self, now_ms: int) -> None:
         if self.intake.overdue(now_ms) and not self.intake.gap_open:
             self.intake.open_gap(now_ms, "disk" if self.problem else "broker")
-            if self.intake.gap_open:  # one that never listened has none to open
-                _LOG.warning("no canary came back: a gap is open")
+            if self.intake.gap_open:  # a bridge that never listened has no gap to open
+                _LOG.warning("no canary came back in time; coverage gap opened")
 
     def _fly_canary(self) -> None:
         now_s = time.monotonic()
@@ -262,7 +269,7 @@ class Bridge:
             self.receiver.publish(self.intake.canary_topic, self.intake.canary(self._wall.now_ms()))
         if now_s - self._heard_s > max(DEAF_S, 3 * self.settings.canary_interval_s) and not self._is_full():
             self._heard_s = now_s
-            self.receiver.reconnect("nothing was heard for long", "network")
+            self.receiver.reconnect("nothing received for too long", "network")
 
     def _flush_if_due(self) -> None:
         waiting, now_s = self.intake.waiting, time.monotonic()
@@ -271,7 +278,11 @@ class Bridge:
             self._flush_at_s = now_s + (self.settings.flush_interval_s if self.flush() else RETRY_S)
 
     def flush(self) -> bool:
-        """Write what waits as a segment and acknowledge it; return False where the disk refuses."""
+        """Write the buffered rows as a segment and acknowledge them.
+
+        Returns:
+            False if the disk refused the segment.
+        """
         try:
             if self.intake.live and self.spool and not self._wall.doubted:
                 for name, topic, payload in self.spool.take(self.number + 1):
@@ -284,7 +295,7 @@ class Bridge:
         except OSError as error:
             words = "disk full" if no_room(error) else f"cannot write: {error.strerror}"
             if words != self.problem:
-                _LOG.error("a segment cannot be written; nothing is acknowledged until it can", problem=words)
+                _LOG.error("cannot write a segment; no message is acknowledged until it is written", problem=words)
             self.problem = words
             return False
         self.problem = None
@@ -316,14 +327,17 @@ class Bridge:
             self.spool.written()
 
     def _begin_anew(self, why: str) -> None:
-        """We were given up: what was not written comes again, behind the segment that says so."""
-        _LOG.warning("landing did not hear of us and went on; beginning anew", why=why)
+        """Reconnect after landing fenced this bridge.
+
+        The broker redelivers the messages that were not written; they follow the fence segment.
+        """
+        _LOG.warning("fenced by landing after a missed lease; reconnecting behind the fence", why=why)
         self.receiver.close()
         self._stand()
         self.receiver = self._receiver()
 
     def _beat(self, *, stopped: bool = False) -> None:
-        """Say how far we are, and leave to other bridges what the broker keeps for them."""
+        """Renew the lease, and hand sites over to the other bridges that serve them."""
         self._kept |= self.receiver.connected
         if not self.settings.sites and not self.settings.line:
             self.intake.share(kept_sites(self.settings.others.values()))
@@ -338,7 +352,7 @@ class Bridge:
         if done and self.settings.live_after_replay:
             self.receiver.close(forget=True)
             self.receiver = self._listen()
-            _LOG.info("history was played; listening")
+            _LOG.info("history is complete; going live")
 
     def report(self) -> None:
         """Write the status file."""
@@ -369,7 +383,7 @@ class Bridge:
         write_status(self.settings.status_path, status)
 
     def close(self) -> None:
-        """Write what is there, acknowledge it, and leave the session to the broker."""
+        """Write and acknowledge the buffered rows, and disconnect; the session persists."""
         self.intake.stopping()
         self.flush()
         self.receiver.close()
@@ -379,7 +393,7 @@ class Bridge:
 
 
 def _host_state(host: str) -> Presence:
-    """Return what a host application of Sparkplug says of itself, see `core.sparkplug.host_state`."""
+    """Return the state messages of a Sparkplug host application, see `host_state`."""
     at_ms = wall_clock_ms()
     return Presence(f"{STATE}{host}", host_state(at_ms, online=True), host_state(at_ms, online=False))
 
@@ -388,7 +402,7 @@ def run_bridge(settings: BridgeSettings, stop: Stop) -> None:
     """Run a bridge until stopped.
 
     Raises:
-        FleetError: its newest segment cannot be read.
+        FleetError: the newest segment cannot be read.
     """
     bridge = Bridge(settings)
     _LOG.info("bridge", state=bridge.state, segment=bridge.number)

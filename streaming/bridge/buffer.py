@@ -1,6 +1,6 @@
-"""What the bridge has received, and not written yet.
+"""Buffer of the messages that a bridge has received but not yet written.
 
-Rule: usual messages are taken in many at a time, and never become a row of their own.
+Rule: ordinary messages are added many at a time, as columns; no row object is created for them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,16 +13,16 @@ from fleetpulse.io.ingest.segments import SegmentRow, columns_table
 from fleetpulse.io.mqtt.subscriber import Token
 
 _More = tuple[str, str | None, int | None, str | None, str | None]
-_USUAL: Final[_More] = (Origin.MQTT.value, None, None, None, None)  # of `SegmentRow`, what follows its payload
+_USUAL: Final[_More] = (Origin.MQTT.value, None, None, None, None)  # fields of `SegmentRow` after ``payload``
 
 
 class SegmentBuffer:
-    """What waits for its segment: rows, as columns.
+    """Rows that wait for the next segment, stored as columns.
 
     Attributes:
-        tokens: of the messages that the rows came from; None of our own rows.
+        tokens: acknowledgement token of each row's message; None for rows that the bridge created.
         passed: tokens of messages that became no row.
-        size_bytes: of the rows' topics and payloads.
+        size_bytes: size of the rows' topics and payloads.
     """
 
     def __init__(self) -> None:
@@ -32,20 +32,20 @@ class SegmentBuffer:
         self._received_ms: list[int] = []
         self._topics: list[str] = []
         self._payloads: list[bytes] = []
-        self._more: dict[int, _More] = {}  # of rows that are not usual
+        self._more: dict[int, _More] = {}  # by place, for rows that are not ordinary
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def add(self, row: SegmentRow, token: Token | None) -> None:
-        """Take in a row."""
+        """Add a row."""
         self._more[len(self)] = row[3:]
         self.add_usual(row.received_at_ms, (row.topic,), (row.payload,), (token,))
 
     def add_usual(
         self, received_at_ms: int, topics: Sequence[str], payloads: Sequence[bytes], tokens: Sequence[Token | None]
     ) -> int:
-        """Take in messages that came over MQTT, together, of which there is nothing more to say; return the first one's place."""
+        """Add ordinary MQTT messages that arrived together; return the place of the first."""
         first = len(self)
         self._received_ms += [received_at_ms] * len(topics)
         self._topics += topics
@@ -55,7 +55,7 @@ class SegmentBuffer:
         return first
 
     def refuse(self, place: int, why: str) -> None:
-        """Refuse a row that came over MQTT, unless it is refused already."""
+        """Mark the row of an MQTT message as refused, unless it is marked already."""
         more = self._more.get(place, _USUAL)
         if more[-1] is None:
             self._more[place] = (*more[:-1], why)

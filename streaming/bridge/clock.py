@@ -1,7 +1,8 @@
-"""What time it is for the bridge: the wall's, but for a step forward that does not last.
+"""Clock of the bridge: the wall clock, protected against jumps forward.
 
-Rule: what is stamped ahead of time stays so, since ``received_at`` never runs backwards, and would be judged ahead of time. So a
-clock that is set forward is believed after `HOLDS_MS` only; until then time goes on as it did, and nothing is taken in.
+Rule: ``received_at`` never runs backwards, so a stamp from a wrong jump forward would persist, and
+messages would be judged too early. A jump is therefore accepted only after `HOLDS_MS`. Until then
+time advances evenly, and the bridge receives nothing (ADR 29).
 """
 
 import time
@@ -10,17 +11,17 @@ from typing import Final
 
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 
-STEP_MS: Final = 5_000  # forward, between two looks, is a step; less is at most a few seconds of the allowed lateness
+STEP_MS: Final = 5_000  # a larger advance between two readings is a jump; a smaller one costs some allowed lateness
 HOLDS_MS: Final = 30_000
-SET_FORWARD: Final = f"the clock was set forward; nothing is taken in until it has stayed so for {HOLDS_MS // 1000} s"
+SET_FORWARD: Final = f"the clock jumped forward; no messages are received until it has kept its time for {HOLDS_MS // 1000} s"
 
 
 class GuardedClock:
-    """The wall's clock beside one that runs evenly.
+    """Wall clock that is checked against a monotonic clock.
 
     Args:
-        wall_ms: the wall's, in epoch milliseconds.
-        steady_ms: one that nobody sets, in milliseconds since whenever.
+        wall_ms: wall clock, epoch milliseconds.
+        steady_ms: monotonic clock, milliseconds from any origin.
     """
 
     def __init__(self, wall_ms: Callable[[], int] | None = None, steady_ms: Callable[[], int] | None = None) -> None:
@@ -31,11 +32,11 @@ class GuardedClock:
 
     @property
     def doubted(self) -> bool:
-        """Whether the wall was ahead of what it should say, at the newest look."""
+        """Whether the wall clock was ahead of the expected time at the last reading."""
         return self._since_ms is not None
 
     def now_ms(self) -> int:
-        """Look at the clocks and return what is believed, in epoch milliseconds."""
+        """Read the clocks; return the accepted time in epoch milliseconds."""
         wall_ms, steady_ms = self._wall_ms(), self._steady_ms()
         expected_ms = self._believed[0] + steady_ms - self._believed[1]
         if wall_ms - expected_ms > STEP_MS:
@@ -47,6 +48,6 @@ class GuardedClock:
 
 
 def _steady_ms() -> int:
-    """Count the time in which the machine sleeps as well, where the system can tell."""
+    """Return monotonic time, including sleep of the machine if the system supports it."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime_ns(clock) // 1_000_000

@@ -1,7 +1,8 @@
-"""The spool of operators' commands: each is taken once, whatever happens between taking it and having it written.
+"""Read operators' commands from the spool folder, each exactly once.
 
-A file is renamed to ``<name>.taken-<segment>``, and that is durable before its rows go into that segment; it is removed when
-the segment is durable. At the next start the newest segment says whether it was: it names the commands whose rows it has.
+A command file is renamed to ``<name>.taken-<segment>``. The rename is durable before the rows of
+the command are written to that segment. The file is deleted once the segment is durable. After a
+crash, the newest segment shows whether that was so: it names the commands whose rows it contains.
 """
 
 import json
@@ -17,18 +18,19 @@ from fleetpulse.io.system.fsync import sync_folder
 
 _LOG: Final = structlog.get_logger("bridge")
 _TAKEN: Final = re.compile(r"(.+)\.taken-(\d+)")
-_ENOUGH: Final = 50_000  # of one segment; what lies behind them waits for the next one
+_ENOUGH: Final = 50_000  # commands of one segment; later files wait for the next segment
 Command = tuple[str, str, Mapping[str, Any]]
 
 
 class Spool:
-    """One folder of command files.
+    """Spool folder of command files.
 
     Args:
-        folder: where they lie.
-        newest: the newest segment of ours: what was taken for it or an earlier one is removed, the rest put back.
-        named: the commands whose rows the newest segment has: another process of the same bridge may have written it, which had
-            not taken what we had. None where it is not there any more.
+        folder: path of the folder.
+        newest: number of this bridge's newest segment. Files taken for it or an earlier segment are
+            deleted; all other taken files are put back.
+        named: names of the commands in the newest segment; None if the segment is gone. The segment
+            may be of another process of this bridge, which had not taken the same files.
     """
 
     def __init__(self, folder: Path, newest: int, named: Collection[str] | None = None) -> None:
@@ -47,20 +49,23 @@ class Spool:
                 path.rename(folder / taken[1])
 
     def take(self, number: int) -> list[Command]:
-        """Take what lies there, for segment ``number``, in order of the names; broken files go to ``refused/``.
+        """Take the command files for segment ``number``, ordered by name.
+
+        Broken files are moved to ``refused/``.
 
         Returns:
-            Name of the file, topic and payload of each command; none while what was taken before is not written yet.
+            File name, topic and payload of each command; empty while commands taken before are not
+            yet written.
         """
-        if self._taken:  # while the disk refuses what was taken, no more is
+        if self._taken:  # the disk still refuses the commands taken before
             return []
         commands: list[Command] = []
         for path in sorted(self.folder.glob("*.json")):
             try:
                 commands += self._take_one(path, number)
-            except OSError as error:  # what was taken so far must not get lost
+            except OSError as error:  # commands taken so far must not get lost
                 if self._stuck != path.name:
-                    _LOG.error("a command file cannot be taken; those after it wait", file=path.name, why=error.strerror)
+                    _LOG.error("cannot take a command file; later files wait for it", file=path.name, why=error.strerror)
                 self._stuck = path.name
                 break
             if len(commands) >= _ENOUGH:
@@ -77,10 +82,10 @@ class Spool:
         return [(path.name, topic, payload) for topic, payload in found]
 
     def sync(self) -> None:
-        """Make durable what was taken for which segment; to be called before that segment is written.
+        """Make the renames durable; must be called before the segment is written.
 
         Raises:
-            OSError: the disk refuses.
+            OSError: the disk refuses the sync.
         """
         if self._taken:
             sync_folder(self.folder)
@@ -89,10 +94,10 @@ class Spool:
         refused = self.folder / "refused"
         refused.mkdir(exist_ok=True)
         path.rename(refused / path.name)
-        _LOG.error("a command file is broken and lies in commands/refused now", file=path.name, why=why)
+        _LOG.error("moved a broken command file to commands/refused", file=path.name, why=why)
 
     def written(self) -> None:
-        """What was taken is durable."""
+        """Delete the taken files; their segment is durable."""
         for path in self._taken:
             path.unlink(missing_ok=True)
         self._taken.clear()
@@ -103,11 +108,11 @@ def _read(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
     items = cast("list[Any]", content) if isinstance(content, list) else [content]
     found: list[tuple[str, Mapping[str, Any]]] = []
     if len(items) > MOST_COMMANDS:
-        raise ValueError(f"a file has at most {MOST_COMMANDS:,} commands")
+        raise ValueError(f"a command file must have at most {MOST_COMMANDS:,} commands")
     for item in items:
         entry = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
         topic, payload = entry.get("topic"), entry.get("payload")
         if not isinstance(topic, str) or not topic or not isinstance(payload, dict):
-            raise ValueError('a command is {"topic": text, "payload": object}, or a list of those')
+            raise ValueError('a command file must contain {"topic": text, "payload": object}, or a list of those')
         found.append((topic, cast("dict[str, Any]", payload)))
     return found

@@ -1,8 +1,10 @@
-"""A device that floods: how much each may send, so that one cannot take the place of the fleet.
+"""Rate limit per device, so that a flooding device cannot displace the fleet.
 
-Rule 1: a message beyond a device's limit is kept, and marked: it goes to quarantine, and nowhere else.
-Rule 2: a flood costs data, never presence: of what is beyond the limit the newest message of each second is not marked.
-Rule 3: memory is bounded: a device that has been quiet for long enough is forgotten, which changes nothing for it.
+Rule 1: a message beyond the limit of its device is kept and marked. It goes to quarantine only.
+Rule 2: a flood costs data, but never presence: of the messages beyond the limit, the newest of each
+second is not marked.
+Rule 3: memory is bounded. A device that has been quiet for long enough is forgotten, which does not
+affect its limit.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,35 +13,36 @@ from typing import Final
 from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.core.rows import FROM_DEVICES
 
-BURST_S: Final = 60  # what a device may send at once: that many seconds of its limit, such as what it kept while it was away
+BURST_S: Final = 60  # burst in seconds of the limit, for messages that a device buffered while it was away
 _OURS: Final = "fleet/"
 _KINDS: Final = frozenset(kind.value for kind in FROM_DEVICES)
-_LONGEST_AWAY_MS: Final = 3_600_000  # that a device is allowed for at once: a flood is one after a week of standstill too
-_MOST: Final = 100_000  # devices remembered before the quiet ones are forgotten
+_LONGEST_AWAY_MS: Final = 3_600_000  # limit of the outage time that adds tokens: after a week, a flood is a flood
+_MOST: Final = 100_000  # number of devices at which quiet ones are forgotten
 
 
 class RateLimiter:
-    """A bucket a device, filled evenly; a message takes one from it.
+    """Token bucket per device; each message takes one token.
 
     Args:
-        per_s: how many messages a second each may send in the long run; 0 for as many as it likes.
-        identity: what identifies a device.
+        per_s: messages per second that a device may send in the long run; 0 for no limit.
+        identity: identity scheme of devices.
     """
 
     def __init__(self, per_s: int, identity: DeviceIdentity = DeviceIdentity.ID) -> None:
         self.sender = _sender if identity is DeviceIdentity.ID else _sender_at_site
         self._per_ms = per_s / 1000
         self._burst = per_s * BURST_S
-        self._left: dict[str, tuple[float, int]] = {}  # by device: what was left, and when
-        self._away_ms: int | None = None  # since when nobody listens
-        self._back = (0, 0)  # when somebody listened again, and after how long
+        self._left: dict[str, tuple[float, int]] = {}  # by device: tokens left, and when
+        self._away_ms: int | None = None  # start of the present outage of the bridge
+        self._back = (0, 0)  # end and duration of the last outage
 
     def exceeding(self, topics: Sequence[str], now_ms: int) -> list[int]:
-        """Count messages that arrived together; return the places of those that are beyond their device's limit.
+        """Count messages that arrived together; return places of those beyond the limit.
 
         Args:
-            topics: below ``fleet/`` the id names the device, or site and id; a foreign topic names it whole.
-            now_ms: on the wall; running backwards, it fills nothing.
+            topics: topics of the messages. Below ``fleet/`` the id identifies the device, or site
+                and id; any other topic identifies a device as a whole.
+            now_ms: wall clock time; a step backwards adds no tokens.
         """
         if not self._burst:
             return []
@@ -48,7 +51,7 @@ class RateLimiter:
         known, burst, per_ms, (back_ms, away_ms) = self._left, self._burst, self._per_ms, self._back
         sender = self.sender
         unknown, beyond = (burst, -1), list[int]()
-        returned = back_ms <= now_ms <= back_ms + away_ms  # the broker kept for us what it was allowed to send meanwhile
+        returned = back_ms <= now_ms <= back_ms + away_ms  # the broker queued messages of the outage
         for place, topic in enumerate(topics):
             device = sender(topic)
             left, at_ms = known.get(device, unknown)
@@ -67,18 +70,18 @@ class RateLimiter:
         return beyond
 
     def away_since(self, since_ms: int) -> None:
-        """Nobody listens since an instant on the wall; with the next message somebody does."""
+        """Record an outage of the bridge since an instant; the next message ends it."""
         self._away_ms = since_ms if self._away_ms is None else min(self._away_ms, since_ms)
 
     def give_back(self, topic: str) -> None:
-        """A message that was within the limit was let go of, and comes again: it has taken nothing."""
+        """Return the token of a message that was dropped and will be redelivered."""
         device = self.sender(topic)
         if device in self._left:
             left, at_ms = self._left[device]
             self._left[device] = (left + 1, at_ms)
 
     def _forget(self, now_ms: int) -> None:
-        """Let go of full buckets, and of the older half where all are in use."""
+        """Remove full buckets, and the older half if too many are in use."""
         full_ms = BURST_S * 1000
         kept = {device: held for device, held in self._left.items() if now_ms - held[1] < full_ms}
         if len(kept) > _MOST // 2:
@@ -88,10 +91,12 @@ class RateLimiter:
 
 
 class Spared:
-    """Messages beyond their device's limit that count all the same: a device's newest of a second, as long as it waits.
+    """Messages beyond the limit that are kept for judging: the newest of each second.
+
+    Only messages that wait for their segment are covered.
 
     Args:
-        sender: returns the device that a topic names, see `RateLimiter.sender`.
+        sender: function from topic to device, see `RateLimiter.sender`.
     """
 
     def __init__(self, sender: Callable[[str], str]) -> None:
@@ -99,16 +104,16 @@ class Spared:
         self._places: dict[str, tuple[int, int]] = {}  # by device: the second, and the place of its message
 
     def newest(self, topic: str, received_at_ms: int, place: int) -> int | None:
-        """Spare a message beyond its device's limit.
+        """Spare a message beyond the limit of its device.
 
         Args:
-            topic: where it was published.
-            received_at_ms: when it was received, epoch milliseconds.
-            place: of its row among those that wait.
+            topic: topic of the message.
+            received_at_ms: time of receipt, epoch milliseconds.
+            place: place of its row in the buffer.
 
         Returns:
-            The place that does not count: that of the message which this one follows within the second, its own if no device
-            can have sent it, or None.
+            Place of the message to refuse instead: the spared message before it in the same second.
+            It is the message's own place if no device can have sent it; None if none is refused.
         """
         if topic.startswith(_OURS) and topic.rpartition("/")[2] not in _KINDS:
             return place
@@ -118,16 +123,16 @@ class Spared:
         return before[1] if before is not None and before[0] == second else None
 
     def places(self) -> set[int]:
-        """Return the places of all messages that are spared."""
+        """Return the places of all spared messages."""
         return {place for _, place in self._places.values()}
 
 
 def _sender(topic: str) -> str:
-    """Return the device that a topic names, whatever its site; a foreign topic stands for itself."""
+    """Return the device id of a topic, regardless of site; any other topic as a whole."""
     levels = topic.split("/", 3) if topic.startswith(_OURS) else ()
     return levels[2] if len(levels) > 2 else topic
 
 
 def _sender_at_site(topic: str) -> str:
-    """Return the device that a topic names, with its site; likewise."""
+    """Return site and device id of a topic; any other topic as a whole."""
     return topic.rpartition("/")[0] if topic.startswith(_OURS) and topic.count("/") == 3 else topic

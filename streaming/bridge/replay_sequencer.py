@@ -1,9 +1,11 @@
-"""In which order the lines of a recording are taken: one after the other, each once, whatever the broker's order.
+"""Deliver the lines of a recording in order and once, whatever the broker's order.
 
-Rule 1: line n is written after line n - 1; an earlier one was written already, a later one is held until its turn.
-Rule 2: one recording after the other, and none that begins before what was received last.
-Rule 3: a recording's word on who does not listen holds to its end: nobody will come to say that they listen again.
-Rule 4: what is remembered of bridges has a bound: a gap row of one more than `MAX_RECORDED` is kept, and not judged.
+Rule 1: line n is written after line n - 1. An earlier line was already written; a later line is
+held until its turn.
+Rule 2: recordings are played one after another. None may start before the newest received row.
+Rule 3: coverage gaps that a recording leaves open last until its end; no bridge will close them.
+Rule 4: the number of remembered bridges is bounded. A gap row of a bridge beyond `MAX_RECORDED` is
+kept but not judged.
 """
 
 from collections.abc import Iterator
@@ -18,19 +20,19 @@ from fleetpulse.core.rows import Kind, Origin, Row
 from fleetpulse.io.ingest.segments import BridgeOffset
 from fleetpulse.io.mqtt.subscriber import Token
 
-HELD_LINES: Final = 20_000  # more than a broker has under way to us
+HELD_LINES: Final = 20_000  # more than a broker has in flight to one client
 HELD_BYTES: Final = 64 * 1024 * 1024
 _GAP: Final = "/" + Kind.GAP.value
 
 
 class LineAction(Enum):
-    """What becomes of a message on ``replay/#``."""
+    """Treatment of a message on ``replay/#``."""
 
     WRITE = "write"  # the next line
     REPEATED = "repeated"  # written already
     REJECTED = "rejected"  # must not be written
-    DOUBLED = "doubled"  # the next line, and a gap row at the instant of another of the same bridge: kept, not judged
-    CROWDED = "crowded"  # the next line, and a gap row of a bridge too many, see Rule 4: likewise
+    DOUBLED = "doubled"  # the next line, but a second gap row of its bridge at one instant: kept, not judged
+    CROWDED = "crowded"  # the next line, but a gap row of one bridge too many (Rule 4): kept, not judged
     STRAY = "stray"  # not an envelope
 
 
@@ -39,16 +41,18 @@ Taken = tuple[LineAction, bytes, Envelope | None, Token | None]
 
 @dataclass(slots=True)
 class History:
-    """How far a recording has been taken.
+    """Position in a recording, and the lines held for their turn.
 
     Attributes:
-        recording: the recording; None where none is or was the last thing taken.
-        line: its newest line taken; -1 before the first.
-        ended: whether that was the line after its last.
-        played: the recording that was last taken to its end.
-        left_open: bridges that do not listen, as its lines say, see `let_go`; `MAX_RECORDED` at most.
-        why: the reason of the newest rejection.
-        missing: lines are held and none more can be: the broker must send the missing one again.
+        recording: id of the recording in progress or played last; None if live rows came after it.
+        line: number of the newest line taken; -1 before the first.
+        ended: whether that line is the end line of the recording.
+        played: id of the recording that was last taken to its end.
+        left_open: bridges with an open coverage gap according to the lines, see `let_go`; at most
+            `MAX_RECORDED`.
+        why: reason of the newest rejection.
+        missing: whether lines are held and no more can be, so that the broker must redeliver the
+            missing one.
     """
 
     recording: str | None = None
@@ -62,12 +66,12 @@ class History:
         default_factory=dict[tuple[str, int], tuple[Envelope, Token | None]]
     )
     _held_bytes: int = 0
-    _gap_rows: tuple[int, frozenset[str]] = (0, frozenset())  # the newest instant of gap rows, and whose
+    _gap_rows: tuple[int, frozenset[str]] = (0, frozenset())  # newest instant of gap rows, and their bridges
     _refused: set[str] = field(default_factory=set[str])
 
     @classmethod
     def after(cls, position: BridgeOffset | None) -> Self:
-        """Begin where a bridge stands."""
+        """Restore the history from the position of a bridge."""
         if position is None:
             return cls()
         if position.recording is None or position.line is None:
@@ -77,41 +81,41 @@ class History:
         return found
 
     def copy(self) -> Self:
-        """Return what is remembered, without the lines that are held: the broker sends those again."""
+        """Return a copy without the held lines, which the broker redelivers."""
         return replace(self, missing=False, _held={}, _held_bytes=0, _refused=set(self._refused))
 
     @property
     def done(self) -> bool:
-        """Whether a recording was played, and none is under way."""
+        """Whether a recording was played, and none is in progress."""
         return self.ended or (self.recording is None and self.played is not None)
 
     @property
     def under_way(self) -> bool:
-        """Whether a recording has begun and not ended."""
+        """Whether a recording has started and not ended."""
         return self.recording is not None and not self.ended
 
     @property
     def held(self) -> int:
-        """How many lines wait for one before them."""
+        """Number of lines held for their turn."""
         return len(self._held)
 
     def gap_rows_at(self, instant_ms: int) -> frozenset[str]:
-        """Return the bridges of which the lines had a gap row at an instant, if that is the newest with one."""
+        """Return the bridges with a gap row at an instant, if it is the newest with any."""
         newest_ms, whose = self._gap_rows
         return whose if newest_ms == instant_ms else frozenset()
 
     def let_go(self) -> list[str]:
-        """Return the bridges of which a recording still says that they do not listen, and remember none of them."""
+        """Return and forget the bridges whose coverage gap the recording left open."""
         left, self.left_open = sorted(self.left_open), frozenset()
         return left
 
     def take(self, payload: bytes, token: Token | None, last_ms: int | None) -> Iterator[Taken]:
-        """Yield what becomes of a message, and of held ones whose turn it is then.
+        """Yield the treatment of a message, then of the held lines whose turn has come.
 
         Args:
-            payload: the message's; an envelope, or a stray.
-            token: the message's.
-            last_ms: the newest ``received_at`` written; no line may be older.
+            payload: payload of the message; an envelope, or a stray.
+            token: acknowledgement token of the message.
+            last_ms: newest ``received_at`` written; no line may be older.
         """
         try:
             envelope = unwrap(payload)
@@ -127,16 +131,16 @@ class History:
                 self._held[key] = (envelope, token)
                 self._held_bytes += len(envelope.payload)
             else:
-                self.missing = True  # not acknowledged: it comes again
+                self.missing = True  # not acknowledged: the broker redelivers it
             return
         yield verdict, payload, envelope, token
         yield from self._release(envelope, last_ms)
 
     def _judge(self, envelope: Envelope, last_ms: int | None) -> LineAction | None:
-        """Return what becomes of a line, and move on where it is the next; None where it must wait."""
+        """Classify a line, and advance if it is the next one; None if it must wait."""
         same, under_way = envelope.recording == self.recording, self.under_way
         if under_way and not same:
-            self.why = f"recording {envelope.recording} while {self.recording} is at line {self.line}"
+            self.why = f"recording {envelope.recording} started while {self.recording} is at line {self.line}"
             return LineAction.REJECTED
         if (same and (self.ended or envelope.line <= self.line)) or (not same and envelope.recording == self.played):
             return LineAction.REPEATED
@@ -146,7 +150,7 @@ class History:
             return None
         older = envelope.received_at_ms is not None and last_ms is not None and envelope.received_at_ms < last_ms
         if older:
-            self.why = f"line {envelope.line} of {envelope.recording} is older than what was received last"
+            self.why = f"line {envelope.line} of {envelope.recording} is older than the newest received row"
             if not under_way:
                 self._refused.add(envelope.recording)
                 return LineAction.REJECTED
@@ -158,7 +162,7 @@ class History:
         return LineAction.REJECTED if older else LineAction.WRITE
 
     def _heed(self, row: object) -> LineAction:
-        """Remember who does not listen, as whoever judges the row will."""
+        """Track open coverage gaps as the lifecycle job will judge the row."""
         if not isinstance(row, Row) or row.kind is not Kind.GAP:
             return LineAction.WRITE
         same = self.gap_rows_at(row.received_at_ms)

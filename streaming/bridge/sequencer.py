@@ -1,11 +1,15 @@
-"""What the bridge does with what arrives: stamped, put in order, handed over to be written. No network, file or clock here.
+"""Rules of the bridge: stamp and order messages, and report coverage gaps.
 
-Rule 1: ``received_at`` never runs backwards, not across restarts either; our own rows share theirs with nobody,
-but commands about different devices.
-Rule 2: a message is given back for acknowledgement by `written` alone: when the segment with it is on the disk.
-Rule 3: while history is played nothing else is taken; each of its lines is taken once, in order, as `History` says.
-Rule 4: when we were not listening, the row that says so comes before any other.
-Rule 5: a topic that is too long, or not printable, goes no further: its row is refused, and has it escaped and cut.
+There is no network, file or clock here.
+
+Rule 1: ``received_at`` never runs backwards, not even across restarts. A row of the bridge itself
+shares its ``received_at`` with no other row, except commands about different devices.
+Rule 2: only `written` releases a message for acknowledgement, once its segment is on disk.
+Rule 3: while history is played, nothing else is taken. Each line is taken once, in order, see
+`History`.
+Rule 4: after a coverage gap, its gap row precedes every other row.
+Rule 5: a row whose topic is too long or not printable is refused. Its topic is escaped and
+truncated.
 """
 
 import hashlib
@@ -24,30 +28,32 @@ from streaming.bridge.buffer import SegmentBuffer
 from streaming.bridge.rate_limit import RateLimiter, Spared
 from streaming.bridge.replay_sequencer import History, LineAction
 
-FLOOD: Final[Reason] = "flood"  # why a row is refused
-ODD_TOPIC: Final[Reason] = "topic"  # likewise
-REFUSED_LINES: Final[Mapping[LineAction, Reason]] = {LineAction.DOUBLED: "field", LineAction.CROWDED: "size"}  # likewise
-MAX_TOPIC: Final = 512  # characters: twice what ours can have
-CONTINUES_MS: Final = 60_000  # history that ended so recently goes on live without a gap
-CANARIES: Final = 1_000  # of ours that may be under way: one each interval, behind a backlog
+FLOOD: Final[Reason] = "flood"  # reason to refuse a row
+ODD_TOPIC: Final[Reason] = "topic"  # reason to refuse a row
+REFUSED_LINES: Final[Mapping[LineAction, Reason]] = {LineAction.DOUBLED: "field", LineAction.CROWDED: "size"}
+MAX_TOPIC: Final = 512  # characters, twice the maximum of a valid topic
+CONTINUES_MS: Final = 60_000  # history that ended within this time continues live without a gap
+CANARIES: Final = 1_000  # limit of canaries in flight: a backlog delays one per interval
 SLACK_MS: Final = 5_000
 _OURS: Final = "fleet/"
-_USUAL_TOPICS: Final = 100_000  # remembered, before they are looked at anew
+_USUAL_TOPICS: Final = 100_000  # limit of the cache of ordinary topics
 
 
 class BridgeSequencer:
-    """The bridge's memory and its rules.
+    """State of a bridge, and the rules that change it.
 
     Args:
-        bridge: its name.
-        position: where it stands, from its newest segment.
-        grace_ms: how long after a return devices may still be on their way back to us.
-        interval_ms: a canary each so many milliseconds.
-        secret: signs our canaries, so that one of an earlier life is known as ours.
-        holds_back: whether verdicts are held back, so that they are asked for where rows come to an end.
-        floods: how much each device may send; without it as much as it likes.
-        others: names of further bridges, see `share`.
-        sites: the sites that it serves, if it is a further bridge.
+        bridge: name of the bridge.
+        position: position from its newest segment; None at the first start.
+        grace_ms: time after a coverage gap in which devices may still be reconnecting.
+        interval_ms: time between two canaries.
+        secret: key that signs canaries, so that the bridge recognises those of its earlier
+            processes.
+        holds_back: whether verdicts are delayed by a jitter, so that a flush must request them at
+            the end of the rows.
+        floods: rate limiter of devices; None for no limit.
+        others: names of the other bridges, see `share`.
+        sites: sites of a further bridge; empty otherwise.
         takes_foreign: whether it takes topics of other formats.
     """
 
@@ -87,20 +93,20 @@ class BridgeSequencer:
         self._of_others = frozenset(f"fleet/{EVERYONE}/{other}/{Kind.TICK.value}" for other in others)
         self._sites, self._takes_foreign = sites, takes_foreign
         self._to_share: tuple[frozenset[str], int] | None = None
-        self._usual: set[str] = set()  # topics that live devices send to
+        self._usual: set[str] = set()  # cache of ordinary topics of live devices
         self._durable = self._memory()
         self._own_last = position is not None
-        self._commanded: tuple[int, set[str]] = (-1, set())  # the instant of the newest commands, and which devices they concern
-        self._since_ms: int | None = None  # listening since, where no canary has come back yet
-        self._heard_ms = 0  # on the wall: the newest sign that we are listening
+        self._commanded: tuple[int, set[str]] = (-1, set())  # instant of the newest commands, and their devices
+        self._since_ms: int | None = None  # start of listening while no canary has come back yet
+        self._heard_ms = 0  # wall time of the newest proof that the bridge is listening
         self._canaries: dict[str, int] = {}
         self._sent = 0
-        self._opened_at = 0  # canaries sent when the gap was opened
+        self._opened_at = 0  # number of canaries sent when the gap was opened
 
     # ---- phases
 
     def go_live(self, now_ms: int) -> None:
-        """Begin to listen. Where we had listened before, the time between is a gap, unless history reaches up to now."""
+        """Go live; open a coverage gap for the time before, unless history just ended."""
         self.live, self._heard_ms = True, now_ms
         if self.last_ms is None:
             return
@@ -112,7 +118,7 @@ class BridgeSequencer:
         self._close_left_open(now_ms)
 
     def lost(self, now_ms: int, cause: str = "broker") -> None:
-        """The connection is lost: what was not acknowledged comes again, so it is not written now."""
+        """Handle a lost connection: drop unacknowledged messages, which are redelivered."""
         let_go, spared, self.waiting = self.waiting, self._spared.places(), SegmentBuffer()
         self._spared = Spared(self._floods.sender)
         for place, (row, token) in enumerate(zip(let_go.rows(), let_go.tokens, strict=True)) if self.live else ():
@@ -130,17 +136,17 @@ class BridgeSequencer:
             self._floods.away_since(min(self._heard_ms, now_ms))
             self.open_gap(now_ms, cause)
 
-    # ---- what arrives
+    # ---- messages
 
     def arrived_together(self, messages: Sequence[Arrived], now_ms: int) -> None:
-        """Take in messages, each as `arrived` does; the usual ones, a live device's, many at a time."""
+        """Take messages, with the effect of `arrived` for each; ordinary ones as a batch."""
         if not messages:
             return
         topics, payloads, retained, tokens = zip(*messages, strict=True)
         begin, unusual = 0, iter(range(len(messages)))
         if self.live and self._usual.issuperset(topics) and not any(retained):
             unusual = iter(())
-        elif self.live:  # asked one by one: behind a canary of ours other sites may be left to others
+        elif self.live:  # checked one by one: a canary may hand over sites to other bridges
             unusual = (place for place in unusual if retained[place] or not self._is_usual(topics[place]))
         for place in unusual:
             self._arrived_usual(topics[begin:place], payloads[begin:place], tokens[begin:place], now_ms)
@@ -151,7 +157,7 @@ class BridgeSequencer:
     def _arrived_usual(
         self, topics: Sequence[str], payloads: Sequence[bytes], tokens: Sequence[Token | None], now_ms: int
     ) -> None:
-        """Take in usual messages that share their instant, since no other came between."""
+        """Take ordinary messages under one stamp; no other message came between them."""
         if not topics:
             return
         stamp = self._stamp(now_ms)
@@ -162,14 +168,14 @@ class BridgeSequencer:
             self._refuse_flood(topics[place], stamp, first + place)
 
     def _refuse_flood(self, topic: str, received_at_ms: int, place: int) -> None:
-        """Refuse a message that is beyond its device's limit, or the one that it follows within the second."""
+        """Refuse a message beyond its device's limit, or the spared one before it."""
         refused = self._spared.newest(topic, received_at_ms, place)
         if refused is not None:
             self.counts["flooded"] += 1
             self.waiting.refuse(refused, FLOOD)
 
     def _is_usual(self, topic: str) -> bool:
-        """Whether a live device sends to a topic; kept of those that do, see `arrived`."""
+        """Whether a topic is an ordinary one of a live device; caches positive answers."""
         if topic in self._usual:
             return True
         usual = topic.startswith(_OURS) and len(topic) <= MAX_TOPIC and topic.isprintable() and topic != self.canary_topic
@@ -181,7 +187,7 @@ class BridgeSequencer:
         return True
 
     def arrived(self, message: Arrived, now_ms: int) -> None:
-        """Take in one message."""
+        """Take one message."""
         if message.retained:
             self._pass_over("retained", message.token)
         elif not self.live:
@@ -204,23 +210,28 @@ class BridgeSequencer:
         return topic in self._of_others or (topic.startswith("fleet/") and topic.split("/", 2)[1] in self.shared)
 
     def share(self, sites: frozenset[str]) -> None:
-        """Leave sites to other bridges, for which the broker keeps them by now, from the next canary that comes back on.
+        """Hand sites over to other bridges that have subscribed to their messages.
 
-        What was published before may have reached us alone; what comes behind a canary that is sent now did not.
+        The handover takes effect when a canary that is sent from now on comes back. Messages
+        published before it may have reached this bridge only; messages after it reach the other
+        bridge.
         """
         wanted = self._to_share[0] if self._to_share else self.shared
         if sites - wanted:
             self._to_share = (wanted | sites, self._sent)
 
     def promise(self, now_ms: int) -> int | None:
-        """Return an instant after which all further rows will be received; None while rows wait for their segment."""
+        """Return an instant before the ``received_at`` of every later row, for the lease.
+
+        None while rows wait for their segment.
+        """
         if self.waiting:
             return None
         if self.live:
             reached_ms = now_ms - 1 if self.last_ms is None else max(now_ms - 1, self.last_ms)
         elif self.last_ms is None:
             return None
-        else:  # lines of a history may share an instant; after its last one nothing comes until we are live
+        else:  # lines may share an instant; after the end line nothing comes until going live
             reached_ms = self.last_ms if self.history.done else self.last_ms - 1
         self.promised_ms = reached_ms if self.promised_ms is None else max(reached_ms, self.promised_ms)
         return self.promised_ms
@@ -232,7 +243,7 @@ class BridgeSequencer:
             elif verdict is LineAction.REPEATED:
                 self._pass_over("repeated", token)
             elif verdict is LineAction.STRAY and self.history.under_way and self.last_ms is not None:
-                # stamped as the line before it: now would be after all that is still to come
+                # stamped like the line before it: the present would be after all remaining lines
                 where = {"recording": self.history.recording, "line": self.history.line}
                 self._row(self.last_ms, message.topic, payload, Origin.MQTT, token=token, **where)
             else:
@@ -245,8 +256,8 @@ class BridgeSequencer:
             self._ask_for_verdicts()
             self._row(self.last_ms or 0, TOPIC_PREFIX + envelope.recording, b"", Origin.REPLAY, token=token, **where)
         else:
-            assert envelope.received_at_ms is not None, "only the end has none"
-            assert envelope.topic is not None, "only the end has none"
+            assert envelope.received_at_ms is not None, "only the end line has no received_at"
+            assert envelope.topic is not None, "only the end line has no topic"
             if envelope.line == 0:
                 self._excuse_until(envelope.received_at_ms)
             row = (envelope.received_at_ms, envelope.topic, envelope.payload, Origin.REPLAY)
@@ -254,7 +265,10 @@ class BridgeSequencer:
         self.last_canary_ms = None
 
     def _excuse_until(self, first_ms: int) -> None:
-        """A recording begins where there are rows: nobody listened between them and its first line; say so if there is room."""
+        """Report the coverage gap between existing rows and the first line of a recording.
+
+        Without room for two gap rows between them, nothing is reported.
+        """
         if self.last_ms is None or first_ms - self.last_ms < 3:
             return
         self._open(first_ms - 2, "start", self.last_ms if self.last_canary_ms is None else self.last_canary_ms)
@@ -262,9 +276,10 @@ class BridgeSequencer:
         self._gap(first_ms - 1, {"op": "close", "until": first_ms})
 
     def command(self, name: str, topic: str, payload: Mapping[str, Any], now_ms: int) -> None:
-        """Take in an operator's command; one that flushes is stamped as our own are, see `_ask_for_verdicts`.
+        """Take an operator's command; a flush is stamped as in `_ask_for_verdicts`.
 
-        Commands about different devices may share an instant: a million of them are not to run ahead of the clock.
+        Commands about different devices may share an instant, so that a million of them do not run
+        ahead of the clock.
         """
         flushes = payload.get("op") == FLUSH
         now_ms = self.last_ms if flushes and self.last_ms is not None else self._after_promise(now_ms)
@@ -280,12 +295,15 @@ class BridgeSequencer:
         self._commanded = (self.last_ms or 0, {device}) if device != EVERYONE else (-1, set())
 
     def stopping(self) -> None:
-        """We stop listening: what is held back is to be said. A recording under way goes on as if nobody had stopped."""
+        """Request delayed verdicts before a stop; a recording in progress continues later."""
         if self.live:
             self._ask_for_verdicts()
 
     def _ask_for_verdicts(self) -> None:
-        """Write a tick that flushes, at the instant after the newest row: it is no sign that we were listening until now."""
+        """Write a tick that flushes delayed verdicts, stamped right after the newest row.
+
+        The stamp is not the present: the tick is no proof that the bridge was listening until now.
+        """
         if self._holds_back and self.last_ms is not None:
             self._own(self.last_ms, self.canary_topic, {"bridge": self.bridge, "op": FLUSH})
 
@@ -322,7 +340,7 @@ class BridgeSequencer:
             self.waiting.passed.append(message.token)
         if self.gap_open and number > self._opened_at:
             self.gap_open = False
-            assert self.last_ms is not None, "the tick was just written"
+            assert self.last_ms is not None, "the tick was just added"
             self._gap(now_ms, {"op": "close", "until": max(now_ms, self.last_ms + 1) + self._grace_ms})
 
     def overdue(self, now_ms: int) -> bool:
@@ -331,7 +349,7 @@ class BridgeSequencer:
         return self.live and now_ms - self._heard_ms > 2 * self._interval_ms + SLACK_MS
 
     def open_gap(self, now_ms: int, why: str) -> None:
-        """Say that we have not been listening since the last canary came back; once, until that is closed."""
+        """Open a coverage gap since the last canary came back, unless one is open."""
         since_ms = self._since_ms if self.last_canary_ms is None else self.last_canary_ms
         if since_ms is not None:
             self._open(now_ms, why, since_ms)
@@ -339,13 +357,13 @@ class BridgeSequencer:
     def _open(self, now_ms: int, why: str, since_ms: int) -> None:
         if not self.gap_open:
             self.gap_open = True
-            # Every key group must know how far we had come, also one that had no row of its own.
+            # `after`: key groups without own rows must learn the position before the gap, too.
             scope = served_sites(self._sites, self.shared, takes_foreign=self._takes_foreign)
             self._gap(now_ms, {"op": "open", "from": since_ms, "after": self.last_ms, "why": why, **scope.to_plain()})
         self._opened_at = self._sent
 
     def _close_left_open(self, now_ms: int) -> None:
-        """A recording is over: of whom its lines still say that they do not listen, nothing more will come to close that."""
+        """Close the coverage gaps that a finished recording left open; no line will do so."""
         for bridge in self.history.let_go():
             if self.last_ms is not None and not (bridge == self.bridge and self.gap_open):
                 self._gap(now_ms, {"op": "close", "until": max(now_ms, self.last_ms + 1)}, bridge)
@@ -373,7 +391,7 @@ class BridgeSequencer:
     def _row(
         self, received_at_ms: int, topic: str, payload: bytes, origin: Origin, *, token: Token | None = None, **more: Any
     ) -> None:
-        if len(topic) > MAX_TOPIC or not topic.isprintable():  # also of history
+        if len(topic) > MAX_TOPIC or not topic.isprintable():  # applies to history, too
             topic, more["refused"] = ascii(topic[:MAX_TOPIC])[1:-1][:MAX_TOPIC], ODD_TOPIC
         self.waiting.add(SegmentRow(received_at_ms, topic, payload, origin.value, **more), token)
         self.last_ms, self._own_last = received_at_ms, False
@@ -390,7 +408,7 @@ class BridgeSequencer:
         self._pass_over("rejected", token)
 
     def written(self) -> list[Token]:
-        """All that waited is on the disk; return what may be acknowledged now."""
+        """Reset the buffer after its segment is on disk; return the tokens to acknowledge."""
         tokens = [token for token in self.waiting.tokens if token is not None] + self.waiting.passed
         self.waiting, self._spared = SegmentBuffer(), Spared(self._floods.sender)
         self._durable = self._memory()

@@ -1,4 +1,6 @@
-"""Landing: merges the segments of all bridges in the order of receipt, decodes them, and appends to the tables.
+"""Landing: decodes the segments of all bridges and appends rows to the tables.
 
-It imports the library alone. Begin with ``landing.py``.
+Only ``cli`` may import it; it imports the library, and no other job. It merges the segments in the
+order of receipt and commits each row once. Begin with ``landing.py``; ``merge.py`` contains the
+order, ``rows.py`` the decoding.
 """

@@ -1,8 +1,9 @@
-"""The bridges as landing sees them: what each has, how far each promises to be, and which is given up.
+"""Segments and leases of the bridges; fencing of bridges without a valid lease.
 
-Rule 1: if a bridge does not renew its lease, or ended, landing opens a gap of the bridge's sites, as the next of the bridge's own
-segments, and goes on. Rows that the bridge had written before come first.
-Rule 2: where there is one bridge, none of this is needed: it says of itself where it was deaf, before any other row.
+Rule 1: if a bridge does not renew its lease, or has stopped, landing fences it and continues
+without it. The fence is the next segment of the bridge, and opens a coverage gap for its sites.
+Rows that the bridge wrote before come first.
+Rule 2: a single bridge needs no fence: it reports its coverage gaps itself, before any other row.
 """
 
 import json
@@ -34,14 +35,15 @@ _LOG: Final = structlog.get_logger("landing")
 
 
 class Bridges:
-    """The bridges of a home.
+    """Bridges of a home.
 
     Args:
-        folders: of their segments, by name.
-        now_ms: none is given up within a lease of it: they are just starting.
-        lease_ms: how long one may say nothing.
-        sites: of further bridges, by name.
-        takes_foreign: whether the first takes topics of other formats, see `served_sites`.
+        folders: segment folders by bridge.
+        now_ms: present wall clock time; no bridge is fenced within a lease time of it, since
+            bridges may just be starting.
+        lease_ms: time without a renewal after which a bridge is fenced.
+        sites: sites of the further bridges, by bridge.
+        takes_foreign: whether the first bridge takes topics of other formats, see `served_sites`.
     """
 
     def __init__(
@@ -59,16 +61,17 @@ class Bridges:
         self._since_ms = now_ms
         for folder in folders.values():
             remove_leftovers(folder, fences=True)
-        self._landed: dict[str, tuple[int, int]] = {}  # the segment that was read last, and the place behind it
+        self._landed: dict[str, tuple[int, int]] = {}  # by bridge: last read segment, and the place after its rows
 
     def backlogs(self, places: Mapping[str, int], now_ms: int, max_rows: int, max_bytes: int) -> list[Backlog]:
-        """Return what each has behind its place.
+        """Read the rows of each bridge after its place; fence bridges without a lease.
 
         Args:
-            places: by bridge, up to where every table has its rows, see `merge.place`.
-            now_ms: on the wall.
-            max_rows: that are read of each, and a segment more; where there are several, an instant is read whole.
-            max_bytes: likewise.
+            places: place by bridge up to which every table has its rows, see `merge.place`.
+            now_ms: present wall clock time.
+            max_rows: limit of rows per bridge, exceeded by up to one segment. With several bridges,
+                all rows of an instant are read.
+            max_bytes: limit of bytes per bridge, with the same exceptions.
         """
         if len(self.folders) == 1:
             return [self._backlog(name, places[name], max_rows, max_bytes, None) for name in self.folders]
@@ -94,7 +97,7 @@ class Bridges:
             if (rows >= max_rows or size >= max_bytes) and (alone or _instant(parts[0], 0) < _instant(parts[-1], -1)):
                 return Backlog(parts, through_ms, more=True)
             if (number, begin) == self._landed.get(name):
-                continue  # the newest, which stays
+                continue  # the newest segment, which is not deleted
             table, first = read_segment(path), max(0, begin - number * PLACES)
             self._landed[name] = (number, place(number, table.num_rows))
             if first < table.num_rows:
@@ -103,9 +106,10 @@ class Bridges:
         return Backlog(parts, through_ms)
 
     def _give_up(self, name: str, lease: Lease | None, now_ms: int) -> None:
-        """Open a gap in a bridge's place, behind all that it received; no effect where one is open, or it never listened.
+        """Fence a bridge: open a coverage gap on its behalf, after all rows that it wrote.
 
-        A segment that is newer than the lease is of one that has just come back: what it says of itself follows its segment.
+        No effect if a gap is open or the bridge never listened. A segment newer than the lease
+        means that the bridge has just come back; its lease follows the segment.
         """
         stands = position(self.folders[name])
         if stands is None or stands.gap_open:
@@ -118,8 +122,8 @@ class Bridges:
             scope = served_sites(self._sites.get(name, ()), stands.shared, takes_foreign=self._takes_foreign)
             _write_gap(self.folders[name], name, stands, at_ms, scope)
         except SegmentTakenError:
-            return  # it is back
-        _LOG.warning("a bridge is not heard of; a gap is open, and what it left in the broker waits for it", bridge=name)
+            return  # the bridge is back, and has written this segment number
+        _LOG.warning("fenced a bridge without a valid lease; a coverage gap is open, the broker queues its messages", bridge=name)
 
 
 def _instant(part: Part, at: int) -> int:
@@ -146,13 +150,16 @@ def _write_gap(folder: Path, name: str, stands: BridgeOffset, at_ms: int, scope:
 
 
 def tidy(folders: Mapping[str, Path], places: Mapping[str, int]) -> None:
-    """Remove segments that every table has and others follow."""
+    """Delete segments that have landed in every table; keep each bridge's newest."""
     for path in landed_segments(folders, places):
         path.unlink(missing_ok=True)
 
 
 def landed_segments(folders: Mapping[str, Path], places: Mapping[str, int]) -> list[Path]:
-    """Return the segments that every table has and others follow; the newest stays, for it is its bridge's memory."""
+    """Return the segments landed in every table, except the newest of each bridge.
+
+    The newest segment contains the bridge's position.
+    """
     return [
         path
         for name, folder in folders.items()

@@ -1,8 +1,8 @@
-"""Gateways in landing: mark deaths and returns in the messages, and keep the records of gateways in a table.
+"""Mark deaths and returns of gateways in messages; keep records of gateways.
 
-Rule 1: messages are processed in landing order; ``core.gateways`` decides.
-Rule 2: the table ``gateways`` is written before the messages of the same commit. A landing that restarts restores the records as
-of the last message that has landed.
+Rule 1: messages are processed in landing order; ``core.presence.gateways`` decides.
+Rule 2: the table ``gateways`` is written before the messages of the same commit. After a restart,
+landing restores the records as of the last message that has landed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 
 _EVENT: Final = "gateway_event"
-_SESSION: Final = "session"  # the event of a row that names another session or boot, and no more
+_SESSION: Final = "session"  # event of a row that only names another session or boot
 _INSTANTS: Final = ("received_at", "event_time")
 _OF_ROW: Final = ("device_id", "site", "kind", "clock", "boot", "gateway", "session")
 _OF_ARRIVAL: Final = ("origin", "recording", "line", "bridge", "segment")
@@ -35,8 +35,9 @@ def known_gateways(home: Home, places: Mapping[str, int]) -> list[Gateway]:
     """Read the newest record of each gateway from the table ``gateways``.
 
     Args:
-        home: the home.
-        places: of each bridge, the place (`merge.place`) up to which its messages have landed; later records do not count.
+        home: home of the tables.
+        places: place (`merge.place`) by bridge up to which messages have landed; later records are
+            ignored.
     """
     paths = tables.paths_of(home, GATEWAYS)
     if not paths:
@@ -57,7 +58,7 @@ class Arrived:
     """Messages of one segment that land.
 
     Attributes:
-        places: of each, see `merge.place`.
+        places: place of each message, see `merge.place`.
         rows: columns of `MESSAGES`.
     """
 
@@ -67,7 +68,14 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A message that may change the record of a gateway: its segment's number, its index there, and its columns."""
+    """Message that may change the record of a gateway.
+
+    Attributes:
+        part: index of its part in the call.
+        index: index of its row in the part.
+        row: the message, decoded.
+        arrival: columns for the record, from origin to place.
+    """
 
     part: int
     index: int
@@ -79,8 +87,8 @@ def with_events(parts: Sequence[Arrived], gateways: Gateways) -> tuple[list[pa.T
     """Mark deaths and returns of gateways in messages.
 
     Args:
-        parts: the messages that land at once.
-        gateways: the records; updated in place.
+        parts: messages that land at once.
+        gateways: records of all gateways; updated in place.
 
     Returns:
         The messages of each part with the column ``gateway_event``, and rows of `GATEWAYS`.
@@ -112,8 +120,11 @@ def _record(row: Row, event: GatewayEvent | None, gateway: Gateway) -> dict[str,
 def _candidates(parts: Sequence[Arrived], gateways: Gateways) -> Iterator[_Candidate]:
     """Yield the messages that may change a record, in landing order.
 
-    They are chosen in columns, since nearly all messages change none: those of gateways that are dead or die in this call, and
-    of gateways of which a message names another session or boot than the record.
+    Nearly all messages change none, so the candidates are selected on columns. They are the
+    messages of two sets of gateways:
+
+    - gateways that are dead, or die in this call;
+    - gateways with a message that names another session or boot than the record.
     """
     chosen = {name for name, record in gateways.known.items() if record.dead_since_ms is not None}
     known = pa.array(sorted(gateways.known), pa.string())
@@ -131,11 +142,14 @@ def _candidates(parts: Sequence[Arrived], gateways: Gateways) -> Iterator[_Candi
     for number, part in enumerate(parts):
         theirs = pc.is_in(part.rows["device_id"], value_set=pa.array(sorted(chosen)))
         found += _taken(part, number, pc.indices_nonzero(theirs))
-    yield from sorted(found, key=lambda one: one.row.received_at_ms)  # stable: of one instant in the order of the parts
+    yield from sorted(found, key=lambda one: one.row.received_at_ms)  # stable: equal instants keep the order of parts
 
 
 def _with_another_name(rows: pa.Table, gateways: Gateways) -> Iterator[str]:
-    """Yield the gateways that name another session or boot than their records; each combination is looked at once."""
+    """Yield gateways that name another session or boot than their record.
+
+    Each combination is checked once.
+    """
     for device_id, *names in zip(*rows.group_by(rows.column_names).aggregate([]).to_pydict().values(), strict=True):
         record = gateways.known.get(device_id, Gateway(device_id))
         if any(name not in (None, known) for name, known in zip(names, (record.session, record.boot), strict=True)):

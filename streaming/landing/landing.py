@@ -1,9 +1,12 @@
-"""Landing: segments become bronze, once each, in the order of ``received_at``.
+"""Landing: append segments to the bronze tables, each row once, by received_at.
 
-Rule 1: every table's commit says up to which row of each bridge it has come, so a crash between two commits repeats nothing.
-Rule 2: a row lands in ``messages`` or in ``quarantine``; our own rows in their table as well. Nothing is dropped: how many were
-taken, and how many of them refused, stands in each commit of ``messages``, so that whoever looks finds what is missing.
-Rule 3: a segment is removed when every table has it; the newest stays, for it is the bridge's memory.
+Rule 1: every commit of a table stores the position reached in the segments of each bridge. So a
+crash between the commits of two tables repeats no row.
+Rule 2: a row lands in ``messages`` or in ``quarantine``; gap and registry rows also land in tables
+of their own. Nothing is dropped: each commit of ``messages`` stores how many rows were taken and
+how many of them were refused, which reveals missing rows.
+Rule 3: a segment is deleted once every table has its rows. The newest segment stays, since it holds
+the bridge's position.
 """
 
 import os
@@ -32,15 +35,15 @@ from streaming.landing.merge import PLACES, merged, place
 from streaming.landing.rows import Decoder, decode_parts, taken_of
 
 _LOG: Final = structlog.get_logger("landing")
-_BEFORE: Final = f"landing:{BRIDGE}"  # counted whole segments of the one bridge there was
-MAX_ROWS: Final = 20_000  # a commit: it bounds memory, and the rows of one version of bronze
-LOOK_S: Final = 0.2  # between two looks for segments
-_TRICKLE: Final = MAX_ROWS // 4  # rows of a commit: behind more of them the next ones are waiting already
-MAX_BYTES: Final = 64 * 1024 * 1024  # that are read of a bridge
+_BEFORE: Final = f"landing:{BRIDGE}"  # transaction id of older homes: whole segments of their only bridge
+MAX_ROWS: Final = 20_000  # per commit: limits memory, and the rows of one version of bronze
+LOOK_S: Final = 0.2  # between two polls for segments
+_TRICKLE: Final = MAX_ROWS // 4  # rows of a small commit: after a larger one, the next rows are probably there
+MAX_BYTES: Final = 64 * 1024 * 1024  # read per bridge and step
 
 
 def places_of(home: Home, table: Table) -> dict[str, int]:
-    """Return up to which row of each bridge a table has come, see `merge.place`."""
+    """Return the position of a table in the rows of each bridge, see `merge.place`."""
     found = {name: tables.landed(home, table, f"rows:{name}") for name in home.bridges()}
     whole = 0 if found[BRIDGE] else tables.landed(home, table, _BEFORE)
     return {**found, BRIDGE: found[BRIDGE] or place(whole + 1, 0)}
@@ -50,13 +53,13 @@ LANDED: Final = (QUARANTINE, COVERAGE, DEVICES, GATEWAYS, MESSAGES)
 
 
 class Landing:
-    """Lands the segments of a home.
+    """Process that lands the segments of a home.
 
     Args:
-        home: the home.
-        decoder: makes a row of a message, or says why not.
-        lease_ms: how long one of several bridges may say nothing before the others go on without it.
-        takes_foreign: whether topics of other formats are taken.
+        home: home of the segments and tables.
+        decoder: function from a message to a row or a rejection.
+        lease_ms: time without a lease renewal after which a bridge is fenced, if there are several.
+        takes_foreign: whether the first bridge takes topics of other formats.
     """
 
     def __init__(self, home: Home, decoder: Decoder = decode, lease_ms: int = LEASE_MS, *, takes_foreign: bool = True) -> None:
@@ -67,9 +70,9 @@ class Landing:
             tables.create(home, table)
         self.folders = {name: home.segments_of(name) for name in home.bridges()}
         self.bridges = Bridges(self.folders, wall_clock_ms(), lease_ms, home.sites_of_bridges(), takes_foreign=takes_foreign)
-        # Before it is looked how far they are: what another landing commits behind that ends this one.
+        # Opened before the positions are read: a later commit of another process fails this one.
         self.appenders = {table.name: Appender(home.table(table.name)) for table in LANDED}
-        through = places_of(home, MESSAGES)  # written last, and in each step: the others have what is theirs up to there
+        through = places_of(home, MESSAGES)  # written last, in each step: the other tables are complete up to there
         self.places = {
             table.name: {name: max(at, through[name]) for name, at in places_of(home, table).items()} for table in LANDED
         }
@@ -82,12 +85,19 @@ class Landing:
         self.last_line: tuple[str, int] | None = None
 
     def _counted_before(self, through: dict[str, int]) -> IngestCounters:
-        """Return with what counting begins: nothing, or, in a home that is older than the numbers, what its tables hold now."""
+        """Return the initial counters: zero, or those of the tables of an older home.
+
+        The tables of homes from before the counters are counted once.
+        """
         full = any(tables.paths_of(self.home, table) for table in (MESSAGES, QUARANTINE))
         return count_from_tables(self.home, through) if full else IngestCounters(0, 0)
 
     def step(self) -> int:
-        """Land what there is, at most one commit a table; return how many segments had rows in it."""
+        """Land the available rows with at most one commit per table.
+
+        Returns:
+            Number of segments with rows in the commit; 0 if there was nothing to land.
+        """
         least = {name: min(places[name] for places in self.places.values()) for name in self.folders}
         backlogs = self.bridges.backlogs(least, wall_clock_ms(), MAX_ROWS, MAX_BYTES)
         parts = merged(backlogs, self.newest_ms, MAX_ROWS)
@@ -97,7 +107,7 @@ class Landing:
         newest_ms = max(int(part.rows["received_at_ms"][-1].as_py()) for part in parts)
         found, come = decode_parts(parts, self.decoder, self.identity), self.places[MESSAGES.name]
         found.mark_gateway_events(self.gateways)
-        counted = self.counted.more(taken_of(parts, come), found.refused(come))  # quarantine may have them, not yet counted
+        counted = self.counted.more(taken_of(parts, come), found.refused(come))  # quarantine may have them, uncounted
         for table, rows in found.by_table(self.places):
             if rows.num_rows or table is MESSAGES:
                 numbers = {f"rows:{name}": end for name, end in ends.items()}
@@ -116,7 +126,7 @@ class Landing:
             self.last_line = (last["recording"], last["line"])
 
     def status(self) -> dict[str, Any]:
-        """Return how far landing is."""
+        """Return the status of landing: positions, and the number of rows since its start."""
         recording, line = self.last_line or (None, None)
         return {
             "pid": os.getpid(),
@@ -138,16 +148,17 @@ def run_landing(
     *,
     takes_foreign: bool = True,
 ) -> None:
-    """Land until stopped; a full disk is waited out.
+    """Land segments until stopped; retry while the disk is full.
 
     Args:
-        home: the home.
-        decoder: makes a row of a message, or says why not.
-        stop: when to end.
-        pause_s: between two looks for segments, where there was none.
-        lease_ms: see `Landing`.
-        live_pause_s: behind a commit of few rows that are of now: each commit costs a hundred messages' CPU.
-        takes_foreign: see `Landing`.
+        home: home of the segments and tables.
+        decoder: function from a message to a row or a rejection.
+        stop: signal to end.
+        pause_s: seconds until the next poll if there was no segment.
+        lease_ms: lease time, see `Landing`.
+        live_pause_s: seconds after a small commit of live rows: a commit costs the CPU of a hundred
+            messages.
+        takes_foreign: whether topics of other formats are taken, see `Landing`.
     """
     landing = Landing(home, decoder, lease_ms, takes_foreign=takes_foreign)
     problem = None
@@ -157,9 +168,9 @@ def run_landing(
         try:
             idle = landing.step() == 0
             problem = None
-        except OSError as error:  # deltalake says OSError for a full disk as well
+        except OSError as error:  # deltalake raises OSError for a full disk, too
             problem, idle = f"cannot write: {error}", True
-            _LOG.error("landing cannot write; it goes on when it can", error=str(error))
+            _LOG.error("landing cannot write; retrying", error=str(error))
             stop.wait(1.0)
             landing = Landing(home, decoder, lease_ms, takes_foreign=takes_foreign)
         if time.monotonic() - written > 0.5:

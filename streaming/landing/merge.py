@@ -1,10 +1,10 @@
-"""One order for the rows of several bridges: by ``received_at``, as far as each that is waited for has promised.
+"""Merge the rows of several bridges by ``received_at``, up to the bridges' leases.
 
-Rule 1: rows that share an instant land together, so that what is read of an instant is read at once.
-Rule 2: what surfaces at or behind what has landed is lifted to the instant after it, and a gap row that others precede to one
-of its own; of each bridge the order stays.
-Rule 3: a row that opens a gap says how far all bridges together had come: each knows of itself
-alone, and a recording may not say it.
+Rule 1: rows with the same ``received_at`` land together, so that an instant is always read whole.
+Rule 2: a row at or before the newest landed instant is lifted to the instant after it. A lifted gap
+row gets an instant of its own if rows precede it. The order within each bridge is preserved.
+Rule 3: a row that opens a coverage gap gets the instant of the row before it, of any bridge, as
+``after``. A bridge knows only its own rows, and a recording may lack the field.
 """
 
 import json
@@ -21,28 +21,30 @@ from fleetpulse.columnar.compute import pc
 from fleetpulse.core.rows import EVERYONE, Kind, Origin
 from fleetpulse.io.ingest.segments import SEGMENT_SCHEMA, runs
 
-PLACES: Final = 2**20  # more than a segment has rows
+PLACES: Final = 2**20  # exceeds the number of rows in a segment
 _NEVER: Final = np.iinfo(np.int64).max
 _GAPS: Final = (f"fleet/{EVERYONE}/", f"/{Kind.GAP.value}")
 
 
 def place(segment: int, rows: int) -> int:
-    """Return a number for so many rows of a segment, greater than those of all segments before it."""
-    assert rows < PLACES, "a segment has fewer rows"
+    """Encode a position: a segment and a number of its rows, ordered across segments."""
+    assert rows < PLACES, "a segment must have fewer rows"
     return segment * PLACES + rows
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of one segment.
+    """Consecutive rows of one segment.
 
     Attributes:
-        bridge: whose.
-        segment: its number.
-        first: how many of its rows come before.
+        bridge: name of the segment's bridge.
+        segment: number of the segment.
+        first: number of rows of the segment before these.
         rows: columns of `SEGMENT_SCHEMA`.
-        positions: of each, see `Row.position`; None: none of its instants began before it.
-        stamped: ``received_at_ms`` as the bridge had it, where rows were lifted.
+        positions: position of each row, see `Row.position`; None if no row before shares the first
+            instant.
+        stamped: original ``received_at_ms`` of lifted rows, null for others; None if none was
+            lifted.
     """
 
     bridge: str
@@ -53,23 +55,25 @@ class Part:
     stamped: pa.Array | None = None
 
     def placed(self) -> NDArray[np.int64]:
-        """Return ``positions``; without any, counted from its first row on."""
+        """Return ``positions``, or positions counted from the first row."""
         return runs(_received(self)) if self.positions is None else self.positions
 
     @property
     def end(self) -> int:
-        """The `place` behind its rows."""
+        """The `place` after the rows."""
         return place(self.segment, self.first + self.rows.num_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What a bridge has that has not landed.
+    """Rows of a bridge that have not landed.
 
     Attributes:
-        parts: in order.
-        through_ms: up to when it promises to have no more than this; None where it is not waited for.
-        more: whether there is more than was read, which then is of more than one instant.
+        parts: parts of segments, in order.
+        through_ms: instant up to which the bridge's rows are complete, by its lease; None if the
+            bridge is not awaited.
+        more: whether there are rows beyond those read; the rows read then have more than one
+            instant.
     """
 
     parts: Sequence[Part]
@@ -78,12 +82,13 @@ class Backlog:
 
 
 def merged(backlogs: Sequence[Backlog], landed_ms: int | None, max_rows: int) -> list[Part]:
-    """Return what lands next, each part's rows lifted where they must be.
+    """Return the parts that land next, with late rows lifted.
 
     Args:
-        backlogs: of every bridge; the rows of one alone are in order, and land as they were read.
-        landed_ms: the newest ``received_at`` that has landed; None at first.
-        max_rows: that land at once, unless a single instant has more.
+        backlogs: backlog of every bridge; the rows of a single bridge are in order and land as they
+            were read.
+        landed_ms: newest ``received_at`` that has landed; None before the first.
+        max_rows: limit of rows that land at once, unless a single instant has more.
     """
     if len(backlogs) == 1:
         return _told_how_far(backlogs[0].parts, landed_ms, alone=True)
@@ -112,11 +117,11 @@ def _lifted(backlog: Backlog, landed_ms: int | None) -> Backlog:
     if landed_ms is None or first is None or first["received_at_ms"][0].as_py() > landed_ms:
         return backlog
     parts: list[Part] = []
-    reached_ms, said = landed_ms, 0  # what the row before has, less the gap rows up to it; how many those are
+    reached_ms, said = landed_ms, 0  # previous row's instant less the gap rows up to it; their number
     for part in backlog.parts:
         stamps = _received(part)
         gaps = np.zeros(len(stamps), np.int64)
-        gaps[_gaps(part)] = 1  # each has an instant after the row before it: at one instant nothing tells which came first
+        gaps[_gaps(part)] = 1  # each gap row follows the row before it: rows of one instant have no order
         numbers = said + np.cumsum(gaps)
         reached = np.maximum.accumulate(np.maximum(np.maximum(stamps, landed_ms + 1) - numbers, reached_ms))
         reached_ms, said = int(reached[-1]), int(numbers[-1])
@@ -127,16 +132,17 @@ def _lifted(backlog: Backlog, landed_ms: int | None) -> Backlog:
 
 
 def _placed(parts: Sequence[Part]) -> list[Part]:
-    """Return lifted parts with their positions: rows that were lifted to one instant land at once, in their order."""
+    """Set the positions of lifted parts: rows lifted to one instant keep their order."""
     places = runs(np.concatenate([_received(part) for part in parts]))
     edges = np.cumsum([0, *(part.rows.num_rows for part in parts)])
     return [replace(part, positions=places[begin:end]) for part, (begin, end) in zip(parts, pairwise(edges), strict=True)]
 
 
 def _read_through(backlog: Backlog, landed_ms: int | None) -> int:
-    """Return the instant up to which all of a bridge was read: its newest may have been read in part.
+    """Return the instant up to which all rows of a bridge were read.
 
-    The first instant that rows are lifted to is always one: what was not read of them is lifted to the one after it.
+    Rows of the newest instant may have been read in part, so it does not count. The first instant
+    that rows are lifted to always counts: unread rows are lifted to the next instant.
     """
     newest_ms = int(_received(backlog.parts[-1])[-1]) - 1
     return newest_ms if landed_ms is None else max(newest_ms, landed_ms + 1)
@@ -155,15 +161,16 @@ def _until(parts: Sequence[Part], limit_ms: int) -> list[Part]:
 
 
 def _told_how_far(parts: Sequence[Part], landed_ms: int | None, *, alone: bool = False) -> list[Part]:
-    """Let gap rows say the instant of the row before them, of whichever bridge.
+    """Set ``after`` of gap rows to the instant of the row before them, of any bridge.
 
-    One that is alone has said so, if it could; a recording may name an earlier one, of the home that it is from.
+    A single bridge has set it if it could. A recording may contain an earlier instant, from the
+    home that it was recorded in.
     """
     gaps = [_gaps(part) for part in parts]
     if not any(gaps):
         return list(parts)
     received = np.concatenate([_received(part) for part in parts])
-    instants = received if alone else np.unique(received)  # of one bridge rows are in order; one before may share an instant
+    instants = received if alone else np.unique(received)  # one bridge: in order, instants may repeat
     told: list[Part] = []
     first = 0
     for part, places in zip(parts, gaps, strict=True):
@@ -178,7 +185,10 @@ def _told_how_far(parts: Sequence[Part], landed_ms: int | None, *, alone: bool =
 
 
 def _gaps(part: Part) -> list[int]:
-    """Return the places of gap rows of ours; what comes through another door is refused when it is decoded."""
+    """Return the indexes of gap rows from bridges and recordings.
+
+    Decoding refuses gap rows of any other origin.
+    """
     topics, origins = part.rows["topic"], part.rows["origin"]
     ours = pc.or_(pc.equal(origins, Origin.BRIDGE.value), pc.equal(origins, Origin.REPLAY.value))
     if not pc.any(ours).as_py():
@@ -188,11 +198,11 @@ def _gaps(part: Part) -> list[int]:
 
 
 def _saying(payload: bytes, after_ms: int | None, *, at_least: bool) -> bytes:
-    """Let a gap row say after which instant it came; with ``at_least`` a later one that it says already stays."""
+    """Set ``after`` in the payload of a gap row; ``at_least`` keeps a later instant."""
     try:
         content = json.loads(payload)
     except (ValueError, RecursionError):
-        return payload  # of a recording: it is refused when it is decoded
+        return payload  # from a recording: decoding will refuse it
     if not isinstance(content, dict) or content.get("op") != "open":
         return payload
     said_ms: object = content.get("after")

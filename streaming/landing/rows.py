@@ -1,8 +1,10 @@
-"""What landing makes of segments: the rows of each table that it writes.
+"""Decode segments into the rows of the tables that landing writes.
 
-Rule 1: `Decoder` is the definition; plain messages of devices are read in columns, whose rows are equal to its own.
-Rule 2: a message is a row of ``messages`` or of ``quarantine``; our own rows are in their table as well.
-Rule 3: rows are in the order of ``received_at``, and those of a segment in the order that they have there.
+Rule 1: `Decoder` is the definition. Plain messages of devices are decoded on columns, with equal
+results.
+Rule 2: a message is a row of ``messages`` or of ``quarantine``. Gap and registry rows are also in a
+table of their own.
+Rule 3: rows are ordered by ``received_at``; rows of one segment keep their order.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,10 +39,10 @@ _OF_SEGMENT: Final = ("origin", "recording", "line")
 _OF_END: Final = ("origin", "topic", "recording")
 _values: Final = attrgetter(*_OF_ROW)
 _REFUSALS: Final[Mapping[Reason, str]] = {
-    "flood": "its device sends more than the setting flood_limit allows; of such messages the newest of each second is judged",
-    "field": "a gap row shares its instant with no other of its bridge: nothing tells which of them came first",
-    "size": f"of a recording at most {MAX_RECORDED:,} bridges do not listen at the same time, or have a gap row at one instant",
-    "topic": "a topic has at most 512 characters, all of them printable; it is kept escaped, and cut",
+    "flood": "the device exceeds the setting flood_limit; of its excess messages, only the newest of each second is judged",
+    "field": "a gap row must not share its received_at with another gap row of its bridge; their order would be unknown",
+    "size": f"a recording may have at most {MAX_RECORDED:,} bridges with an open gap, or with a gap row at one instant",
+    "topic": "a topic must have at most 512 characters, all printable; it is stored escaped and truncated",
 }
 _ORIGINS: Final = {origin.value: origin for origin in Origin}
 Decoder = Callable[[str, bytes, int, Origin], Row | Rejection]
@@ -48,11 +50,11 @@ Decoder = Callable[[str, bytes, int, Origin], Row | Rejection]
 
 @dataclass(slots=True)
 class Landed:
-    """The rows of some segments, by the table that they go to.
+    """Decoded rows of some segments, by table.
 
     Attributes:
-        messages: parts of segments, each with the places of its rows of ``messages`` and those rows.
-        quarantine, coverage, devices, gateways: by column.
+        messages: parts of segments, each with its rows of ``messages`` and their places.
+        quarantine, coverage, devices, gateways: rows of these tables, as values by column name.
     """
 
     messages: list[tuple[Part, NDArray[np.int64], pa.Table]] = field(default_factory=list[Any])
@@ -62,10 +64,12 @@ class Landed:
     gateways: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def by_table(self, places: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[Table, pa.Table]]:
-        """Yield tables with their rows; messages last: what the stream reads is complete by then.
+        """Yield each table with its new rows, ``messages`` last.
+
+        The lifecycle job reads ``messages``, so the other tables must be complete before.
 
         Args:
-            places: by table and bridge, up to where it has come already.
+            places: place by table and bridge up to which the table already has the rows.
         """
         of_tables = (QUARANTINE, self.quarantine), (COVERAGE, self.coverage), (DEVICES, self.devices), (GATEWAYS, self.gateways)
         for table, found in of_tables:
@@ -82,23 +86,32 @@ class Landed:
         self.messages = [(part, places, rows) for (part, places, _), rows in zip(self.messages, marked, strict=True)]
 
     def refused(self, come: Mapping[str, int]) -> int:
-        """Return how many rows belong in quarantine, of those behind where each bridge's have come, whatever is there already."""
+        """Count the rows that belong in quarantine, from a place of each bridge on.
+
+        Rows that are already in quarantine count, too.
+
+        Args:
+            come: place by bridge from which rows count.
+        """
         return sum(row["place"] >= come[row["bridge"]] for row in self.quarantine)
 
 
 def taken_of(parts: Sequence[Part], come: Mapping[str, int]) -> int:
-    """Return how many rows of segments belong in ``messages`` or in ``quarantine``: told by them, not by what is made of them.
+    """Count the rows of segments that belong in ``messages`` or in ``quarantine``.
+
+    The count is taken from the segments, independently of decoding, so it reveals rows that get
+    lost.
 
     Args:
-        parts: of segments.
-        come: by bridge, up to where it has come already.
+        parts: parts of segments.
+        come: place by bridge from which rows count.
     """
     fresh = (part.rows.slice(max(0, come[part.bridge] - place(part.segment, part.first))) for part in parts)
     return sum(rows.num_rows - _ends(rows) for rows in fresh)
 
 
 def _ends(rows: pa.Table) -> int:
-    """Return how many rows are the line after a recording's last: they tell the bridge, not the tables."""
+    """Count the end lines of recordings: they concern the bridge and land in no table."""
     played = pc.equal(rows["origin"], Origin.REPLAY.value)
     if not pc.any(played).as_py():
         return 0
@@ -112,12 +125,13 @@ def _by_receipt(rows: pa.Table) -> pa.Table:
 
 
 def decode_parts(parts: Sequence[Part], decoder: Decoder, identity: DeviceIdentity = DeviceIdentity.ID) -> Landed:
-    """Decode what lands at once.
+    """Decode the parts that land at once.
 
     Args:
-        parts: of segments, see `merge.merged`.
-        decoder: makes a row of a message, or says why not; of topics below ``fleet/`` it says what `decode` says.
-        identity: what identifies a device.
+        parts: parts of segments, see `merge.merged`.
+        decoder: function from a message to a row or a rejection; must equal `decode` for topics
+            below ``fleet/``.
+        identity: identity scheme of devices.
     """
     landed = Landed()
     if identity is not DeviceIdentity.ID:
@@ -136,7 +150,7 @@ def decode_parts(parts: Sequence[Part], decoder: Decoder, identity: DeviceIdenti
 
 
 def _in_columns(part: Part) -> tuple[NDArray[np.int64], pa.Table]:
-    """Return which rows of a part are plain, and what they are in ``messages``."""
+    """Decode the plain rows of a part; return their indexes and rows of ``messages``."""
     topics, payloads = (part.rows[name].chunk(0) for name in ("topic", "payload"))
     wanted = part.rows["refused"].is_null().to_numpy()
     read = read_arrivals(topics, payloads, part.rows["received_at_ms"].to_numpy(), wanted)
@@ -147,7 +161,7 @@ def _in_columns(part: Part) -> tuple[NDArray[np.int64], pa.Table]:
 
 
 def _with_sites(rows: pa.Table) -> pa.Table:
-    """Return messages with the site as a part of their devices' and gateways' ids, see `core.identities`."""
+    """Prefix the ids of devices and gateways with their site, see `identified`."""
     for name in ("device_id", "gateway"):
         joined = pc.binary_join_element_wise(rows["site"], rows[name], SEPARATOR)  # null without a gateway
         joined = pc.if_else(pc.match_substring(rows[name], SEPARATOR), rows[name], joined)
@@ -172,7 +186,7 @@ def _messages(columns: Mapping[str, Any], part: Part, at: NDArray[np.int64]) -> 
 
 
 def _in_order(parts: list[tuple[NDArray[np.int64], pa.Table]]) -> tuple[NDArray[np.int64], pa.Table]:
-    """Return rows in the order of their places."""
+    """Merge rows in the order of their places."""
     filled = [(at, rows) for at, rows in parts if len(at)]
     if len(filled) < 2:
         return filled[0] if filled else parts[0]
@@ -182,7 +196,7 @@ def _in_order(parts: list[tuple[NDArray[np.int64], pa.Table]]) -> tuple[NDArray[
 
 
 def _row_by_row(landed: Landed, part: Part, odd: NDArray[np.int64], decoder: Decoder) -> tuple[NDArray[np.int64], pa.Table]:
-    """Sort rows into their tables; return the places of those that are messages, and what they are there."""
+    """Decode rows one by one into their tables; return messages and their indexes."""
     values: list[tuple[Any, ...]] = []
     kept: list[int] = []
     columns = (column.to_pylist() for column in part.rows.take(odd).columns)
@@ -252,4 +266,4 @@ def _limits(content: Mapping[str, Any]) -> tuple[int | None, int | None]:
     try:
         return limits(content)
     except ValueError:
-        return None, None  # the job refuses the row
+        return None, None  # the lifecycle job refuses the row

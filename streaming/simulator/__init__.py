@@ -1,4 +1,6 @@
-"""The simulated fleet, and the publisher of a recording.
+"""The simulated fleet, and the publisher that replays a recording.
 
-It imports the library alone. Begin with ``simulator.py``.
+Only ``cli`` may import it; it imports the library, and no other job. Its history is replayed as
+fast as the bridge takes it; then it sends live messages in real time. Begin with ``simulator.py``;
+``replay_publisher.py`` publishes the lines of a recording.
 """

@@ -1,4 +1,4 @@
-"""Plays history: every line in an envelope, in order, and the line after the last."""
+"""Publish a recording: each line in an envelope, in order, then an end line."""
 
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
@@ -11,14 +11,14 @@ _FLUSH_S: Final = 60.0
 
 
 class Publishes(Protocol):
-    """What `play` needs of a publisher."""
+    """Publisher interface that `play` uses."""
 
     def publish(self, topic: str, payload: bytes) -> object:
         """Publish one message with QoS 1."""
         ...
 
     def flush(self, timeout_s: float) -> object:
-        """Wait until everything is acknowledged."""
+        """Wait until the broker has acknowledged all messages."""
         ...
 
 
@@ -34,15 +34,16 @@ def play(
     """Publish history to ``replay/<recording>``.
 
     Args:
-        history: its messages, in order of ``received_at``.
-        recording: its id.
-        publisher: an open publisher.
-        first_line: the first line that is still needed; those before it are passed over.
-        on_progress: called now and then with the number of lines published.
-        stopped: asked between messages; True breaks off.
+        history: messages of the recording, in order of ``received_at``.
+        recording: id of the recording.
+        publisher: open publisher.
+        first_line: first line to publish; earlier lines are skipped.
+        on_progress: callback with the number of lines processed, at intervals.
+        stopped: callback before each message; True stops.
 
     Returns:
-        How many lines history has; the line after the last has this number.
+        Number of lines in the history, which is also the number of the end line. After a stop, the
+        number of lines processed.
     """
     topic, line = TOPIC_PREFIX + recording, 0
     for recorded in history:

@@ -1,4 +1,4 @@
-"""The simulated fleet on the broker: its past as history, as fast as it goes, then its present at its own pace."""
+"""Simulated fleet: replay its history at full speed, then publish in real time."""
 
 import json
 import os
@@ -29,11 +29,11 @@ _LOG: Final = structlog.get_logger("simulator")
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """The simulated fleet of a home, as it was written down when it began.
+    """Simulated fleet of a home, as recorded when it was created.
 
     Attributes:
-        scenario: what is simulated.
-        policy: what it is judged by.
+        scenario: parameters of the simulation.
+        policy: policy by which the fleet is judged.
     """
 
     scenario: Scenario
@@ -41,7 +41,7 @@ class Simulated:
 
     @classmethod
     def begin(cls, seed: int, devices: int, now_ms: int, policy: Policy | None) -> "Simulated":
-        """Return a fleet whose history ends now."""
+        """Create a fleet whose history ends now."""
         policy = policy or parse_policy(scenario_policy())
         longest_ms = max(rules.timeout_ms for rules in (policy.rules, *policy.classes.values()))
         history_ms = max(2 * longest_ms, 60 * 60_000) + 15 * 60_000
@@ -49,11 +49,11 @@ class Simulated:
 
     @property
     def recording(self) -> str:
-        """The id under which its history is played."""
+        """Id of the recording with the fleet's history."""
         return f"simulated-{self.scenario.seed}-{self.scenario.start_ms}"
 
     def history(self) -> Iterator[Recorded]:
-        """Yield its policy, then all that it sends, for ever."""
+        """Yield the policy, then the endless sequence of messages that the fleet sends."""
         content = {"policy": self.policy.normalised(), "effective_from": 0}
         topic = f"fleet/{EVERYONE}/{EVERYONE}/{Kind.POLICY.value}"
         first = Recorded(self.scenario.start_ms, topic, json.dumps(content, separators=(",", ":")).encode())
@@ -61,7 +61,7 @@ class Simulated:
         return chain([first], sent)
 
     def remember(self, home: Home) -> None:
-        """Write it down, so that a later start goes on with the same fleet."""
+        """Record the fleet in the home, so that a later start continues with it."""
         atomic_write(_file(home), json.dumps({"scenario": asdict(self.scenario), "policy": self.policy.normalised()}))
 
 
@@ -70,7 +70,7 @@ def _file(home: Home) -> Path:
 
 
 def remembered(home: Home) -> Simulated | None:
-    """Return the simulated fleet of a home; None where it has none."""
+    """Return the simulated fleet of a home; None if it has none."""
     try:
         content: Any = json.loads(_file(home).read_text())
     except FileNotFoundError:
@@ -79,7 +79,7 @@ def remembered(home: Home) -> Simulated | None:
 
 
 class _Past:
-    """A history that ends when it has caught up with the present; it remembers the first message of the present."""
+    """History up to the present, and the first message after it."""
 
     def __init__(self, history: Iterator[Recorded], now_ms: Callable[[], int]) -> None:
         self.history = history
@@ -97,10 +97,17 @@ class _Past:
 
 
 def run_simulator(home: Home, address: BrokerAddress, stop: Stop, *, play_history: bool) -> None:
-    """Play the history of a home's simulated fleet, if it is to be, then keep pace with the present."""
+    """Publish the messages of a home's simulated fleet until stopped.
+
+    Args:
+        home: home of the fleet.
+        address: address of the broker.
+        stop: signal to end.
+        play_history: whether to replay the messages up to now first; otherwise they are skipped.
+    """
     simulated = remembered(home)
     if simulated is None:
-        _LOG.error("this home has no simulated fleet")
+        _LOG.error("no simulated fleet in this home")
         return
     past = _Past(simulated.history(), wall_clock_ms)
     with Publisher(address, f"fleetpulse-simulator-{os.getpid()}", cancelled=stop.is_set) as publisher:
@@ -109,7 +116,7 @@ def run_simulator(home: Home, address: BrokerAddress, stop: Stop, *, play_histor
             _say(home, "history", publisher)
             play(past, simulated.recording, publisher, stopped=stop.is_set)
         else:
-            for _ in past:  # what was sent while nobody listened is gone
+            for _ in past:  # messages of the past are skipped
                 pass
         live = (Sent(one.received_at_ms, one.topic, one.payload) for one in past.history)
         if past.next is not None:
@@ -118,7 +125,7 @@ def run_simulator(home: Home, address: BrokerAddress, stop: Stop, *, play_histor
 
 
 def _await_bridge(home: Home, stop: Stop) -> None:
-    """History is taken whole: its first line is not sent before somebody listens."""
+    """Wait until the bridge has subscribed, so that it receives the first line, too."""
     while not read_status(home.run("bridge")).get("subscribed") and not stop.wait(0.1):
         pass
 

@@ -1,4 +1,4 @@
-"""``fleet amend``: late messages and corrected entries of the registry, replayed."""
+"""``fleet amend``: amend verdicts after late messages and registry corrections."""
 
 import time
 from collections.abc import Sequence
@@ -22,26 +22,30 @@ _COLUMNS = ("device_id", "retracted", "added", "corrected", "left")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb."""
+    """Add the command."""
     app.command("amend")(amend)
 
 
 def amend(
     home: HomeOption = DEFAULT_HOME,
-    device: Annotated[list[str] | None, typer.Option("--device", help="This device; may be given several times.")] = None,
+    device: Annotated[list[str] | None, typer.Option("--device", help="Amend only this device; repeatable.")] = None,
     since: Annotated[
-        str | None, typer.Option("--since", help="What was received since an instant; otherwise since the last amend.")
+        str | None, typer.Option("--since", help="Late messages received since this instant; by default since the last amend.")
     ] = None,
     dry_run: DryOption = False,
     again_within: Annotated[
         str | None,
         typer.Option(
-            "--again-within", help="Where something was corrected, wait so long for that to be judged, and amend again."
+            "--again-within", help="After corrections, wait up to this duration until they are judged, and amend again."
         ),
     ] = None,
     json_lines: RowsOption = False,
 ) -> None:
-    """Judge anew what late messages concern: take back what did not happen, add what did, correct who stands wrong."""
+    """Replay devices with late messages, and amend their verdicts.
+
+    Transitions that did not happen are retracted, and missing ones are added. A device whose
+    current mode is wrong is corrected. Devices with corrected registry entries are replayed, too.
+    """
     from batch.amend import AmendRequest, amend_and_settle, amend_home
     from fleetpulse.reports.judgements import require_known
 
@@ -61,10 +65,10 @@ def amend(
 
 
 def _past(since_ms: int) -> int:
-    """Return an instant, unless it lies in the future."""
+    """Return an instant; raise if it is in the future."""
     if since_ms > time.time() * 1000:
         raise Misuse(
-            f"--since is an instant of the past; got {format_instant(since_ms)}; what is to come is amended when it came",
+            f"--since must be an instant in the past; got {format_instant(since_ms)}; name an earlier instant",
             code="instant-not-past",
         )
     return since_ms
@@ -72,7 +76,14 @@ def _past(since_ms: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """Waits until all up to an instant is judged, while the fleet runs, and no longer than so many seconds."""
+    """Wait until the frontier has passed an instant.
+
+    Waiting ends at a time limit, or as soon as neither a run nor a service is active.
+
+    Attributes:
+        home: home of the fleet.
+        within_s: time limit, seconds.
+    """
 
     home: Home
     within_s: float
@@ -105,12 +116,12 @@ def _show(done: Sequence["Amended"], home: Home, *, dry_run: bool) -> None:
     shown = console()
     changed = [asdict(one) for one in done if one.retracted or one.added or one.left]
     if changed:
-        title = "what would be amended" if dry_run else "amended"
+        title = "planned amendments" if dry_run else "amended"
         shown.print(as_table(changed, _COLUMNS, title))
     retracted, added = sum(one.retracted for one in done), sum(one.added for one in done)
     corrected = sum(one.corrected for one in done)
     shown.print(
-        f"devices looked at: {len(done):,}; transitions taken back: {retracted:,}, added: {added:,}; corrected: {corrected:,}"
+        f"devices replayed: {len(done):,}; transitions retracted: {retracted:,}, added: {added:,}; corrected: {corrected:,}"
     )
     if corrected and not dry_run and not in_use(home):
-        shown.print("what corrects takes effect when the fleet runs (./fleet up)")
+        shown.print("the corrections take effect when the fleet runs (./fleet up)")

@@ -1,4 +1,4 @@
-"""``fleet backtest``: what would have been said under another policy."""
+"""``fleet backtest``: verdicts under another policy, compared with those in force."""
 
 import errno
 import os
@@ -20,33 +20,36 @@ from fleetpulse.io.system.process import block_imports
 if TYPE_CHECKING:
     from batch.backtest import Planned
 
-_SHOWN = 20  # rows of a table; --json and --html have all
+_SHOWN = 20  # rows per printed table; --json and --html have all
 _DAYS = 14
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb."""
+    """Add the command."""
     app.command("backtest")(backtest)
 
 
 def backtest(
-    policy: Annotated[Path, typer.Option("--policy", help="The policy to try (TOML).")],
+    policy: Annotated[Path, typer.Option("--policy", help="Policy file to test (TOML).")],
     home: HomeOption = DEFAULT_HOME,
     from_: Annotated[
         str | None,
-        typer.Option("--from", help="It acts and is compared from this instant on; else from the start of what is kept."),
+        typer.Option("--from", help="Start of the policy and of the comparison; by default that of the retained rows."),
     ] = None,
-    to: Annotated[str | None, typer.Option("--to", help="Compare up to this instant; else all that can be judged.")] = None,
-    json_lines: Annotated[bool, typer.Option("--json", help="The figures as one JSON object.")] = False,
-    verdicts: Annotated[bool, typer.Option("--verdicts", help="Each verdict that differs, one JSON object a line.")] = False,
-    html: Annotated[Path | None, typer.Option("--html", help="Write a page with charts there; it stands alone.")] = None,
+    to: Annotated[str | None, typer.Option("--to", help="End of the comparison; by default the frontier.")] = None,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
+    verdicts: Annotated[bool, typer.Option("--verdicts", help="Print each difference, one JSON object a line.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a self-contained page with charts to this file.")] = None,
     spark: Annotated[
-        bool | None, typer.Option("--spark/--no-spark", help="On Spark or in this process; else by how long the history is.")
+        bool | None, typer.Option("--spark/--no-spark", help="Run on Spark, or in this process; by default by history length.")
     ] = None,
     dry_run: DryOption = False,
 ) -> None:
-    """Judge what was received under another policy, and show which verdicts that adds, takes away and moves."""
-    block_imports("pandas")  # most of a second, of the two or three that a short history takes; Spark gets it back
+    """Replay the received messages under another policy, and compare the verdicts.
+
+    The output shows which verdicts the policy would add, remove and move.
+    """
+    block_imports("pandas")  # importing it takes nearly a second; it is unblocked for Spark
     from batch.backtest import backtest as run
     from batch.backtest import planned
     from cli.common.policy_files import policy_of
@@ -59,7 +62,7 @@ def backtest(
         _require_writable(html)
     if dry_run:
         plan = planned(opened, asked, bounds[0], bounds[1], spark=spark)
-        does, more = _foreseen(opened, plan), (Read(f'the policy in "{policy}", version {asked.version}'),)
+        does, more = _foreseen(opened, plan), (Read(f'the policy file "{policy}", version {asked.version}'),)
         print_dry_run(DryRun(does, (*_read_by(plan), *more), _written(plan, html)), json_lines=json_lines or verdicts)
         return
     with Console(stderr=True).status("judging"):
@@ -79,10 +82,10 @@ def backtest(
 
 
 def _foreseen(home: Home, plan: "Planned") -> str:
-    """Say what would be compared.
+    """Describe the comparison, for a dry run.
 
     Raises:
-        FleetError: nothing of the range can be judged yet.
+        FleetError: the frontier has not reached the range yet.
     """
     from fleetpulse.reports.judgements import shards
 
@@ -100,14 +103,14 @@ def _read_by(plan: "Planned") -> tuple[Read, ...]:
 
 def _written(plan: "Planned", html: Path | None) -> tuple[str, ...]:
     page = () if html is None else (f'the page "{html}"',)
-    return (*page, f'a folder of Spark\'s in "{gettempdir()}", removed at the end') if plan.on_spark else page
+    return (*page, f'Spark\'s temporary folder in "{gettempdir()}"') if plan.on_spark else page
 
 
 def _require_writable(path: Path) -> None:
-    """See that a page can be written, before all is judged for it.
+    """Check that a page can be written, before the messages are replayed for it.
 
     Raises:
-        FleetError: it cannot.
+        FleetError: the page cannot be written.
     """
     folder = path.absolute().parent
     if path.is_dir():
@@ -132,14 +135,14 @@ def _write(path: Path, text: str) -> None:
 def _show(told: Any, html: Path | None) -> None:
     shown = console()
     shown.print(
-        f"policy {told.policy_version} beside the policies in force, {told.rows:,} rows, "
+        f"policy {told.policy_version} compared with the policies in force: {told.rows:,} rows, "
         f"{format_instant(told.from_ms)} to {format_instant(told.to_ms)}",
         highlight=False,
     )
     changes = ", ".join(f"{count:,} {change}" for change, count in told.changes.items())
     if told.moved_by_ms is not None:
         way = "later" if told.moved_by_ms >= 0 else "earlier"
-        changes += f" (by {format_duration(abs(round(told.moved_by_ms)))} {way}, the median)"
+        changes += f" (median: {format_duration(abs(round(told.moved_by_ms)))} {way})"
     shown.print(f"verdicts: {changes}", highlight=False)
     shown.print(f"alerts: {told.alerts('before'):,} before, {told.alerts('after'):,} after", highlight=False)
     for rows, name, title in (
@@ -150,13 +153,13 @@ def _show(told: Any, html: Path | None) -> None:
             shown.print(as_table(rows, (name, "before", "after"), title))
     for rows, name in ((told.by_class, "device_class"), (told.by_site, "site")):
         if rows:
-            more = f", the {_SHOWN} with most" if len(rows) > _SHOWN else ""
-            title = f"verdicts that differ by {name.replace('_', ' ')}{more}"
+            more = f", top {_SHOWN}" if len(rows) > _SHOWN else ""
+            title = f"different verdicts by {name.replace('_', ' ')}{more}"
             shown.print(as_table(rows[:_SHOWN], (name, "added", "gone", "moved"), title))
     differing = [day for day in told.by_day if day["before"] != day["after"]]
     if differing:
         differing.sort(key=lambda day: (-abs(day["after"] - day["before"]), day["day"]))
-        title = f"alerts a day, the {min(_DAYS, len(differing))} days of {len(told.by_day)} that differ most"
+        title = f"alerts per day: {min(_DAYS, len(differing))} of {len(told.by_day)} days, those with the largest difference"
         shown.print(as_table(sorted(differing[:_DAYS], key=lambda day: day["day"]), ("day", "before", "after"), title))
     if html is not None:
-        shown.print(f'with charts in "{html}"', highlight=False)
+        shown.print(f'charts: "{html}"', highlight=False)

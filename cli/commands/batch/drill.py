@@ -1,4 +1,4 @@
-"""``fleet drill``: all that can be done to the state, done to a recorded fleet, and the verdicts compared."""
+"""``fleet drill``: test that state operations change no verdict of a recording."""
 
 import shutil
 import tempfile
@@ -24,20 +24,21 @@ _COLUMNS = ("side", "kind", "device_id", "event_time_ms", "transition_no", "from
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb."""
+    """Add the command."""
     app.command("drill")(drill)
 
 
 def drill(
-    recording: Annotated[Path, typer.Argument(help="gzip or plain NDJSON.")],
-    lateness: Annotated[str, typer.Option("--lateness", help="How late a message may come and be judged.")] = "60s",
-    keep: Annotated[bool, typer.Option("--keep", help="Keep both homes, and say where they are.")] = False,
+    recording: Annotated[Path, typer.Argument(help="Recording: NDJSON, plain or gzip.")],
+    lateness: Annotated[str, typer.Option("--lateness", help="Allowed lateness of messages.")] = "60s",
+    keep: Annotated[bool, typer.Option("--keep", help="Keep both homes, and print their location.")] = False,
     dry_run: DryOption = False,
-    json_lines: Annotated[bool, typer.Option("--json", help="Differences as JSON, one a line.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print the differences, one JSON object a line.")] = False,
 ) -> None:
-    """Judge a recording twice, once undisturbed, once while its state is moved about; the verdicts must be the same.
+    """Replay a recording with and without state operations; compare the verdicts.
 
-    Between the parts of the second run: snapshot, migrate, repartition, rescale, roll back, bootstrap from the snapshot.
+    The second run stops several times, for one operation each: snapshot, migrate, repartition,
+    rescale, roll back, and bootstrap from the snapshot. The verdicts of both runs must be equal.
     """
     deployment = Deployment(allowed_lateness_ms=parse_duration_ms(lateness))
     if dry_run:
@@ -57,9 +58,9 @@ def drill(
     place = Path(tempfile.mkdtemp(prefix=_PLACE))
     first, second = Home(place / "undisturbed"), Home(place / "disturbed")
     try:
-        say("the undisturbed run")
+        say("run 1: undisturbed")
         replay(first, recording, Policy(), deployment, None)
-        say("the disturbed run")
+        say("run 2: disturbed by state operations")
         second.prepare(first.deployment(), first.identity())
         steps = Steps(say)
         with batch_session(second, SparkResources()) as spark, watched(spark, steps):
@@ -77,10 +78,10 @@ def drill(
 
 
 def _outlook(recording: Path, *, keep: bool) -> DryRun:
-    """Return what a drill would do.
+    """Describe the steps of a drill, and the files that it reads and writes.
 
     Raises:
-        FleetError: the recording is not there, damaged, empty, or not in order.
+        FleetError: the recording does not exist, or is damaged, empty, or not in order.
     """
     from batch.state.drill import STEPS
     from fleetpulse.io.ingest.recording import inspect
@@ -89,7 +90,7 @@ def _outlook(recording: Path, *, keep: bool) -> DryRun:
         played = inspect(recording)
     between = "; ".join(step.name for step in STEPS)
     does = f"judge a recording twice on Spark: once as it is, once in {len(STEPS) + 1} parts, and between them: {between}"
-    until = "kept" if keep else "removed at the end where the verdicts agree"
+    until = "kept" if keep else "removed at the end if the verdicts agree"
     place = f'two homes in a new folder "{Path(tempfile.gettempdir()) / _PLACE}...", {until}'
     return DryRun(
         does, (Read(f'the recording "{recording}"', None, played.lines, None, played.first_ms, played.last_ms),), (place,)
@@ -97,20 +98,21 @@ def _outlook(recording: Path, *, keep: bool) -> DryRun:
 
 
 def conclude(recording: Path, want: Bag, got: Bag, *, json_lines: bool) -> None:
-    """Tell what only one of two runs said.
+    """Print the judgements that only one of two runs emitted.
 
     Args:
-        recording: that was judged.
-        want: what the undisturbed run said, see `agreement.emitted`.
-        got: what the disturbed one said.
-        json_lines: whether differences are told as JSON, one a line, and all of them.
+        recording: replayed recording.
+        want: judgements of the undisturbed run, see `agreement.emitted`.
+        got: judgements of the disturbed run.
+        json_lines: whether to print all differences as JSON, one a line.
 
     Raises:
-        FleetError: they differ, or neither said anything.
+        FleetError: the runs differ, or neither emitted a judgement.
     """
     if not want and not got:
         raise FleetError(
-            f'"{recording}" gives no verdict at all: nothing was compared; take a longer one', code="drill-without-verdicts"
+            f'the recording "{recording}" leads to no verdicts, so none were compared; use a longer one',
+            code="drill-without-verdicts",
         )
     differ = [{**one, "side": "disturbed" if one["side"] == "told" else "undisturbed"} for one in differences(got, want)]
     if not differ:
@@ -121,5 +123,6 @@ def conclude(recording: Path, want: Bag, got: Bag, *, json_lines: bool) -> None:
         columns = [name for name in differ[0] if name in _COLUMNS]
         Console(stderr=True).print(as_table(differ[:_SHOWN], columns, "differences"))
     raise FleetError(
-        f"the drill found {len(differ)} differences in {want.total():,} judgements; the first are shown", code="drill-differs"
+        f"the drill found {len(differ)} differences in {want.total():,} judgements; see the differences above",
+        code="drill-differs",
     )

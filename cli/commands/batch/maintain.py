@@ -1,4 +1,4 @@
-"""``fleet maintain``: what is to be done to keep a home small, done while everything runs, and told."""
+"""``fleet maintain``: compaction, retention and cleanup of a home while it runs."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -14,7 +14,7 @@ from fleetpulse.io.home.home import Home
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb."""
+    """Add the command."""
     app.command("maintain")(maintain)
 
 
@@ -23,9 +23,13 @@ def maintain(
     dry_run: DryOption = False,
     json_lines: RowsOption = False,
 ) -> None:
-    """Join small files, remove what is older than it is kept for, delete what nobody needs any more; the fleet may run."""
+    """Compact small files, remove expired rows, and delete unused files.
+
+    The fleet may keep running. The retention times are settings of the home (keep_messages and
+    others).
+    """
     opened = Home(home)
-    opened.record()  # says so where there is no fleet
+    opened.record()  # raises if there is no fleet
     told: list[dict[str, Any]] = []
     shown = console()
     quiet = Console(stderr=True)
@@ -63,7 +67,7 @@ def _steps(home: Home, say: Callable[[str], None], *, dry_run: bool) -> Iterator
 
 
 def _segments(home: Home, *, dry_run: bool) -> Iterator[dict[str, Any]]:
-    """Remove segments that landed, and that a landing which was killed left."""
+    """Delete landed segments that a killed landing left behind; yield one result row."""
     from streaming.landing.backlog import landed_segments
     from streaming.landing.landing import LANDED, places_of
 
@@ -89,7 +93,7 @@ def _show(shown: Console, rows: list[dict[str, Any]], *, dry_run: bool) -> None:
         shown.print("nothing to do")
         return
     table = [{**row, "size": measure("size_bytes", row["size_bytes"]), "rows": f"{row['rows']:,}"} for row in done]
-    title = "what would be done" if dry_run else "what was done"
+    title = "planned steps" if dry_run else "completed steps"
     shown.print(as_table(table, ("table", "did", "files", "size", "rows", "note"), title))
     deleted = sum(row["size_bytes"] for row in done if row["did"] == "delete")
     removed = sum(row["rows"] for row in done if row["did"] == "remove")

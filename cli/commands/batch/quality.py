@@ -1,4 +1,4 @@
-"""``fleet quality``: whether the data holds what it should, and the gate that stays shut where it does not."""
+"""``fleet quality``: data-quality suites over tables and state, and their gate."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,25 +19,26 @@ if TYPE_CHECKING:
     from batch.quality.derived_tables import State
     from batch.quality.run import Report, Session
 
-EngineOption = Annotated[
-    str | None, typer.Option("--engine", help="pandas or spark for all suites; else by how many rows there are.")
-]
-quality = typer.Typer(no_args_is_help=True, help="Data quality: suites over the tables and the state, and their gate.")
+EngineOption = Annotated[str | None, typer.Option("--engine", help="pandas or spark, for all suites; by default by row count.")]
+quality = typer.Typer(no_args_is_help=True, help="Run data-quality suites over tables and state, and show results.")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs."""
+    """Add the commands."""
     app.add_typer(quality, name="quality")
 
 
 @quality.command("run")
 def run(
     home: HomeOption = DEFAULT_HOME,
-    suite: Annotated[list[str] | None, typer.Option("--suite", help="This one; may be given again; else all.")] = None,
+    suite: Annotated[list[str] | None, typer.Option("--suite", help="Run only this suite; repeatable.")] = None,
     engine: EngineOption = None,
     json_object: JsonOption = False,
 ) -> None:
-    """Evaluate the suites over the tables, and over the newest snapshot; exit 1 where a critical expectation fails."""
+    """Run the suites over the tables and the newest snapshot.
+
+    The exit code is 1 if a critical expectation fails.
+    """
     from batch.quality.run import refuse
     from batch.quality.run import run as look
     from fleetpulse.settings import load_settings
@@ -46,32 +47,35 @@ def run(
     with _sessions(opened, engine) as session:
         report = look(opened, suite or (), session, engine, load_settings(home).keep_quality_runs, say)
     _show(report, json_object=json_object)
-    refuse(report, "the data is not what it should be")
+    refuse(report, "a critical expectation failed")
 
 
 @quality.command("gate")
 def gate(
     home: HomeOption = DEFAULT_HOME,
-    generation: Annotated[int | None, typer.Option("--generation", help="This generation, held or running.")] = None,
-    snapshot: Annotated[int | None, typer.Option("--snapshot", help="The snapshot of this version.")] = None,
+    generation: Annotated[int | None, typer.Option("--generation", help="Check this generation, held or current.")] = None,
+    snapshot: Annotated[int | None, typer.Option("--snapshot", help="Check the snapshot of this version.")] = None,
     engine: EngineOption = None,
     json_object: JsonOption = False,
 ) -> None:
-    """See that a state holds what it must before anything is built on it; exit 1 where it does not."""
+    """Check the quality of a generation or a snapshot before it is used.
+
+    The exit code is 1 if a critical expectation fails.
+    """
     from batch.quality.run import gate as look
     from batch.quality.run import refuse
     from fleetpulse.settings import load_settings
 
     if (generation is None) == (snapshot is None):
         raise Misuse(
-            "a gate is over a generation or over a snapshot; name one, as in --generation 2 or --snapshot 5",
+            "the gate checks either a generation or a snapshot; name one, such as --generation 2 or --snapshot 5",
             code="option-conflict",
         )
     opened = _opened(home)
     with _sessions(opened, engine) as session, _state(opened, session, generation, snapshot) as state:
         report = look(opened, state, session, engine, load_settings(home).keep_quality_runs, say)
     _show(report, json_object=json_object)
-    refuse(report, f"nothing may be built on {state.subject}")
+    refuse(report, f"{state.subject} must not be used")
 
 
 @contextmanager
@@ -90,7 +94,7 @@ def _state(home: Home, session: "Session", generation: int | None, snapshot: int
                 yield state
         except (PySparkException, Py4JError) as error:
             raise FleetError(
-                f"generation {generation} cannot be read ({cause_of(error)}); nothing may be built on it; more is in "
+                f"generation {generation} cannot be read ({cause_of(error)}); it must not be used; see "
                 f'"{home.logs / "batch.log"}"',
                 code="generation-unreadable",
             ) from None
@@ -98,16 +102,16 @@ def _state(home: Home, session: "Session", generation: int | None, snapshot: int
     from fleetpulse.io.tables.snapshots import find_snapshot
 
     found = snapshot_state(home, find_snapshot(home, snapshot).version)
-    assert found is not None, "it was found"
+    assert found is not None, "find_snapshot raises if there is none"
     yield found
 
 
 @quality.command("docs")
 def docs(
     home: HomeOption = DEFAULT_HOME,
-    anew: Annotated[bool, typer.Option("--anew", help="All pages, not only those that are missing.")] = False,
+    anew: Annotated[bool, typer.Option("--anew", help="Build all pages, not only missing ones.")] = False,
 ) -> None:
-    """Make the pages of results that have none, and say where they begin."""
+    """Build missing HTML pages of the results, and print the path of the index page."""
     from fleetpulse.io.quality.great_expectations import Expectations
 
     typer.echo(str(Expectations(_opened(home).path / "quality", "").build_docs(anew=anew)))
@@ -116,11 +120,11 @@ def docs(
 @quality.command("results")
 def results(
     home: HomeOption = DEFAULT_HOME,
-    last: Annotated[int, typer.Option("--last", min=1, help="So many looks, the newest first.")] = 10,
-    failures: Annotated[bool, typer.Option("--failures", help="The rows that failed instead.")] = False,
-    json_lines: Annotated[bool, typer.Option("--json", help="One JSON object a line, each expectation.")] = False,
+    last: Annotated[int, typer.Option("--last", min=1, help="Number of runs, newest first.")] = 10,
+    failures: Annotated[bool, typer.Option("--failures", help="Show failed rows instead.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line for each expectation.")] = False,
 ) -> None:
-    """Show what came of the newest looks at the data."""
+    """Show the results of the newest quality runs."""
     from fleetpulse.reports.quality import failed_rows, looks, results_of
 
     opened = _opened(home, installs=False)
@@ -133,19 +137,19 @@ def results(
     elif json_lines:
         rows, columns, title = results_of(opened, last), (), ""
     else:
-        columns, title = ("began_at", "subject", "suites", "passed", "failed", "skipped", "fault", "first"), "looks at the data"
+        columns, title = ("began_at", "subject", "suites", "passed", "failed", "skipped", "fault", "first"), "data-quality runs"
         rows = looks(opened, last)
     if json_lines:
         as_json(rows)
     elif rows:
         console().print(as_table(rows, columns, title))
     else:
-        console().print(f"{title}: none; look with ./fleet quality run --home {home}")
+        console().print(f"{title}: none; start one with: ./fleet quality run --home {home}")
 
 
 @quality.command("suites")
 def suites(json_lines: JsonOption = False) -> None:
-    """List the suites, and what each expects."""
+    """List the suites and their expectations."""
     rows: list[dict[str, Any]] = [
         {"suite": one.name, "expectation": each.name, "severity": each.severity.value, "meaning": each.meaning}
         for one in SUITES
@@ -158,10 +162,10 @@ def suites(json_lines: JsonOption = False) -> None:
 
 
 def _opened(path: Path, *, installs: bool = True) -> Home:
-    """Open a home, and see that what evaluates is installed.
+    """Open a home, and check that Great Expectations is installed.
 
     Raises:
-        FleetError: there is no home, or the operations are not installed.
+        FleetError: the home does not exist, or Great Expectations is not installed.
     """
     home = Home(path)
     home.record()

@@ -1,4 +1,6 @@
-"""Verbs that change what the fleet is judged by: devices, policies, access.
+"""Commands about devices, policies, mappings and access rights.
 
-Begin with the module that has the name of the verb.
+They spool commands for the bridge, or write the access rules of the embedded broker.
+``cli.app`` imports each module when its command is called; no other package imports them.
+Begin with ``device.py``; ``policy.py`` has ``fleet policy`` and ``fleet map``.
 """

@@ -1,4 +1,4 @@
-"""``fleet access``: who may speak to the broker, and about what."""
+"""``fleet access``: users of the embedded broker, and the topics each may use."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,44 +14,51 @@ from fleetpulse.io.mqtt.acl import Role
 from fleetpulse.io.mqtt.address import BrokerAddress, load_address
 from fleetpulse.io.mqtt.broker import await_admission, renew_access
 
-access = typer.Typer(no_args_is_help=True, help="Who may speak to the embedded broker, and about what.")
+access = typer.Typer(no_args_is_help=True, help="Manage users of the embedded broker, and their topics.")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs."""
+    """Add the commands."""
     app.add_typer(access, name="access")
 
 
 @access.command("grant")
 def grant(
-    name: Annotated[str, typer.Argument(help="User name; a device's is its id.")],
-    role: Annotated[Role, typer.Option("--role", help="A watcher hears everything, an operator also sends.")] = Role.DEVICE,
-    speaks_for: Annotated[list[str] | None, typer.Option("--for", help="A gateway's devices; again for more.")] = None,
-    nodes: Annotated[list[str] | None, typer.Option("--sparkplug", metavar="GROUP/NODE", help="As an edge node.")] = None,
+    name: Annotated[str, typer.Argument(help="User name; for a device, its id.")],
+    role: Annotated[Role, typer.Option("--role", help="watcher: read all topics; operator: also publish.")] = Role.DEVICE,
+    speaks_for: Annotated[
+        list[str] | None, typer.Option("--for", help="Device that a gateway publishes for; repeatable.")
+    ] = None,
+    nodes: Annotated[
+        list[str] | None, typer.Option("--sparkplug", metavar="GROUP/NODE", help="Sparkplug edge node; repeatable.")
+    ] = None,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Let a device, a watcher or an operator in; the password is shown once. Again for a name: a new password."""
-    Home(home).record()  # a home, and no name that was mistyped
+    """Grant a device, a watcher or an operator access to the broker.
+
+    The password is shown only once. For an existing name, a new password replaces the old one.
+    """
+    Home(home).record()  # raises if there is no fleet, for example after a typing error
     password = rules.grant(Home(home).broker, name, role, speaks_for or [], nodes or [])
     told = _renewed(home)
-    # So that who uses the password at once is let in.
+    # Wait until the broker accepts the password, so that it can be used at once.
     if told and not await_admission(replace(load_address(Home(home).run("broker")), username=name, password=password)):
-        told = f'; the broker has been told, but lets nobody in by it yet: look into "{Home(home).logs / "broker.log"}"'
+        told = f'; the broker has the new rules, but does not accept the password yet: see "{Home(home).logs / "broker.log"}"'
     typer.echo(password)
-    typer.echo(f'"{name}" may come in as {role}; the password is shown this once{told}', err=True)
+    typer.echo(f'"{name}" has access as {role}; the password is not shown again{told}', err=True)
 
 
 @access.command("revoke")
 def revoke(name: Annotated[str, typer.Argument(help="User name.")], home: HomeOption = DEFAULT_HOME) -> None:
-    """Let someone in no longer, and close their connection."""
+    """Revoke a user's access to the broker, and close its connection."""
     Home(home).record()
     rules.revoke(Home(home).broker, name)
-    typer.echo(f'"{name}" may come in no longer{_renewed(home)}', err=True)
+    typer.echo(f'access of "{name}" is revoked{_renewed(home)}', err=True)
 
 
 @access.command("list")
 def show(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False) -> None:
-    """Show who may come in."""
+    """List the users of the broker, with their roles and devices."""
     Home(home).record()
     rows: list[dict[str, Any]] = [
         {"name": one.name, "role": one.role.value, "speaks_for": [*one.devices, *one.nodes]}
@@ -71,15 +78,18 @@ def show(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False) -> Non
     if rows:
         console().print(table)
     else:
-        typer.echo("nobody but ourselves may come in; let a device in with: ./fleet access grant DEVICE_ID", err=True)
+        typer.echo("only the fleet itself has access; grant a device access with: ./fleet access grant DEVICE_ID", err=True)
 
 
 @access.command("rules")
 def rules_for(
-    mosquitto: Annotated[bool, typer.Option("--mosquitto", help="As an acl_file of Mosquitto; else as NATS has them.")] = False,
+    mosquitto: Annotated[bool, typer.Option("--mosquitto", help="Print a Mosquitto acl_file, not a NATS configuration.")] = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Print the rules for a broker of your own; passwords are hashes, and ours is left out."""
+    """Print the access rules in the format of another broker.
+
+    Passwords are hashes; the password of the fleet itself is left out.
+    """
     Home(home).record()
     known = rules.grants(Home(home).broker)
     ours = BrokerAddress("", 0, rules.OURS, "REPLACE-THIS")
@@ -87,4 +97,4 @@ def rules_for(
 
 
 def _renewed(home: Path) -> str:
-    return "; the broker knows" if renew_access(Home(home).broker) else ""
+    return "; the broker has applied it" if renew_access(Home(home).broker) else ""

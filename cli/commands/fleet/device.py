@@ -1,4 +1,4 @@
-"""``fleet device``: one device, and the commands that operators give about devices."""
+"""``fleet device``: show one device, or spool a command about devices."""
 
 import csv
 import time
@@ -27,20 +27,22 @@ _AS_ITS_CLASS = "class"
 
 
 class _DeviceOrVerb(TyperGroup):
-    """``fleet device ID`` shows a device; the other words are verbs."""
+    """Group in which ``fleet device ID`` means ``fleet device show ID``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read what is no verb as a device id, or as an option in front of one."""
+        """Insert ``show`` if the first argument is neither a command nor ``--help``."""
         if args and args[0] not in self.commands and args[0] != "--help":
             args = ["show", *args]
         return super().parse_args(ctx, args)
 
 
-device = typer.Typer(cls=_DeviceOrVerb, no_args_is_help=True, help="One device: fleet device ID; or a command about it.")
+device = typer.Typer(
+    cls=_DeviceOrVerb, no_args_is_help=True, help="Show a device (fleet device ID), or register and control devices."
+)
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs."""
+    """Add the commands."""
     app.add_typer(device, name="device")
 
 
@@ -50,7 +52,7 @@ def show(
     home: HomeOption = DEFAULT_HOME,
     json_lines: JsonOption = False,
 ) -> None:
-    """Show a device: mode, last seen, due offline at, judged up to, and its life."""
+    """Show a device: its mode, last signal, next deadline, and transitions."""
     from cli.commands.inspect.status import show_device
 
     opened = Home(home)
@@ -66,47 +68,50 @@ def _give(home: Path, commands: list[Command], done: str) -> None:
 
 
 def _given(home: Home, done: str) -> None:
-    typer.echo(done + ("" if in_use(home) else "; it takes effect when the fleet runs (./fleet up)"))
+    typer.echo(done + ("" if in_use(home) else "; this takes effect when the fleet runs (./fleet up)"))
 
 
 def _about(home: Path, command: Command, done: str) -> None:
-    """Give a command about a device that should be there: a slip in an id is not to pass in silence."""
+    """Spool a command about a device; print a note if the device is unknown."""
     from fleetpulse.reports import judgements
 
     opened = Home(home)
     device_id = device_of(command[0], opened.identity()) or ""
     if not judgements.is_known(opened, device_id) and device_id not in commanded(opened):
-        note = f'no device "{device_id}" was registered or heard so far; see: ./fleet devices --home {home}'
+        note = f'no device "{device_id}" was registered or heard so far; list devices with: ./fleet devices --home {home}'
         typer.echo(f"fleet: note: {note}", err=True)
     _give(home, [command], done)
 
 
 def check_names(site: str, device_id: str) -> None:
-    """Check what names a device in its topic.
+    """Check the site and the device id of a topic.
 
     Raises:
-        FleetError: a name that no topic can have.
+        FleetError: a name cannot be part of a topic, or is reserved.
     """
     for what, name in (("a site", site), ("a device id", device_id)):
         if "/" in name:
-            raise FleetError(f'{what} is without /, which parts the levels of a topic; got "{name}"', code="name-invalid")
+            raise FleetError(
+                f'{what} must not contain "/", the separator of topic levels; got "{name}"; choose another name',
+                code="name-invalid",
+            )
     if device_id == EVERYONE:
-        raise FleetError(f'"{EVERYONE}" stands for all devices and names none', code="device-id-reserved")
+        raise FleetError(f'the device id "{EVERYONE}" is reserved for all devices; choose another id', code="device-id-reserved")
     refused = decode(f"fleet/{site}/{device_id}/{Kind.REGISTRY}", b"{}", 0, Origin.COMMAND)
     if isinstance(refused, Rejection):
         raise FleetError(refused.detail, code="command-refused")
 
 
 def _named(identity: DeviceIdentity, device_id: str, site: str | None = None) -> tuple[str, str]:
-    """Return the site and the id that a device's topic names.
+    """Return the site and the device id for a device's topic.
 
     Args:
-        identity: what identifies a device in the home.
-        device_id: as a person gives it: with its site where that is a part of it.
-        site: given beside it; None: not given.
+        identity: fields that identify a device in the home.
+        device_id: device id as typed; it contains the site if the site is part of the identity.
+        site: site from an option; None if not given.
 
     Raises:
-        FleetError: the site is missing, or there are two of them.
+        FleetError: the site is missing, or the option names another site than the id.
     """
     if identity is DeviceIdentity.ID:
         return site or EVERYONE, device_id
@@ -115,12 +120,12 @@ def _named(identity: DeviceIdentity, device_id: str, site: str | None = None) ->
         return site, device_id
     if not slash:
         raise FleetError(
-            f'devices of this home are identified by site and id, such as oslo/pump-1; got "{device_id}"',
+            f'devices of this home are identified by site and id; got "{device_id}"; write it like oslo/pump-1',
             code="device-id-without-site",
         )
     if site not in (None, its_site):
         raise FleetError(
-            f'the site of "{device_id}" is a part of its id; got --site {site}; another site is another device',
+            f'the site of "{device_id}" is part of its id, and --site names another one ({site}); omit --site',
             code="device-site-differs",
         )
     return its_site, name
@@ -133,10 +138,10 @@ def _registry(identity: DeviceIdentity, device_id: str, site: str | None, conten
 
 
 def _limits(timeout: str | None, death_grace: str | None) -> dict[str, int]:
-    """Return the limits of a device's own, as an entry of the registry has them.
+    """Return a device's own limits, as fields of a registry entry.
 
     Raises:
-        FleetError: one is no duration, or beyond the bounds of the policy's.
+        FleetError: a value is not a duration, or outside the bounds of the policy rule.
     """
     given = zip(LIMITS, (timeout, death_grace), strict=True)
     return {name: _limit(name, word) for name, word in given if word}
@@ -155,7 +160,7 @@ def _corrected_limits(timeout: str | None, death_grace: str | None) -> dict[str,
 
 
 def _entry(identity: DeviceIdentity, device_id: str, site: str | None, content: dict[str, Any]) -> Command:
-    """Return an entry that registers a device, at the site main where nothing names another."""
+    """Return a registry entry that adds a device; the default site is main."""
     return _registry(identity, device_id, site if site or SEPARATOR in device_id else "main", content)
 
 
@@ -168,17 +173,17 @@ def _control(home: Path, device_id: str, content: dict[str, Any]) -> Command:
 @device.command("add")
 def add(
     device_id: DeviceArgument,
-    site: Annotated[str | None, typer.Option("--site", help="Its site; without it main.")] = None,
-    device_class: Annotated[str, typer.Option("--class", help="Its class, which chooses its rules.")] = DEFAULT_CLASS,
-    gateway: Annotated[str | None, typer.Option("--gateway", help="Through whom it comes.")] = None,
-    timeout: Annotated[str | None, typer.Option("--timeout", help="A timeout of its own, such as 2h.")] = None,
-    death_grace: Annotated[str | None, typer.Option("--death-grace", help="A grace of its own after its will.")] = None,
+    site: Annotated[str | None, typer.Option("--site", help="Site of the device; main by default.")] = None,
+    device_class: Annotated[str, typer.Option("--class", help="Class of the device; it selects the rules.")] = DEFAULT_CLASS,
+    gateway: Annotated[str | None, typer.Option("--gateway", help="Id of the gateway that it is behind.")] = None,
+    timeout: Annotated[str | None, typer.Option("--timeout", help="Own timeout, such as 2h.")] = None,
+    death_grace: Annotated[str | None, typer.Option("--death-grace", help="Own grace period after a will.")] = None,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Register a device, or change its class, site and limits."""
     content = {"op": "add", "class": device_class, "gateway": gateway, **_limits(timeout, death_grace)}
     if any(mark.isspace() for mark in device_id + (site or "")):
-        typer.echo("fleet: note: the embedded broker never acknowledges a topic with a space; another broker may", err=True)
+        typer.echo("fleet: note: the embedded broker does not acknowledge topics with a space; other brokers may", err=True)
     _give(home, [_entry(Home(home).identity(), device_id, site, content)], f'device "{device_id}" is registered')
 
 
@@ -187,12 +192,12 @@ def import_(
     file: Annotated[
         Path,
         typer.Argument(
-            help="CSV with a header: device_id; site, class (or device_class), gateway, timeout and death_grace where known."
+            help="CSV file with a header: device_id; optional are site, class (or device_class), gateway, timeout, death_grace."
         ),
     ],
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Register devices from a CSV file: all of them, or none."""
+    """Register the devices of a CSV file: all of them, or none if a row is invalid."""
     commands: list[Command] = []
     faults: list[str] = []
     identity = Home(home).identity()
@@ -202,7 +207,7 @@ def import_(
             columns = list(reader.fieldnames or ())
             if "device_id" not in columns:
                 raise FleetError(
-                    f'"{file}" needs a header with device_id; got {", ".join(columns) or "nothing"}',
+                    f'the header of "{file}" has no device_id; got {", ".join(columns) or "nothing"}; add the column',
                     code="device-file-header-missing",
                 )
             for row in reader:
@@ -219,22 +224,23 @@ def import_(
     except OSError as error:
         raise FleetError(f'"{file}" cannot be read ({error.strerror}); name a CSV file', code="device-file-unreadable") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise FleetError(f'"{file}" is not CSV in UTF-8 ({error})', code="device-file-unreadable") from None
+        raise FleetError(f'"{file}" is not a CSV file in UTF-8 ({error}); convert it', code="device-file-unreadable") from None
     if faults:
         more = f"\n  and {len(faults) - 20} more" if len(faults) > 20 else ""
         raise FleetError(
-            f'"{file}" has faults, and no device was registered:\n' + "\n".join(faults[:20]) + more, code="device-file-faulty"
+            f'"{file}" has invalid rows; no device was registered; correct them:\n' + "\n".join(faults[:20]) + more,
+            code="device-file-faulty",
         )
     if not commands:
-        raise FleetError(f'"{file}" lists no devices', code="list-empty")
+        raise FleetError(f'"{file}" lists no devices; add one row per device', code="list-empty")
     if unused := [name for name in columns if name not in _COLUMNS]:
-        typer.echo(f"fleet: note: columns not used: {', '.join(unused)}; known are {', '.join(_COLUMNS)}", err=True)
+        typer.echo(f"fleet: note: ignored columns: {', '.join(unused)}; known columns are {', '.join(_COLUMNS)}", err=True)
     _give(home, commands, f"{len(commands)} device{'s are' if len(commands) > 1 else ' is'} registered")
 
 
 @device.command("decommission")
 def decommission(device_id: DeviceArgument, home: HomeOption = DEFAULT_HOME) -> None:
-    """Take a device out of service: its signals are counted, not judged."""
+    """Take a device out of service; its signals are then counted but not judged."""
     command = _registry(Home(home).identity(), device_id, None, {"op": "decommission"})
     _about(home, command, f'device "{device_id}" is decommissioned')
 
@@ -242,21 +248,24 @@ def decommission(device_id: DeviceArgument, home: HomeOption = DEFAULT_HOME) -> 
 @device.command("correct")
 def correct(
     device_id: DeviceArgument,
-    from_: Annotated[str, typer.Option("--from", help="Since an instant in the past, such as 2026-01-31T12:00:00Z.")],
-    device_class: Annotated[str | None, typer.Option("--class", help="It was of this class.")] = None,
-    site: Annotated[str | None, typer.Option("--site", help="It was at this site.")] = None,
-    gateway: Annotated[str | None, typer.Option("--gateway", help="It came through this gateway.")] = None,
+    from_: Annotated[str, typer.Option("--from", help="Start of the correction, such as 2026-01-31T12:00:00Z.")],
+    device_class: Annotated[str | None, typer.Option("--class", help="Correct class.")] = None,
+    site: Annotated[str | None, typer.Option("--site", help="Correct site.")] = None,
+    gateway: Annotated[str | None, typer.Option("--gateway", help="Correct gateway.")] = None,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", help='It had this timeout of its own, such as 2h; "class": none.')
+        str | None, typer.Option("--timeout", help='Correct own timeout, such as 2h; "class" for that of the class.')
     ] = None,
     death_grace: Annotated[
-        str | None, typer.Option("--death-grace", help='It had this grace of its own after its will; "class": none.')
+        str | None, typer.Option("--death-grace", help='Correct own grace period; "class" for that of the class.')
     ] = None,
-    registered: Annotated[bool, typer.Option("--registered", help="It was in service.")] = False,
-    decommissioned: Annotated[bool, typer.Option("--decommissioned", help="It was out of service.")] = False,
+    registered: Annotated[bool, typer.Option("--registered", help="The device was in service.")] = False,
+    decommissioned: Annotated[bool, typer.Option("--decommissioned", help="The device was out of service.")] = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Say what the registry had wrong since an instant in the past: ./fleet amend judges anew what that changes."""
+    """Correct the registry entry of a device since an instant in the past.
+
+    The verdicts that this changes are amended by ./fleet amend.
+    """
     from cli.supervisor.progress import on_its_way
     from fleetpulse.core.registry.registry import Correction, corrected
     from fleetpulse.reports import judgements, registry
@@ -264,8 +273,8 @@ def correct(
     from_ms = parse_instant_ms(from_)
     if from_ms > time.time() * 1000:
         raise Misuse(
-            f"what is corrected lies in the past; got {format_instant(from_ms)}; "
-            f"for now use: ./fleet device add, ./fleet device decommission",
+            f"--from must be an instant in the past; got {format_instant(from_ms)}; "
+            f"for a change from now on use: ./fleet device add, ./fleet device decommission",
             code="correction-not-past",
         )
     opened = Home(home)
@@ -278,12 +287,12 @@ def correct(
         )
     own = _corrected_limits(timeout, death_grace)
     wanted = Correction(from_ms, device_class, site, gateway, **own, registered=registered, decommissioned=decommissioned)
-    with in_turn(opened):  # what the registry says now is what the entry is made of
+    with in_turn(opened):  # the new entry is derived from the present ones
         if on_its_way(opened, device_id, Kind.REGISTRY):
             raise FleetError(
-                f'what the registry says of "{device_id}" is on its way, and an entry made without it would undo it; give what '
-                f"was otherwise since one instant in one command, or this one again when that has landed"
-                + ("" if in_use(opened) else ": the fleet takes it when it runs (./fleet up)"),
+                f'an earlier registry entry for "{device_id}" has not landed yet, and this correction would undo it; put all '
+                f"corrections since one instant into one command, or try again later"
+                + ("" if in_use(opened) else "; entries land when the fleet runs (./fleet up)"),
                 code="registry-entry-pending",
             )
         known = registry.entries(opened, device_id)
@@ -298,31 +307,44 @@ def correct(
     words = [f'{what} "{name}"' for what, name in given.items() if name is not None]
     words += [what for what, said in (("in service", registered), ("out of service", decommissioned)) if said]
     since = f"since {format_instant(entry.from_ms)}{until}"
-    _given(opened, f'device "{device_id}" was {", ".join(words)} {since}; to judge that anew: ./fleet amend')
+    _given(opened, f'device "{device_id}" was {", ".join(words)} {since}; to amend its verdicts: ./fleet amend')
 
 
 @device.command("maintain")
 def maintain(
     device_id: DeviceArgument,
-    for_: Annotated[str | None, typer.Option("--for", help="For so long, such as 2h.")] = None,
-    until: Annotated[str | None, typer.Option("--until", help="Until an instant, such as 2026-01-31T12:00:00Z.")] = None,
-    update: Annotated[bool, typer.Option("--update", help="It is an update of its firmware.")] = False,
+    for_: Annotated[str | None, typer.Option("--for", help="Duration, such as 2h.")] = None,
+    until: Annotated[str | None, typer.Option("--until", help="End, such as 2026-01-31T12:00:00Z.")] = None,
+    update: Annotated[bool, typer.Option("--update", help="Announce a firmware update instead.")] = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Announce maintenance (or an update): silence does not count before its end."""
+    """Announce maintenance or a firmware update of a device.
+
+    Silence of the device does not count before the announced end.
+    """
     if (for_ is None) == (until is None):
-        raise Misuse("maintain needs --for or --until, and not both; write one such as --for 2h", code="option-conflict")
+        raise Misuse("maintain needs either --for or --until; give one of them, such as --for 2h", code="option-conflict")
     now_ms = wall_clock_ms()
     until_ms = parse_instant_ms(until) if until else now_ms + parse_duration_ms(for_ or "0s")
     if until_ms <= now_ms:
-        raise Misuse(f"the end of maintenance lies in the future; got {format_instant(until_ms)}", code="instant-not-future")
+        raise Misuse(
+            f"the end of maintenance must be in the future; got {format_instant(until_ms)}; use a later one",
+            code="instant-not-future",
+        )
     _require_not_too_long(home, device_id, now_ms, until_ms)
     content = {"op": "update" if update else "maintain", "until": until_ms}
-    _about(home, _control(home, device_id, content), f'device "{device_id}" is held until {format_instant(until_ms)}')
+    _about(
+        home,
+        _control(home, device_id, content),
+        f'device "{device_id}" is in maintenance or update until {format_instant(until_ms)}',
+    )
 
 
 def _require_not_too_long(home: Path, device_id: str, now_ms: int, until_ms: int) -> None:
-    """Refuse what the job would refuse later, where nobody looks; the policy that counts is the one in force then."""
+    """Refuse a maintenance time that exceeds ``longest_hold`` of the device's rules.
+
+    The lifecycle job would refuse it too, but only later and in a table.
+    """
     from fleetpulse.reports.effective_policy import rules_at
 
     opened = Home(home)
@@ -330,8 +352,8 @@ def _require_not_too_long(home: Path, device_id: str, now_ms: int, until_ms: int
     found = rules_at(opened, device_id, now_ms)
     if found is not None and not found[1].may_hold(now_ms, until_ms):
         raise FleetError(
-            f'one of class "{found[0]}" is held for {format_duration(found[1].longest_hold_ms)} at most (longest_hold of its '
-            f"policy); got an end at {format_instant(until_ms)}; take a shorter time, or raise longest_hold: "
+            f'maintenance of class "{found[0]}" is limited to {format_duration(found[1].longest_hold_ms)} (longest_hold of its '
+            f"policy); got an end at {format_instant(until_ms)}; use a shorter time, or raise longest_hold: "
             f"./fleet policy apply",
             code="maintenance-too-long",
         )
@@ -339,8 +361,8 @@ def _require_not_too_long(home: Path, device_id: str, now_ms: int, until_ms: int
 
 @device.command("release")
 def release(device_id: DeviceArgument, home: HomeOption = DEFAULT_HOME) -> None:
-    """End the update of a device, or let go of one that is flagged."""
-    refused = "it is refused if there is neither: ./fleet late --kind refused"
+    """End the update of a device, or clear its flag."""
+    refused = "if it has neither, the command is refused: ./fleet late --kind refused"
     _about(
         home, _control(home, device_id, {"op": "release"}), f'device "{device_id}" is released from its update or flag; {refused}'
     )

@@ -1,4 +1,4 @@
-"""``fleet policy`` and ``fleet map``: the files that say how the fleet is judged, and how foreign devices are read."""
+"""``fleet policy`` and ``fleet map``: check and apply policies; test mappings."""
 
 import json
 from pathlib import Path
@@ -19,13 +19,13 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.services import in_use
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 
-FileArgument = Annotated[Path, typer.Argument(help="A TOML file.")]
-policy = typer.Typer(no_args_is_help=True, help="The policy: how much silence and how many errors are tolerated.")
-mapping = typer.Typer(no_args_is_help=True, help="The mapping: devices that cannot speak our format.")
+FileArgument = Annotated[Path, typer.Argument(help="TOML file.")]
+policy = typer.Typer(no_args_is_help=True, help="Check and apply policies: timeouts, error limits and other rules.")
+mapping = typer.Typer(no_args_is_help=True, help="Test mappings for devices with their own topics and payloads.")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs."""
+    """Add the commands."""
     app.add_typer(policy, name="policy")
     app.add_typer(mapping, name="map")
 
@@ -38,7 +38,7 @@ def _load(file: Path) -> Policy:
 
 @policy.command("check")
 def check(file: FileArgument, json_lines: JsonOption = False) -> None:
-    """Check a policy, and show what it comes to."""
+    """Check a policy file, and show the rules of each class."""
     checked = _load(file)
     if json_lines:
         as_json([{"policy_version": checked.version, "policy": checked.normalised()}])
@@ -68,7 +68,7 @@ def _shown(name: str, value: Any) -> str:
 @policy.command("apply")
 def apply(
     file: FileArgument,
-    from_: Annotated[str | None, typer.Option("--from", help="In effect from this instant; from now where left out.")] = None,
+    from_: Annotated[str | None, typer.Option("--from", help="Instant at which it takes effect; now by default.")] = None,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Apply a policy, from now or from a later instant."""
@@ -80,23 +80,23 @@ def apply(
         from_ms = parse_instant_ms(from_)
         if from_ms <= wall_clock_ms():
             raise FleetError(
-                f"a policy takes effect now or later; got {format_instant(from_ms)}; leave --from out for now",
+                f"a policy cannot take effect in the past; got {format_instant(from_ms)}; omit --from for now",
                 code="instant-past",
             )
         content["effective_from"], when = from_ms, f"from {format_instant(from_ms)}"
     spool(opened, [(f"fleet/{EVERYONE}/{EVERYONE}/policy", content)])
     running = in_use(opened)
-    typer.echo(f"policy {checked.version} is in effect {when}" + ("" if running else ", once the fleet runs (./fleet up)"))
+    typer.echo(f"policy {checked.version} is in effect {when}" + ("" if running else ", when the fleet runs (./fleet up)"))
 
 
 @mapping.command("test")
 def try_mapping(
     file: FileArgument,
-    topic: Annotated[str, typer.Argument(help="A topic as the device publishes it.")],
-    payload: Annotated[str, typer.Argument(help="A payload as the device publishes it.")],
+    topic: Annotated[str, typer.Argument(help="Topic, as published by the device.")],
+    payload: Annotated[str, typer.Argument(help="Payload, as published by the device.")],
     json_lines: JsonOption = False,
 ) -> None:
-    """Show what a mapping file makes of a message."""
+    """Show the result of a mapping file for one message."""
     from cli.common.policy_files import read_toml
 
     for one in parse_mappings(read_toml(file)):
@@ -107,13 +107,17 @@ def try_mapping(
             typer.echo(f"topic    {ours[0]}\npayload  {json.dumps(json.loads(ours[1]))}")
         row = decode(*ours, wall_clock_ms(), Origin.MQTT)
         if isinstance(row, Rejection):
-            raise FleetError(f"it would be quarantined: {row.reason}: {row.detail}", code="mapping-quarantines")
+            raise FleetError(
+                f"the message would be quarantined ({row.reason}): {row.detail}; correct the mapping", code="mapping-quarantines"
+            )
         if row.event_time_ms is None:
-            raise FleetError(f"it would be listed, not judged: {row.note}", code="mapping-lists-late")
+            raise FleetError(
+                f"the message would be listed but not judged: {row.note}; correct the mapping", code="mapping-lists-late"
+            )
         if json_lines:
             found = {"topic": ours[0], "payload": json.loads(ours[1]), "event_time_ms": row.event_time_ms, "clock": row.clock}
             as_json([found])
             return
         typer.echo(f"event    {format_instant(row.event_time_ms)} ({row.clock.value} clock)")
         return
-    raise FleetError(f'no mapping in "{file}" fits the topic "{topic}"', code="mapping-fits-none")
+    raise FleetError(f'no mapping in "{file}" matches the topic "{topic}"; add one', code="mapping-fits-none")

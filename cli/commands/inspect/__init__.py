@@ -1,4 +1,6 @@
-"""Verbs that only read: status, devices, transitions, listen, rewind, availability, plan.
+"""Read-only commands: status, devices, transitions, listen, rewind, availability.
 
-Begin with the module that has the name of the verb; ``status.py`` has the short ones.
+``plan`` is here as well. They read tables and status files, and change no home.
+``cli.app`` imports each module when its command is called; other commands may import them.
+Begin with ``status.py``, which registers all commands that have no module of their own.
 """

@@ -1,4 +1,4 @@
-"""``fleet availability``: in what share of a day's covered time devices were in which mode."""
+"""``fleet availability``: share of covered time that devices spent in each mode."""
 
 from datetime import UTC, date, datetime
 from typing import Annotated, Any, Final
@@ -13,28 +13,31 @@ from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.home.home import Home
 
 _DAY_MS: Final = 86_400_000
-_SHOWN: Final = 50  # rows of a table; --json has all
+_SHOWN: Final = 50  # rows of the printed table; --json prints all
 _GROUPS: Final = {"site": ("site", "device_class"), "device": ("device_id", "site", "device_class")}
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb."""
+    """Add the command."""
     app.command("availability")(availability)
 
 
 def availability(
-    day: Annotated[str, typer.Option("--day", help="The day in UTC, such as 2026-01-31.")],
+    day: Annotated[str, typer.Option("--day", help="Day in UTC, such as 2026-01-31.")],
     home: HomeOption = DEFAULT_HOME,
-    by: Annotated[str, typer.Option("--by", help="A row for each 'site' and class, or for each 'device'.")] = "site",
+    by: Annotated[str, typer.Option("--by", help="One row per 'site' and class, or per 'device'.")] = "site",
     json_lines: RowsOption = False,
 ) -> None:
-    """Show in what share of a day devices were online, offline and so on; time in which nobody listened is left out."""
+    """Show the share of a day that devices spent in each mode.
+
+    Coverage gaps, in which no bridge was listening, are excluded.
+    """
     from fleetpulse.reports import judgements
     from fleetpulse.reports.availability import COUNTED, Listened, Span
     from fleetpulse.reports.availability import availability as shares
 
     if by not in _GROUPS:
-        raise Misuse(f'--by is one of {", ".join(_GROUPS)}; got "{by}"', code="option-invalid")
+        raise Misuse(f'--by must be one of {", ".join(_GROUPS)}; got "{by}"', code="option-invalid")
     opened = Home(home)
     opened.record()
     begin_ms = _begin_ms(day)
@@ -42,11 +45,12 @@ def availability(
     known = judgements.shards(opened, judged)
     frontier_ms = known.frontier_ms if known is not None and judged is not None else judgements.frontier_ms(opened, judged)
     deployment = opened.deployment()
-    judged_to_ms = None if frontier_ms is None else deployment.said_through_ms(frontier_ms)  # the rest may be held back
+    judged_to_ms = None if frontier_ms is None else deployment.said_through_ms(frontier_ms)  # later verdicts may be delayed
     if known is None or judged_to_ms is None or judged_to_ms <= begin_ms:
-        reached = "nothing" if judged_to_ms is None else f"what happened up to {format_instant(judged_to_ms)}"
+        reached = "nothing" if judged_to_ms is None else f"only the time up to {format_instant(judged_to_ms)}"
         raise FleetError(
-            f'in "{home}" {reached} is judged; got --day {day}; name an earlier one, or ask again later', code="day-not-judged"
+            f'cannot show --day {day}: {reached} is judged in "{home}"; name an earlier day, or try again later',
+            code="day-not-judged",
         )
     span = Span(begin_ms, min(begin_ms + _DAY_MS, judged_to_ms))
     when = Listened.within(known, span, deployment.verdict_jitter_ms)
@@ -55,21 +59,21 @@ def availability(
         as_json([{"judged_to_ms": judged_to_ms, **row} for row in rows])
         return
     covered_ms = max(sum(part.to_ms - part.from_ms for part in parts) for parts in when.parts)
-    console().print(f"{day}: listened for {format_duration(covered_ms // 1000 * 1000)}, judged up to "
+    console().print(f"{day}: covered time {format_duration(covered_ms // 1000 * 1000)}, judged up to "
                     f"{format_instant(judged_to_ms)}", highlight=False)  # fmt: skip
     modes = [name for name in (*(mode.value for mode in COUNTED), "never_seen") if any(row[name] for row in rows)]
     if rows:
         columns = (*_GROUPS[by], "devices", "available", *modes)
         console().print(as_table([_shown(row) for row in rows[:_SHOWN]], columns, "share of covered time"))
     if len(rows) > _SHOWN:
-        console().print(f"the first {_SHOWN} of {len(rows):,}; all with --json")
+        console().print(f"first {_SHOWN} of {len(rows):,} rows; print all with --json")
 
 
 def _begin_ms(day: str) -> int:
     try:
         found = date.fromisoformat(day)
     except ValueError:
-        raise Misuse(f'--day is a date; got "{day}"; write one such as 2026-01-31', code="date-invalid") from None
+        raise Misuse(f'--day must be a date; got "{day}"; write it like 2026-01-31', code="date-invalid") from None
     return int(datetime(found.year, found.month, found.day, tzinfo=UTC).timestamp()) * 1000
 
 

@@ -1,7 +1,9 @@
-"""``fleet listen``: the last messages, then every one on the broker as it comes, and what becomes of each.
+"""``fleet listen``: recent and arriving messages, each with its result.
 
-Rule 1: what becomes of a message is predicted by the definition's own coverage, and said again when the frontier has passed it.
-Rule 2: it only looks on: a session of its own, nothing acknowledged in another's name, at most `REMEMBERED` messages in memory.
+Rule 1: On arrival, the result is predicted from covered time, with the same code as the replay. It
+is printed again when the frontier has passed the message.
+Rule 2: Observing has no side effects: an MQTT session of its own, which acknowledges only its own
+copies, and at most `REMEMBERED` pending messages in memory.
 """
 
 import os
@@ -35,21 +37,22 @@ from fleetpulse.io.mqtt.subscriber import Arrived, Receiver
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.settings import load_settings
 
-REMEMBERED: Final = 1_000  # shown messages that are followed until they are judged
+REMEMBERED: Final = 1_000  # maximum number of pending messages that are tracked until they are judged
 CANARY: Final = f"fleet/{EVERYONE}/{BRIDGE}/{Kind.TICK.value}"
 EVERYTHING: Final = "#"
-_RECEIVED: Final = "when it was received"
-_ASK_S: Final = 1.0  # how often the checkpoint is asked how far is judged
-_COVERAGE_S: Final = 5.0  # how often gaps are read again
+_RECEIVED: Final = "its received_at"
+_ASK_S: Final = 1.0  # interval between reads of the checkpoint's progress
+_COVERAGE_S: Final = 5.0  # interval between reads of coverage gaps
 
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What becomes of a message.
+    """Result of one message.
 
     Attributes:
-        state: one word for programs: judged, waiting, late, duplicate, unjudged, quarantined, foreign, history, retained, canary.
-        words: the sentence for people.
+        state: keyword for programs: judged, waiting (pending), late, duplicate, unjudged,
+            quarantined, foreign, history, retained, canary.
+        words: sentence for people.
     """
 
     state: str
@@ -58,13 +61,13 @@ class Fate:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A message as it was shown.
+    """A message as it is printed.
 
     Attributes:
-        received_at_ms: when it came.
-        topic: where it was published.
-        payload: its beginning, as text.
-        row: what it was decoded to; None where it was not.
+        received_at_ms: instant at which it arrived, epoch milliseconds.
+        topic: MQTT topic.
+        payload: first 200 bytes of the payload, as text.
+        row: decoded row; None if the message was not decoded.
     """
 
     received_at_ms: int
@@ -74,14 +77,17 @@ class Shown:
 
 
 def fate(shown: Shown, shards: Shards | None, deployment: Deployment) -> tuple[Shown, Fate]:
-    """Return a decoded message with its presence time, and its fate as far as it is known on arrival.
+    """Predict the result of a decoded message on arrival.
 
     Args:
-        shown: the message.
-        shards: coverage as known from the rows that have landed.
-        deployment: lateness, clock lead and backlog.
+        shown: decoded message.
+        shards: coverage according to the landed rows; None if there are none.
+        deployment: limits for lateness, clock lead and backlog.
+
+    Returns:
+        The message with its presence time, and its result as known on arrival.
     """
-    assert shown.row is not None, "a message that was not decoded is not judged"
+    assert shown.row is not None, "only a decoded message is judged"
     listening = (shards or Shards.begin(shown.received_at_ms)).of(shown.row.site)
     listening = listening.read(shown.received_at_ms, deployment.allowed_lateness_ms)
     row = read_with(shown.row, listening.frontier_ms, deployment)
@@ -91,17 +97,17 @@ def fate(shown: Shown, shards: Shards | None, deployment: Deployment) -> tuple[S
 def _fate(row: Row, listening: Listening, deployment: Deployment) -> Fate:
     if row.trust is Trust.LATE and listening.frontier_ms is not None and row.event_time_ms is not None:
         late_by = format_duration(listening.frontier_ms - row.event_time_ms)
-        counts = "only that the device was heard counts" if row.is_direct else "it counts when history is amended"
-        return Fate("late", f"late by {late_by}: its time has been judged; {counts}")
-    fault = f"{clock_fault(row.trust, offset_ms(row))}, so it counts for {_RECEIVED}; " if row.trust in FAULTS else ""
+        counts = "it counts only as a sign of life" if row.is_direct else "it counts only after ./fleet amend"
+        return Fate("late", f"late by {late_by}: behind the frontier; {counts}")
+    fault = f"{clock_fault(row.trust, offset_ms(row))}, so it is judged at {_RECEIVED}; " if row.trust in FAULTS else ""
     due_ms = listening.due_at(row.at_ms, deployment.allowed_lateness_ms)
     if due_ms is None:
-        return Fate("waiting", f"{fault}waiting: a gap is open, and nothing is judged until it is closed")
-    return Fate("waiting", f"{fault}waiting until about {format_instant(due_ms)}, when its time is judged")
+        return Fate("waiting", f"{fault}pending: a coverage gap is open; nothing is judged until it is closed")
+    return Fate("waiting", f"{fault}pending: will be judged at about {format_instant(due_ms)}")
 
 
 def read_with(row: Row, frontier_ms: int | None, deployment: Deployment) -> Row:
-    """Return a message with its presence time, as the job reads it at a frontier."""
+    """Return a message with the presence time that the lifecycle job gives it."""
     if row.kind not in SIGNALS:
         return row
     return present(row, trusted(row, frontier_ms, deployment.max_clock_lead_ms, deployment.max_backlog_ms))
@@ -115,40 +121,43 @@ def read_message(
     sparkplug: bool = False,
     identified_by: DeviceIdentity = DeviceIdentity.ID,
 ) -> tuple[Shown, Fate | None]:
-    """Decode a message as landing will; with its fate where that is known without asking how far is judged.
+    """Decode a message as the landing does.
 
     Args:
-        message: as the broker delivered it.
-        now_ms: when that was.
-        mappings: for topics that are not ours.
-        sparkplug: whether Sparkplug is taken.
-        identified_by: what identifies a device.
+        message: message as delivered by the broker.
+        now_ms: instant of delivery, epoch milliseconds.
+        mappings: mappings for topics outside ``fleet/``.
+        sparkplug: whether the fleet accepts Sparkplug.
+        identified_by: fields that identify a device.
+
+    Returns:
+        The message, and its result if that does not depend on the frontier; otherwise None.
     """
     shown = Shown(now_ms, message.topic, message.payload[:200].decode(errors="backslashreplace"))
     if message.topic.startswith("replay/"):
-        return shown, Fate("history", "history: it is taken where the bridge was started for it")
+        return shown, Fate("history", "history: accepted only by a bridge that replays a recording")
     taken = ("fleet/", PREFIX) if sparkplug else ("fleet/",)
     if not message.topic.startswith(taken) and not any(mapping.match(message.topic) for mapping in mappings):
-        words = "ours begin with fleet/, others need a mapping (fleet map test)"
+        words = "use a topic below fleet/, or add a mapping (fleet map test)"
         if message.topic.startswith(PREFIX):
-            words = "Sparkplug is taken where the setting sparkplug_host names us"
-        return shown, Fate("foreign", f"not our topic: nobody takes it; {words}")
+            words = "to accept Sparkplug, set sparkplug_host"
+        return shown, Fate("foreign", f"ignored: no bridge accepts this topic; {words}")
     if message.retained:
         return shown, Fate("retained", "a retained copy: not a signal")
     if message.topic == CANARY:
-        return shown, Fate("canary", "our own canary: we are listening")
+        return shown, Fate("canary", "canary of the bridge: the bridge is listening")
     row = decode_any(mappings, message.topic, message.payload, now_ms, Origin.MQTT)
     row = identified(row, identified_by) if isinstance(row, Row) else row
     if isinstance(row, Rejection):
-        return shown, Fate("quarantined", f"quarantined because {row.reason}: {row.detail}")
+        return shown, Fate("quarantined", f"quarantined ({row.reason}): {row.detail}")
     return Shown(now_ms, shown.topic, shown.payload, row), None
 
 
 class Followed:
-    """Shown messages that wait for the frontier; beyond ``limit`` the one shown first is no longer followed.
+    """Printed messages that are pending; beyond ``limit``, the oldest one is dropped.
 
     Args:
-        limit: how many are remembered.
+        limit: maximum number of messages.
     """
 
     def __init__(self, limit: int = REMEMBERED) -> None:
@@ -160,8 +169,8 @@ class Followed:
         return len(self._waiting)
 
     def add(self, shown: Shown) -> bool:
-        """Follow a message; False where one of the same identity is followed already: this is a copy."""
-        assert shown.row is not None, "only what was decoded waits"
+        """Track a message; return False if it is a copy of a tracked one."""
+        assert shown.row is not None, "only a decoded message is pending"
         key = identity(shown.row)
         if key in self._waiting:
             return False
@@ -172,10 +181,12 @@ class Followed:
         return True
 
     def passed(self, frontier_of: Callable[[str], int | None]) -> list[Shown]:
-        """Return, once each, the messages whose time is judged, in order of presence time.
+        """Remove and return the messages that the frontier has passed.
+
+        They are returned in order of presence time.
 
         Args:
-            frontier_of: returns the frontier of a site.
+            frontier_of: function that returns the frontier of a site.
         """
         instants = {
             key: shown.row.at_ms for key, shown in self._waiting.items() if shown.row and is_judged(shown.row, frontier_of)
@@ -185,16 +196,16 @@ class Followed:
 
 
 def is_judged(row: Row, frontier_of: Callable[[str], int | None]) -> bool:
-    """Whether the frontier of its site has come to a message."""
+    """Whether the frontier of a message's site has reached the message."""
     frontier_ms = frontier_of(row.site)
     return frontier_ms is not None and row.at_ms <= frontier_ms
 
 
 def verdicts(passed: Iterable[Shown], said: Iterable[dict[str, Any]]) -> list[tuple[Shown, Fate]]:
-    """Return what became of messages that the frontier has passed.
+    """Return the results of messages that the frontier has passed.
 
     Args:
-        passed: the messages.
+        passed: messages that the frontier has passed.
         said: judgements about them, as `judgements.judgements_about` returns them.
     """
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -217,19 +228,19 @@ def _verdict(about: list[dict[str, Any]]) -> Fate:
         if one["kind"] == "late":
             return Fate("late", f"late by {format_duration(one['late_by_ms'] or 0)}: {one['reason']}")
         if one["kind"] == "clock":
-            return Fate("judged", f"judged for {_RECEIVED}, since {one['reason']}: it changed no mode")
-        if one["kind"] != "duplicate":  # that is said of the copy; the one received first was judged
+            return Fate("judged", f"judged at {_RECEIVED}, because {one['reason']}: no mode change")
+        if one["kind"] != "duplicate":  # this is about the copy; the first one was judged
             return Fate("unjudged", f"not judged, {one['kind'].replace('_', ' ')}: {one['reason']}")
-    return Fate("judged", "judged: it changed no mode")
+    return Fate("judged", "judged: no mode change")
 
 
 class Listener:
-    """Shows messages and follows them.
+    """Printer of messages and their results.
 
     Args:
-        home: the home.
-        topic: an MQTT topic filter.
-        json_lines: for a program.
+        home: home of the fleet.
+        topic: MQTT topic filter.
+        json_lines: whether to print one JSON object a line, for programs.
     """
 
     def __init__(self, home: Home, topic: str, *, json_lines: bool) -> None:
@@ -245,14 +256,14 @@ class Listener:
         self._told = 0
 
     def earlier(self, last: int, before_ms: int) -> None:
-        """Show the last messages that had landed before we listened."""
+        """Show the last messages that landed before this command subscribed."""
         from fleetpulse.reports import judgements
 
         landed: list[Shown] = []
         for one in judgements.recent(self.home, last, before_ms):
             shown = Shown(one["received_at_ms"], one["topic"], one["payload"], one["row"])
             if one["row"] is None:
-                self._say(shown, Fate("quarantined", f"quarantined because {one['reason']}: {one['detail']}"))
+                self._say(shown, Fate("quarantined", f"quarantined ({one['reason']}): {one['detail']}"))
             else:
                 landed.append(replace(shown, row=read_with(one["row"], None, self.deployment)))
         frontier_of = judgements.frontier_of_sites(self.home, judged_ms(self.home))
@@ -264,9 +275,9 @@ class Listener:
                 self._tell(shown)
 
     def take(self, message: Arrived) -> None:
-        """Show a message."""
+        """Show an arriving message."""
         if message.topic == CANARY and self.topic == EVERYTHING:
-            return  # one each few seconds, and no device's
+            return  # published every few seconds, by no device
         shown, known = read_message(
             message, wall_clock_ms(), self.mappings, sparkplug=self._sparkplug, identified_by=self._identity
         )
@@ -282,11 +293,11 @@ class Listener:
             self._shards, self._covered_s = judgements.shards(self.home, None), time.monotonic()
         shown, known = fate(shown, self._shards, self.deployment)
         if known.state == "waiting" and not self.followed.add(shown):
-            known = Fate("duplicate", "a copy of a message that waits: the one received first counts")
+            known = Fate("duplicate", "a copy of a pending message: only the first one counts")
         self._say(shown, known)
 
     def follow(self) -> None:
-        """Say of waiting messages that they were judged, once they were."""
+        """Show pending messages again after they have been judged."""
         if not self.followed or time.monotonic() - self._asked_s < _ASK_S:
             return
         self._asked_s = time.monotonic()
@@ -302,7 +313,7 @@ class Listener:
                 self._say(shown, became, again=True)
         if self.followed.forgotten > self._told:
             self._told = self.followed.forgotten
-            typer.echo(f"fleet: more than {REMEMBERED} wait; {self._told} were shown and are no longer followed", err=True)
+            typer.echo(f"fleet: more than {REMEMBERED} messages are pending; {self._told} will not be shown again", err=True)
 
     def _say(self, shown: Shown, told: Fate, *, again: bool = False) -> None:
         if self.json_lines:
@@ -328,15 +339,15 @@ _STYLES: Final = {
 
 
 def listen(home: Home, topic: str, for_s: float, last: int, *, json_lines: bool) -> None:
-    """Show messages until the time is over or Ctrl-C.
+    """Show messages until the time is over or Ctrl-C is pressed.
 
     Raises:
-        FleetError: nothing runs in the home, or the broker does not let us in.
+        FleetError: nothing runs in the home, or the broker refuses the connection.
     """
     if not in_use(home):
         raise FleetError(
-            f'nothing runs in "{home.path}", so that no message comes; start it with: ./fleet up --home {home.path} '
-            f"(what came before is in: ./fleet devices, late, quarantine)",
+            f'cannot listen: nothing runs in "{home.path}"; start it with: ./fleet up --home {home.path} '
+            f"(earlier messages: ./fleet devices, late, quarantine)",
             code="home-not-running",
         )
     address = load_address(home.run("broker"))
@@ -347,9 +358,9 @@ def listen(home: Home, topic: str, for_s: float, last: int, *, json_lines: bool)
     try:
         while time.monotonic() < limit:
             arrived = receiver.poll(0.2)
-            if receiver.connected and not heard:  # what comes from now on is kept for us: there is time to look back
+            if receiver.connected and not heard:  # new messages are queued from now on, so there is time for earlier ones
                 heard = True
-                typer.echo(f"fleet: listening to {topic} on {address}; Ctrl-C ends it", err=True)
+                typer.echo(f"fleet: listening to {topic} on {address}; press Ctrl-C to stop", err=True)
                 if last and topic == EVERYTHING:
                     listener.earlier(last, wall_clock_ms())
             for message in arrived:
@@ -359,7 +370,7 @@ def listen(home: Home, topic: str, for_s: float, last: int, *, json_lines: bool)
             if receiver.problem != problem:
                 problem = receiver.problem
                 if problem:
-                    typer.echo(f"fleet: {problem}; trying again", err=True)
+                    typer.echo(f"fleet: {problem}; retrying", err=True)
     except KeyboardInterrupt:
         return
     finally:

@@ -1,4 +1,4 @@
-"""``fleet plan``: what a fleet will need, from what one device and one message cost."""
+"""``fleet plan``: resources for a fleet, from costs of devices and messages."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,51 +16,72 @@ from fleetpulse.paths import cache_dir
 from fleetpulse.planning.model import DAY_MS, CapacityPlan, Figures, Fleet, plan
 
 MeasuredOption = Annotated[
-    Path | None, typer.Option("--home", help="Take what is not given from the tables of a home, and show what it takes now.")
+    Path | None, typer.Option("--home", help="Use the tables of this home for options not given, and show its present use.")
 ]
 _FOREVER: Final = "forever"
 _MEANINGS: Final = {
-    "messages_per_s": "messages a second",
-    "key_groups": "key groups (a home begins with 8; others: fleet state rescale)",
-    "devices_a_group": "devices in each",
-    "partitions": "state partitions (one a core at first; others: fleet state repartition)",
+    "messages_per_s": "messages per second",
+    "key_groups": "key groups (8 in a new home; change: fleet state rescale)",
+    "devices_a_group": "devices per key group",
+    "partitions": "state partitions (initially one per core; change: fleet state repartition)",
     "cores": "cores of the lifecycle job",
-    "executors": "executors, where a cluster runs it",
+    "executors": "executors, on a cluster",
     "ingest_cores": "cores of bridge and landing",
     "bridges": "bridges",
-    "state_bytes": "state: its newest version",
-    "checkpoint_bytes": "checkpoint: all versions that are kept",
-    "batch_s": "a batch",
-    "checkpoint_s": "its checkpoint",
-    "checkpoint_every": "batches between checkpoints, to stay within the tolerance",
+    "state_bytes": "state: newest version",
+    "checkpoint_bytes": "checkpoint: all retained versions",
+    "batch_s": "duration of a batch",
+    "checkpoint_s": "checkpoint time per batch",
+    "checkpoint_every": "batches per checkpoint, to stay within the tolerance",
     "memory_bytes": "memory of the lifecycle job",
 }
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb."""
+    """Add the command."""
     app.command("plan")(show_plan)
 
 
 def show_plan(
-    devices: Annotated[int | None, typer.Option("--devices", min=1, max=100_000_000, help="How many (10000).")] = None,
-    interval: Annotated[str | None, typer.Option("--interval", help="Between two messages of a device (60s).")] = None,
-    lateness: Annotated[str | None, typer.Option("--lateness", help="How late a message may come and be judged (60s).")] = None,
-    errors: Annotated[float | None, typer.Option("--errors", min=0, max=1, help="Share of errors (0.01).")] = None,
-    late: Annotated[float | None, typer.Option("--late", min=0, max=1, help="Share of late messages (0.002).")] = None,
-    copies: Annotated[float | None, typer.Option("--copies", min=0, max=1, help="Share that comes twice (0.01).")] = None,
-    changes: Annotated[float | None, typer.Option("--changes", min=0, help="Changes of mode, a device and day (0.2).")] = None,
-    metrics: Annotated[float | None, typer.Option("--metrics", min=0, help="Bytes of metrics a message (12).")] = None,
-    keep: Annotated[str | None, typer.Option("--keep", help='How long messages are kept, or "forever" (90d).')] = None,
+    devices: Annotated[
+        int | None, typer.Option("--devices", min=1, max=100_000_000, help="Number of devices; 10000 by default.")
+    ] = None,
+    interval: Annotated[
+        str | None, typer.Option("--interval", help="Time between two messages of a device; 60s by default.")
+    ] = None,
+    lateness: Annotated[str | None, typer.Option("--lateness", help="Allowed lateness; 60s by default.")] = None,
+    errors: Annotated[
+        float | None, typer.Option("--errors", min=0, max=1, help="Share of error messages; 0.01 by default.")
+    ] = None,
+    late: Annotated[float | None, typer.Option("--late", min=0, max=1, help="Share of late messages; 0.002 by default.")] = None,
+    copies: Annotated[
+        float | None, typer.Option("--copies", min=0, max=1, help="Share of duplicate messages; 0.01 by default.")
+    ] = None,
+    changes: Annotated[
+        float | None, typer.Option("--changes", min=0, help="Mode changes per device and day; 0.2 by default.")
+    ] = None,
+    metrics: Annotated[
+        float | None, typer.Option("--metrics", min=0, help="Bytes of metrics per message; 12 by default.")
+    ] = None,
+    keep: Annotated[str | None, typer.Option("--keep", help='Retention of messages, or "forever"; 90d by default.')] = None,
     tolerance: Annotated[
-        float | None, typer.Option("--tolerance", min=0.001, max=1, help="Share of a batch that its checkpoint may take (0.1).")
+        float | None,
+        typer.Option(
+            "--tolerance", min=0.001, max=1, help="Share of a batch's time that its checkpoint may take; 0.1 by default."
+        ),
     ] = None,
     home: MeasuredOption = None,
-    calibrate: Annotated[bool, typer.Option("--calibrate", help="First measure what things cost on this machine.")] = False,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="First measure the costs on this machine, in about a minute.")
+    ] = False,
     dry_run: DryOption = False,
     json_lines: JsonOption = False,
 ) -> None:
-    """Say what a fleet will need: state, batches, key groups, cores, memory, and storage a month out."""
+    """Estimate the resources that a fleet needs: cores, memory, state and storage.
+
+    The estimate also covers key groups, partitions, and the duration of a batch. Storage is the
+    amount in use after one month of operation.
+    """
     given: dict[str, Any] = {
         "devices": devices,
         "interval_ms": _duration("--interval", interval),
@@ -88,26 +109,27 @@ def show_plan(
 
 
 def _outlook(given: dict[str, Any], home: Home | None, *, measures: bool) -> DryRun:
-    """Return what a plan would be made from.
+    """Describe a plan's inputs and outputs.
 
     Raises:
-        FleetError: there is no such home, its settings have faults, or the figures that were kept cannot be read.
+        FleetError: the home does not exist, its settings are invalid, or the saved cost figures
+            are unreadable.
     """
     from batch.calibrate import FILE, load
     from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEALTH
     from fleetpulse.settings import load_settings
 
     kept = cache_dir() / FILE
-    reads = [] if measures else [Read(f"what things cost, by {load(cache_dir()).source}")]
+    reads = [] if measures else [Read(f"the cost figures: {load(cache_dir()).source}")]
     if home is not None:
         home.record()
         load_settings(home.path)
         read = ((MESSAGES, "received_at"), (JUDGEMENTS, "event_time"), (QUARANTINE, "received_at"), (STREAM_HEALTH, "began_at"))
-        reads += [*tables_read(home, read), Read(f'how large the files below "{home.path}" are')]
+        reads += [*tables_read(home, read), Read(f'the sizes of the files below "{home.path}"')]
     named = [_option(name) for name, value in given.items() if value is not None]
     source = "the built-in fleet" if home is None else f'the fleet of "{home.path}"'
-    before = "measure what things cost on this machine, in a minute or so, and " if measures else ""
-    does = f"{before}plan for {source}" + (f", but for what is given: {', '.join(named)}" if named else "")
+    before = "measure the costs on this machine, in about a minute, and " if measures else ""
+    does = f"{before}plan for {source}" + (f", with options: {', '.join(named)}" if named else "")
     return DryRun(does, tuple(reads), (f'"{kept}"',) if measures else ())
 
 
@@ -120,7 +142,7 @@ def _duration(option: str, text: str | None) -> int | None:
         return None
     found = parse_duration_ms(text)
     if not found:
-        raise Misuse(f'{option} must be longer than nothing; got "{text}"; write one such as "5m"', code="duration-not-positive")
+        raise Misuse(f'{option} must be longer than 0s; got "{text}"; write it like "5m"', code="duration-not-positive")
     return found
 
 
@@ -136,12 +158,12 @@ def _figures(*, measure_anew: bool) -> Figures:
 
 
 def _of_home(home: Home) -> tuple[Fleet, int]:
-    """Return a home's fleet, and the bytes that its settings give to the JVM's heap."""
+    """Return a home's fleet, and the size of its JVM heap in bytes, from its settings."""
     from fleetpulse.io.tables.adaptive_batching import hold_ms, verdict_delay_ms
     from fleetpulse.planning.observed import fleet_of
     from fleetpulse.settings import heap_mb, load_settings
 
-    home.record()  # says so where there is no fleet
+    home.record()  # raises if there is no fleet
     settings = load_settings(home.path)
     kept_ms = settings.keep_device_snapshots
     kept_days = None if kept_ms is None else kept_ms / DAY_MS
@@ -165,13 +187,13 @@ def _show(found: CapacityPlan, fleet: Fleet, figures: Figures, now: dict[str, An
         as_json([{"fleet": asked, "plan": found.as_rows(), "figures": figures.source, "now": now or None}])
         return
     told, shown = found.as_rows(), console()
-    kept = "for ever" if fleet.keep_days is None else f"for {fleet.keep_days:g} days"
+    kept = "without limit" if fleet.keep_days is None else f"for {fleet.keep_days:g} days"
     shown.print(
-        f"{fleet.devices:,} devices, a message each {format_duration(fleet.interval_ms)}, a lateness of "
-        f"{format_duration(fleet.lateness_ms)}; messages are kept {kept}; costs by {figures.source}"
+        f"{fleet.devices:,} devices, one message each per {format_duration(fleet.interval_ms)}, allowed lateness "
+        f"{format_duration(fleet.lateness_ms)}; messages are kept {kept}; cost figures: {figures.source}"
     )
     rows = [{"what": meaning, "planned": _said(name, told[name])} for name, meaning in _MEANINGS.items()]
-    stored = [(f"stored a month out: {table}", table, size) for table, size in told["storage_bytes"].items()]
+    stored = [(f"stored after one month: {table}", table, size) for table, size in told["storage_bytes"].items()]
     rows += [{"what": what, "planned": measure("_bytes", size)} for what, _, size in stored]
     columns = ["what", "planned"]
     if now:

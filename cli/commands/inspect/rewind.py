@@ -1,4 +1,7 @@
-"""``fleet rewind``: the fleet, or one device's life, at an instant: as it is known now, or as it was known then."""
+"""``fleet rewind``: the fleet, or one device's life, at an instant in the past.
+
+History is shown as it is known now, or as it was known at an earlier instant.
+"""
 
 from collections import Counter
 from typing import Annotated, Any
@@ -19,23 +22,24 @@ _LIFE = ("since", "until", "for", "mode", "trigger", "reason")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb."""
+    """Add the command."""
     app.command("rewind")(rewind)
 
 
 def rewind(
-    to: Annotated[str, typer.Option("--to", help="The instant, such as 2026-01-31T12:00:00Z.")],
-    device: Annotated[str | None, typer.Option("--device", help="The life of this device up to then.")] = None,
-    known: Annotated[
-        str, typer.Option("--known", help="As it is known 'now', as it was known 'then', or at an instant between.")
-    ] = "now",
+    to: Annotated[str, typer.Option("--to", help="Instant to show, such as 2026-01-31T12:00:00Z.")],
+    device: Annotated[str | None, typer.Option("--device", help="Show the life of this device up to that instant.")] = None,
+    known: Annotated[str, typer.Option("--known", help="As known 'now', as known 'then', or as known at this instant.")] = "now",
     home: HomeOption = DEFAULT_HOME,
-    mode: Annotated[str | None, typer.Option("--mode", help="Only devices in this mode.")] = None,
-    last: Annotated[int, typer.Option("--last", min=1, help="So many rows: of devices the first, of a life the newest.")] = 200,
+    mode: Annotated[str | None, typer.Option("--mode", help="Show only devices in this mode.")] = None,
+    last: Annotated[int, typer.Option("--last", min=1, help="Number of rows: first devices, or newest changes of a life.")] = 200,
     dry_run: DryOption = False,
     json_lines: RowsOption = False,
 ) -> None:
-    """Show every device's mode at an instant, or how one device came to its own."""
+    """Show every device's mode at an instant, or the life of one device up to it.
+
+    With --known, later judgements and amendments are left out: history is shown as it was known.
+    """
     from fleetpulse.reports import time_travel as reports
 
     check_mode(mode)
@@ -58,10 +62,10 @@ def rewind(
 
 
 def _outlook(home: Home, device: str | None, moment: Any) -> DryRun:
-    """Return what would be read.
+    """Describe the tables that would be read.
 
     Raises:
-        FleetError: nobody knows the device.
+        FleetError: the device was never registered or heard.
     """
     from fleetpulse.core.tables import DEVICES, JUDGEMENTS
     from fleetpulse.reports.judgements import require_known
@@ -74,10 +78,10 @@ def _outlook(home: Home, device: str | None, moment: Any) -> DryRun:
 
 
 def _moment(home: Home, at_ms: int, known: str) -> Any:
-    """Return what is asked for.
+    """Check the requested instants; return them with the event time judged by then.
 
     Raises:
-        FleetError: the home has no history, or none of then.
+        FleetError: the home has no history, or its history begins later.
         Misuse: an instant lies in the future.
     """
     from fleetpulse.reports import judgements as reports
@@ -88,26 +92,26 @@ def _moment(home: Home, at_ms: int, known: str) -> Any:
     for name, asked_ms in (("--to", at_ms), ("--known", known_ms)):
         if now_ms < asked_ms != END_OF_TIME_MS:
             raise Misuse(
-                f"{name} is an instant of the past; got {format_instant(asked_ms)}; what is to come nobody knows",
+                f"{name} must be an instant in the past; got {format_instant(asked_ms)}; name an earlier instant",
                 code="instant-not-past",
             )
     shards = reports.shards(home, None)
     if shards is None:
         raise FleetError(
-            f'the home "{home.path}" has no history; play one with: ./fleet replay RECORDING --home {home.path}',
+            f'the home "{home.path}" has no history; replay a recording: ./fleet replay RECORDING --home {home.path}',
             code="home-without-history",
         )
     if at_ms < (first_ms := begun_ms(home, shards.start_ms)):
         began = format_instant(first_ms)
         raise FleetError(
-            f'the history of "{home.path}" begins at {began}; got --to {format_instant(at_ms)}; name {began} or later',
+            f'the history of "{home.path}" begins at {began}; got --to {format_instant(at_ms)}; use {began} or later',
             code="instant-before-history",
         )
     return Moment(at_ms, known_ms, _judged_to(home, known_ms))
 
 
 def _judged_to(home: Home, known_ms: int) -> int:
-    """Return up to which event time was judged by an instant; -1 where nothing was."""
+    """Return the event time up to which rows were judged by then; -1 if there is none."""
     from fleetpulse.reports import judgements as reports
     from fleetpulse.reports.time_travel import judged_between
 
@@ -128,30 +132,30 @@ def _judged_when(home: Home, known_ms: int) -> str:
     if first is None or final is None:
         return "nothing has been judged yet"
     if known_ms >= instant_ms(first):
-        return f"by {format_instant(known_ms)} nothing of then had been judged"
+        return f"by {format_instant(known_ms)}, nothing before --to had been judged"
     span = f"from {format_instant(instant_ms(first))} to {format_instant(instant_ms(final))}"
     return (
-        f"by {format_instant(known_ms)} nothing had been judged; this history was judged {span}; "
-        f"leave --known out, or name an instant after that"
+        f"by {format_instant(known_ms)}, nothing had been judged; this history was judged {span}; "
+        f"omit --known, or use a later instant"
     )
 
 
 def _nothing_of(home: Home, device: str, moment: Any) -> str:
-    """Say why nothing can be told of a device.
+    """Return the reason why a device has no history to show.
 
     Raises:
-        FleetError: nobody knows it.
+        FleetError: the device was never registered or heard.
     """
     from fleetpulse.reports import judgements as reports
 
     reports.require_known(home, device)
     changes = reports.transitions(home, device)
     if not changes:
-        return f'nothing has been judged of "{device}"; see why with: ./fleet device {device} --home {home.path}'
+        return f'no verdict about "{device}" has been emitted; to see why: ./fleet device {device} --home {home.path}'
     if moment.known_ms != END_OF_TIME_MS and instant_ms(changes[0]["event_time"]) <= moment.at_ms:
-        return f'of "{device}" nothing was known then: {_judged_when(home, moment.known_ms)}'
+        return f'nothing about "{device}" was known then: {_judged_when(home, moment.known_ms)}'
     began = cell("event_time", changes[0]["event_time"])
-    return f'"{device}" has no mode at {format_instant(moment.at_ms)}: its life begins at {began}; name that or a later instant'
+    return f'"{device}" has no mode at {format_instant(moment.at_ms)}: its life begins at {began}; use that or a later instant'
 
 
 def _knowledge(moment: Any) -> str:
@@ -169,16 +173,16 @@ def _show(device: str | None, moment: Any, rows: list[dict[str, Any]], last: int
         if rows:
             shown.print(as_table(rows[:last], _FLEET, "devices"))
         if len(rows) > last:
-            shown.print(f"the first {last} of {len(rows):,}; more with --last N, all with --json")
+            shown.print(f"first {last} of {len(rows):,} devices; use --last N for more, or --json for all")
     else:
         told = [_of_life(span) for span in rows[-last:]]
         title = f"life of {device} up to {at}, as {knowledge}"
         shown.print(as_table(told, _LIFE, title))
         if len(rows) > last:
-            shown.print(f"the newest {last} of {len(rows):,}; more with --last N, all with --json")
+            shown.print(f"newest {last} of {len(rows):,} changes; use --last N for more, or --json for all")
     if moment.judged_to_ms < moment.at_ms:
         reached = "nothing" if moment.judged_to_ms < 0 else f"up to {format_instant(moment.judged_to_ms)}"
-        shown.print(f"judged by then: {reached}; what happened later is not in this", highlight=False)
+        shown.print(f"judged by then: {reached}; later events are not included", highlight=False)
 
 
 def _of_life(span: dict[str, Any]) -> dict[str, Any]:

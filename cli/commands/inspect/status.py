@@ -1,4 +1,7 @@
-"""The verbs that look: what came of the messages."""
+"""``fleet status``, and the other views of the current results.
+
+Registers also ``devices``, ``transitions``, ``late``, ``quarantine`` and ``listen``.
+"""
 
 import time
 from collections.abc import Mapping
@@ -37,10 +40,10 @@ from fleetpulse.io.system.wall_clock import wall_clock_ms
 if TYPE_CHECKING:
     from rich.console import Console
 
-LastOption = Annotated[int, typer.Option("--last", min=1, help="So many rows, the newest.")]
+LastOption = Annotated[int, typer.Option("--last", min=1, help="Number of newest rows to show.")]
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
-_SLACK = timedelta(minutes=2)  # between judging and having written: of several who write, one may be faster
+_SLACK = timedelta(minutes=2)  # maximum time from judging to writing; parallel writers differ in speed
 _LIST_THEM = ("  (why: fleet late --kind all)", "")
 
 _LIFE_COLUMNS = ("event_time", "transition_no", "from_mode", "to_mode", "trigger", "runtime_ms", "life")
@@ -58,7 +61,7 @@ class _Unjudged(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs."""
+    """Add the commands."""
     app.command("status")(status)
     app.command("devices")(devices)
     app.command("transitions")(transitions)
@@ -69,17 +72,17 @@ def register(app: typer.Typer) -> None:
 
 def _opened(home: Path) -> Home:
     opened = Home(home)
-    opened.record()  # says so where there is no fleet
+    opened.record()  # raises if there is no fleet
     return opened
 
 
 def status(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False) -> None:
-    """Show devices by mode, counts, and how far everything is."""
+    """Show devices by mode, message counts, the frontier, and the jobs' health."""
     show_status(_opened(home), json_lines=json_lines)
 
 
 def status_facts(home: Home) -> dict[str, Any]:
-    """Return what `fleet status` shows."""
+    """Return the facts that `fleet status` shows, by name."""
     from fleetpulse.reports import devices as present
     from fleetpulse.reports import judgements as reports
 
@@ -116,8 +119,8 @@ def show_status(home: Home, *, json_lines: bool) -> None:
         shown.print(f"offline and never seen: {facts['never_seen']:,}")
     if facts["clocks"]:
         clocks = ", ".join(f"{count:,} {_CLOCKS[trust]}" for trust, count in facts["clocks"].items())
-        shown.print(f"clocks that are not right: {clocks}  (fleet devices shows which)")
-    became = ", ".join(f"{count:,} times {mode}" for mode, count in facts["transitions"].items()) or "none"
+        shown.print(f"devices with a wrong clock: {clocks}  (list them: fleet devices)")
+    became = ", ".join(f"{count:,} to {mode}" for mode, count in facts["transitions"].items()) or "none"
     shown.print(f"transitions: {became}")
     others = {kind: count for kind, count in facts["judgements"].items() if kind != "transition"}
     shown.print(
@@ -137,17 +140,17 @@ def show_status(home: Home, *, json_lines: bool) -> None:
     running = ", ".join(f"{name} ({words})" for name, words in told.items())
     shown.print(f"running: {running or 'nothing'}")
     if facts["services"]:
-        shown.print(f"as services: {', '.join(facts['services'])}")
+        shown.print(f"running as services: {', '.join(facts['services'])}")
     _show_health(shown, facts["health"])
 
 
-_CLOCKS = {"late": "behind, or with messages held up", "invalid": "not set", "ahead": "ahead", "behind": "not set, or set back"}
+_CLOCKS = {"late": "behind, or with delayed messages", "invalid": "not set", "ahead": "ahead", "behind": "not set, or set back"}
 _RATING_COLOURS = {"good": "green", "warning": "yellow", "critical": "red"}
 
 
 def _show_health(shown: "Console", health: dict[str, Any] | None) -> None:
     if health is None:
-        shown.print("health of the lifecycle job: no batch yet")
+        shown.print("health of the lifecycle job: no batches yet")
         return
     rows = [
         {
@@ -166,31 +169,31 @@ def _show_health(shown: "Console", health: dict[str, Any] | None) -> None:
     )
     newest = health["newest"]
     shown.print(table)
-    parts = f"batch {newest['batch_id']} of {newest['began_at']}: {newest['batch_ms']:,} ms{_parts_of(newest)}"
+    parts = f"batch {newest['batch_id']}, started {newest['began_at']}: {newest['batch_ms']:,} ms{_parts_of(newest)}"
     if newest["input_rows"] is not None:
         parts += f" for {newest['input_rows']:,} rows"
     if newest["input_rows_per_s"] is not None:
-        parts += f", {newest['input_rows_per_s']:,.0f} a second came in"
+        parts += f", input {newest['input_rows_per_s']:,.0f} rows per second"
     late = "" if newest["rows_late"] is None else f"; {newest['rows_late']:,} rows late"
-    shown.print(f"{parts}{late}; {newest['state_rows']:,} values in the state")
+    shown.print(f"{parts}{late}; state: {newest['state_rows']:,} values")
 
 
-_PARTS = {"looking for rows": "latest_offset_ms", "planning": "query_planning_ms", "judging and writing": "add_batch_ms"}
+_PARTS = {"finding new rows": "latest_offset_ms", "planning": "query_planning_ms", "judging and writing": "add_batch_ms"}
 
 
 def _parts_of(batch: Mapping[str, Any]) -> str:
-    """Say what most of a batch's time went into."""
+    """Format the durations of a batch's main phases."""
     known = [f"{name} {batch[column]:,}" for name, column in _PARTS.items() if batch[column] is not None]
     return f" ({', '.join(known)})" if known else ""
 
 
 def devices(
     home: HomeOption = DEFAULT_HOME,
-    mode: Annotated[str | None, typer.Option("--mode", help="Only devices in this mode.")] = None,
+    mode: Annotated[str | None, typer.Option("--mode", help="Show only devices in this mode.")] = None,
     json_lines: RowsOption = False,
-    last: Annotated[int, typer.Option("--last", min=1, help="So many devices, those whose mode changed last.")] = 200,
+    last: Annotated[int, typer.Option("--last", min=1, help="Number of devices: those with the newest mode changes.")] = 200,
 ) -> None:
-    """List devices with their mode, since when, and when they were last heard."""
+    """List devices with their mode, its start, and the time of the last signal."""
     from fleetpulse.reports import devices as present
     from fleetpulse.reports import judgements as reports
 
@@ -198,12 +201,12 @@ def devices(
     check_mode(mode, "unjudged")
     rows = present.devices(opened, reports.frontier_ms(opened, judged_ms(opened)), mode)
     columns = ("device_id", "mode", "since", "last_seen", "site", "device_class", "transitions", "messages", "clock", "reason")
-    left_out = f"the {last:,} of {len(rows):,} whose mode changed last" if len(rows) > last else ""
+    left_out = f"{last:,} of {len(rows):,} devices, those with the newest mode changes" if len(rows) > last else ""
     show(rows if json_lines else _changed_last(rows, last), columns, "devices", json_lines=json_lines, left_out=left_out)
 
 
 def _changed_last(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """Return so many devices as changed their mode last, in the order in which they came."""
+    """Return the devices with the newest mode changes, in their original order."""
     if len(rows) <= count:
         return rows
     newest = nlargest(count, enumerate(rows), key=lambda each: (each[1]["since"] or _NEVER, -each[0]))
@@ -214,13 +217,13 @@ def transitions(
     home: HomeOption = DEFAULT_HOME,
     json_lines: RowsOption = False,
     last: LastOption = 50,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C.")] = False,
-    device: Annotated[str | None, typer.Option("--device", help="Of this device only.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Keep printing new transitions until Ctrl-C.")] = False,
+    device: Annotated[str | None, typer.Option("--device", help="Show only this device.")] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="What was judged, and what amendments took back and added, row by row.")
+        bool, typer.Option("--all", help="Show transitions as first emitted, and all retractions and additions.")
     ] = False,
 ) -> None:
-    """List mode changes, in order of event time, as far as is known by now; --all with what was taken back."""
+    """List mode changes in order of event time, with amendments applied."""
     from fleetpulse.reports import judgements as reports
 
     opened = _opened(home)
@@ -239,7 +242,10 @@ def _id(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _judged_lately(home: Home, newest: datetime | None) -> list[dict[str, Any]]:
-    """Return what was judged up to `_SLACK` before the newest: who judges later may be done with writing sooner."""
+    """Return the transitions judged since `_SLACK` before the newest one.
+
+    Parallel writers can commit out of order: a row judged later may be written earlier.
+    """
     from fleetpulse.reports import judgements as reports
 
     newest = newest or reports.newest_judged_at(home)
@@ -256,7 +262,7 @@ def _follow(home: Home, told: list[dict[str, Any]], device: str | None, *, json_
         while True:
             time.sleep(1)
             if not holds_table(judgements) or (version := tables.version(judgements)) == looked_at:
-                continue  # what was judged lately may be a million rows, and stays lately for as long as nothing is judged
+                continue  # the recent rows may be a million, and stay recent until something new is judged
             looked_at = version
             newest = max((at for at in seen.values() if at != _NEVER), default=None)
             fresh = _judged_lately(home, newest)
@@ -280,9 +286,12 @@ def late(
     home: HomeOption = DEFAULT_HOME,
     json_lines: RowsOption = False,
     last: LastOption = 50,
-    kind: Annotated[_Unjudged, typer.Option("--kind", help="What else was not judged: of this kind, or all.")] = _Unjudged.LATE,
+    kind: Annotated[_Unjudged, typer.Option("--kind", help="Kind of messages to list.")] = _Unjudged.LATE,
 ) -> None:
-    """List messages that came when their time had been judged; with --kind, whatever else was not judged, and why."""
+    """List late messages, or messages not judged for another reason (--kind).
+
+    A message is late if the frontier has passed its event time when it arrives.
+    """
     from fleetpulse.reports import judgements as reports
 
     rows = reports.unjudged(_opened(home), None if kind is _Unjudged.ALL else kind.value, None if json_lines else last)
@@ -302,10 +311,10 @@ def quarantine(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False, 
 
 
 def show_device(home: Home, device_id: str, *, json_lines: bool) -> None:
-    """Print how a device stands, and its life.
+    """Print the status of a device, and the transitions of its life.
 
     Raises:
-        FleetError: nobody has heard of it, or nothing of it was judged yet.
+        FleetError: the device was never registered or heard, or has not been judged yet.
     """
     from fleetpulse.reports import judgements as reports
 
@@ -313,7 +322,7 @@ def show_device(home: Home, device_id: str, *, json_lines: bool) -> None:
     if standing is None:
         reports.require_known(home, device_id)
         raise FleetError(
-            f'nothing was judged yet of "{device_id}"; see how far the job is: ./fleet status --home {home.path}',
+            f'device "{device_id}" has not been judged yet; check the progress with: ./fleet status --home {home.path}',
             code="device-not-judged",
         )
     if json_lines:
@@ -331,10 +340,10 @@ def show_device(home: Home, device_id: str, *, json_lines: bool) -> None:
                 value = f"{cell(name, value)}  {_from_now(instant_ms(value))}"
             value = cell(name, value)
         shown.print(f"{name.removesuffix('_ms').replace('_', ' '):>18}  {value}", highlight=False)
-    shown.print(as_table(standing.transitions[-50:], _LIFE_COLUMNS, f"life of {device_id}, the newest 50 changes"))
+    shown.print(as_table(standing.transitions[-50:], _LIFE_COLUMNS, f"life of {device_id}, newest 50 transitions"))
     if standing.retracted_offline:
         spans = [{name: one[name] and format_instant(one[name]) for name in one} for one in standing.retracted_offline[-50:]]
-        title = "retracted offline: judged offline, and alive as late messages show"
+        title = "retracted offline: judged offline, but alive according to late messages"
         shown.print(as_table(spans, ("since_ms", "until_ms"), title))
 
 
@@ -346,16 +355,15 @@ def _from_now(instant: int) -> str:
 
 def listen(
     home: HomeOption = DEFAULT_HOME,
-    topic: Annotated[str, typer.Option("--topic", help="An MQTT topic filter.")] = "#",
-    for_s: Annotated[float, typer.Option("--for", min=1, help="So many seconds.")] = 3600.0,
-    last: Annotated[
-        int, typer.Option("--last", min=0, help="First so many that came before, where all topics are asked for.")
-    ] = 5,
+    topic: Annotated[str, typer.Option("--topic", help="MQTT topic filter.")] = "#",
+    for_s: Annotated[float, typer.Option("--for", min=1, help="Stop after this many seconds.")] = 3600.0,
+    last: Annotated[int, typer.Option("--last", min=0, help="First show this many earlier messages; only without --topic.")] = 5,
     json_lines: RowsOption = False,
 ) -> None:
-    """Show messages as they come, on any topic, and what becomes of each; a message that waits is shown again when it is judged.
+    """Show messages as they arrive, on any topic, and the result of each.
 
-    The bridge's own canaries are left out where all topics are asked for; --topic fleet/_/+/tick shows them.
+    A pending message is shown again when it has been judged. Canary messages of the bridge are left
+    out; show them with --topic fleet/_/+/tick.
     """
     from cli.commands.inspect.listen import listen as run
 

@@ -1,4 +1,6 @@
-"""Verbs that start and stop processes: up, replay, down, service, stream, job, fetch, and the version.
+"""Commands that start and stop processes: up, replay, down, service, stream, job.
 
-Begin with ``run.py``; the processes themselves are watched in ``cli.supervisor``.
+Also ``fetch`` and ``version``. They use ``cli.supervisor``, which runs ``fleet job`` as processes.
+``cli.app`` imports each module when its command is called; ``cli.entry`` imports ``job.py``.
+Begin with ``run.py``, then read ``job.py``.
 """

@@ -1,4 +1,4 @@
-"""``fleet fetch``: all that a start would fetch or compile, had beforehand; without Airflow no start needs a network then."""
+"""``fleet fetch``: downloads and compilation in advance, for later starts."""
 
 import typer
 
@@ -8,14 +8,15 @@ from fleetpulse.io.spark.java import find_java
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb."""
+    """Add the command."""
     app.command("fetch")(fetch)
 
 
 def fetch() -> None:
-    """Fetch Java where there is none, and Spark's JARs, compile the fold, and keep Spark's classes for quicker starts.
+    """Download and compile in advance everything that later starts need.
 
-    No start with --no-airflow needs a network then.
+    This gets Java, unless it is installed, and Spark's JARs, compiles the fold, and creates Spark's
+    class archive for faster starts. Afterwards, starts with --no-airflow need no network.
     """
     from fleetpulse.io.system.kernel_cache import keep_kernels
 

@@ -1,4 +1,4 @@
-"""The jobs as processes: what ``fleet up`` and ``fleet replay`` start. They are not for people."""
+"""``fleet job``: processes of a run, started by commands such as ``fleet up``."""
 
 import os
 import sys
@@ -20,7 +20,9 @@ from fleetpulse.io.system.process import Stop, block_imports, tune_gc, unblock_i
 if TYPE_CHECKING:
     from streaming.bridge.bridge import MessageSource
 
-jobs = typer.Typer(hidden=True, add_completion=False, pretty_exceptions_enable=False, help="The processes of a run.")
+jobs = typer.Typer(
+    hidden=True, add_completion=False, pretty_exceptions_enable=False, help="Run one process of a run; started by other commands."
+)
 ParentOption = Annotated[int | None, typer.Option("--parent")]
 
 
@@ -31,17 +33,18 @@ def register(app: typer.Typer) -> None:
 
 @jobs.callback()
 def _spare() -> None:
-    """Import Structlog and Paho without the packages that they load if they find them: 5 MB of each process.
+    """Import Structlog and Paho without their optional packages.
 
-    Structlog draws exceptions with rich, and no job logs one; Paho finds brokers by SRV records with dns, and no job asks it to.
+    This saves 5 MB per process. Structlog formats exceptions with rich, but no job logs exceptions.
+    Paho resolves SRV records with dns, but no job uses them.
     """
     block_imports("rich", "dns")
     import_module("structlog")
-    unblock_imports("rich")  # typer shows misuse with it
+    unblock_imports("rich")  # typer prints usage errors with it
 
 
 class _Log:
-    """Standard output, where a line that the disk has no room for is lost: a job waits a full disk out and does not die."""
+    """Standard output that drops lines while the disk is full, so that jobs survive."""
 
     def write(self, text: str) -> None:
         try:
@@ -79,10 +82,10 @@ def bridge(
     not_live: Annotated[bool, typer.Option("--not-live")] = False,
     name: Annotated[str, typer.Option("--name")] = BRIDGE,
 ) -> None:
-    """From the broker to segments."""
+    """Write messages from the broker to segments."""
     from fleetpulse.settings import load_settings
 
-    if name != KAFKA:  # Spark's own Python may ask for it
+    if name != KAFKA:  # PySpark may import pandas
         block_imports("pandas")
     from streaming.bridge.bridge import BridgeSettings, run_bridge
 
@@ -120,7 +123,7 @@ def bridge(
 
 @jobs.command("landing")
 def landing(home: HomeOption, parent: ParentOption = None) -> None:
-    """From segments to bronze."""
+    """Load segments into bronze."""
     from fleetpulse.io.mqtt.sparkplug.codec import decode_any
     from fleetpulse.io.tables.adaptive_batching import landing_pause_s, verdict_delay_ms
     from fleetpulse.settings import load_settings
@@ -141,7 +144,7 @@ def landing(home: HomeOption, parent: ParentOption = None) -> None:
 
 @jobs.command("classes")
 def classes(_home: HomeOption, parent: ParentOption = None) -> None:
-    """Spark's classes, for later starts: all else that runs comes first."""
+    """Create Spark's class archive for faster starts, at low priority."""
     from cli.supervisor.cds import keep_classes
 
     os.nice(10)
@@ -150,7 +153,7 @@ def classes(_home: HomeOption, parent: ParentOption = None) -> None:
 
 @jobs.command("lifecycle")
 def lifecycle(home: HomeOption, parent: ParentOption = None) -> None:
-    """From bronze to judgements."""
+    """Judge the rows of bronze, and write judgements."""
     from cli.common.session_size import size_of
     from fleetpulse.io.tables.adaptive_batching import hold_ms, verdict_delay_ms
     from fleetpulse.settings import load_settings
@@ -164,7 +167,7 @@ def lifecycle(home: HomeOption, parent: ParentOption = None) -> None:
 
 @jobs.command("airflow")
 def airflow(home: HomeOption, port: Annotated[int, typer.Option("--port")], parent: ParentOption = None) -> None:
-    """Airflow beside all that."""
+    """Run Airflow."""
     from cli.supervisor.airflow import run_airflow
 
     run_airflow(Home(home), port, _begin(parent))
@@ -172,7 +175,7 @@ def airflow(home: HomeOption, port: Annotated[int, typer.Option("--port")], pare
 
 @jobs.command("simulator")
 def simulator(home: HomeOption, parent: ParentOption = None, history: Annotated[bool, typer.Option("--history")] = False) -> None:
-    """A simulated fleet."""
+    """Run a simulated fleet."""
     from streaming.simulator.simulator import run_simulator
 
     at = Home(home)

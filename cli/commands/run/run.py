@@ -1,4 +1,4 @@
-"""The verbs of a run: ``fleet replay``, ``fleet up``, ``fleet down``."""
+"""``fleet replay``, ``fleet up`` and ``fleet down``: start and stop a run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,23 +10,21 @@ from cli.common.policy_files import deployment_of, policy_of
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.mqtt.address import parse_broker_url
 
-BrokerOption = Annotated[
-    str | None, typer.Option("--broker", help="Another broker: mqtt://HOST:PORT, or mqtts:// for a secured line.")
-]
-LatenessOption = Annotated[str | None, typer.Option("--lateness", help="How late a message may come and be judged, such as 5m.")]
+BrokerOption = Annotated[str | None, typer.Option("--broker", help="Use this broker: mqtt://HOST:PORT, or mqtts:// for TLS.")]
+LatenessOption = Annotated[str | None, typer.Option("--lateness", help="Allowed lateness of messages, such as 5m.")]
 TimeoutOption = Annotated[str | None, typer.Option("--timeout", help="Silence after which a device is offline, such as 60m.")]
-PolicyOption = Annotated[Path | None, typer.Option("--policy", help="A policy file (TOML).")]
+PolicyOption = Annotated[Path | None, typer.Option("--policy", help="Policy file (TOML).")]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs."""
+    """Add the commands."""
     app.command("replay")(replay)
     app.command("up")(up)
     app.command("down")(down)
 
 
 def replay(
-    recording: Annotated[Path, typer.Argument(help="gzip or plain NDJSON.")],
+    recording: Annotated[Path, typer.Argument(help="Recording: NDJSON, plain or gzip.")],
     home: HomeOption = DEFAULT_HOME,
     timeout: TimeoutOption = None,
     lateness: LatenessOption = None,
@@ -45,28 +43,30 @@ def replay(
 def up(
     home: HomeOption = DEFAULT_HOME,
     devices: Annotated[
-        int | None, typer.Option("--devices", min=1, max=1_000_000, help="Size of the simulated fleet (100).")
+        int | None, typer.Option("--devices", min=1, max=1_000_000, help="Size of the simulated fleet; 100 by default.")
     ] = None,
-    for_s: Annotated[float | None, typer.Option("--for", min=1, help="Stop by itself after so many seconds.")] = None,
-    no_sim: Annotated[bool, typer.Option("--no-sim", help="Without simulated devices.")] = False,
+    for_s: Annotated[float | None, typer.Option("--for", min=1, help="Stop after this many seconds.")] = None,
+    no_sim: Annotated[bool, typer.Option("--no-sim", help="Do not simulate devices.")] = False,
     broker: BrokerOption = None,
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port of the embedded broker; 0 takes a free one.")
+        int, typer.Option("--port", min=0, max=65535, help="Port of the embedded broker; 0 for any free port.")
     ] = 1883,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of the simulated fleet (1).")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Random seed of the simulated fleet; 1 by default.")] = None,
     timeout: TimeoutOption = None,
     lateness: LatenessOption = None,
     policy: PolicyOption = None,
-    no_airflow: Annotated[bool, typer.Option("--no-airflow", help="Without Airflow, which needs 1 GB of memory.")] = False,
+    no_airflow: Annotated[bool, typer.Option("--no-airflow", help="Do not run Airflow, which needs 1 GB of memory.")] = False,
     airflow_port: Annotated[
-        int, typer.Option("--airflow-port", min=0, max=65535, help="Port of Airflow's UI; 0 takes a free one.")
+        int, typer.Option("--airflow-port", min=0, max=65535, help="Port of the Airflow UI; 0 for any free port.")
     ] = 8080,
-    picture: Annotated[Path | None, typer.Option("--picture", hidden=True, help="Draw the last screen there, as SVG.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", hidden=True, help="Write the last screen to this SVG file.")
+    ] = None,
 ) -> None:
-    """Start everything and show it live; Ctrl-C stops everything in order."""
+    """Start the whole platform and show it live; Ctrl-C stops it in order."""
     from fleetpulse.io.system.process import block_imports
 
-    block_imports("pandas")  # the screen reads tables without it
+    block_imports("pandas")  # reading tables for the screen does not need it
     from cli.supervisor.up import UpOptions
     from cli.supervisor.up import up as run
 

@@ -1,7 +1,8 @@
-"""``fleet service``: one part of a home in the foreground, for a container or a unit; whoever supervises it starts it again.
+"""``fleet service``: one part of a home in the foreground (systemd or container).
 
-Rule 1: it ends with exit code 0 when it is asked to, and with 1 and a sentence when its part ended by itself.
-Rule 2: what it needs of another part it waits for, with a limit, and says what for.
+Rule 1: The exit code is 0 after SIGTERM, and 1 with an error message if the part ended by itself.
+The supervisor (systemd or the container runtime) restarts it.
+Rule 2: The service waits for the parts that it depends on, up to a time limit, and prints which.
 """
 
 import time
@@ -26,36 +27,40 @@ if TYPE_CHECKING:
 _PATIENCE_S: Final = 120.0
 _WATCH_S: Final = 0.5
 _SILENT_S: Final = 60.0  # a part writes its status once a second
-_JUDGED_S: Final = 30.0  # less than whoever supervises us waits for our end
-_STARTING_S: Final = 600.0  # a JVM, and a large state that is read back
+_JUDGED_S: Final = 30.0  # shorter than the stop timeout of the supervisor
+_STARTING_S: Final = 600.0  # a JVM starts, and reads a large state
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb."""
+    """Add the command."""
     app.command("service")(service)
 
 
 def service(
-    name: Annotated[Service, typer.Argument(help="Which part.")],
+    name: Annotated[Service, typer.Argument(help="Part to run.")],
     home: HomeOption = DEFAULT_HOME,
-    check: Annotated[bool, typer.Option("--check", help="Only say whether it is well: exit code 1 where it is not.")] = False,
-    broker: Annotated[str | None, typer.Option("--broker", help="bridge: another broker, mqtt://HOST:PORT or mqtts://.")] = None,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="broker: its port; 0 takes a free one.")] = 1883,
-    listen: Annotated[str, typer.Option("--listen", help="broker: the address at which it listens.")] = LOOPBACK,
+    check: Annotated[bool, typer.Option("--check", help="Only check its health; exit code 1 if it is unhealthy.")] = False,
+    broker: Annotated[str | None, typer.Option("--broker", help="bridge: use this broker, mqtt://HOST:PORT or mqtts://.")] = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="broker: port; 0 for any free port.")] = 1883,
+    listen: Annotated[str, typer.Option("--listen", help="broker: address to listen on.")] = LOOPBACK,
     known_as: Annotated[
-        str | None, typer.Option("--known-as", help="broker: the host name by which the bridge reaches it.")
+        str | None, typer.Option("--known-as", help="broker: host name at which the bridge connects to it.")
     ] = None,
 ) -> None:
-    """Run one part of a home in the foreground, for systemd or containers; SIGTERM stops it in order."""
+    """Run one part of a home in the foreground, for systemd or a container.
+
+    SIGTERM stops it in order. The supervisor must restart it if it ends with exit code 1.
+    """
     opened = Home(home)
     if check:
         typer.echo(how_it_is(opened, name))
         return
     if broker is not None and name is not Service.BRIDGE:
         raise Misuse(
-            "--broker is for the bridge; without it that waits for the service broker of the same home", code="option-conflict"
+            "--broker applies only to the service bridge; omit it (by default, the bridge uses the broker of the home)",
+            code="option-conflict",
         )
-    from cli.supervisor.flush import stop_listening  # these cost half a second, and the check needs none
+    from cli.supervisor.flush import stop_listening  # imported late: --check needs none of these, and they take half a second
     from cli.supervisor.processes import Run
     from fleetpulse.settings import load_settings
 
@@ -65,29 +70,29 @@ def service(
     makes = name is Service.BROKER or address is not None
     if makes:
         opened.prepare(settings.deployment(), settings.chosen_identity())
-    elif not _await(stop, "the home, which the broker makes", opened.exists):
+    elif not _await(stop, "the home, which the service broker creates", opened.exists):
         return
     opened.record()
     with served(opened, name), Run(opened, alone=False) as run:
         if makes:
             opened.divide(settings.all_bridges())
         if name is Service.BROKER:
-            _say(f"the broker listens on {run.use_broker(None, port, listen, known_as)}")
+            _say(f"the broker is listening on {run.use_broker(None, port, listen, known_as)}")
             job = None
         elif (job := _begin(run, name, address, stop)) is None:
             return
         _watch(run, job, stop)
-        _say(f"the {name} stops")
+        _say(f"the {name} is stopping")
         if name is Service.BRIDGE:
             stop_listening(run, ("bridge",), partial(_judges, opened), _JUDGED_S)
 
 
 def _begin(run: "Run", name: Service, address: BrokerAddress | None, stop: Stop) -> "Job | None":
-    """Start a part when what it needs is there; None where it was to stop before."""
+    """Start a part once its dependencies exist; return None if stopped before that."""
     if address is not None:
         if Service.BROKER in services(run.home):
             raise FleetError(
-                f'the broker of "{run.home.path}" runs already as a service; stop it, or leave --broker out',
+                f'the broker of "{run.home.path}" already runs as a service; stop it, or omit --broker',
                 code="service-runs-already",
             )
         run.use_broker(address)
@@ -97,10 +102,15 @@ def _begin(run: "Run", name: Service, address: BrokerAddress | None, stop: Stop)
 
 
 def _await(stop: Stop, what: str, there: Callable[[], bool]) -> bool:
-    """Wait until something is there; return False where we are to stop.
+    """Wait for a dependency; return False if this process is stopped meanwhile.
+
+    Args:
+        stop: stop request of this process.
+        what: name of the dependency, for messages.
+        there: function that returns whether the dependency exists.
 
     Raises:
-        FleetError: it is not there after two minutes.
+        FleetError: the dependency does not exist after two minutes.
     """
     limit, told = time.monotonic() + _PATIENCE_S, False
     while not there():
@@ -111,13 +121,13 @@ def _await(stop: Stop, what: str, there: Callable[[], bool]) -> bool:
             return False
         if time.monotonic() > limit:
             raise FleetError(
-                f"{what} is not there after {_PATIENCE_S:.0f} s; start that part: ./fleet service broker", code="wait-timeout"
+                f"{what} does not exist after {_PATIENCE_S:.0f} s; start it with: ./fleet service broker", code="wait-timeout"
             )
     return True
 
 
 def _judges(home: Home) -> bool:
-    """Whether what the bridge wrote is judged by services that run."""
+    """Whether running services judge the messages that the bridge wrote."""
     return {Service.LANDING, Service.LIFECYCLE} <= {*services(home)} and get_desired(home).what == RUNNING
 
 
@@ -131,29 +141,31 @@ def _watch(run: "Run", job: "Job | None", stop: Stop) -> None:
             run.start_further_bridges(0)
         if job.held != held:
             held = job.held
-            _say(f"the {job.name} job {'stops' if held else 'starts'}, as {get_desired(run.home).by} wants it")
+            _say(f"the {job.name} job {'stops' if held else 'starts'}, as requested by {get_desired(run.home).by}")
 
 
 def how_it_is(home: Home, name: Service) -> str:
-    """Say how a service is.
+    """Describe the health of a service.
 
     Raises:
-        FleetError: it does not run, or is not well.
+        FleetError: the service does not run, or is unhealthy.
     """
     home.record()
     if name not in services(home):
         start = f"./fleet service {name} --home {home.path}"
-        raise FleetError(f'the {name} of "{home.path}" does not run as a service; start it: {start}', code="service-not-running")
+        raise FleetError(
+            f'the {name} of "{home.path}" does not run as a service; start it with: {start}', code="service-not-running"
+        )
     if name is Service.BROKER:
         address = load_address(home.run("broker"))
         if not await_admission(address, 2.0):
             raise FleetError(
-                f'the broker does not let us in on {address}; see "{home.logs / "broker.log"}"', code="broker-refuses"
+                f'the broker on {address} refuses connections; see "{home.logs / "broker.log"}"', code="broker-refuses"
             )
-        return f"the broker lets clients in on {address}"
+        return f"the broker accepts clients on {address}"
     wanted = get_desired(home)
     if name is Service.LIFECYCLE and wanted.what != RUNNING:
-        return f"the lifecycle job is stopped, as {wanted.by} wants it"
+        return f"the lifecycle job is stopped, as requested by {wanted.by}"
     return _by_status(home, name)
 
 
@@ -161,12 +173,14 @@ def _by_status(home: Home, name: Service) -> str:
     status, silence_s = read_status(home.run(name)), silent_s(home.run(name), time.time())
     if not status or silence_s is None:
         raise FleetError(
-            f"the {name} has not said yet how it is; if that stays so, see what it wrote", code="service-without-status"
+            f"the {name} has not reported a status yet; wait a moment, then see its output", code="service-without-status"
         )
     state = str(status.get("state", "running"))
     begins = name is Service.LIFECYCLE and state == "starting"
     if silence_s > (_STARTING_S if begins else _SILENT_S):
-        raise FleetError(f"the {name} ({state}) has said nothing for {silence_s:.0f} s; see what it wrote", code="service-silent")
+        raise FleetError(
+            f"the {name} ({state}) has reported no status for {silence_s:.0f} s; see its output", code="service-silent"
+        )
     if problem := status.get("problem"):
         raise FleetError(f"the {name} ({state}): {problem}", code="service-unwell")
     return f"the {name}: {state}"

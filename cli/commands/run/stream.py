@@ -1,4 +1,7 @@
-"""``fleet stream``: stop the lifecycle job alone, and start it again, while everything else of a run goes on."""
+"""``fleet stream``: stop and start the lifecycle job alone, by its desired state.
+
+All other processes of the run keep running, so there is no coverage gap.
+"""
 
 import json
 import time
@@ -12,22 +15,23 @@ from fleetpulse.io.home.desired_state import RUNNING, STOPPED, get_desired, set_
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.services import runs
 
-ByOption = Annotated[str, typer.Option("--by", help="Who asks: it is shown to others.")]
-OwnOption = Annotated[bool, typer.Option("--own", help="Refuse where somebody else has stopped it.")]
+ByOption = Annotated[str, typer.Option("--by", help="Name of the caller, shown to other users.")]
+OwnOption = Annotated[bool, typer.Option("--own", help="Refuse if it was stopped under another name.")]
 _PATIENCE_S = 120.0
-stream = typer.Typer(no_args_is_help=True, help="The lifecycle job alone: stop it, start it, while all else goes on.")
+stream = typer.Typer(no_args_is_help=True, help="Stop and start the lifecycle job alone; all other processes keep running.")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs."""
+    """Add the commands."""
     app.add_typer(stream, name="stream")
 
 
 @stream.command("stop")
 def stop(home: HomeOption = DEFAULT_HOME, by: ByOption = "an operator", own: OwnOption = False) -> None:
-    """Stop the lifecycle job, and wait until it has let go of its state; it stays stopped until it is started.
+    """Stop the lifecycle job, and wait until it has released its state.
 
-    What a jitter holds back is written before.
+    It stays stopped until ./fleet stream start. Delayed verdicts (verdict_jitter) are written
+    before.
     """
     from cli.supervisor.flush import say_held_back
 
@@ -39,15 +43,16 @@ def stop(home: HomeOption = DEFAULT_HOME, by: ByOption = "an operator", own: Own
     while holder := opened.state_holder():
         if time.monotonic() > limit:
             raise FleetError(
-                f"{holder} still has the state after {_PATIENCE_S:.0f} s; see the logs in {opened.logs}", code="state-still-held"
+                f"{holder} has not released the state within {_PATIENCE_S:.0f} s; see the logs in {opened.logs}",
+                code="state-still-held",
             )
         time.sleep(0.2)
-    typer.echo(f'the lifecycle job of "{home}" is stopped; what comes in waits for it')
+    typer.echo(f'the lifecycle job of "{home}" is stopped; new messages wait in bronze')
 
 
 @stream.command("start")
 def start(home: HomeOption = DEFAULT_HOME, by: ByOption = "an operator", own: OwnOption = False) -> None:
-    """Let the lifecycle job run again."""
+    """Start the lifecycle job again."""
     opened = Home(home)
     opened.record()
     _say(opened, RUNNING, by, own=own)
@@ -56,14 +61,14 @@ def start(home: HomeOption = DEFAULT_HOME, by: ByOption = "an operator", own: Ow
 
 
 def _say(home: Home, what: str, by: str, *, own: bool) -> None:
-    """Write the word down; with ``own`` not over a stop that somebody else has said, however shortly before."""
+    """Set the desired state; with ``own``, refuse if another caller stopped the job."""
     written = None if own else set_desired(home, what, by)
     while written is None:
         found = get_desired(home)
         if found.what == STOPPED and found.by != by:
             raise FleetError(
-                f"the stream is stopped by {found.by}, and only who stopped it starts it again; wait until that is done, "
-                f"or start it: ./fleet stream start --home {home.path}",
+                f"the stream was stopped by {found.by}, and --own does not override another caller; wait until it is started "
+                f"again, or start it: ./fleet stream start --home {home.path}",
                 code="stream-stopped-by-other",
             )
         written = set_desired(home, what, by, only_if=found)
@@ -71,7 +76,7 @@ def _say(home: Home, what: str, by: str, *, own: bool) -> None:
 
 @stream.command("wanted")
 def wanted(home: HomeOption = DEFAULT_HOME) -> None:
-    """Say whether the lifecycle job is to run, and who said so."""
+    """Show the desired state of the lifecycle job, and who set it."""
     opened = Home(home)
     opened.record()
     found = get_desired(opened)
@@ -84,10 +89,11 @@ def supervise(
     by: ByOption = "fleet stream supervise",
     as_json: JsonOption = False,
 ) -> None:
-    """Look at the lifecycle job once, and start it where it is dead and to run; to be called each minute.
+    """Check the lifecycle job once, and start it if it is dead.
 
-    Exit code 1 where it is stale, beyond a threshold, backing off, left stopped by a run of Airflow, nobody runs it, or no bridge
-    listens.
+    Call this command every minute. It does not start a job whose desired state is stopped. The exit
+    code is 1 if the job is stale, beyond a threshold, backing off, left stopped by an Airflow run,
+    or not supervised, or if no bridge is listening.
     """
     from fleetpulse.reports.supervisor import as_facts, look_after
     from fleetpulse.settings import load_settings

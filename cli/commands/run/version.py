@@ -1,4 +1,4 @@
-"""``fleet version``."""
+"""``fleet version``: print the version."""
 
 import typer
 
@@ -6,7 +6,7 @@ from fleetpulse import __version__
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb."""
+    """Add the command."""
     app.command("version")(version)
 
 

@@ -1,4 +1,7 @@
-"""A canary beside the running job: how that is stopped for the comparison, and started again."""
+"""``fleet state migrate --canary``: a trial generation beside the running job.
+
+The running job is stopped only for the comparison, and started again afterwards.
+"""
 
 import time
 from collections.abc import Iterator
@@ -18,23 +21,24 @@ _PATIENCE_S = 120.0
 
 
 def beside(work: StateOperation, verb: str, form: int, for_s: float) -> None:
-    """Run a generation of another stored form beside the one that runs, and switch if both say the same.
+    """Run a canary generation beside the current one, and activate it if both agree.
 
     Args:
-        work: what to work with; dry, it is only said what would be done.
-        verb: which asks for it.
-        form: the stored form.
-        for_s: how long both run side by side, seconds.
+        work: session over the home; in a dry run, only the plan is printed.
+        verb: name of the calling command.
+        form: format version of the stored form.
+        for_s: duration for which both generations run, seconds.
 
     Raises:
-        FleetError: nothing runs, a generation is held, another canary runs, or they differ.
+        FleetError: the job does not run, a generation is held, another canary runs, or the output
+            or state of the generations differs.
     """
     home = work.home
     check_form(home, form)
     if home.state_holder() is None or not runs(home, "lifecycle"):
         raise FleetError(
-            f'a canary runs beside the job, and none runs in "{home.path}"; start it: ./fleet up --home {home.path}, '
-            f"or leave --canary",
+            f'--canary needs the running lifecycle job, and none runs in "{home.path}"; start it with: ./fleet up --home '
+            f"{home.path}, or omit --canary",
             code="canary-without-job",
         )
     none_held(home.lifecycle)
@@ -49,20 +53,20 @@ def _described(home: Home, form: int, for_s: float) -> str:
     current, at = home.generation(), position_after(home.checkpoint)
     return (
         f"generation {current.number}: {current.key_groups} key groups, {at.partitions} partitions, stored form {current.form}; "
-        f"a canary of stored form {form} is to judge the live input beside it for {for_s:.0f} s, and to say it aside; then the "
-        f"job is stopped while both are compared, and the canary gets the work where both say the same"
+        f"would run a canary of stored form {form} beside it for {for_s:.0f} s, judging the live input into a separate "
+        f"table; then stop the job, compare both, and activate the canary if they are equal"
     )
 
 
 @contextmanager
 def _stopped(home: Home, verb: str) -> Iterator[None]:
-    """Hold the running job stopped, and its state."""
+    """Stop the running job, and hold its state, until the context exits."""
     with stopped_meanwhile(home, f"fleet state {verb} --canary"):
         limit = time.monotonic() + _PATIENCE_S
         while holder := home.state_holder():
             if time.monotonic() > limit:
                 raise FleetError(
-                    f"{holder} still has the state after {_PATIENCE_S:.0f} s; see the logs in {home.logs}",
+                    f"{holder} has not released the state within {_PATIENCE_S:.0f} s; see the logs in {home.logs}",
                     code="state-still-held",
                 )
             time.sleep(0.1)

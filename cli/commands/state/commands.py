@@ -1,4 +1,4 @@
-"""``fleet state``: look into the lifecycle job's state, copy it, change its shape, and go back."""
+"""``fleet state``: inspect, copy, replace and roll back the lifecycle job's state."""
 
 import json
 from collections.abc import Callable
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from batch.state.operations import StateOperation
     from fleetpulse.io.checkpoints.generations import Generation
 
-HoldOption = Annotated[bool, typer.Option("--hold", help="Make it, check it, and wait for: state switch N.")]
-GateOption = Annotated[bool, typer.Option("--gate", help="Only if what is made passes ./fleet quality gate.")]
-BatchOption = Annotated[int | None, typer.Option("--at-batch", help="After this batch; the newest by default.")]
+HoldOption = Annotated[bool, typer.Option("--hold", help="Make and check the generation; activate it later: state switch N.")]
+GateOption = Annotated[bool, typer.Option("--gate", help="Require that it passes ./fleet quality gate.")]
+BatchOption = Annotated[int | None, typer.Option("--at-batch", help="State after this batch; the newest by default.")]
 OnceStoppedOption = Annotated[
-    bool, typer.Option("--once-stopped", help="With --dry-run: what would be done once the job is stopped, though it runs now.")
+    bool, typer.Option("--once-stopped", help="With --dry-run: plan as if the running job were stopped.")
 ]
-VersionOption = Annotated[int | None, typer.Option("--version", help="The snapshot of this version.")]
-AtOption = Annotated[str | None, typer.Option("--at", help="The newest snapshot of this instant.")]
+VersionOption = Annotated[int | None, typer.Option("--version", help="Use the snapshot of this version.")]
+AtOption = Annotated[str | None, typer.Option("--at", help="Use the newest snapshot at this instant.")]
 _CANARY_RUNS = "5m"
-state = typer.Typer(no_args_is_help=True, help="The state: look into it, copy it, change its shape, go back.")
+state = typer.Typer(no_args_is_help=True, help="Inspect, snapshot, migrate and roll back the lifecycle job's state.")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs."""
+    """Add the commands."""
     app.add_typer(state, name="state")
     generations.register(state)
 
@@ -52,7 +52,7 @@ def register(app: typer.Typer) -> None:
 def inspect(
     home: HomeOption = DEFAULT_HOME, at_batch: BatchOption = None, dry_run: DryOption = False, as_json: JsonOption = False
 ) -> None:
-    """Show what the checkpoint holds, and what the next start would do."""
+    """Show the contents of the checkpoint, and the effect of the next start."""
     from batch.state.inspect import inspect as look
     from cli.commands.state.inspect_view import show_inspected
 
@@ -60,7 +60,7 @@ def inspect(
         print_dry_run(_inspection(Home(home), at_batch), json_lines=as_json)
         return
     with looking(home) as work:
-        at = position_after(work.home.checkpoint, at_batch)  # what is refused, is before Spark has started
+        at = position_after(work.home.checkpoint, at_batch)  # raises, if it does, before Spark starts
         spark = work.spark
         work.say(f"reading generation {work.home.generation().number} after batch {at.batch}")
         found = look(spark, work.home, at.batch)
@@ -71,10 +71,10 @@ def inspect(
 
 
 def _inspection(home: Home, at_batch: int | None) -> DryRun:
-    """Return what an inspection would read.
+    """Describe what an inspection would read.
 
-    Raises:
-        FleetError: there is no home, or its checkpoint is another's, is damaged, or has no such batch.
+    Raises: FleetError: the home does not exist, or its checkpoint belongs to another home, is
+        damaged, or does not keep the batch.
     """
     from batch.state.inspect import of_files
 
@@ -85,8 +85,8 @@ def _inspection(home: Home, at_batch: int | None) -> DryRun:
     number, groups = found["generation"]["number"], found["generation"]["key_groups"]
     does = f"show the state of generation {number} after batch {at.batch}: {groups} key groups in {at.partitions} partitions"
     of_state = Read(f'the state in "{home.checkpoint / "state"}"', found["files"]["count"], None, found["files"]["bytes"])
-    logs = (Read(f"the log of {table.name}") for table in (MESSAGES, DEVICE_SNAPSHOTS))
-    writes = f'a folder of Spark\'s in "{home.path / "spark"}", removed at the end, and its log "{home.logs / "batch.log"}"'
+    logs = (Read(f"the Delta log of {table.name}") for table in (MESSAGES, DEVICE_SNAPSHOTS))
+    writes = f'Spark\'s temporary folder in "{home.path / "spark"}", and its log "{home.logs / "batch.log"}"'
     return DryRun(does, (of_state, *logs), (writes,))
 
 
@@ -94,11 +94,15 @@ def _inspection(home: Home, at_batch: int | None) -> DryRun:
 def snapshot(
     home: HomeOption = DEFAULT_HOME,
     at_batch: BatchOption = None,
-    gate: Annotated[bool, typer.Option("--gate", help="Only if it passes ./fleet quality gate.")] = False,
+    gate: Annotated[bool, typer.Option("--gate", help="Publish it only if it passes ./fleet quality gate.")] = False,
     dry_run: DryOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy the state at one batch to the table device_snapshots; beside a running job as well. No effect where it is there."""
+    """Write the state after one batch to the table device_snapshots.
+
+    The lifecycle job may keep running. If the newest snapshot already holds the same state, nothing
+    is written.
+    """
     from batch.state.snapshot import take
     from cli.supervisor.flush import say_held_back
 
@@ -114,11 +118,11 @@ def snapshot(
 
 @state.command("snapshots")
 def list_snapshots(home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False, as_json: JsonOption = False) -> None:
-    """List the snapshots that are kept, the newest first."""
+    """List the retained snapshots, newest first."""
     Home(home).record()
     if dry_run:
         print_dry_run(
-            DryRun("list the snapshots that are kept", (Read(f"the log of {DEVICE_SNAPSHOTS.name}"),)), json_lines=as_json
+            DryRun("list the retained snapshots", (Read(f"the Delta log of {DEVICE_SNAPSHOTS.name}"),)), json_lines=as_json
         )
         return
     from fleetpulse.io.tables.snapshots import is_known, snapshots
@@ -136,7 +140,7 @@ def list_snapshots(home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False, 
         table.add_column(name)
     for one in found:
         if not is_known(one["form"]):
-            more = f"form {one['form']}: of a newer version" if one["form"] else "not of this version"
+            more = f"stored form {one['form']}: of a newer version" if one["form"] else "of another version"
             table.add_row(str(one["version"]), format_instant(one["at_ms"]), more)
             continue
         instants = (one["at_ms"], one["frontier_ms"])
@@ -151,29 +155,34 @@ def bootstrap(
     home: HomeOption = DEFAULT_HOME,
     version: VersionOption = None,
     at: AtOption = None,
-    only: Annotated[str | None, typer.Option("--only", help="An SQL condition on a device, such as: site = 'north'")] = None,
-    devices: Annotated[Path | None, typer.Option("--devices", help="A CSV or Parquet file of devices instead.")] = None,
-    registry: Annotated[bool, typer.Option("--registry", help="The registered devices instead.")] = False,
-    damaged: Annotated[bool, typer.Option("--damaged", help="The present state cannot be read: nothing is compared.")] = False,
+    only: Annotated[
+        str | None, typer.Option("--only", help="Keep only devices that meet this SQL condition: site = 'north'")
+    ] = None,
+    devices: Annotated[Path | None, typer.Option("--devices", help="Use a CSV or Parquet file of devices instead.")] = None,
+    registry: Annotated[bool, typer.Option("--registry", help="Use the registered devices instead.")] = False,
+    damaged: Annotated[bool, typer.Option("--damaged", help="The current state is unreadable: skip the comparison.")] = False,
     gate: GateOption = False,
     hold: HoldOption = False,
     dry_run: DryOption = False,
     once_stopped: OnceStoppedOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Go on from a snapshot, from the registry, or from a list of devices, in a new generation."""
+    """Make a new generation from a snapshot, the registry, or a list of devices.
+
+    The default is the newest snapshot. The lifecycle job must be stopped: ./fleet stream stop.
+    """
     if sum((version is not None or at is not None or only is not None, devices is not None, registry)) > 1:
         raise Misuse(
-            "a bootstrap is from a snapshot (--version, --at, --only), from --devices, or from --registry: name one",
+            "bootstrap takes one source: a snapshot (--version, --at, --only), --devices, or --registry; name one",
             code="option-conflict",
         )
     if version is not None and at is not None:
-        raise Misuse("a snapshot is named by its --version, or by an instant with --at: give one of them", code="option-conflict")
+        raise Misuse("--version and --at both select a snapshot; give one of them", code="option-conflict")
     asked = StateOptions(dry_run, hold, as_json, once_stopped, gate, damaged)
     if damaged and (devices is not None or registry):
         raise Misuse(
-            "with --devices and --registry what waits, gaps and policies are taken from the present state, which --damaged says "
-            "cannot be read: begin anew from a snapshot (--damaged alone), and give the devices then",
+            "--devices and --registry take pending rows, gaps and policies from the current state, which --damaged marks as "
+            "unreadable; first recover from a snapshot (--damaged alone), then bootstrap from the devices",
             code="option-conflict",
         )
     if devices is not None or registry:
@@ -216,16 +225,19 @@ def _changing(name: str, home: Path, asked: StateOptions, act: "Callable[[StateO
 @state.command("migrate")
 def migrate(
     home: HomeOption = DEFAULT_HOME,
-    form: Annotated[int, typer.Option("--form", help="The stored form to go on in.")] = STORED_FORM,
-    canary: Annotated[bool, typer.Option("--canary", help="Beside the running job first; only if both say the same.")] = False,
-    for_: Annotated[str | None, typer.Option("--for", help="How long both run, with --canary; 5m by default.")] = None,
+    form: Annotated[int, typer.Option("--form", help="Format version to write; the newest by default.")] = STORED_FORM,
+    canary: Annotated[bool, typer.Option("--canary", help="First run beside the job; activate only if both agree.")] = False,
+    for_: Annotated[str | None, typer.Option("--for", help="With --canary: duration of the trial; 5m by default.")] = None,
     gate: GateOption = False,
     hold: HoldOption = False,
     dry_run: DryOption = False,
     once_stopped: OnceStoppedOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Go on in another stored form, in a new generation."""
+    """Make a new generation that writes another stored form.
+
+    The lifecycle job must be stopped (./fleet stream stop), except with --canary.
+    """
 
     def act(work: "StateOperation") -> "Generation | None":
         from batch.state.operations import migrate as verb
@@ -234,18 +246,16 @@ def migrate(
 
     if canary and (hold or gate):
         raise Misuse(
-            "a canary switches where both say the same: leave --hold and --gate, or make it without a canary",
+            "--canary activates the new generation if both agree; omit --hold and --gate, or omit --canary",
             code="option-conflict",
         )
     if for_ is not None and not canary:
-        raise Misuse(
-            "--for says how long a canary runs beside the job: give --canary with it, or leave it", code="option-conflict"
-        )
+        raise Misuse("--for is the duration of a canary; add --canary, or omit --for", code="option-conflict")
     for_s = parse_duration_ms(for_ or _CANARY_RUNS) / 1000
     if canary and as_json:
-        raise Misuse("a canary says what both sides said, to people: leave --json", code="option-conflict")
+        raise Misuse("--canary has no JSON output; omit --json", code="option-conflict")
     if canary and once_stopped:
-        raise Misuse("a canary runs beside the running job: leave --once-stopped", code="option-conflict")
+        raise Misuse("a canary runs beside the running job; omit --once-stopped", code="option-conflict")
     if canary:
         from cli.commands.state.canary import beside
 
@@ -257,16 +267,21 @@ def migrate(
 
 @state.command("repartition")
 def repartition(
-    partitions: Annotated[int, typer.Argument(help="How many partitions the state is to have.")],
+    partitions: Annotated[int, typer.Argument(help="Number of partitions.")],
     home: HomeOption = DEFAULT_HOME,
-    anew: Annotated[bool, typer.Option("--anew", help="From the state's rows, and not by Spark's own repartitioning.")] = False,
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Rebuild from the rows of the state, without Spark's repartitioning.")
+    ] = False,
     gate: GateOption = False,
     hold: HoldOption = False,
     dry_run: DryOption = False,
     once_stopped: OnceStoppedOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Go on with another number of partitions."""
+    """Make a new generation with another number of state partitions.
+
+    The lifecycle job must be stopped: ./fleet stream stop.
+    """
 
     def act(work: "StateOperation") -> "Generation | None":
         from batch.state.operations import repartition as verb
@@ -279,7 +294,7 @@ def repartition(
 
 @state.command("rescale")
 def rescale(
-    key_groups: Annotated[int, typer.Option("--key-groups", help="How many key groups there are to be.")],
+    key_groups: Annotated[int, typer.Option("--key-groups", help="Number of key groups.")],
     home: HomeOption = DEFAULT_HOME,
     gate: GateOption = False,
     hold: HoldOption = False,
@@ -287,7 +302,10 @@ def rescale(
     once_stopped: OnceStoppedOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Go on with another number of key groups, in a new generation."""
+    """Make a new generation with another number of key groups.
+
+    The lifecycle job must be stopped: ./fleet stream stop.
+    """
 
     def act(work: "StateOperation") -> "Generation | None":
         from batch.state.operations import rescale as verb
@@ -300,13 +318,17 @@ def rescale(
 @state.command("rollback")
 def rollback(
     home: HomeOption = DEFAULT_HOME,
-    to: Annotated[int | None, typer.Option("--to", help="The generation to go back to; the one before by default.")] = None,
+    to: Annotated[int | None, typer.Option("--to", help="Generation to restore; the previous one by default.")] = None,
     hold: HoldOption = False,
     dry_run: DryOption = False,
     once_stopped: OnceStoppedOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Go back to what an earlier generation was; what was judged since is judged again, and not said again."""
+    """Make a new generation from the state of an earlier one.
+
+    Rows received since then are judged again; judgements already emitted are not emitted again. The
+    lifecycle job must be stopped: ./fleet stream stop.
+    """
 
     def act(work: "StateOperation") -> "Generation | None":
         from batch.state.operations import rollback as verb

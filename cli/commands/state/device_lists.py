@@ -1,4 +1,4 @@
-"""Lists of devices that a run can begin with: a file that somebody brings, or the registry."""
+"""Device lists for ``fleet state bootstrap``: from a file, or from the registry."""
 
 from pathlib import Path
 from typing import Any
@@ -36,36 +36,44 @@ _NEWEST = """
 
 
 def registered_devices(home: Home, frontier_ms: int | None) -> pa.Table:
-    """Return the devices that the registry has at a frontier; later entries come as rows.
+    """Return the devices that are registered at a frontier.
 
-    One that was out of service is registered since it came back; its class and its own limits hold as the job counts them:
-    since the entry that named others than the one before it; its gateway is the last one that an entry named.
+    Later entries of the registry are rows of bronze, so the job reads them itself. A device that
+    returned to service counts as registered since its return. Its class and own limits are in
+    effect since the entry that last changed them, as in the lifecycle job. Its gateway is the last
+    one that an entry named.
+
+    Args:
+        home: home of the fleet.
+        frontier_ms: frontier, epoch milliseconds; None if nothing was judged.
 
     Returns:
-        Columns of `REGISTERED_SCHEMA`, `columnar.seeds.LIMIT_FIELDS` and `columnar.seeds.CLASS_SINCE_FIELD`.
+        Columns of `REGISTERED_SCHEMA`, `LIMIT_FIELDS` and `CLASS_SINCE_FIELD` of
+        `columnar.snapshot.bootstrap`.
 
     Raises:
-        FleetError: it has none.
+        FleetError: the registry has no devices.
     """
     found = tables.query(home, _NEWEST, [DEFAULT_CLASS, frontier_ms or 0], tables=(DEVICES.name,))
     if not found:
         raise FleetError(
-            f'the registry of "{home.path}" has no device; add some: ./fleet device add ID --home {home.path}',
+            f'the registry of "{home.path}" has no devices; add some with: ./fleet device add ID --home {home.path}',
             code="registry-empty",
         )
     return pa.Table.from_pylist(found, schema=pa.schema([*REGISTERED_SCHEMA, *LIMIT_FIELDS, CLASS_SINCE_FIELD]))
 
 
 def read_devices(path: Path | None) -> pa.Table:
-    """Read a CSV or Parquet file of devices; further columns are passed over.
+    """Read a CSV or Parquet file of devices; unknown columns are ignored.
 
-    ``device_class``, ``gateway``, and ``timeout`` and ``death_grace`` (durations such as 5m) may be absent.
+    The columns ``device_class``, ``gateway``, ``timeout`` and ``death_grace`` (durations such as
+    5m) are optional.
 
     Returns:
-        Columns of `REGISTERED_SCHEMA` and `columnar.seeds.LIMIT_FIELDS`.
+        Columns of `REGISTERED_SCHEMA` and `LIMIT_FIELDS` of `columnar.snapshot.bootstrap`.
 
-    Raises:
-        FleetError: it cannot be read, is of another kind, or a column is absent, there twice, or not what it is to be.
+    Raises: FleetError: the file is unreadable or of another format, or a column is missing,
+        duplicated or of the wrong type.
     """
     assert path is not None, "the option was given"
     try:
@@ -78,19 +86,21 @@ def read_devices(path: Path | None) -> pa.Table:
             read = read.append_column(field, _durations(found, field.name.removesuffix("_ms"), len(read)))
         return read
     except FileNotFoundError:
-        raise FleetError(f'there is no file "{path}"; name a CSV or Parquet file of devices', code="list-missing") from None
+        raise FleetError(
+            f'the file "{path}" does not exist; name a CSV or Parquet file of devices', code="list-missing"
+        ) from None
     except FleetError as error:
-        raise FleetError(f'"{path}" is no list of devices: {error}', code="list-invalid") from None
+        raise FleetError(f'"{path}" is not a valid list of devices: {error}', code="list-invalid") from None
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise FleetError(
-            f'"{path}" is no list of devices ({str(error).splitlines()[0][:200]}); it has the columns {_COLUMNS}, '
-            f"registered_at as in 2026-01-31T12:00:00Z",
+            f'"{path}" is not a valid list of devices ({str(error).splitlines()[0][:200]}); use the columns {_COLUMNS}, '
+            f"with registered_at like 2026-01-31T12:00:00Z",
             code="list-invalid",
         ) from None
 
 
 def _durations(found: pa.Table, name: str, count: int) -> pa.Array:
-    """Return a column of durations in milliseconds; null where it has none."""
+    """Return a column of durations in milliseconds; null if a device has none."""
     if name not in found.column_names:
         return pa.nulls(count, pa.int64())
     words = found[name].cast(pa.string()).to_pylist()
@@ -100,7 +110,7 @@ def _durations(found: pa.Table, name: str, count: int) -> pa.Array:
 def _parquet(path: Path) -> pa.Table:
     import pyarrow.parquet as pq
 
-    require_once(pq.read_schema(path).names)  # PyArrow would name all its own columns besides
+    require_once(pq.read_schema(path).names)  # clearer than PyArrow's error, which also lists its internal columns
     return pq.read_table(path)
 
 

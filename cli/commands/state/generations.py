@@ -1,4 +1,4 @@
-"""``fleet state generations`` and what is done with them: give one the work, remove one, prune."""
+"""``fleet state generations``, ``switch``, ``discard`` and ``prune``."""
 
 import json
 from dataclasses import asdict
@@ -14,11 +14,11 @@ from fleetpulse.io.checkpoints.generations import load_generations
 from fleetpulse.io.home.exclusive import exclusive_state_change
 from fleetpulse.io.home.home import Home
 
-NumberArgument = Annotated[int, typer.Argument(help="The generation that is held.")]
+NumberArgument = Annotated[int, typer.Argument(help="Number of the held generation.")]
 
 
 def register(state: typer.Typer) -> None:
-    """Add the verbs."""
+    """Add the commands."""
     state.command("generations")(list_generations)
     state.command("switch")(switch)
     state.command("discard")(discard)
@@ -26,7 +26,10 @@ def register(state: typer.Typer) -> None:
 
 
 def switch(number: NumberArgument, home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False) -> None:
-    """Give the work to a generation that was made with --hold."""
+    """Activate a held generation: one that was made with --hold.
+
+    This is refused if the current generation has judged more rows since the held one was made.
+    """
     from batch.state.handoff import switch as give
 
     opened = Home(home)
@@ -36,7 +39,10 @@ def switch(number: NumberArgument, home: HomeOption = DEFAULT_HOME, dry_run: Dry
 
 
 def discard(number: NumberArgument, home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False) -> None:
-    """Remove a generation that was made with --hold; the one that runs is untouched, and may go on running."""
+    """Remove a held generation: one that was made with --hold.
+
+    The current generation is not changed; the lifecycle job may keep running.
+    """
     from batch.state.handoff import discard as remove
 
     opened = Home(home)
@@ -49,7 +55,7 @@ def discard(number: NumberArgument, home: HomeOption = DEFAULT_HOME, dry_run: Dr
 
 
 def list_generations(home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False, as_json: JsonOption = False) -> None:
-    """List the generations: who made which from what."""
+    """List the generations, with their status, their source and who asked for them."""
     opened = Home(home)
     opened.record()
     if dry_run:
@@ -77,10 +83,13 @@ def list_generations(home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False
 
 def prune(
     home: HomeOption = DEFAULT_HOME,
-    keep: Annotated[int, typer.Option("--keep", min=0, help="How many of those that no longer run are kept.")] = 1,
+    keep: Annotated[int, typer.Option("--keep", min=0, help="Number of retired generations to keep.")] = 1,
     dry_run: DryOption = False,
 ) -> None:
-    """Remove the checkpoints of generations that no longer run; the one that runs is untouched, and may go on running."""
+    """Remove the checkpoints of retired generations.
+
+    The current generation is not changed; the lifecycle job may keep running.
+    """
     from batch.state.prune import prune as remove
 
     opened = Home(home)

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, for a person."""
+"""Printed output of ``fleet state inspect``: contents of a checkpoint."""
 
 from collections import Counter, defaultdict
 from statistics import mean
@@ -13,11 +13,11 @@ from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.home.desired_state import STOPPED
 from fleetpulse.io.tables.snapshots import is_known
 
-_KINDS = 4  # of files that are named
+_KINDS = 4  # maximum number of file types that are listed
 
 
 def show_inspected(found: dict[str, Any]) -> None:
-    """Print what `batch.state.inspect.inspect` found."""
+    """Print the results of `batch.state.inspect.inspect`."""
     generation, at, groups, batches = found["generation"], found["stand"], found["groups"], found["batches"]
     out = console()
     modes: Counter[str] = Counter()
@@ -29,11 +29,11 @@ def show_inspected(found: dict[str, Any]) -> None:
         "generation": f"{generation['number']}, made by {generation['made_by']}; stored form {generation['form']}",
         "batch": f"{at['batch']}; bronze is read up to version {at['version']}, received {newest}",
         "watermark": _instant(found["watermark_ms"]),
-        "kept": f"batches {batches['oldest']} to {batches['newest']}: --at-batch takes one of these",
+        "kept": f"batches {batches['oldest']} to {batches['newest']}: choose one with --at-batch",
         "judged": f"up to {format_instant(min(frontiers))}" if frontiers else "nothing yet",
         "devices": f"{sum(group['devices'] for group in groups):,}: "
-        + (", ".join(f"{count:,} {mode}" for mode, count in modes.most_common()) or "by mode once a batch was judged"),
-        "waiting": f"{sum(group['waiting'] for group in groups):,} messages, whose time has not come",
+        + (", ".join(f"{count:,} {mode}" for mode, count in modes.most_common()) or "modes are known after the first batch"),
+        "waiting": f"{sum(group['waiting'] for group in groups):,} pending messages, beyond the frontier",
         "skew": _skew([group["block_bytes"] + group["waiting_bytes"] for group in groups]),
         "rocksdb": _files(found["files"]),
         "snapshot": _snapshot(found["snapshots"]),
@@ -47,7 +47,7 @@ def show_inspected(found: dict[str, Any]) -> None:
 def _skew(sizes: list[int]) -> str:
     if not sizes or not mean(sizes):
         return "-"
-    return f"the largest key group has {max(sizes) / mean(sizes):.2f} times the bytes of the mean"
+    return f"the largest key group has {max(sizes) / mean(sizes):.2f} times the mean bytes"
 
 
 def _instant(instant_ms: int | None) -> str:
@@ -72,9 +72,9 @@ def _snapshot(newest: list[dict[str, Any]]) -> str:
 
 def _next(found: dict[str, Any]) -> str:
     coming, wanted, held = found["next"], found["next"]["desired"], found["next"]["held"]
-    told = f"goes on with bronze version {coming['version']}; {coming['versions']:,} versions are still to be read"
+    told = f"continues with bronze version {coming['version']}; {coming['versions']:,} versions are unread"
     if found["unfinished"] is not None:
-        told = f"does batch {found['unfinished']} again, which was begun and not committed, and {told}"
+        told = f"repeats batch {found['unfinished']}, which was started but not committed, and {told}"
     if wanted["what"] == STOPPED:
         told += f"; the job is stopped by {wanted['by']} since {format_instant(wanted['at_ms'])}: ./fleet stream start"
     if held is not None:
@@ -91,7 +91,7 @@ def _by_partition(groups: list[dict[str, Any]]) -> Table:
         for name in ("devices", "waiting", "block_bytes", "waiting_bytes"):
             one[name] += group[name]
     table = Table(box=SIMPLE_HEAD)
-    for name in ("partition", "key groups", "devices", "waiting", "bytes of devices", "bytes that wait"):
+    for name in ("partition", "key groups", "devices", "waiting", "bytes of devices", "bytes of pending rows"):
         table.add_column(name, justify="right")
     for partition, one in sorted(sums.items()):
         names = ("groups", "devices", "waiting", "block_bytes", "waiting_bytes")

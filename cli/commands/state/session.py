@@ -1,4 +1,4 @@
-"""What the verbs of the state work with: a session over a home, and who looks at what they make."""
+"""Sessions and data-quality gates for the commands of ``fleet state``."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StateOptions:
-    """How a verb that changes the state was asked for.
+    """Options of a command that replaces the state.
 
     Attributes:
-        dry: whether it is only said what would be done.
-        hold: whether what is made waits for a word of its own.
-        as_json: whether what was made is told as JSON.
-        once_stopped: with ``dry``: as if the job, which runs, were stopped.
-        gate: whether the data-quality gate looks at what is made.
+        dry: whether to print the plan only and change nothing.
+        hold: whether to hold the new generation until it is switched to.
+        as_json: whether to print the new generation as JSON.
+        once_stopped: with ``dry``: whether to plan as if the running job were stopped.
+        gate: whether the new generation must pass the data-quality gate.
         damaged: whether the current state cannot be read.
 
     Raises:
-        Misuse: some of it says nothing together.
+        Misuse: options exclude each other.
     """
 
     dry: bool
@@ -50,16 +50,16 @@ class StateOptions:
     def __post_init__(self) -> None:
         if self.once_stopped and not self.dry:
             raise Misuse(
-                "--once-stopped is for a dry run beside the running job: give --dry-run with it, or leave it",
+                "--once-stopped has an effect only in a dry run; add --dry-run, or omit --once-stopped",
                 code="option-conflict",
             )
         if self.dry and self.as_json:
-            raise Misuse("a dry run makes no generation that --json could show: leave one of them", code="option-conflict")
+            raise Misuse("--json prints the new generation, and --dry-run makes none; omit one of them", code="option-conflict")
 
 
 @contextmanager
 def looking(path: Path, *, dry: bool = False) -> "Iterator[StateOperation]":
-    """Give a session over a home whose state is read only."""
+    """Open a session that only reads the state of a home."""
     home = Home(path)
     home.record()
     with _session(home, dry=dry, changes=False) as work:
@@ -68,7 +68,10 @@ def looking(path: Path, *, dry: bool = False) -> "Iterator[StateOperation]":
 
 @contextmanager
 def changing(path: Path, verb: str, asked: StateOptions) -> "Iterator[StateOperation]":
-    """Give a session over a home whose state is held, since it is to be changed; a dry run is refused where this would be."""
+    """Open a session that holds the state of a home, to replace it.
+
+    A dry run is refused in the same cases.
+    """
     home = Home(path)
     home.record()
     none_held(home.lifecycle)
@@ -103,27 +106,27 @@ def _session(home: Home, *, dry: bool, changes: bool, damaged: bool = False) -> 
         def session() -> "SparkSession":
             steps("starting Spark")
             spark = stack.enter_context(batch_session(named, size_of(home)))
-            if not dry:  # what a dry run says is its answer
+            if not dry:  # the output of a dry run is its result, so it prints no progress
                 stack.enter_context(watched(spark, steps))
             return spark
 
         try:
             yield StateOperation(session, named, steps, dry)
         except (PySparkException, Py4JError) as error:
-            anew = f"begin anew from a snapshot: ./fleet state bootstrap --damaged --home {home.path}"
-            cure = f"where it is damaged, {anew}" if changes else "the job may have gone on meanwhile: try again"
+            anew = f"recover from a snapshot: ./fleet state bootstrap --damaged --home {home.path}"
+            cure = f"if it is damaged, {anew}" if changes else "the job may have advanced meanwhile: try again"
             raise FleetError(
                 f"generation {home.generation().number} cannot be read ({cause_of(error)}); nothing has changed; "
-                f'more is in "{home.logs / "batch.log"}"; {cure}',
+                f'details: "{home.logs / "batch.log"}"; {cure}',
                 code="generation-unreadable",
             ) from error
 
 
 def snapshot_gate(work: "StateOperation") -> "Gate":
-    """Return what looks at a snapshot before it is published.
+    """Return the data-quality gate for a snapshot, applied before it is published.
 
     Raises:
-        FleetError: what looks at it is not installed.
+        FleetError: Great Expectations is not installed.
     """
     keep = _looks_kept(work.home)
     from batch.quality.gate import gated
@@ -132,7 +135,11 @@ def snapshot_gate(work: "StateOperation") -> "Gate":
 
 
 def _state_gate(home: Home) -> "Callable[[StateOperation, Generation], None]":
-    """Return what looks at a generation before it gets the work, with the errors of `snapshot_gate`."""
+    """Return the data-quality gate for a generation, applied before it is activated.
+
+    Raises:
+        FleetError: Great Expectations is not installed.
+    """
     keep = _looks_kept(home)
 
     def look(work: "StateOperation", made: "Generation") -> None:

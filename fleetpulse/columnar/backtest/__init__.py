@@ -1,4 +1,5 @@
-"""Two policies over one history: both are judged in one pass, and their transitions are compared.
+"""Backtests: judge one history under two policies and compare the transitions.
 
-Begin with ``replay.py``; ``diff.py`` compares.
+It imports ``fold`` and the packages below it. `reports` and the backtest job in `batch` import it.
+Begin with ``replay.py``; ``diff.py`` compares the two sides.
 """

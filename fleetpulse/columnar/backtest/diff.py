@@ -1,8 +1,10 @@
-"""Where two judgings of one history differ: verdicts added, gone and moved, by device.
+"""Differences between two replays of one history: verdicts added, gone or moved.
 
-Rule 1: a verdict is a transition; it is the same where device, mode and event time are, whatever led to it.
-Rule 2: of what is left, a verdict is moved where the next or the last one into the same mode of the same device is the other
-side's; each belongs to one pair, the earliest first. What has no partner is gone or added.
+Rule 1: a verdict is a transition. Two verdicts are equal if device, mode and event time are equal,
+whatever their trigger. Equal verdicts of the two sides cancel out.
+Rule 2: the remaining verdicts of one device and mode are ordered by event time. Two neighbours of
+different sides are one moved verdict; each verdict belongs to one pair, and the earliest pair forms
+first. A verdict without a partner is gone or added.
 """
 
 from typing import Any, Final
@@ -19,31 +21,32 @@ DIFFERENCE_SCHEMA: Final = pa.schema(
     [
         ("change", pa.string()),  # added, gone, moved
         ("device_id", pa.string()),
-        ("site", pa.string()),  # as the new verdict has it; of one that is gone, the old
-        ("device_class", pa.string()),  # likewise, and so on
+        # the columns from site to trigger are those of the new verdict, or of the old one if gone
+        ("site", pa.string()),
+        ("device_class", pa.string()),
         ("from_mode", pa.string()),
         ("to_mode", pa.string()),
         ("trigger", pa.string()),
-        ("before_ms", pa.int64()),  # event time under the policies in force; null where it was added
-        ("after_ms", pa.int64()),  # event time under the new policy; null where it is gone
+        ("before_ms", pa.int64()),  # event time under the policies in force; null if added
+        ("after_ms", pa.int64()),  # event time under the new policy; null if gone
     ]
 )
 _SHARED: Final = [name for name in DIFFERENCE_SCHEMA.names if name in JUDGEMENT_SCHEMA.names]
 
 
 def cancelled(before: pa.RecordBatch, after: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Return the transitions of each side that the other has not.
+    """Return the transitions of each side that the other side lacks.
 
     Args:
-        before: of the one side, columns of `JUDGEMENT_SCHEMA`.
-        after: of the other; both judged up to the same frontier.
+        before: transitions of one side, columns of `JUDGEMENT_SCHEMA`.
+        after: transitions of the other side, judged up to the same frontier.
     """
     if not before.num_rows and not after.num_rows:
         return before, after
     keys, side = _keys(before, after)
     order = np.lexsort((side, *reversed(keys)))
     sorted_keys, side = [key[order] for key in keys], side[order]
-    # the first, second ... of those that are alike in all, within each side
+    # occurrence number among the equal transitions of each side
     fresh = _differs([*sorted_keys, side])
     nth = np.arange(len(order)) - np.maximum.accumulate(np.where(fresh, np.arange(len(order)), 0))
     again = np.lexsort((side, nth, *reversed(sorted_keys)))
@@ -56,11 +59,12 @@ def cancelled(before: pa.RecordBatch, after: pa.RecordBatch) -> tuple[pa.RecordB
 
 
 def differences(before: pa.RecordBatch, after: pa.RecordBatch) -> pa.RecordBatch:
-    """Return what was added, is gone and has moved.
+    """Return the verdicts that were added, are gone or have moved.
 
     Args:
-        before: transitions that the other side has not (see `cancelled`), columns of `JUDGEMENT_SCHEMA`.
-        after: likewise, of the other side.
+        before: transitions that only the old side has (see `cancelled`), columns of
+            `JUDGEMENT_SCHEMA`.
+        after: transitions that only the new side has, columns of `JUDGEMENT_SCHEMA`.
 
     Returns:
         Columns of `DIFFERENCE_SCHEMA`, in order of time and device.
@@ -70,7 +74,7 @@ def differences(before: pa.RecordBatch, after: pa.RecordBatch) -> pa.RecordBatch
     breaks = _differs([device[order], mode[order]])
     breaks[1:] |= side[order][1:] == side[order][:-1]
     nth = np.arange(len(order)) - np.maximum.accumulate(np.where(breaks, np.arange(len(order)), 0))
-    first = np.flatnonzero((nth % 2 == 0)[:-1] & ~breaks[1:])  # of a chain in which the sides take turns, each second one
+    first = np.flatnonzero((nth % 2 == 0)[:-1] & ~breaks[1:])  # every second row of a chain in which sides alternate
     one, two = order[first], order[first + 1]
     old, new = np.where(side[one] == 0, one, two), np.where(side[one] == 0, two, one) - before.num_rows
     lone_old = np.setdiff1d(np.arange(before.num_rows), old)
@@ -91,7 +95,11 @@ def in_order(changed: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _keys(before: pa.RecordBatch, after: pa.RecordBatch) -> tuple[tuple[Int64s, Int64s, Int64s], Int64s]:
-    """Number devices and modes over both sides; return device, mode and event time of each row, and its side (0, 1)."""
+    """Return the sort keys and the side of each row of both sides.
+
+    Returns:
+        Number of the device, number of the mode and event time of each row; and its side (0 or 1).
+    """
 
     def numbered(name: str) -> Int64s:
         return pa.concat_arrays([before[name], after[name]]).dictionary_encode().indices.to_numpy().astype(np.int64)
@@ -102,7 +110,7 @@ def _keys(before: pa.RecordBatch, after: pa.RecordBatch) -> tuple[tuple[Int64s, 
 
 
 def _differs(keys: list[Int64s]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return which rows are not like the row before them; the first is not."""
+    """Return a mask of the rows that differ from the row before; the first does."""
     fresh = np.ones(len(keys[0]), bool)
     if len(fresh):
         fresh[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])

@@ -1,10 +1,15 @@
-"""A key group's history judged twice: under the policies in force, and under one that stands in for them.
+"""Backtest of a key group: replay its history under two sets of policies.
 
-Rule 1: rows come in blocks, in the order of ``received_at`` from block to block; what a block brings to the frontier is final
-on both sides, so what both say is counted and let go: memory is bounded by what waits, by the differences,
-and by the words (codes, sites, gateways) that the history has.
-Rule 2: of the rows only policies are replaced, and only those that take effect in the range; before it the recorded ones act.
-Rule 3: nothing is held back: a jitter says when verdicts are written, and both are compared at the frontier.
+The first side has the policies that were recorded. On the second side a candidate policy replaces
+them.
+
+Rule 1: rows arrive in blocks, ordered by ``received_at`` from block to block. Verdicts up to the
+frontier are final on both sides; equal ones are counted and dropped. Memory is bounded by the
+pending rows, the differences, and the distinct strings (codes, sites, gateways) of the history.
+Rule 2: only policy rows that take effect within the range are replaced; recorded policies act
+before it.
+Rule 3: the verdict jitter is 0: it only delays the writing of verdicts, and both sides are compared
+at the frontier.
 """
 
 import json
@@ -33,15 +38,16 @@ _NOTHING: Final = judgements_to_batch([])
 
 @dataclass(frozen=True, slots=True)
 class BacktestRequest:
-    """What is asked of a history. Instants are epoch milliseconds.
+    """Parameters of a backtest. Instants are epoch milliseconds.
 
     Attributes:
         deployment: lateness and clock lead.
-        policy: that stands in, normalised.
-        from_ms: from when on it does, and verdicts are compared; None from the start.
-        to_ms: up to when verdicts are compared; None to the frontier.
+        policy: candidate policy, normalised.
+        from_ms: instant from which the candidate acts and verdicts are compared; None: from the
+            start.
+        to_ms: instant up to which verdicts are compared; None: up to the frontier.
         started_ms: ``received_at`` of the history's first row.
-        newest_ms: of its last.
+        newest_ms: ``received_at`` of the history's last row.
     """
 
     deployment: Deployment
@@ -52,24 +58,24 @@ class BacktestRequest:
     newest_ms: int
 
     def policies(self) -> Policies:
-        """Return what the second judging begins with: the policy that stands in, known from the first row on."""
+        """Return the candidate policy as initial policies: known from the first row on."""
         policy = from_normalised(self.policy)
         return Policies().including(Dated(self.from_ms or 0, self.started_ms, policy.version, policy))
 
     def replaces(self, row: Row) -> bool:
-        """Whether a row is one for which the policy stands in."""
+        """Whether a row is a recorded policy that the candidate policy replaces."""
         return row.kind is Kind.POLICY and row.event_time_ms is not None and row.event_time_ms >= (self.from_ms or 0)
 
 
 @dataclass(slots=True)
 class BacktestResult:
-    """What came of it; of several key groups that is the sum.
+    """Result of a backtest of one key group, or of several (see `together`).
 
     Attributes:
-        changed: the differences, columns of `DIFFERENCE_SCHEMA`.
-        days: verdicts by side, day (since the epoch, UTC) and mode.
-        others: judgements that are no transitions by side and kind.
-        frontier_ms: up to where both sides judged; None where nothing was judged.
+        changed: differences, columns of `DIFFERENCE_SCHEMA`.
+        days: number of verdicts by side, day (since the epoch, UTC) and mode.
+        others: number of judgements other than transitions, by side and kind.
+        frontier_ms: event time up to which both sides judged; None if nothing was judged.
     """
 
     changed: pa.RecordBatch = field(default_factory=lambda: pa.RecordBatch.from_pylist([], schema=DIFFERENCE_SCHEMA))
@@ -78,13 +84,13 @@ class BacktestResult:
     frontier_ms: int | None = None
 
     def to_bytes(self) -> bytes:
-        """Return it as an Arrow IPC stream."""
+        """Serialize the result as an Arrow IPC stream."""
         known = {"days": _plain(self.days), "others": _plain(self.others), "frontier_ms": self.frontier_ms}
         return to_bytes(self.changed.replace_schema_metadata({"fleetpulse": json.dumps(known)}))
 
     @classmethod
     def from_bytes(cls, written: bytes) -> "BacktestResult":
-        """Read what `to_bytes` wrote."""
+        """Read a result that `to_bytes` wrote."""
         changed = from_bytes(written)
         known = json.loads((changed.schema.metadata or {})[b"fleetpulse"])
         days: Counter[tuple[str, int, str]] = Counter({(side, day, mode): count for side, day, mode, count in known["days"]})
@@ -97,7 +103,7 @@ def _plain(counts: Mapping[Any, int]) -> list[list[Any]]:
 
 
 def together(found: Iterable[BacktestResult]) -> BacktestResult:
-    """Return what several key groups come to."""
+    """Return the sum of the results of several key groups."""
     parts = list(found)
     total = BacktestResult()
     for part in parts:
@@ -109,7 +115,7 @@ def together(found: Iterable[BacktestResult]) -> BacktestResult:
 
 
 class _Side:
-    """One of the two judgings: a key group, and what waits in it."""
+    """One of the two replays: a key group, and the chunks of its pending rows."""
 
     def __init__(self, group: KeyGroup) -> None:
         self.group = group
@@ -124,11 +130,11 @@ class _Side:
 
 
 class DualReplay:
-    """One key group judged twice.
+    """Replay of one key group under both sets of policies.
 
     Args:
-        question: what is asked.
-        key_group: its number; what concerns everybody is counted in group 0 alone.
+        question: parameters of the backtest.
+        key_group: number of the key group; broadcast judgements are counted only in group 0.
     """
 
     def __init__(self, question: BacktestRequest, key_group: int) -> None:
@@ -143,12 +149,12 @@ class DualReplay:
         self._left: dict[str, list[pa.RecordBatch]] = {side: [_NOTHING] for side in self._sides}
 
     def fold(self, signals: pa.RecordBatch, others: Sequence[Row], newest_ms: int) -> None:
-        """Take in a block.
+        """Process a block of rows on both sides.
 
         Args:
             signals: columns of `SIGNAL_SCHEMA`.
             others: the other rows.
-            newest_ms: up to where every row has been read, by ``received_at``.
+            newest_ms: ``received_at`` up to which every row has been read.
         """
         if self._is_over():
             return
@@ -164,7 +170,7 @@ class DualReplay:
             self._left[name].append(batch)
 
     def finish(self) -> BacktestResult:
-        """Let time pass up to the history's last row, and return what was found."""
+        """Advance both sides to the history's last row, and return the result."""
         self.fold(NO_SIGNALS, [], self.question.newest_ms)
         self._found.changed = differences(*(pa.concat_batches(self._left[side]) for side in (BEFORE, AFTER)))
         self._found.frontier_ms = self._frontier_ms()

@@ -1,9 +1,11 @@
-"""Rows as Arrow columns: the forms in which they travel to a key group and wait in it.
+"""Arrow schemas of rows, as sent to a key group and as stored in pending chunks.
 
-Rule 1: signals and wills travel as columns and never become objects; rows of operators, the registry and the bridge, and deaths
-and returns of gateways, which concern all their devices, travel as they are, since they are rare.
+Rule 1: signals and wills are columns of `SIGNAL_SCHEMA` and never become objects. All other rows
+are rare and become `Row` objects: rows of operators, of the registry and of the bridge, and the
+gateway events, which concern all devices behind a gateway.
 Rule 2: the columns of `ROW_SCHEMA` are the fields of `Row` that bronze has.
-Rule 3: until `ordering.split_late` has read a signal, its presence time is its event time, or ``received_at`` if it has none.
+Rule 3: before `ordering.split_late` has processed a signal, its presence time is its event time, or
+``received_at`` if it has none.
 """
 
 from collections.abc import Iterable
@@ -15,10 +17,10 @@ import pyarrow as pa
 from fleetpulse.columnar.jit.layout import TRUSTS
 from fleetpulse.core.rows import EVERYONE, FROM_DEVICES, OF_READING, Clock, GatewayEvent, Kind, Row, Trust, distinguishing_digest
 
-# A worker is one of many, and its blocks are small: threads would only wait for each other.
+# Blocks are small and many workers run side by side: threads would only contend with each other.
 WRITING: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 READING: Final = pa.ipc.IpcReadOptions(use_threads=False)
-KINDS: Final = tuple(Kind)  # a kind's number is its place here, which is its rank
+KINDS: Final = tuple(Kind)  # the number of a kind is its index here, which is its rank
 _INVALID: Final = TRUSTS.index(Trust.INVALID)
 ROW_SCHEMA: Final = pa.schema(
     [
@@ -43,9 +45,9 @@ ROW_SCHEMA: Final = pa.schema(
         ("gateway_event", pa.string()),
     ]
 )
-assert [field.name for field in fields(Row)] == [*ROW_SCHEMA.names, *OF_READING], "rows are stored as they are declared"
+assert [field.name for field in fields(Row)] == [*ROW_SCHEMA.names, *OF_READING], "ROW_SCHEMA lists the fields of Row in order"
 
-_WORD: Final = pa.dictionary(pa.int32(), pa.string())  # few of them, each in many rows
+_WORD: Final = pa.dictionary(pa.int32(), pa.string())  # few distinct values, each in many rows
 SIGNAL_SCHEMA: Final = pa.schema(
     [
         ("device_id", pa.string()),
@@ -53,17 +55,17 @@ SIGNAL_SCHEMA: Final = pa.schema(
         ("received_at_ms", pa.int64()),
         ("position", pa.int64()),  # see `Row.position`
         ("presence_ms", pa.int64()),  # the instant at which it is judged
-        ("offset_ms", pa.int64()),  # event time less presence time; 0 where the event time is no time
-        ("trust", pa.int8()),  # its number in `TRUSTS`
-        ("kind", pa.int8()),  # its number in `KINDS`
-        ("device_clock", pa.bool_()),  # event time is the device's, not ours
+        ("offset_ms", pa.int64()),  # event time minus presence time; 0 if the event time is invalid
+        ("trust", pa.int8()),  # index in `TRUSTS`
+        ("kind", pa.int8()),  # index in `KINDS`
+        ("device_clock", pa.bool_()),  # whether the event time is from the device's clock
         ("boot", pa.string()),
         ("session", pa.string()),
-        ("seq", pa.int64()),  # -1 without
+        ("seq", pa.int64()),  # -1 if there is none
         ("code", _WORD),
         ("firmware", _WORD),
         ("gateway", _WORD),
-        ("digest", pa.int64()),  # 0 where there is a seq
+        ("digest", pa.int64()),  # 0 if there is a seq
     ]
 )
 WORDS: Final = tuple(field.name for field in SIGNAL_SCHEMA if field.type == _WORD)
@@ -72,7 +74,7 @@ NO_ROWS: Final = pa.RecordBatch.from_pylist([], schema=ROW_SCHEMA)
 
 
 def is_signal(row: Row) -> bool:
-    """Whether a row travels as columns: a signal or a will."""
+    """Whether a row is a signal or a will, which are sent as columns."""
     return row.device_id != EVERYONE and row.kind in FROM_DEVICES
 
 
@@ -84,7 +86,10 @@ def rows_to_batch(rows: Iterable[Row]) -> pa.RecordBatch:
 
 
 def batch_to_rows(batch: pa.RecordBatch | pa.Table) -> list[Row]:
-    """Return the rows of a batch of `ROW_SCHEMA`; other columns are ignored, and those that version 1 lacks are null."""
+    """Return the rows of a batch of `ROW_SCHEMA`.
+
+    Other columns are ignored. Columns that a batch of format version 1 lacks are null.
+    """
     names, nothing = batch.schema.names, [None] * batch.num_rows
     columns = {name: batch.column(name).to_pylist() if name in names else nothing for name in ROW_SCHEMA.names}
     columns["position"] = [place or 0 for place in columns["position"]]
@@ -120,7 +125,7 @@ def _presence_ms(row: Row) -> int:
 
 
 def batch_to_signals(batch: pa.RecordBatch) -> list[Row]:
-    """Return the rows of a batch of `SIGNAL_SCHEMA`, with what it keeps of them."""
+    """Return the rows of a batch of `SIGNAL_SCHEMA`, with the fields that it has."""
     columns = {name: batch.column(name).to_pylist() for name in SIGNAL_SCHEMA.names}
     columns["trust"] = [TRUSTS[number] for number in columns["trust"]]
     clocks = [
@@ -146,6 +151,6 @@ def to_bytes(batch: pa.RecordBatch) -> bytes:
 
 
 def from_bytes(stored: bytes) -> pa.RecordBatch:
-    """Read what `to_bytes` wrote."""
+    """Read a batch that `to_bytes` wrote."""
     with pa.ipc.open_stream(stored, options=READING) as reader:
         return reader.read_next_batch()

@@ -1,4 +1,4 @@
-"""Digests of many things at once."""
+"""64-bit BLAKE2b digests of whole columns."""
 
 from collections.abc import Iterable
 from hashlib import blake2b
@@ -9,11 +9,14 @@ from numpy.typing import NDArray
 
 
 def digests(contents: Iterable[bytes]) -> NDArray[np.int64]:
-    """Return what `core.decoding.digest64` says of each; of text in UTF-8 that is what `core.messages.hash64` says."""
+    """Return the digest of each content, as `core.messages.decode.digest64` does.
+
+    For text in UTF-8 it equals `core.rows.hash64`.
+    """
     joined = b"".join([blake2b(content, digest_size=8).digest() for content in contents])
     return np.frombuffer(joined, "<i8")
 
 
 def hashes_of(ids: pa.Array) -> NDArray[np.int64]:
-    """Return what `core.messages.hash64` says of each of many ids, most of which were not asked for before."""
+    """Return `core.rows.hash64` of each id, without its cache: most ids are new."""
     return digests(ids.cast(pa.binary()).to_pylist())

@@ -1,6 +1,9 @@
-"""Columns in the fewest bytes: numbers as distances from the least of them, and left out where there is but one.
+"""Frame-of-reference encoding of columns into Arrow IPC streams.
 
-Rule: what a column is read back from is written beside it, as JSON in the schema of an Arrow IPC stream.
+Numbers are stored as distances from their least value, in the fewest bytes. A column with only one
+value is left out.
+
+Rule: the base values that decoding needs are written as JSON into the schema of the same stream.
 """
 
 import json
@@ -21,20 +24,31 @@ _WIDTHS: Final = ((8, np.uint8), (16, np.uint16), (32, np.uint32), (64, np.uint6
 
 
 class Packed:
-    """Columns on their way into an Arrow batch, and what is said of them once."""
+    """Encoder of columns into one Arrow batch with metadata.
+
+    Attributes:
+        columns: encoded columns by name; a column with only one value is missing.
+        base: base value of each number column; None if all values are `NONE`.
+    """
 
     def __init__(self) -> None:
         self.columns: dict[str, pa.Array] = {}
         self.base: dict[str, int | None] = {}
 
     def number(self, name: str, values: Int64s) -> None:
-        """Keep a column in the fewest bytes; only its value where there is but one."""
+        """Add a column of numbers."""
         some = values[values != NONE]
         nones = len(values) - len(some)
         self.measured(name, values, (int(some.min()), int(some.max()), nones) if len(some) else (0, 0, nones))
 
     def measured(self, name: str, values: Int64s, extent: Sequence[int]) -> None:
-        """Keep a column whose least and greatest value, and number of values that are nothing, are known."""
+        """Add a column of numbers whose extent is known.
+
+        Args:
+            name: name of the column.
+            values: the numbers.
+            extent: least value, greatest value, and count of `NONE`.
+        """
         low, high, nones = extent
         self.base[name] = None if nones == len(values) else low
         if nones == len(values) or (low == high and not nones):
@@ -46,19 +60,23 @@ class Packed:
         self.columns[name] = pa.array(kept_as, mask=none)
 
     def lists(self, name: str, counts: Int64s, flat: Int64s) -> None:
-        """Keep a list a row: as many of ``flat`` as ``counts`` says, one row's after the other's."""
+        """Add a column of lists: row by row, the next ``counts[row]`` values of ``flat``."""
         low, high = (int(flat.min()), int(flat.max())) if len(flat) else (0, 0)
         self.base[name] = low
         ends = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
         self.columns[name] = pa.ListArray.from_arrays(ends, pa.array(narrow(flat, low, high)))
 
     def text(self, name: str, values: pa.StringArray) -> None:
-        """Keep a column of text; where all of it is of one length, without saying where each begins."""
+        """Add a column of text; without offsets if all texts have the same length."""
         fixed = of_one_length(values)
         self.columns[name] = values if fixed is None else fixed
 
     def words(self, name: str, numbers: Int64s, words: Vocabulary) -> list[Any]:
-        """Keep a column of numbers of words, counted anew over those in use; return these words."""
+        """Add a column of indices into a vocabulary, renumbered over the words in use.
+
+        Returns:
+            The words in use, in the order of their new indices.
+        """
         used, renumbered = in_use(numbers, len(words.words))
         extent = (int(renumbered.min()), len(used) - 1, 0) if len(numbers) else (0, 0, 0)
         self.measured(name, renumbered, extent)
@@ -77,8 +95,16 @@ class Packed:
 
 
 def in_use(numbers: Int64s, known: int) -> tuple[Int64s, Int64s]:
-    """Return which of ``known`` numbers occur, in order, and the numbers counted anew over these; -1 stays."""
-    seen = np.zeros(known + 1, bool)  # the last place is that of -1
+    """Renumber indices over those that occur; -1 stays.
+
+    Args:
+        numbers: indices from -1 to ``known`` - 1.
+        known: size of the vocabulary.
+
+    Returns:
+        The indices that occur, ascending; and ``numbers`` as positions in that list.
+    """
+    seen = np.zeros(known + 1, bool)  # the last element is for -1
     seen[numbers] = True
     used = np.flatnonzero(seen[:known])
     anew = np.full(known + 1, -1, np.int64)
@@ -88,7 +114,7 @@ def in_use(numbers: Int64s, known: int) -> tuple[Int64s, Int64s]:
 
 @jit_cached
 def firsts(values: Matrix, rows: Int64s, column: int, counts: Int64s) -> Int64s:
-    """Return ``values[rows[k], column : column + counts[k]]`` of one k after the other."""
+    """Concatenate ``values[rows[k], column : column + counts[k]]`` over all k."""
     flat = np.empty(counts.sum(), np.int64)
     at = 0
     for k in range(len(rows)):
@@ -100,7 +126,7 @@ def firsts(values: Matrix, rows: Int64s, column: int, counts: Int64s) -> Int64s:
 
 @jit_cached
 def set_firsts(values: Matrix, column: int, counts: Int64s, flat: Int64s) -> None:
-    """The inverse of `firsts`, for all rows."""
+    """Inverse of `firsts` for all rows: write ``flat`` into ``values``."""
     at = 0
     for k in range(len(values)):
         for one in range(counts[k]):
@@ -109,13 +135,13 @@ def set_firsts(values: Matrix, column: int, counts: Int64s, flat: Int64s) -> Non
 
 
 def narrow(values: Int64s, low: int, high: int, order: Int64s | None = None) -> NDArray[Any]:
-    """Return numbers as distances from ``low``, in the fewest bytes that hold ``high``.
+    """Return numbers as distances from ``low``, in as few bytes as ``high`` allows.
 
     Args:
         values: numbers from ``low`` to ``high``.
-        low: the least.
-        high: the greatest.
-        order: the places of those that are wanted; None returns all.
+        low: least value.
+        high: greatest value.
+        order: indices of the values to return; None returns all.
     """
     width = next(kind for bits, kind in _WIDTHS if (high - low).bit_length() <= bits)
     found = np.empty(len(values) if order is None else len(order), width)
@@ -126,7 +152,12 @@ def narrow(values: Int64s, low: int, high: int, order: Int64s | None = None) -> 
 
 
 def extent(values: Int64s, order: Int64s | None = None) -> tuple[int, int]:
-    """Return the least and the greatest of numbers, at least one: of those at ``order``, each place once, or of all."""
+    """Return the least and the greatest of at least one number.
+
+    Args:
+        values: the numbers.
+        order: indices of the numbers to compare, without repetition; None compares all.
+    """
     if order is None or len(order) == len(values):
         return int(values.min()), int(values.max())
     low, high = _extent(values, order)
@@ -148,7 +179,12 @@ def _distances(values: Int64s, order: Int64s, low: int, found: NDArray[Any]) -> 
 
 
 class Unpacked:
-    """The inverse of `Packed`."""
+    """Decoder of a stream that `Packed` wrote.
+
+    Attributes:
+        known: metadata, with the base values under ``base``.
+        columns: encoded columns by name.
+    """
 
     def __init__(self, source: pa.BufferReader) -> None:
         with pa.ipc.open_stream(source, options=READING) as reader:
@@ -156,7 +192,7 @@ class Unpacked:
             self.columns = {name: column for batch in reader for name, column in zip(reader.schema.names, batch, strict=True)}
 
     def number(self, name: str, count: int, width: Any = np.int64) -> NDArray[Any]:
-        """Return a column of numbers, of the type ``width``."""
+        """Return a column of numbers with dtype ``width``."""
         one, values = self.same(name), np.empty(count, width)
         if one is None:
             self.put(name, values)
@@ -165,14 +201,14 @@ class Unpacked:
         return values
 
     def same(self, name: str) -> int | None:
-        """Return the one value of a column of numbers that was left out; None where it was kept."""
+        """Return the value of a constant column of numbers; None if it was stored."""
         low = self.known["base"][name]
         if low is None:
             return NONE
         return None if name in self.columns else low
 
     def put(self, name: str, values: NDArray[Any]) -> None:
-        """Set ``values`` to a column of numbers that was kept."""
+        """Decode a stored column of numbers into ``values``."""
         low, column = self.known["base"][name], self.columns[name]
         found = (column.fill_null(0) if column.null_count else column).to_numpy()
         np.add(found, low, out=values, dtype=np.int64, casting="unsafe")  # in one pass
@@ -185,7 +221,7 @@ class Unpacked:
         return as_text(column) if pa.types.is_fixed_size_binary(column.type) else column
 
     def lists(self, name: str) -> tuple[Int64s, Int64s]:
-        """Return how long each row's list is, and what is in them, one after the other."""
+        """Return the length of each row's list, and the concatenated items."""
         column = self.columns[name]
         counts = np.diff(column.offsets.to_numpy()).astype(np.int64)
         return counts, column.flatten().to_numpy().astype(np.int64) + self.known["base"][name]

@@ -1,6 +1,6 @@
-"""Versions of the stored form: which is the newest, and which can still be written."""
+"""Format versions of the stored form: the newest, and those that can be written."""
 
 from typing import Final
 
 STORED_FORM: Final = 5
-WRITTEN_FORMS: Final = (4, STORED_FORM)  # a release writes its own and the one before, so that it can be rolled out and back
+WRITTEN_FORMS: Final = (4, STORED_FORM)  # a release can write the previous version too, which makes a rollback possible

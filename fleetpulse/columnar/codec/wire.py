@@ -1,7 +1,9 @@
-"""Signals on their way to a key group, and while they wait in it: narrow columns, not compressed.
+"""Wire format of signals in the shuffle and in chunks of pending rows.
 
-Rule: they are written and read twice or four times within a batch, and live no longer; compressing costs more than
-carrying. What lasts, the changelog, is compressed by the state store.
+Columns are narrow and not compressed.
+
+Rule: blocks are written and read two to four times within a batch and live no longer. Compression
+would cost more than it saves. The changelog, which is durable, is compressed by the state store.
 """
 
 from collections.abc import Sequence
@@ -23,7 +25,7 @@ _MANY_WORDS: Final = 256
 
 
 def to_wire(signals: pa.RecordBatch) -> bytes:
-    """Write signals.
+    """Serialize signals as one block.
 
     Args:
         signals: columns of `SIGNAL_SCHEMA`, at least one row.
@@ -32,12 +34,14 @@ def to_wire(signals: pa.RecordBatch) -> bytes:
 
 
 def to_wires(signals: pa.RecordBatch, order: Int64s | None, edges: Sequence[int]) -> list[bytes]:
-    """Write signals in parts. They are made narrow first and put in order then: that moves a third of the bytes.
+    """Serialize signals in parts.
+
+    Columns are narrowed before they are reordered, which moves a third of the bytes.
 
     Args:
         signals: columns of `SIGNAL_SCHEMA`.
-        order: places of those that are written, one part's after the other's; None writes all as they lie.
-        edges: where each part begins in ``order``, and where the last one ends; no part is empty.
+        order: indices of the signals to write, part after part; None writes all in their order.
+        edges: start of each part in ``order``, and the end of the last; no part is empty.
     """
     places = None if order is None else pa.array(order)
     columns: dict[str, pa.Array] = {}
@@ -74,20 +78,20 @@ def _part(columns: dict[str, pa.Array], base: dict[str, int | None], begin: int,
 
 
 def _indexed(column: pa.DictionaryArray) -> pa.DictionaryArray:
-    """Return words by the narrowest numbers that count them."""
+    """Return a dictionary column with the narrowest index type."""
     width = next(kind for size, kind in _NARROW if len(column.dictionary) <= size)
     return pa.DictionaryArray.from_arrays(column.indices.cast(width), column.dictionary)
 
 
 def _own_words(column: pa.DictionaryArray) -> pa.DictionaryArray:
-    """Let a part carry the words that it uses, where all parts' words are many."""
+    """Reduce the dictionary of a part to the words in use, if the shared one is large."""
     if len(column.dictionary) <= min(_MANY_WORDS, len(column)):
         return column
     return _indexed(column.dictionary_decode().dictionary_encode())
 
 
 def from_wire(written: bytes) -> pa.RecordBatch:
-    """Read signals that `to_wire` wrote, of this version or of version 1."""
+    """Deserialize signals that `to_wire` wrote, in this format version or version 1."""
     packed = Unpacked(pa.py_buffer(written))
     count = packed.known["count"]
     if "presence_ms" not in packed.known["base"]:
@@ -96,7 +100,7 @@ def from_wire(written: bytes) -> pa.RecordBatch:
 
 
 def _upgrade(packed: Unpacked) -> None:
-    """Version 1 judged what waits by its event time, and knew neither sessions nor positions."""
+    """Upgrade format version 1, which has no presence time, session or position."""
     packed.known["base"] |= {"presence_ms": packed.known["base"]["event_time_ms"], "offset_ms": 0, "trust": 0, "position": 0}
     if "event_time_ms" in packed.columns:
         packed.columns["presence_ms"] = packed.columns["event_time_ms"]

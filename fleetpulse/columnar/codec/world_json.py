@@ -1,4 +1,4 @@
-"""How far a key group has come, and by which policies it judges, as JSON has it: in its stored form, and in a snapshot."""
+"""JSON form of coverage, frontiers and policies, for stored forms and snapshots."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,7 +11,7 @@ from fleetpulse.core.rows import BRIDGE
 
 
 def world_to_plain(shards: Shards, policies: Policies) -> dict[str, Any]:
-    """Return coverage and frontier of every shard, and policies, as JSON has them."""
+    """Return coverage and frontier of every shard, and policies, as JSON values."""
     plain = {
         **_listening_to_plain(shards.listenings[0]),
         "policies": [_dated_to_plain(dated) for dated in policies.dated],
@@ -22,7 +22,7 @@ def world_to_plain(shards: Shards, policies: Policies) -> dict[str, Any]:
 
 
 def world_from_plain(known: Mapping[str, Any]) -> tuple[Shards, Policies]:
-    """The inverse of `world_to_plain`; further entries are passed over."""
+    """Inverse of `world_to_plain`; further entries are ignored."""
     others = known.get("shards", ())
     listenings = tuple(_listening_from_plain(one) for one in (known, *others))
     shards = Shards(listenings, tuple(frozenset(one["sites"]) for one in others))
@@ -45,7 +45,7 @@ def _listening_to_plain(listening: Listening) -> dict[str, Any]:
 def _listening_from_plain(known: Mapping[str, Any]) -> Listening:
     gaps = tuple((gap[0], gap[1]) for gap in known["gaps"])
     alone = [BRIDGE] if gaps and gaps[-1][1] is None else []
-    # what was stored before there were several bridges does not say whose gap it was
+    # a form stored before there were several bridges does not name the bridge of a gap
     deaf, until_ms = tuple(known.get("deaf", alone)), known.get("until_ms")
     coverage = Coverage(known["start_ms"], known["base_ms"], gaps, deaf, until_ms)
     return Listening(coverage, known["newest_ms"], known["frontier_ms"])

@@ -1,4 +1,5 @@
-"""The fold of a key group: pending rows, their order, one call that judges them, and the judgements that it emits.
+"""Fold of a key group: lateness, pending rows, judging order, judgements.
 
-It imports ``state``, ``codec`` and ``jit``. Begin with ``key_group.py``.
+It imports ``state``, ``codec`` and ``jit``. ``backtest``, ``snapshot``, ``warmup``, `io` and
+`batch` import it. Begin with ``key_group.py``; ``judge.py`` calls the compiled fold.
 """

@@ -1,6 +1,8 @@
-"""What is due in a key group, judged: by the compiled fold, or by the definition where operators or the registry have a say.
+"""Judging of due rows and deadlines, by the compiled fold or by the definition.
 
-Rule: a device whose registry or control rows are due is folded by `core.device` itself; all others by the kernel.
+Rule: `core.fold`, the definition, processes a device if registry, control or correction rows of it
+are due. It also does so if due rows or gateway events of another shard, or from before the device's
+latest fact, concern it. The compiled fold processes all other devices.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +46,7 @@ def _arrival(row: Row) -> int:
 
 
 def _direct(signals: pa.RecordBatch) -> NDArray[np.bool_]:
-    """Return which signals their device delivered itself, as `Row.is_direct` has it."""
+    """Return a mask of the signals that no gateway delivered, as `Row.is_direct`."""
     gateways = signals["gateway"]
     if gateways.null_count == len(gateways):
         return np.ones(len(gateways), bool)
@@ -53,7 +55,7 @@ def _direct(signals: pa.RecordBatch) -> NDArray[np.bool_]:
 
 
 def _sessions(signals: pa.RecordBatch) -> Int64s:
-    """Return the number of each signal's session; `NONE` without one."""
+    """Return the number of each signal's session; `NONE` if it names none."""
     sessions = signals["session"]
     if sessions.null_count == len(sessions):
         return np.full(len(sessions), NONE)
@@ -70,30 +72,31 @@ def _faults(signals: pa.RecordBatch) -> list[str]:
 
 
 def _merged(rows: layout.Matrix, order: Int64s, events: layout.Matrix) -> tuple[layout.Matrix, Int64s]:
-    """Merge gateway events into the messages of the devices, as `core.replay.with_gateways` does.
+    """Merge gateway events into messages of devices, as `core.replay.with_gateways`.
 
     Args:
         rows: messages, in the order in which they are judged.
-        order: the place of each among the signals.
-        events: see `FoldCall._gateway_events`.
+        order: index of each message among the signals.
+        events: gateway events, see `FoldCall._gateway_events`.
 
     Returns:
-        All of them, and the place of each among the signals: -1 for events.
+        Messages and events, and the index of each among the signals: -1 for events.
     """
     whole = np.concatenate([rows, events])
-    by = np.lexsort((whole[:, layout.R_AT], whole[:, layout.R_DEVICE]))  # stable: of one instant messages come first
+    by = np.lexsort((whole[:, layout.R_AT], whole[:, layout.R_DEVICE]))  # stable: at equal instants, messages come first
     return whole[by], np.concatenate([order, np.full(len(events), -1)])[by]
 
 
 @dataclass(frozen=True, slots=True)
 class DueRows:
-    """Rows of a shard.
+    """Rows of a shard, for one fold call.
 
     Attributes:
-        shard: its number.
-        signals: columns of `SIGNAL_SCHEMA`, in any order, copies among them.
-        due: which of them are due.
-        others: registry and control rows, and deaths and returns of gateways (see `core.messages.for_everyone`), all of them due.
+        shard: number of the shard.
+        signals: columns of `SIGNAL_SCHEMA`, in any order, possibly with copies.
+        due: mask of the signals that are due.
+        others: due registry, control and correction rows, and due gateway events for everyone (see
+            `core.rows.for_everyone`).
     """
 
     shard: int
@@ -103,12 +106,12 @@ class DueRows:
 
 
 class FoldCall:
-    """One call's judging of what is due.
+    """Judging of due rows and deadlines in one fold call.
 
     Args:
-        devices: of the key group; changed in place.
-        advance: coverage, and how far the frontiers have moved.
-        policies: those that may be in force.
+        devices: devices of the key group; changed in place.
+        advance: coverage and the advance of the frontiers.
+        policies: policies that may be in force.
     """
 
     def __init__(self, devices: Devices, advance: Advance, policies: Policies) -> None:
@@ -116,14 +119,14 @@ class FoldCall:
         self._devices, self._advance, self._policies = devices, advance, policies
         self._buffer = np.empty((0, layout.TOLD_WIDTH), np.int64)
         self._noted: list[layout.Matrix] = []  # output rows of the kernel; their batches are built once, at the end
-        self._signals = NO_SIGNALS  # those that it is about
+        self._signals = NO_SIGNALS  # signals that the output rows refer to
 
     def _arrays(self, shard: int) -> PackedContext:
         devices, coverage = self._devices, self._advance.shards.listenings[shard].coverage
         return world_arrays(coverage, self._policies, devices.classes.words, devices.codes, devices.sequences)
 
     def shards_of_devices(self) -> Int64s:
-        """Return the number of each device's shard: that of the site that it speaks from; -1 for a device without a state."""
+        """Return the shard number of each device's current site; -1 without state."""
         rows, shards = self._devices.rows, self._advance.shards
         if len(shards) == 1:
             return np.where(rows[:, layout.MODE] == layout.ABSENT, -1, 0)
@@ -132,7 +135,7 @@ class FoldCall:
         return np.where(rows[:, layout.MODE] == layout.ABSENT, -1, numbers[np.maximum(sites, -1)])
 
     def apply_rows(self, parts: Sequence[DueRows]) -> None:
-        """Judge rows that are due, silence acting between them."""
+        """Judge due rows, and fire the timers that lie between them."""
         signals = parts[0].signals if len(parts) == 1 else pa.concat_batches([part.signals for part in parts])
         due = np.concatenate([part.due for part in parts])
         shards = np.repeat([part.shard for part in parts], [part.signals.num_rows for part in parts])
@@ -152,31 +155,31 @@ class FoldCall:
             places = np.where(theirs, -1, places)
         for part in parts:
             its_places = places if len(parts) == 1 else np.where(shards == part.shard, places, -1)
-            of_devices = self.shards_of_devices() if len(parts) > 1 else places[:0]  # some are new since the part before
+            of_devices = self.shards_of_devices() if len(parts) > 1 else places[:0]  # the previous part can add devices
             others = np.flatnonzero((of_devices != part.shard) & (of_devices >= 0))
             of_gateways = self._gateway_events(events[part.shard], signals, its_places, np.union1d(by_definition, others))
             if len(of_gateways) or (its_places >= 0).any():
                 self._by_kernel(signals, its_places, of_gateways, part.shard)
 
     def _across_shards(self, signals: pa.RecordBatch, places: Int64s, shards: Int64s) -> Int64s:
-        """Find devices with rows of another shard, or with rows that lie before the device's latest fact.
+        """Find devices with rows of another shard, or rows before their latest fact.
 
         Args:
             signals: columns of `SIGNAL_SCHEMA`.
-            places: the device of each; -1 for none.
-            shards: the shard of each.
+            places: index of each signal's device; -1 if the signal is not due.
+            shards: shard number of each signal.
         """
         due = places >= 0
         if not due.any():
             return places[:0]
         of_devices = self.shards_of_devices()
-        if (new := due & (of_devices[places] < 0)).any():  # of the shard of its first row
+        if (new := due & (of_devices[places] < 0)).any():  # a new device is in the shard of its first row
             of_devices[places[new][::-1]] = shards[new][::-1]
         behind = signals["presence_ms"].to_numpy() < self._last_fact_ms()[places]
         return np.unique(places[due & ((of_devices[places] != shards) | behind)])
 
     def _behind_events(self, events: Mapping[int, Sequence[Row]]) -> Int64s:
-        """Find devices whose gateway has an event before the device's latest fact."""
+        """Find devices whose gateway may have an event before their latest fact."""
         rows = [row for of_shard in events.values() for row in of_shard]
         if not rows:
             return np.empty(0, np.int64)
@@ -190,13 +193,16 @@ class FoldCall:
         return self._devices.rows[:, facts].max(axis=1, initial=NONE)
 
     def _gateway_events(self, events: Sequence[Row], signals: pa.RecordBatch, places: Int64s, but: Int64s) -> layout.Matrix:
-        """Return a row for each gateway event and each device that is behind the gateway, or whose signals name it.
+        """Return one row for each pair of gateway event and concerned device.
+
+        A device is concerned if it is behind the gateway, or if one of its signals names the
+        gateway.
 
         Args:
-            events: see `core.messages.for_everyone`, in arrival order.
+            events: gateway events for everyone (see `core.rows.for_everyone`), in arrival order.
             signals: columns of `SIGNAL_SCHEMA`.
-            places: the device of each signal; -1 for none.
-            but: devices to leave out.
+            places: index of each signal's device; -1 for none.
+            but: indices of the devices to exclude.
 
         Returns:
             Rows of `layout.ROW_FIELDS`, in arrival order of the events.
@@ -239,10 +245,17 @@ class FoldCall:
         self.batches.append(judgements_to_batch(fold.judgements))
 
     def _by_kernel(self, signals: pa.RecordBatch, places: Int64s, events: layout.Matrix, shard: int) -> None:
-        """Judge the signals that have a place (the number of their device), and the events of `_gateway_events`, of a shard."""
+        """Judge signals and gateway events of a shard with the compiled fold.
+
+        Args:
+            signals: columns of `SIGNAL_SCHEMA`.
+            places: index of each signal's device; signals with -1 are skipped.
+            events: rows of `_gateway_events`.
+            shard: number of the shard.
+        """
         devices = self._devices
         order, copies = in_order(signals, places)
-        copies = copies[signals["trust"].to_numpy()[copies] != _LATE]  # those are listed already
+        copies = copies[signals["trust"].to_numpy()[copies] != _LATE]  # late ones are listed already
         if len(copies):
             self.batches.append(
                 rejections(signals.take(pa.array(copies)), JudgementKind.DUPLICATE, [REASONS[JudgementKind.DUPLICATE]])
@@ -283,7 +296,12 @@ class FoldCall:
             devices.set_boots(changed, words.take(pa.array(numbers - OTHER, mask=numbers < 0)))
 
     def _boots(self, signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, pa.StringArray]:
-        """Number boots, each device's for itself; return the numbers of those of the rows, and the words from `OTHER` on."""
+        """Number the boots of signals relative to the boot of each signal's device.
+
+        Returns:
+            Number of each signal's boot: `NOTHING`, `KNOWN`, or `OTHER` plus an index into the
+            second value.
+        """
         devices, boots = self._devices, signals["boot"]
         known, numbers = text_of(devices.boots), np.full(len(places), NOTHING, np.int64)
         devices.rows[:, layout.BOOT] = np.where(known.present, KNOWN, NOTHING)
@@ -294,14 +312,17 @@ class FoldCall:
         return numbers, encoded.dictionary
 
     def advance_time(self, through_ms: Int64s, settled_ms: int) -> list[int | None]:
-        """Let silence act on each device through its instant, and put into words the judgements on it and on `rows`.
+        """Fire all timers due by each device's instant, and build the output batches.
+
+        The batches contain the judgements of `apply_rows` too.
 
         Args:
-            through_ms: an instant for each device.
-            settled_ms: the instant up to which all shards are judged, see `core.device.settle`.
+            through_ms: instant of each device.
+            settled_ms: instant up to which all shards are judged, see `core.fold.settle`.
 
         Returns:
-            For each shard, the earliest deadline that is left, counted from each device's own instant; None without one.
+            For each shard, the least distance from a device's instant to its next deadline; None if
+            there is no deadline.
         """
         shards = range(len(self._advance.shards))
         if len(shards) == 1:
@@ -318,7 +339,18 @@ class FoldCall:
         return [None if left == NEVER else left for left in left_ms]
 
     def _pass_time(self, rows: layout.Matrix, shard: int, through_ms: Int64s, settled_ms: int, places: Int64s | None) -> int:
-        """Fire the timers of a shard's devices; ``places`` are their places in the key group, None for all of it."""
+        """Fire the timers of a shard's devices.
+
+        Args:
+            rows: rows of the devices, changed in place.
+            shard: number of the shard.
+            through_ms: instant of each device.
+            settled_ms: instant up to which all shards are judged.
+            places: indices of the devices in the key group; None if they are all devices.
+
+        Returns:
+            The least distance from a device's instant to its next deadline, or `NEVER`.
+        """
         world, first, left_ms = self._arrays(shard), 0, NEVER
         while first < len(rows):
             buffer = self._room(len(rows) - first)

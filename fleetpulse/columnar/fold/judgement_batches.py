@@ -1,7 +1,7 @@
-"""Judgements as columns, from whichever side they come: the compiled fold, the definition, or rows that are not judged.
+"""Arrow batches of judgements: compiled fold, definition, rejected rows.
 
-Rule: the columns are those of `core.tables.JUDGEMENTS` but for what the shell adds; instants are epoch
-milliseconds, and named so.
+Rule: the columns are those of `core.tables.JUDGEMENTS` without `ADDED_BY_THE_SHELL`, which the sink
+adds. Timestamps are epoch milliseconds, and their names end in ``_ms``.
 """
 
 import json
@@ -78,7 +78,7 @@ def _words(words: Sequence[Any], numbers: Int64s) -> pa.Array:
 
 
 def judgements_to_batch(judgements: Iterable[Judgement]) -> pa.RecordBatch:
-    """Return what the definition said."""
+    """Return judgements of the definition as a batch of `JUDGEMENT_SCHEMA`."""
     kept = list(judgements)
     columns: dict[str, pa.Array] = {}
     for field in JUDGEMENT_SCHEMA:
@@ -90,7 +90,7 @@ def judgements_to_batch(judgements: Iterable[Judgement]) -> pa.RecordBatch:
 
 
 def drop_broadcast_copies(key_group: int, judgements: pa.RecordBatch) -> pa.RecordBatch:
-    """Keep judgements of broadcast rows only in key group 0, so that each is emitted once."""
+    """Keep judgements of broadcast rows only in key group 0: each is emitted once."""
     if not key_group or not judgements.num_rows:
         return judgements
     return judgements.filter(pc.invert(pc.is_in(judgements["message_kind"], value_set=_OF_EVERYBODY)))
@@ -105,13 +105,13 @@ def event_times(signals: pa.RecordBatch) -> pa.Array:
 def rejections(
     signals: pa.RecordBatch, verdict: JudgementKind, reasons: Sequence[str], late_by_ms: Int64s | None = None
 ) -> pa.RecordBatch:
-    """List signals, with the reason.
+    """Return judgements that list signals with a reason.
 
     Args:
         signals: columns of `SIGNAL_SCHEMA`.
-        verdict: what is said.
-        reasons: why, one a row, or one for all.
-        late_by_ms: milliseconds behind the frontier.
+        verdict: kind of the judgements.
+        reasons: one reason for each signal, or one for all.
+        late_by_ms: distance of each event time behind the frontier, milliseconds.
     """
     count = signals.num_rows
     seq = signals["seq"].to_numpy()
@@ -133,13 +133,14 @@ def rejections(
 
 
 def transitions_to_batch(out: Matrix, devices: Devices, policies: Policies, signals: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the transitions that the compiled fold told.
+    """Return the transitions that the compiled fold emitted.
 
     Args:
-        out: one a row, columns of `layout.OUT_FIELDS`; ``row`` is a place in ``signals``.
-        devices: whose they are.
-        policies: as the fold had them.
-        signals: those that were folded.
+        out: output rows of the kernel, columns of `layout.OUT_FIELDS`; ``row`` is an index into
+            ``signals``.
+        devices: devices of the key group.
+        policies: policies of the fold.
+        signals: signals that were folded.
     """
     count, row = len(out), out[:, T_ROW]
     at = pa.array(row, mask=row < 0)

@@ -1,8 +1,8 @@
-"""A key group: the devices that share a place in the state, what waits for its time, and what is known of us.
+"""Key group, the unit of state: devices, pending rows, coverage and policies.
 
-Rule 1: ``fold`` takes rows in the order of ``received_at`` between calls, in any order within one.
-Rule 2: what comes out depends on the rows and on how far ``received_at`` has come; never on how calls were cut. A jitter
-spreads when verdicts are written, and nothing else.
+Rule 1: calls of ``fold`` take rows in the order of ``received_at``; within a call, in any order.
+Rule 2: the judgements depend on the rows and on the newest ``received_at``, never on how rows were
+cut into calls. A verdict jitter changes only the call in which a verdict is emitted.
 """
 
 import json
@@ -32,17 +32,17 @@ from fleetpulse.core.presence.shards import Advance, Shards
 from fleetpulse.core.replay import Deployment, LatenessFilter, arrival, cuts_at_gaps, read_before
 from fleetpulse.core.rows import FLUSH, Kind, Row
 
-_BEFORE_ALL: Final = -(2**61)  # stands for a frontier before the first is known
+_BEFORE_ALL: Final = -(2**61)  # replaces a frontier that is not known yet
 
 
 @dataclass(frozen=True, slots=True)
 class FoldResult:
-    """What came of one call.
+    """Result of one call of `KeyGroup.fold`.
 
     Attributes:
         judgements: columns of `JUDGEMENT_SCHEMA`.
-        chunks: waiting rows to be kept, by number.
-        gone: numbers of chunks that are no longer needed.
+        chunks: new chunks of pending rows to store, with their numbers.
+        gone: numbers of the chunks to delete.
     """
 
     judgements: pa.RecordBatch
@@ -52,15 +52,16 @@ class FoldResult:
 
 @dataclass(slots=True)
 class KeyGroup:
-    """The state of one key group.
+    """State of one key group.
 
     Attributes:
         shards: coverage and frontier of every site.
-        policies: those known.
-        devices: as columns.
-        waiting: rows of each shard whose time has not come: where they are.
-        counts: devices by mode, as last said in a summary; empty before the first.
-        due_ms: the ``received_at`` at which something will be due; None where nothing will.
+        policies: known policies.
+        devices: devices as columns.
+        waiting: index of the pending chunks of each shard.
+        counts: devices by mode as JSON, as last emitted in a summary; empty before the first.
+        due_ms: earliest ``received_at`` at which a row or deadline becomes due; None if there is
+            none.
     """
 
     shards: Shards
@@ -71,7 +72,7 @@ class KeyGroup:
     due_ms: int | None = None
 
     def __post_init__(self) -> None:
-        """Begin without pending rows."""
+        """Create an empty index of pending chunks for each shard if none is given."""
         self.waiting = self.waiting or [PendingRows() for _ in range(len(self.shards))]
 
     def fold(
@@ -82,14 +83,14 @@ class KeyGroup:
         deployment: Deployment,
         read: Read,
     ) -> FoldResult:
-        """Take in rows, then judge all that lies at or before the frontier.
+        """Add rows, then judge everything at or before the frontier.
 
         Args:
-            signals: the group's signals and wills of one micro-batch, columns of `SIGNAL_SCHEMA`.
-            others: its other rows; what a gateway's death says to everyone among them.
-            newest_ms: up to where every row has been read, by ``received_at``.
+            signals: signals and wills of the group in one micro-batch, columns of `SIGNAL_SCHEMA`.
+            others: other rows of the micro-batch, gateway events for everyone included.
+            newest_ms: ``received_at`` up to which every row has been read.
             deployment: lateness, clock lead and jitter.
-            read: returns a chunk of waiting rows by its number.
+            read: function that returns a chunk of pending rows by its number.
         """
         signals, others = _received_in_order(signals), sorted(others, key=arrival)
         cuts = cuts_at_gaps(others, self.shards)
@@ -118,7 +119,10 @@ class KeyGroup:
     def _fold(
         self, signals: pa.RecordBatch, others: Sequence[Row], newest_ms: int, deployment: Deployment, read: Read
     ) -> FoldResult:
-        """Fold rows in arrival order, see `cuts_at_gaps`: the first may be a gap row of some sites, and no other is."""
+        """Fold rows in arrival order; only the first may be a gap row of some sites.
+
+        See `cuts_at_gaps`.
+        """
         before, judgements = self.shards, list[pa.RecordBatch]()
         taken_in = self._take_in(signals, others, newest_ms, deployment, judgements)
         chunks, gone = self._split(before, deployment, read) if len(self.shards) > len(before) else ([], [])
@@ -165,7 +169,11 @@ class KeyGroup:
         deployment: Deployment,
         read: Read,
     ) -> tuple[list[tuple[int, bytes]], list[int]]:
-        """Store the pending rows of a shard; return the new chunks, and the numbers of chunks that are no longer needed."""
+        """Store the pending rows of a shard.
+
+        Returns:
+            New chunks with their numbers, and the numbers of the chunks to delete.
+        """
         waiting = self._waiting(shard)
         advance_ms = 0 if frontier_ms is None or before_ms is None else frontier_ms - before_ms
         width_ms = span_ms(advance_ms, deployment.allowed_lateness_ms)
@@ -176,13 +184,16 @@ class KeyGroup:
         return [*chunks, *joined], parts
 
     def _waiting(self, shard: int) -> PendingRows:
-        """Return the pending chunks of a shard, with the next free number: all shards share their numbers."""
+        """Return the pending chunks of a shard, after setting its next free number.
+
+        Chunks of all shards share one sequence of numbers.
+        """
         waiting = self.waiting[shard]
         waiting.written = max(one.written for one in self.waiting)
         return waiting
 
     def _split(self, before: Shards, deployment: Deployment, read: Read) -> tuple[list[tuple[int, bytes]], list[int]]:
-        """Move the pending rows of sites that have a new shard into it; return chunks as `_keep` does."""
+        """Move pending rows into the new shards of their sites; return as `_keep`."""
         sources = {before.number(min(sites)) for sites in self.shards.sites[len(before) - 1 :]}
         self.waiting += [PendingRows() for _ in range(len(self.shards) - len(before))]
         width_ms, chunks, gone = span_ms(0, deployment.allowed_lateness_ms), list[tuple[int, bytes]](), list[int]()
@@ -202,11 +213,12 @@ class KeyGroup:
         Args:
             signals: columns of `SIGNAL_SCHEMA`, with their presence times.
             others: other rows.
-            width_ms: of the span of event time that a chunk holds.
-            shards: those in which rows for everyone wait; None: those that are not judged up to there.
+            width_ms: width of the span of event time that a chunk covers.
+            shards: numbers of the shards that store rows for everyone; None: shards whose frontier
+                is before the row.
 
         Returns:
-            The chunks to be kept, by number.
+            The chunks to store, with their numbers.
         """
         chunks: list[tuple[int, bytes]] = []
         numbers = shards_of(signals, self.shards)
@@ -226,11 +238,11 @@ class KeyGroup:
         deployment: Deployment,
         judgements: list[pa.RecordBatch],
     ) -> "_TakenIn":
-        """Move coverage, frontiers and policies; return the rows that can still act, by shard."""
+        """Update coverage, frontiers and policies; return rows that can still act."""
         intake = LatenessFilter(deployment, self.shards, self.policies, [])
         received = signals["received_at_ms"].to_numpy()
         kept: dict[int, list[pa.RecordBatch]] = {}
-        begin, base = 0, self.shards  # coverage is the same from a gap row to the next
+        begin, base = 0, self.shards  # coverage is constant between two gap rows
 
         def part(end: int) -> None:
             if end == begin:
@@ -258,7 +270,7 @@ class KeyGroup:
                 waiting.append(row)
             assert intake.shards is not None, "a row was read"
             if row.kind is Kind.TICK and row.contents().get("op") == FLUSH:
-                flushed = tuple(one.frontier_ms for one in intake.shards.listenings)  # as at that row, however the batch was cut
+                flushed = tuple(one.frontier_ms for one in intake.shards.listenings)  # at that row, wherever the batch ends
             if row.kind is Kind.GAP:
                 base = intake.shards
                 flushed += flushed[:1] * (len(base) - len(flushed))
@@ -287,14 +299,15 @@ class KeyGroup:
         self.devices.drop_absent()
         behind_ms = [max(one - width_ms, least) for one, least in zip(frontiers_ms, at_least_ms, strict=True)]
         self.shards = self.shards.forget_before(behind_ms)
-        # not where a flush has come to: how many there are after what a jitter may hold back is counted, however rows were cut
+        # A flush must not drop policies: `LatenessFilter` limits the number of policies from this
+        # instant on, and that number must not depend on how rows were cut into calls.
         self.policies = self.policies.pruned(deployment.said_through_ms(settled_ms))
         self.due_ms = None
         self._be_due_for_deadlines(frontiers_ms, left_ms, deployment)
         return judging.batches
 
     def _delays(self, width_ms: int) -> Any:
-        """Return by how much the verdicts on each device's silence are held back."""
+        """Return the delay of the verdicts on each device's silence, in milliseconds."""
         if not width_ms or not len(self.devices):
             return np.zeros(len(self.devices), np.int64)
         ids = self.devices.ids if not self.devices.ids.offset else pa.concat_arrays([self.devices.ids])
@@ -303,14 +316,14 @@ class KeyGroup:
         return jitter_delays(ends, np.frombuffer(text, np.uint8), width_ms)
 
     def arm(self, deployment: Deployment) -> None:
-        """Set when something will be due, without judging anything; for devices that were brought in."""
+        """Set `due_ms` without judging anything; for devices from a bootstrap or snapshot."""
         self.due_ms = None
         frontiers_ms = [_or_long_ago(one) for one in self.shards.frontiers_ms]
         advance = Advance.between(self.shards, self.shards, deployment.allowed_lateness_ms)
         judging = FoldCall(self.devices, advance, self.policies)
         through_ms = np.array(frontiers_ms)[judging.shards_of_devices()] - self._delays(deployment.verdict_jitter_ms)
         left_ms = judging.advance_time(through_ms, _BEFORE_ALL)
-        assert not judging.batches, "what is brought in is judged up to its frontier"
+        assert not judging.batches, "imported devices are judged up to their frontier"
         self._be_due_for_deadlines(frontiers_ms, left_ms, deployment)
         self._be_due_for_waiting(deployment)
 
@@ -329,7 +342,7 @@ class KeyGroup:
             self.due_ms = received_at_ms
 
     def summary(self, key_group: int) -> Judgement | None:
-        """Say how many devices are in which mode, where that has changed since it was last said."""
+        """Return a summary of the devices by mode; None if equal to the last summary."""
         counts = json.dumps(self.devices.by_mode(), sort_keys=True)
         if counts == self.counts:
             return None
@@ -338,10 +351,10 @@ class KeyGroup:
         return Judgement(JudgementKind.SUMMARY, "_", event_time_ms=at_ms, key_group=key_group, counts=counts)
 
     def to_bytes(self, form: int = STORED_FORM) -> bytes:
-        """Return the stored form, but for the chunks.
+        """Return the stored form, without the chunks.
 
         Args:
-            form: its version, see `columnar.stored`.
+            form: format version, see `columnar.codec.versions`.
         """
         known: dict[str, Any] = {
             **world_to_plain(self.shards, self.policies),
@@ -353,10 +366,10 @@ class KeyGroup:
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> "KeyGroup":
-        """Read the stored form.
+        """Read a stored form.
 
         Raises:
-            FleetError: it was written by a version that this one does not know.
+            FleetError: the format version is unknown.
         """
         devices, known = from_stored(stored)
         shards, policies = world_from_plain(known)
@@ -365,7 +378,7 @@ class KeyGroup:
 
 
 def begin(received_at_ms: int) -> KeyGroup:
-    """Return an empty key group of a history whose first row was received at ``received_at_ms``."""
+    """Return an empty key group for a history that starts at ``received_at_ms``."""
     return KeyGroup(Shards.begin(received_at_ms))
 
 
@@ -374,10 +387,10 @@ class _TakenIn:
     """Rows that can still act, by shard.
 
     Attributes:
-        signals: with their presence times.
-        others: the other rows; those for everyone in each shard.
-        flushed_ms: up to where no verdict is held back.
-        early: which of the signals are not due.
+        signals: signals of each shard, with their presence times.
+        others: other rows of each shard; rows for everyone are in every shard.
+        flushed_ms: instant of each shard up to which no verdict is delayed; None without a flush.
+        early: mask of each shard's signals that are not due.
     """
 
     signals: list[pa.RecordBatch]
@@ -396,7 +409,7 @@ def _or_long_ago(instant_ms: int | None) -> int:
 
 
 def _at(row: Row) -> int:
-    assert row.event_time_ms is not None, "a row without event time does not wait"
+    assert row.event_time_ms is not None, "a pending row has an event time"
     return row.event_time_ms
 
 

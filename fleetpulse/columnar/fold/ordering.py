@@ -1,6 +1,7 @@
-"""Which rows may still act, and in which order they do: `core.replay.Intake` and `in_order`, over columns.
+"""Lateness of signals and the order in which rows are judged, over columns.
 
-Rule: it says what they say, which is the definition; the laws in ``tests/property`` compare them.
+Rule: the results equal those of `core.replay.LatenessFilter` and `core.replay.in_order`, which are
+the definition. The laws in ``tests/property`` compare them.
 """
 
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import MAX_POSITION, POSITION_BITS, Kind, Trust
 
-_MANY_ROWS: Final = 64  # of one device: more are sorted by merging
+_MANY_ROWS: Final = 64  # rows of one device up to which insertion sort is used, else merge sort
 _ON_TIME, _LATE, _INVALID, _AHEAD, _BEHIND = (
     TRUSTS.index(one) for one in (Trust.ON_TIME, Trust.LATE, Trust.INVALID, Trust.AHEAD, Trust.BEHIND)
 )
@@ -30,14 +31,14 @@ _DEATH: Final = KINDS.index(Kind.DEATH)
 
 
 def frontiers(world: PackedContext, received_ms: Int64s, lateness_ms: int, newest_ms: int, frontier_ms: int) -> Int64s:
-    """Return the frontier at each row, as `Listening.read` gives it; `NONE` where there is none yet.
+    """Return the frontier at each row, as `Listening.read`; `NONE` before the first.
 
     Args:
-        world: coverage, which stays the same for all of them.
-        received_ms: when they were received.
+        world: coverage, constant over all rows.
+        received_ms: ``received_at`` of each row.
         lateness_ms: allowed lateness.
-        newest_ms: the newest ``received_at`` before them.
-        frontier_ms: the frontier before them, or `NONE`.
+        newest_ms: newest ``received_at`` before the rows.
+        frontier_ms: frontier before the rows, or `NONE`.
     """
     found = np.empty(len(received_ms), np.int64)
     _reach(world, received_ms, lateness_ms, newest_ms, frontier_ms, found)
@@ -52,7 +53,7 @@ def _reach(world: PackedContext, received_ms: Int64s, lateness_ms: int, newest_m
 
 
 def shards_of(signals: pa.RecordBatch, shards: Shards) -> Int64s:
-    """Return the number of each signal's shard: that of its site."""
+    """Return the shard number of each signal's site."""
     if len(shards) == 1:
         return np.zeros(signals.num_rows, np.int64)
     sites = signals["site"]
@@ -61,7 +62,7 @@ def shards_of(signals: pa.RecordBatch, shards: Shards) -> Int64s:
 
 
 def by_shard(signals: pa.RecordBatch, shards: Shards) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the signals of each shard that has some, in their order."""
+    """Yield shard number and signals of each shard with signals, in their order."""
     if len(shards) == 1:
         yield 0, signals
         return
@@ -71,11 +72,11 @@ def by_shard(signals: pa.RecordBatch, shards: Shards) -> Iterator[tuple[int, pa.
 
 
 class LateSplit(NamedTuple):
-    """Signals and wills as they were read.
+    """Result of `split_late`.
 
     Attributes:
-        kept: all of them, with their presence times.
-        judgements: on those that came late, columns of `JUDGEMENT_SCHEMA`.
+        kept: all signals and wills, with their presence times.
+        judgements: judgements that list the late signals, columns of `JUDGEMENT_SCHEMA`.
     """
 
     kept: pa.RecordBatch
@@ -83,11 +84,13 @@ class LateSplit(NamedTuple):
 
 
 def split_late(signals: pa.RecordBatch, frontier_ms: Int64s, deployment: Deployment) -> LateSplit:
-    """Give signals their presence time, as `core.clocks` does, and list those that came late.
+    """Set the presence time of signals and list the late ones.
+
+    The rules are those of `core.presence.presence_time`.
 
     Args:
-        signals: columns of `SIGNAL_SCHEMA`, not read yet.
-        frontier_ms: the frontier at each of them, see `frontiers`.
+        signals: columns of `SIGNAL_SCHEMA`, before this step.
+        frontier_ms: frontier at each signal, see `frontiers`.
         deployment: clock lead and backlog.
     """
     event_ms, received_ms = signals["presence_ms"].to_numpy(), signals["received_at_ms"].to_numpy()
@@ -115,18 +118,22 @@ def split_late(signals: pa.RecordBatch, frontier_ms: Int64s, deployment: Deploym
 
 
 def in_order(signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, Int64s]:
-    """Return which rows are judged, in their order, and which are copies of a row that was received before.
+    """Order due rows for judging and find the copies among them.
 
     Args:
-        signals: columns of `SIGNAL_SCHEMA`, all rows of their devices that are due.
-        places: the device of each, as a number; rows of -1 are passed over.
+        signals: columns of `SIGNAL_SCHEMA`: all due rows of their devices.
+        places: index of each row's device; rows with -1 are skipped.
+
+    Returns:
+        Indices of the rows to judge, in judging order; and indices of the copies of rows received
+        earlier.
     """
     order, tied = _by_device(places, signals["presence_ms"].to_numpy(), int(places.max(initial=-1)) + 1)
     rows = order[tied]
     if not len(rows):
         return order, rows
     ranked, copies = _untie(signals.take(pa.array(rows)), places[rows])
-    order[tied] = rows[ranked]  # rows of one device and instant stand together, and stay there
+    order[tied] = rows[ranked]  # rows of one device and instant are adjacent, and remain so
     copied = np.zeros(len(places), bool)
     copied[rows[copies]] = True
     return order[~copied[order]], rows[copies]
@@ -134,9 +141,10 @@ def in_order(signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, Int64s]:
 
 @jit_cached
 def _by_device(places: Int64s, event_ms: Int64s, count: int) -> tuple[Int64s, NDArray[np.bool_]]:
-    """Order rows by device, then by presence time, and mark those that share both with a neighbour.
+    """Order rows by device and presence time, and mark the ties.
 
-    Counted by device first: what is left to sort is a device's few rows, which mostly stand in order.
+    A tie is a row that shares both with a neighbour. A counting sort by device comes first. The few
+    rows of each device, mostly in order, are then sorted.
     """
     ends = np.zeros(count + 1, np.int64)
     for row in range(len(places)):
@@ -169,7 +177,11 @@ def _by_device(places: Int64s, event_ms: Int64s, count: int) -> tuple[Int64s, ND
 
 
 def _untie(signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the order of rows of which each shares device and instant with another, and the copies among them."""
+    """Order rows that share device and instant, and find the copies among them.
+
+    Returns:
+        Indices of all rows in judging order, and indices of the copies.
+    """
     digest, seq, kind, offset, trust = (signals[name].to_numpy() for name in ("digest", "seq", "kind", "offset_ms", "trust"))
     boot, arrival = _rank(signals["boot"]), arrivals(signals)
     judged = (boot, digest, kind, seq, kind == _DEATH, signals["presence_ms"].to_numpy(), places)
@@ -181,12 +193,12 @@ def _untie(signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def arrivals(signals: pa.RecordBatch) -> Int64s:
-    """Return the place of each row in arrival order, as `Row.arrival` has it."""
+    """Return the position of each row in arrival order, as `Row.arrival`."""
     position = np.minimum(signals["position"].to_numpy(), MAX_POSITION)
     return (signals["received_at_ms"].to_numpy() << POSITION_BITS) + position
 
 
 def _rank(words: pa.StringArray | pa.DictionaryArray) -> Int64s:
-    """Return a number for each word that orders as the words do; nothing comes first."""
+    """Return numbers that order as the words do; null comes first."""
     plain = words.dictionary_decode() if pa.types.is_dictionary(words.type) else words
     return pc.rank(plain, [("", "ascending", "at_start")], tiebreaker="dense").to_numpy()

@@ -1,10 +1,13 @@
-"""What waits for its time: chunks that are written once, read when they come due, and deleted.
+"""Chunks of pending rows: written once, read when due, then deleted.
 
-Rule 1: a chunk holds rows of one span of time, so that few are open at a time; it is rewritten only where many wait: for
-a frontier that stands still, as in a gap that is open, or for a lateness of very many batches. Then neighbours are joined, those
-of the fewest rows first and of like size, so that a row is written again a few times at most. So there is a bound: ``MOST``, or
-``MOST_MOVING``, and one more for each 4,096 rows.
-Rule 2: a row is due in the call that moves the frontier past it: what lies at or before the frontier before has been judged.
+Rule 1: a chunk covers one span of event time, so few chunks are read at a time.
+Rule 2: chunks are compacted only if there are many: while the frontier does not move, as in an open
+coverage gap, or if the allowed lateness spans very many batches. Neighbours in event time are
+joined, those with the fewest rows and of similar size first, so a row is rewritten only a few
+times. The number of chunks is bounded by ``MOST`` or ``MOST_MOVING``, and one more for each 4,096
+rows.
+Rule 3: a row is due in the call that moves the frontier to or past it. Rows at or before the
+previous frontier have been judged.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,23 +25,25 @@ from fleetpulse.columnar.jit.take import filtered, taken
 from fleetpulse.columnar.jit.world import Int64s
 
 Read = Callable[[int], bytes]
-MOST: Final = 64  # chunks of signals, and of other rows, before some are joined
-MOST_MOVING: Final = 512  # likewise while the frontier moves: what is joined is read again in each call until all of it was due
-_AT_ONCE: Final = 16  # are joined to one
-_LARGE: Final = 65_536  # rows that are joined in one call at most, and so those of a joined chunk
-_SPANS: Final = 8  # of a chunk in the allowed lateness, where batches are shorter than that
+MOST: Final = 64  # maximum number of chunks of signals, and of other rows, before a compaction
+# The maximum while the frontier moves: a joined chunk is read in each call until all of it is due.
+MOST_MOVING: Final = 512
+_AT_ONCE: Final = 16  # chunks that are joined into one
+_LARGE: Final = 65_536  # maximum number of rows that one call joins, and so of a joined chunk
+_SPANS: Final = 8  # spans in the allowed lateness, if batches are shorter than a span
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What is known of a chunk without reading it.
+    """Metadata of a chunk.
 
     Attributes:
-        number: under which it is kept.
-        first_ms: event time of the first row that is still to be judged.
-        last_ms: event time of the last.
-        rows: how many it holds.
-        signals: whether it is written by `to_wire`; otherwise its columns are those of `ROW_SCHEMA`.
+        number: key under which the chunk is stored.
+        first_ms: least instant of the rows that are not judged yet (see `_instants`).
+        last_ms: greatest instant of the rows.
+        rows: number of rows in the chunk.
+        signals: whether the chunk was written by `to_wire`; otherwise it has the columns of
+            `ROW_SCHEMA`.
     """
 
     number: int
@@ -48,17 +53,17 @@ class Chunk:
     signals: bool
 
     def to_plain(self) -> list[Any]:
-        """Return it as JSON has it."""
+        """Return the metadata as JSON values."""
         return [self.number, self.first_ms, self.last_ms, self.rows, int(self.signals)]
 
 
 @dataclass(slots=True)
 class PendingRows:
-    """The chunks of a shard in a key group.
+    """Chunks of a shard in a key group.
 
     Attributes:
-        chunks: in the order in which they were written.
-        written: how many were ever written: the next one's number.
+        chunks: metadata of the chunks, in the order in which they were written.
+        written: number of chunks ever written, which is the number of the next chunk.
     """
 
     chunks: list[Chunk] = field(default_factory=list[Chunk])
@@ -68,16 +73,16 @@ class PendingRows:
         return sum(chunk.rows for chunk in self.chunks)
 
     def first_ms(self) -> int | None:
-        """Return the event time of the first row that waits."""
+        """Return the instant of the first pending row; None if there is none."""
         return min((chunk.first_ms for chunk in self.chunks), default=None)
 
     def write(self, batch: pa.RecordBatch, width_ms: int, chosen: NDArray[np.bool_] | None = None) -> list[tuple[int, bytes]]:
-        """Take in rows; return the chunks to be kept, by number.
+        """Add rows as new chunks; return the chunks to store, with their numbers.
 
         Args:
             batch: columns of `SIGNAL_SCHEMA` or `ROW_SCHEMA`.
-            width_ms: of the span of event time that a chunk holds.
-            chosen: the rows that are taken in; None takes all.
+            width_ms: width of the span of event time that a chunk covers.
+            chosen: mask of the rows to add; None adds all.
         """
         order = np.arange(batch.num_rows) if chosen is None else np.flatnonzero(chosen)
         if not len(order):
@@ -100,16 +105,17 @@ class PendingRows:
     def join(
         self, through_ms: int | None, before: int, read: Read, *, moving: bool = False
     ) -> tuple[list[tuple[int, bytes]], list[int]]:
-        """Join neighbours in event time where there are many, of signals and of other rows.
+        """Compact neighbouring chunks if there are many, of signals and of other rows.
 
         Args:
-            through_ms: the frontier: what lies at or before it has been judged.
-            before: the number from which on chunks cannot be read yet.
-            read: returns a chunk by its number.
+            through_ms: frontier; rows at or before it have been judged and are dropped.
+            before: first number of the chunks that cannot be read yet.
+            read: function that returns a chunk by its number.
             moving: whether the frontier has moved in this call.
 
         Returns:
-            The chunks to be kept, with their numbers, and the numbers of those that are in them; none of either where few wait.
+            The chunks to store, with their numbers; and the numbers of the chunks that they
+            replace. Both are empty if there are few chunks.
         """
         kept: list[tuple[int, bytes]] = []
         gone: set[int] = set()
@@ -134,15 +140,16 @@ class PendingRows:
     def take(
         self, after_ms: int | None, through_ms: int, read: Read
     ) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch], list[int]]:
-        """Take what is due.
+        """Remove and return the due rows.
 
         Args:
-            after_ms: the frontier before: what lies at or before it has been judged.
-            through_ms: the frontier now.
-            read: returns a chunk by its number.
+            after_ms: previous frontier; rows at or before it have been judged.
+            through_ms: current frontier.
+            read: function that returns a chunk by its number.
 
         Returns:
-            Due batches of signals and of other rows, and the numbers of the chunks that are no longer needed.
+            Due batches of signals, due batches of other rows, and the numbers of the chunks to
+            delete.
         """
         signals: list[pa.RecordBatch] = []
         others: list[pa.RecordBatch] = []
@@ -168,13 +175,16 @@ class PendingRows:
 
 
 def waiting_to_plain(waiting: Sequence[PendingRows]) -> dict[str, Any]:
-    """Return the pending chunks of each shard for JSON; chunks of all shards but the first carry the shard's number."""
+    """Return the metadata of the pending chunks of each shard as JSON values.
+
+    A chunk has the number of its shard as last item, except in the first shard.
+    """
     chunks = [[*chunk.to_plain(), *([shard] if shard else [])] for shard, of_it in enumerate(waiting) for chunk in of_it.chunks]
     return {"written": max(of_it.written for of_it in waiting), "chunks": chunks}
 
 
 def waiting_from_plain(plain: Mapping[str, Any], shards: int) -> list[PendingRows]:
-    """Parse the pending chunks of so many shards, the inverse of `waiting_to_plain`."""
+    """Inverse of `waiting_to_plain`, given the number of shards."""
     waiting = [PendingRows(written=plain["written"]) for _ in range(shards)]
     for values in plain["chunks"]:
         shard = values[5] if len(values) > 5 else 0
@@ -183,7 +193,7 @@ def waiting_from_plain(plain: Mapping[str, Any], shards: int) -> list[PendingRow
 
 
 def _instants(batch: pa.RecordBatch) -> Int64s:
-    """Return the instants at which rows are judged: presence time of signals, event time of other rows."""
+    """Return the instants of rows: presence time of signals, event time of others."""
     signals = batch.schema.equals(SIGNAL_SCHEMA)
     return batch["presence_ms" if signals else "event_time_ms"].to_numpy()
 
@@ -194,9 +204,10 @@ def _to_parts(batch: pa.RecordBatch, order: Int64s, edges: Sequence[int]) -> lis
 
 
 def _neighbours(chunks: list[Chunk], most_rows: int) -> list[Chunk]:
-    """Return the neighbours in event time to be joined; none where any of them have more rows together than that.
+    """Choose neighbours in event time to join; none if all exceed ``most_rows``.
 
-    Those of the fewest rows of which none has more than half: then a row that is written again is in a chunk of twice the rows.
+    They have the fewest rows together, and none has more than half of them. So a rewritten row is
+    in a chunk with at least twice as many rows as before.
     """
     ordered = sorted(chunks, key=lambda one: (one.first_ms, one.number))
     windows = np.lib.stride_tricks.sliding_window_view([one.rows for one in ordered], min(_AT_ONCE, len(ordered)))
@@ -206,10 +217,13 @@ def _neighbours(chunks: list[Chunk], most_rows: int) -> list[Chunk]:
 
 
 def span_ms(advance_ms: int, lateness_ms: int) -> int:
-    """Return the width of the span that a chunk holds: what comes due in one call, but not less than a part of the lateness.
+    """Return the width of a chunk's span of event time, a power of two.
+
+    It is at least the advance of the frontier in one call, and at least a part of the allowed
+    lateness.
 
     Args:
-        advance_ms: how far the frontier has moved in this call.
+        advance_ms: advance of the frontier in this call.
         lateness_ms: allowed lateness.
     """
     least = max(advance_ms, lateness_ms // _SPANS, 1)

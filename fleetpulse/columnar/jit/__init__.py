@@ -1,5 +1,6 @@
-"""Code that numba compiles, its cache on disk, and the matrices that it works on.
+"""Functions compiled by numba, their cache on disk, and their matrix layouts.
 
-It imports ``fleetpulse.core`` alone. Begin with ``kernel.py``; ``cache.py`` says which sources a
-cached kernel depends on.
+It imports `fleetpulse.core`, ``columnar.compute`` and ``fleetpulse.paths``; every other package of
+`columnar` may import it. Begin with ``kernel.py``; ``cache.py`` documents the sources that a cached
+kernel depends on.
 """

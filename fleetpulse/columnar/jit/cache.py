@@ -1,8 +1,9 @@
-"""How the fold is compiled, and where what was compiled is kept.
+"""Compiler flags of the kernels, and the location of numba's cache.
 
-Rule 1: machine code holds the values of what its source imports: the table of modes, the layout, the ranks of messages.
-Numba knows a function's own file alone, and would go on by yesterday's table; kept code is therefore that of all sources here
-and in ``core``, and no two states of them share a folder.
+Rule 1: machine code contains constants from imported sources: the transition table, the layout, the
+ranks of message kinds. Numba invalidates its cache only by the file of the function, so it would
+use outdated constants. The cache folder is therefore named by a digest of all sources in
+``columnar`` and ``core`` (see `sources`).
 """
 
 import shutil
@@ -19,7 +20,7 @@ _MARK: Final = "fold-"
 
 
 class _OfAllSources:
-    """A place of numba's, and in it the folder of the sources as they are."""
+    """Mixin of numba's cache locators: a subfolder named by the digest of the sources."""
 
     def get_cache_path(self) -> str:
         place: Any = super()
@@ -27,36 +28,37 @@ class _OfAllSources:
 
 
 class Named(_OfAllSources, caching.UserProvidedCacheLocator):
-    """In the folder that ``NUMBA_CACHE_DIR`` names."""
+    """Cache in the folder that ``NUMBA_CACHE_DIR`` names."""
 
 
 class Beside(_OfAllSources, caching.InTreeCacheLocator):
-    """Beside the source."""
+    """Cache beside the source."""
 
 
 class OfUser(_OfAllSources, caching.UserWideCacheLocator):
-    """In the user's cache, where the tree cannot be written."""
+    """Cache in the user's cache folder, if the source tree is not writable."""
 
 
-_config: Any = config  # it has its names from the environment's
+_config: Any = config  # numba sets its attributes at run time, from environment variables
 _config.CACHE_LOCATOR_CLASSES = ",".join(f"{__name__}.{one.__name__}" for one in (Named, Beside, OfUser))
 
 jit_cached: Final[Any] = njit(cache=True)
-# Of functions that are given arrays and make none. Numba otherwise counts a reference to each array, atomically, wherever
-# one function gives it to another: a message passes through a dozen of them, and two thirds of its cost were this counting.
+# For functions that take arrays and create none. Without the flag numba updates an atomic reference
+# count of each array at each call between functions. A message passes through a dozen of them, and
+# the counting took two thirds of its cost.
 _FLAGS: Final[dict[str, Any]] = {"cache": True, "_nrt": False}
 jit_no_refcount: Final[Any] = njit(**_FLAGS)
 
 
 def kept_in(function: Any) -> Path:
-    """Return the folder in which numba keeps a function's machine code."""
+    """Return the folder in which numba caches a function's machine code."""
     return Path(function.stats.cache_path)
 
 
 def remove_outdated(function: Any) -> None:
-    """Remove machine code of other sources, wherever numba keeps that of this package; no effect on what cannot be removed.
+    """Remove cached machine code of other digests, as far as possible.
 
-    Numba has a folder for each folder of sources.
+    Files that cannot be removed are ignored. Numba has one cache folder for each folder of sources.
     """
     ours = kept_in(function)
     sources = [folder for folder in (PACKAGE / "columnar", *(PACKAGE / "columnar").iterdir()) if folder.is_dir()]

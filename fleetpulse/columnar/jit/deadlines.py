@@ -1,6 +1,6 @@
-"""What a device's silence leads to, and when: the deadlines of `core.device`, compiled.
+"""Deadlines of devices, compiled; the definition is `core.fold`.
 
-Rule: of two deadlines at the same instant the one that comes first here acts.
+Rule: of two deadlines at the same instant, the one that `next_due` checks first acts.
 """
 
 from typing import Final
@@ -57,7 +57,10 @@ _FORGET: Final = TRIGGERS.index(Trigger.FORGET)
 
 @jit_no_refcount
 def limit_of(devices: Matrix, world: PackedContext, i: int, policy: int, rule: int) -> int:
-    """Return a limit of a device by one policy: its own where it has one, see `Device.rules`."""
+    """Return a limit of a device: its own if it has one, else by one policy.
+
+    See `Device.rules`.
+    """
     own = NONE
     if rule == TIMEOUT:
         own = devices[i, OWN_TIMEOUT]
@@ -68,19 +71,21 @@ def limit_of(devices: Matrix, world: PackedContext, i: int, policy: int, rule: i
 
 @jit_no_refcount
 def _reached(devices: Matrix, world: PackedContext, i: int, least_ms: int, since: int, rule: int, listening: bool) -> int:
-    """Return the first instant, not before ``least_ms``, at which a limit is reached by the policy and class then in force.
+    """Return the first instant from ``least_ms`` on at which a limit is reached.
+
+    The policy and class in force at that instant give the limit.
 
     Args:
-        devices: with the device ``i``.
+        devices: rows of the devices.
         world: coverage and policies.
-        i: the device.
-        least_ms: earliest answer.
-        since: what the limit is counted from: covered time, or event time.
-        rule: which limit.
-        listening: whether it is counted in covered time.
+        i: index of the device.
+        least_ms: earliest possible result.
+        since: start of the limit, as covered time or event time.
+        rule: column of the limit in the rules.
+        listening: whether the limit counts covered time.
 
     Returns:
-        `NEVER` where it is not reached.
+        The instant, or `NEVER` if the limit is not reached.
     """
     count = len(world.rules)
     least_ms = max(least_ms, devices[i, CLASS_SINCE])
@@ -99,7 +104,10 @@ def _reached(devices: Matrix, world: PackedContext, i: int, least_ms: int, since
 
 @jit_no_refcount
 def next_due(devices: Matrix, world: PackedContext, i: int) -> tuple[int, int]:
-    """Return the earliest deadline and what acts then; of two at the same instant the one that comes first here."""
+    """Return the earliest deadline of a device and its trigger.
+
+    If two are at the same instant, the one checked first acts.
+    """
     mode, quiet_ms = devices[i, MODE], devices[i, QUIET_COVERED] + devices[i, EXCUSED]
     due_ms, trigger = NEVER, -1
     held_ms = devices[i, HELD_UNTIL] if IS_HELD[mode] else NONE

@@ -1,10 +1,11 @@
-"""The fold of `core.device`, compiled: signals, wills and deadlines of a key group's devices.
+"""Compiled fold of a key group: signals, wills, gateway events and deadlines.
 
-Rule 1: it says what `core.device` says, which is the definition; the laws in ``tests/property`` compare them.
-Rule 2: a device is a row of one matrix. A message, or a gateway event for one device, is a row of another, in the order in which
-they are judged. Times are epoch milliseconds, words are numbers, `NONE` is nothing. Commands and registry rows are left to
-`core.device`.
-Rule 3: it stops between two rows when ``out`` is full, and goes on from there.
+Rule 1: the results equal those of `core.fold`, which is the definition. The laws in
+``tests/property`` compare them.
+Rule 2: a device is a row of one matrix. A message, or a gateway event for one device, is a row of
+another matrix, in judging order. Times are epoch milliseconds, words are numbers, and `NONE` is
+null. Control, registry and correction rows are processed by `core.fold`.
+Rule 3: the kernel stops between two rows when ``out`` is full. The next call resumes at that row.
 """
 
 import numpy as np
@@ -168,7 +169,7 @@ def _is_cut_off(devices: Matrix, world: PackedContext, i: int, at_ms: int) -> bo
 
 @jit_no_refcount
 def _end_outage(devices: Matrix, world: PackedContext, i: int, at_ms: int) -> None:
-    """Let silence count again; nothing where the gateway is not dead."""
+    """End the outage of a device's gateway, if any: silence counts again."""
     if devices[i, OUTAGE_COVERED] != NONE:
         devices[i, EXCUSED] += covered(world, at_ms) - devices[i, OUTAGE_COVERED]
         devices[i, OUTAGE] = devices[i, OUTAGE_COVERED] = NONE
@@ -178,7 +179,11 @@ def _end_outage(devices: Matrix, world: PackedContext, i: int, at_ms: int) -> No
 def _change(
     devices: Matrix, memory: Matrix, world: PackedContext, out: Matrix, n_out: int, i: int, trigger: int, at_ms: int, row: int
 ) -> int:
-    """Take the way that the table gives, and write it down; return how many judgements are told."""
+    """Apply a trigger by the transition table and write the transition to ``out``.
+
+    Returns:
+        Number of output rows.
+    """
     mode = devices[i, MODE]
     target = FOLLOWING[mode, trigger]
     if target < 0:
@@ -220,7 +225,11 @@ def _change(
 def _expire(
     devices: Matrix, memory: Matrix, world: PackedContext, out: Matrix, n_out: int, i: int, before_ms: int
 ) -> tuple[int, int]:
-    """Let deadlines act, earliest first, until none lies before ``before_ms``; return what is told, and the next one."""
+    """Fire the deadlines of a device before ``before_ms``, earliest first.
+
+    Returns:
+        Number of output rows, and the next deadline (`NEVER` without one).
+    """
     while devices[i, MODE] != ABSENT:
         due_ms, trigger = next_due(devices, world, i)
         if due_ms >= before_ms:
@@ -242,7 +251,7 @@ def _expire(
 
 @jit_no_refcount
 def _born(devices: Matrix, memory: Matrix, world: PackedContext, i: int, rows: Matrix, j: int) -> None:
-    """Begin a life, of the default class (number 0)."""
+    """Start a life with a signal; the class is the default class (number 0)."""
     at_ms = rows[j, R_AT]
     slot = devices[i, MEMORY]
     devices[i, :] = NONE
@@ -260,7 +269,7 @@ def _born(devices: Matrix, memory: Matrix, world: PackedContext, i: int, rows: M
 
 @jit_no_refcount
 def _fell_back(before: int, after: int) -> bool:
-    """Whether a counter fell back by a restart, as `core.device.fell_back`."""
+    """Whether a counter fell back because of a restart, as `core.fold.fell_back`."""
     if after >= before:
         return False
     wraps = False
@@ -271,7 +280,14 @@ def _fell_back(before: int, after: int) -> bool:
 
 @jit_no_refcount
 def _heard(devices: Matrix, world: PackedContext, out: Matrix, n_out: int, i: int, rows: Matrix, j: int) -> int:
-    """Note a signal: last seen, runtime and clock, and of one that is not late reboots and gateway; return the next judgement."""
+    """Record a signal: last seen, runtime, clock.
+
+    If it is not late, it can also change reboots, gateway, firmware and site. A late direct birth
+    still names the session.
+
+    Returns:
+        Number of output rows.
+    """
     at_ms, mode = rows[j, R_AT], devices[i, MODE]
     now_covered = covered(world, at_ms)
     gap = now_covered - devices[i, QUIET_COVERED] - devices[i, EXCUSED]
@@ -303,7 +319,7 @@ def _heard(devices: Matrix, world: PackedContext, out: Matrix, n_out: int, i: in
 
 @jit_no_refcount
 def _name(devices: Matrix, i: int, rows: Matrix, j: int) -> None:
-    """Note the session and boot that a signal names."""
+    """Record the session and boot that a signal names."""
     if rows[j, R_BOOT] >= 0:
         devices[i, BOOT] = rows[j, R_BOOT]
     if rows[j, R_SESSION] != NONE:
@@ -312,9 +328,10 @@ def _name(devices: Matrix, i: int, rows: Matrix, j: int) -> None:
 
 @jit_no_refcount
 def _number(devices: Matrix, out: Matrix, n_out: int, i: int, rows: Matrix, j: int) -> int:
-    """Note the session, boot, counter, firmware and site of a signal that was received after those heard before.
+    """Record session, boot, counter, firmware and site of the newest signal received.
 
-    Return the next judgement.
+    Returns:
+        Number of output rows.
     """
     boot, seq = rows[j, R_BOOT], rows[j, R_SEQ]
     here = devices[i, SITE] if devices[i, SPEAKS_FROM] < 0 else devices[i, SPEAKS_FROM]
@@ -335,7 +352,13 @@ def _number(devices: Matrix, out: Matrix, n_out: int, i: int, rows: Matrix, j: i
 
 @jit_no_refcount
 def _moved(devices: Matrix, out: Matrix, n_out: int, i: int, rows: Matrix, j: int, here: int) -> int:
-    """Note that a device speaks from another site than ``here``, and report the one that is back within a day."""
+    """Record a signal from another site than ``here``; report an identity conflict.
+
+    The conflict is reported if the device returns to its previous site within a day.
+
+    Returns:
+        Number of output rows.
+    """
     at_ms, site = rows[j, R_AT], rows[j, R_SITE]
     is_back = site == devices[i, SPOKE_FROM] and devices[i, MOVED] != NONE and at_ms - devices[i, MOVED] < CONFLICT_MS
     if is_back and (devices[i, CONFLICT] == NONE or at_ms - devices[i, CONFLICT] >= CONFLICT_MS):
@@ -349,7 +372,10 @@ def _moved(devices: Matrix, out: Matrix, n_out: int, i: int, rows: Matrix, j: in
 
 @jit_no_refcount
 def _advance(memory: Matrix, slot: int, world: PackedContext, policy: int, of_class: int, code: int, at_ms: int) -> bool:
-    """Advance the flagged sequence by one code; True where that completes it. The latest start of each prefix is kept."""
+    """Advance the flagged sequence by one code; True if that completes it.
+
+    The latest start of each prefix is kept.
+    """
     count = 0
     while count < MAX_SEQUENCE and world.rules[policy, of_class, STEPS + count] >= 0:
         count += 1
@@ -376,7 +402,11 @@ def _advance(memory: Matrix, slot: int, world: PackedContext, policy: int, of_cl
 
 @jit_no_refcount
 def _error(devices: Matrix, memory: Matrix, world: PackedContext, out: Matrix, n_out: int, i: int, rows: Matrix, j: int) -> int:
-    """Count an error into the facts: degraded by number, flagged by order."""
+    """Update the facts with an error: degraded by count, flagged by sequence.
+
+    Returns:
+        Number of output rows.
+    """
     at_ms, slot, of_class = rows[j, R_AT], devices[i, MEMORY], devices[i, CLASS]
     policy = in_force(world, at_ms)
     least_ms = at_ms - world.rules[policy, of_class, DEGRADED_WINDOW]
@@ -412,7 +442,7 @@ def _note(out: Matrix, n_out: int, what: int, i: int, j: int) -> int:
 
 @jit_no_refcount
 def _apply(devices: Matrix, memory: Matrix, world: PackedContext, out: Matrix, n_out: int, rows: Matrix, j: int) -> int:
-    """Let one signal or will act."""
+    """Apply one signal or will; return the number of output rows."""
     i, at_ms, late = rows[j, R_DEVICE], rows[j, R_AT], rows[j, R_TRUST] == _LATE
     if rows[j, R_KIND] == _DEATH:
         alive = devices[i, MODE] != ABSENT and devices[i, MODE] != _DECOMMISSIONED
@@ -442,7 +472,11 @@ def _apply(devices: Matrix, memory: Matrix, world: PackedContext, out: Matrix, n
 
 @jit_no_refcount
 def _gateway(devices: Matrix, memory: Matrix, world: PackedContext, out: Matrix, n_out: int, rows: Matrix, j: int) -> int:
-    """Let the death or the return of a device's gateway act, as `core.device.Fold`."""
+    """Apply the death or return of a device's gateway, as `core.fold.Fold`.
+
+    Returns:
+        Number of output rows.
+    """
     i, at_ms = rows[j, R_DEVICE], rows[j, R_AT]
     mode = devices[i, MODE]
     if mode == ABSENT:
@@ -458,7 +492,7 @@ def _gateway(devices: Matrix, memory: Matrix, world: PackedContext, out: Matrix,
 
 @jit_no_refcount
 def _is_of_its_session(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
-    """Whether a will is of the device's session; of its boot where not both name a session."""
+    """Whether a will belongs to the device's session, or boot if a session is missing."""
     session, boot = rows[j, R_SESSION], rows[j, R_BOOT]
     if session != NONE and devices[i, SESSION] != NONE:
         return session == devices[i, SESSION]
@@ -467,14 +501,17 @@ def _is_of_its_session(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
 
 @jit_no_refcount
 def _proves_alive(world: PackedContext, of_class: int, rows: Matrix, j: int) -> bool:
-    """Whether a signal that came late proves that its device was alive when it was received."""
+    """Whether a late signal proves that its device was alive when it was received."""
     rule = world.rules[in_force(world, rows[j, R_AT]), of_class, LATE_PROVES]
     return rows[j, R_DIRECT] != 0 if rule == NONE else rule != 0
 
 
 @jit_no_refcount
 def _is_copy(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
-    """Whether a signal without a place of its own in event time has the number of the one before it: a copy of that."""
+    """Whether a signal is a copy: its ``seq`` repeats that of the signal before.
+
+    This applies only if the presence time of the signal is not its event time.
+    """
     placeless = rows[j, R_TRUST] >= _INVALID or rows[j, R_OFFSET] != 0
     boot = rows[j, R_BOOT]
     return placeless and 0 <= rows[j, R_SEQ] == devices[i, SEQ] and (boot < 0 or boot == devices[i, BOOT])
@@ -482,7 +519,7 @@ def _is_copy(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
 
 @jit_no_refcount
 def _settle(devices: Matrix, i: int, least: int) -> None:
-    """Forget places in arrival order that no later row can precede, as `core.device.settle`."""
+    """Forget arrival positions that no later row can precede, as `core.fold.settle`."""
     for field in (HEARD, PROVED):
         if devices[i, field] < least:
             devices[i, field] = NONE
@@ -510,9 +547,10 @@ def matrix(
     firmware: NDArray[np.int32],
     firmwares: Int64s,
 ) -> Matrix:
-    """Return columns of messages as rows of `layout.ROW_FIELDS`, in the order in which they are judged.
+    """Return columns of messages as rows of `layout.ROW_FIELDS`, in judging order.
 
-    Words are given as which one each is, and the words' numbers, see `Vocabulary.mapped`.
+    A column of words is given as two arrays: indices of the rows, and numbers by index (see
+    `Vocabulary.mapped`).
     """
     rows = np.empty((len(order), len(ROW_FIELDS)), np.int64)
     for j in range(len(order)):
@@ -527,10 +565,11 @@ def matrix(
 
 @jit_no_refcount
 def apply_rows(devices: Matrix, memory: Matrix, world: PackedContext, rows: Matrix, first: int, out: Matrix) -> tuple[int, int]:
-    """Judge rows from ``first`` on, silence acting between them.
+    """Judge rows from ``first`` on, and fire the timers that lie between them.
 
     Returns:
-        The row to go on with (their number when all are judged), and how many judgements are told.
+        Index of the row to resume with (the number of rows if all are judged), and number of output
+        rows.
     """
     n_out = 0
     for j in range(first, len(rows)):
@@ -539,7 +578,7 @@ def apply_rows(devices: Matrix, memory: Matrix, world: PackedContext, rows: Matr
         i = rows[j, R_DEVICE]
         of_gateway = rows[j, R_KIND] in (GATEWAY_DEATH, GATEWAY_RETURN)
         if of_gateway and (devices[i, MODE] == ABSENT or devices[i, GATEWAY] != rows[j, R_GATEWAY]):
-            continue  # its gateway no more: no row of the device's, so no time passes for it
+            continue  # no longer its gateway: not a row of the device, so its timers do not fire
         n_out, _ = _expire(devices, memory, world, out, n_out, i, rows[j, R_AT])
         if of_gateway:
             n_out = _gateway(devices, memory, world, out, n_out, rows, j)
@@ -550,12 +589,12 @@ def apply_rows(devices: Matrix, memory: Matrix, world: PackedContext, rows: Matr
 
 @jit_cached
 def jitter_delays(offsets: NDArray[np.int32], text: NDArray[np.uint8], width_ms: int) -> Int64s:
-    """Return for each device a delay below ``width_ms`` that follows from its id alone (FNV-1a), in milliseconds.
+    """Return a delay below ``width_ms`` for each device, as a hash of its id (FNV-1a).
 
     Args:
-        offsets: where each id begins in ``text``, and where the last one ends.
-        text: the ids in UTF-8.
-        width_ms: at least 1.
+        offsets: offset of each id in ``text``, and the end of the last.
+        text: concatenated ids in UTF-8.
+        width_ms: bound of the delays in milliseconds, at least 1.
     """
     delays = np.empty(len(offsets) - 1, np.int64)
     for i in range(len(delays)):
@@ -570,11 +609,13 @@ def jitter_delays(offsets: NDArray[np.int32], text: NDArray[np.uint8], width_ms:
 def advance_time(
     devices: Matrix, memory: Matrix, world: PackedContext, through_ms: Int64s, frontier_ms: int, first: int, out: Matrix
 ) -> tuple[int, int, int]:
-    """Let silence act on each device from ``first`` on, through its instant of ``through_ms``; settle it at the frontier.
+    """Fire the timers of each device from ``first`` on, up to its ``through_ms``.
+
+    Each device is then settled at the frontier, see `_settle`.
 
     Returns:
-        The device to go on with, how many judgements are told, and the earliest deadline that is left, counted from
-        each device's own instant (`NEVER` without one).
+        Index of the device to resume with, number of output rows, and the least distance from a
+        device's instant to its next deadline (`NEVER` without one).
     """
     n_out, left_ms = 0, NEVER
     least = max(0, frontier_ms + 1) << POSITION_BITS

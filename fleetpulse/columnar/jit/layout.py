@@ -1,6 +1,7 @@
-"""Where things lie in the matrices of the compiled fold: devices, what is remembered of errors, rows, what is told.
+"""Matrix columns of the compiled fold: devices, error memory, rows, output.
 
-Rule: a field's name says what it is, its number where it lies; times are epoch milliseconds.
+Rule: each field has a name in a tuple of fields and a constant with its column. Times are epoch
+milliseconds.
 """
 
 from typing import Final
@@ -24,10 +25,10 @@ DEVICE_FIELDS: Final = (
  RUNTIME, DEGRADED_UNTIL, FLAGGED_UNTIL, HELD_UNTIL, DEATH, DEATH_COVERED, OUTAGE, OUTAGE_COVERED, EXCUSED, SESSION, HEARD,
  PROVED, CLOCK, CLOCK_OFFSET, OWN_TIMEOUT, OWN_GRACE, FIRMWARE, SPEAKS_FROM, SPOKE_FROM, MOVED, CONFLICT,
  MEMORY) = range(len(DEVICE_FIELDS))  # fmt: skip
-TRUSTS: Final = tuple(Trust)  # a number of the field clock, and of a row's trust, is a place here
+TRUSTS: Final = tuple(Trust)  # the field clock and a row's trust are indices into this tuple
 ABSENT: Final = -1  # the mode of a device without a state
 
-# What is remembered of errors: a row of its own for each device that had any.
+# Error memory: one row for each device that had errors.
 TIMES, N_TIMES = 0, MAX_ERRORS
 CODES, N_CODES = N_TIMES + 1, N_TIMES + 1 + MAX_ERRORS
 PROGRESS, PROGRESS_OF = N_CODES + 1, N_CODES + 1 + MAX_SEQUENCE
@@ -38,7 +39,7 @@ ROW_FIELDS: Final = ("device", "presence_ms", "offset_ms", "arrival", "trust", "
 (R_DEVICE, R_AT, R_OFFSET, R_ARRIVAL, R_TRUST, R_DIRECT, R_KIND, R_BOOT, R_SESSION, R_SEQ, R_CODE, R_GATEWAY,
  R_SITE, R_FIRMWARE) = range(len(ROW_FIELDS))  # fmt: skip
 
-GATEWAY_DEATH, GATEWAY_RETURN = -1, -2  # kinds of gateway events, beside those of messages
+GATEWAY_DEATH, GATEWAY_RETURN = -1, -2  # kinds of gateway events; those of messages are not negative
 
 OUT_FIELDS: Final = ("what", "device", "at_ms", "row", "from", "to", "trigger", "number", "last_seen_ms", "runtime_ms",
                       "life_ms", "device_class", "site", "gateway", "policy", "shown")  # fmt: skip
@@ -47,4 +48,4 @@ OUT_FIELDS: Final = ("what", "device", "at_ms", "row", "from", "to", "trigger", 
 T_CODES: Final = len(OUT_FIELDS)
 TOLD_WIDTH: Final = T_CODES + MAX_ERRORS
 TRANSITION, AFTER_DECOMMISSION, UNKNOWN_DEVICE, CLOCK_FAULT, IDENTITY_CONFLICT = range(5)
-ROOM: Final = 16  # more than one row, with the deadlines before it, can tell
+ROOM: Final = 16  # upper bound of the output rows of one row and the deadlines before it

@@ -1,4 +1,4 @@
-"""Digest of the sources that compiled kernels are made of; known without numba."""
+"""Digest of the sources that compiled kernels depend on, computed without numba."""
 
 import hashlib
 from collections.abc import Iterable
@@ -11,7 +11,10 @@ _SOURCES: Final = (PACKAGE / "columnar", PACKAGE / "core")
 
 
 def digest_of(folders: Iterable[Path]) -> str:
-    """Return 16 hexadecimal digits that depend on the names and the text of all Python files in and below folders."""
+    """Return 16 hexadecimal digits: a digest of all Python files in and below folders.
+
+    It depends on the paths and the text of the files.
+    """
     digest = hashlib.sha256()
     for folder in folders:
         for path in sorted(folder.rglob("*.py")):

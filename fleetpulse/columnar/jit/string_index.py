@@ -1,8 +1,9 @@
-"""Text found among text, compiled: ids among a group's ids, the boots of messages among those of their devices.
+"""Hash index over Arrow strings, compiled, for device ids and boots.
 
-Rule 1: text is compared where Arrow keeps it, eight bytes at a time; no object is made of it.
-Rule 2: places are given by the order in which ids were met, never by what their hash comes to; each process hashes by a number of
-its own, so that ids that happen to collide in one do not in the next. Ids chosen to collide make a search longer, not wrong.
+Rule 1: text is compared in Arrow's buffers, eight bytes at a time; no Python objects are created.
+Rule 2: indices are given in the order in which ids were first met, never by hash value. Each
+process has a random hash seed, so ids that collide in one process do not collide in the next. Ids
+chosen to collide make a search slower, but never wrong.
 """
 
 import secrets
@@ -18,18 +19,18 @@ from fleetpulse.columnar.jit.cache import jit_no_refcount
 from fleetpulse.columnar.jit.world import Int64s
 
 _SEED: Final = np.uint64(secrets.randbits(64))
-_FIRST, _SECOND, _SHORT = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(29)  # odd, of no pattern
+_FIRST, _SECOND, _SHORT = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(29)  # odd, without pattern
 _BYTE: Final = np.uint64(8)
-NOTHING, KNOWN, OTHER = -1, 0, 1  # a message's boot: none, its device's, another
+NOTHING, KNOWN, OTHER = -1, 0, 1  # boot of a message: none, equal to its device's, another
 
 
 class Text(NamedTuple):
-    """A string array as the compiled functions take it.
+    """String array in the form that compiled functions take.
 
     Attributes:
-        ends: where each begins in ``letters``, and where the last one ends.
-        letters: UTF-8.
-        said: of each, whether it is there at all.
+        ends: offset of each text in ``letters``, and the end of the last.
+        letters: concatenated texts in UTF-8.
+        present: mask of the texts that are not null.
     """
 
     ends: NDArray[np.int32]
@@ -38,18 +39,18 @@ class Text(NamedTuple):
 
 
 def text_of(values: pa.StringArray) -> Text:
-    """Return a string array as the compiled functions take it, without copying its letters."""
+    """Return a string array in the form that compiled functions take, without a copy."""
     _, ends, letters = values.buffers()
     there = np.ones(len(values), bool) if not values.null_count else np.array(values.is_valid())
     places = np.frombuffer(ends, np.int32)[values.offset :][: len(values) + 1] if len(values) else np.zeros(1, np.int32)
     found = Text(places, np.frombuffer(b"" if letters is None else letters, np.uint8), there)
     for array in found:
-        array.flags.writeable = False  # numba compiles anew for each kind, and Arrow has both
+        array.flags.writeable = False  # numba compiles writable and read-only arrays separately; Arrow has both
     return found
 
 
 def _load(_context: Any, letters: Any, at: Any) -> Any:
-    """Return the eight bytes at a place, as one number: whoever calls it knows that they are there."""
+    """Return the eight bytes at an index as one number, without a bounds check."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, values[0])
@@ -98,9 +99,18 @@ def _same(ours: NDArray[np.uint8], begin: int, end: int, theirs: NDArray[np.uint
 
 
 def places_of(wanted: Text, chosen: NDArray[np.bool_], known: Text) -> Int64s:
-    """Return where texts stand among those that are known, each of which is there once; -1 where one is not, or is not chosen."""
+    """Return the index of each chosen text among known texts.
+
+    Args:
+        wanted: texts to find.
+        chosen: mask of the texts to find.
+        known: distinct texts.
+
+    Returns:
+        Index of each text; -1 if it is unknown or not chosen.
+    """
     places = np.full(len(chosen), -1, np.int64)
-    table = np.full(1 << max(4, (2 * len(known.present)).bit_length()), -1, np.int32)  # half of it stays free, or more
+    table = np.full(1 << max(4, (2 * len(known.present)).bit_length()), -1, np.int32)  # at most half full
     _find(wanted, chosen, known, _SEED, table, places)
     return places
 
@@ -130,7 +140,14 @@ def _find(
 
 @jit_no_refcount
 def compare(text: Text, places: Int64s, known: Text, found: Int64s) -> None:
-    """Set ``found`` to whether each text is that of its place: `NOTHING`, `KNOWN`, `OTHER`; rows of place -1 are passed over."""
+    """Compare each text with the known text at its index.
+
+    Args:
+        text: texts of the rows.
+        places: index of each row's known text; rows with -1 are skipped.
+        known: known texts.
+        found: output: `NOTHING` if the text is null, `KNOWN` if it is equal, else `OTHER`.
+    """
     for row in range(len(places)):
         place = places[row]
         if place < 0:

@@ -1,6 +1,7 @@
-"""Rows of a batch chosen and put into order, text at the price of numbers where all of it is of one length, as ids mostly are.
+"""Fast take and filter of record batches.
 
-Source: Arrow gathers text of any length at two to four times the price of text of one length (28 to 46 ns a row, 13 ns).
+Text of one length, as device ids mostly are, is gathered as fixed-size binary. Arrow takes 13 ns a
+row for it, and 28 to 46 ns for text of varying length.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from fleetpulse.columnar.jit.cache import jit_cached
 
 
 def of_one_length(values: pa.StringArray) -> pa.FixedSizeBinaryArray | None:
-    """Return text without saying where each begins; None where it is not all of one length, or some of it is missing."""
+    """Return text as fixed-size binary; None unless all have one non-zero length."""
     if not len(values) or values.null_count:
         return None
     _, offsets, letters = values.buffers()
@@ -27,19 +28,19 @@ def of_one_length(values: pa.StringArray) -> pa.FixedSizeBinaryArray | None:
 
 
 def as_text(values: pa.FixedSizeBinaryArray) -> pa.StringArray:
-    """The inverse of `of_one_length`."""
+    """Inverse of `of_one_length`."""
     ends = np.arange(values.offset, values.offset + len(values) + 1, dtype=np.int32) * values.type.byte_width
     return pa.StringArray.from_buffers(len(values), pa.py_buffer(ends), values.buffers()[1])
 
 
 def taken(batch: pa.RecordBatch, order: Any) -> pa.RecordBatch:
-    """Return the rows at the places of ``order``, in its order; each lies in the batch."""
+    """Return the rows at the indices in ``order``, without a bounds check."""
     places = pa.array(order)
     return _column_by_column(batch, lambda column: pc.take(column, places, boundscheck=False))
 
 
 def filtered(batch: pa.RecordBatch, kept: Any) -> pa.RecordBatch:
-    """Return the rows where ``jit_cached`` is true."""
+    """Return the rows for which ``kept`` is true."""
     if kept.all():
         return batch
     mask = pa.array(kept)
@@ -48,15 +49,15 @@ def filtered(batch: pa.RecordBatch, kept: Any) -> pa.RecordBatch:
 
 @jit_cached
 def shared_out(hashes: NDArray[np.int64], groups: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Share rows out among groups by their hash.
+    """Partition rows by hash into groups (a stable counting sort).
 
     Args:
-        hashes: one a row.
-        groups: how many there are.
+        hashes: hash of each row.
+        groups: number of groups.
 
     Returns:
-        The rows' places, one group's after the other's, each in their order; and where each group begins in them, and the
-        last one ends.
+        Indices of the rows, group after group, in their order within a group; and the start of each
+        group in them, with the end of the last.
     """
     own = np.empty(len(hashes), np.int32)
     ends = np.zeros(groups + 1, np.int64)

@@ -1,6 +1,7 @@
-"""Coverage and policies as arrays: what the compiled fold asks of the world at an instant.
+"""Coverage and policies as arrays for the compiled fold.
 
-Rule: it holds what `Coverage` and `Policies` hold, and answers the same; the laws in ``tests/property`` compare them.
+Rule: contents and results equal those of `Coverage` and `Policies`; the laws in ``tests/property``
+compare them.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from fleetpulse.core.policy import MAX_SEQUENCE, Policies, Rules
 from fleetpulse.core.presence.coverage import Coverage
 
 Int64s = NDArray[np.int64]
-NONE: Final = np.iinfo(np.int64).min  # stands for no instant
+NONE: Final = np.iinfo(np.int64).min  # null of int64 columns
 NEVER: Final = np.iinfo(np.int64).max
 MODES: Final = tuple(Mode)
 TRIGGERS: Final = tuple(Trigger)
@@ -25,21 +26,21 @@ RULES: Final = ("timeout_ms", "death_grace_ms", "forget_after_ms", "degraded_err
                 "flagged_hold_ms", "last_errors", "gateway_outage_limit_ms", "late_proves_alive")  # fmt: skip
 (TIMEOUT, DEATH_GRACE, FORGET_AFTER, DEGRADED_ERRORS, DEGRADED_WINDOW, FLAGGED_WINDOW, FLAGGED_HOLD, LAST_ERRORS,
  OUTAGE_LIMIT, LATE_PROVES) = range(len(RULES))  # fmt: skip
-STEPS: Final = len(RULES)  # the flagged sequence as error codes, -1 behind its end
-SEQUENCE: Final = STEPS + MAX_SEQUENCE  # the number of that sequence
+STEPS: Final = len(RULES)  # first column of the flagged sequence: error codes, -1 after its end
+SEQUENCE: Final = STEPS + MAX_SEQUENCE  # number of the flagged sequence
 QUARANTINES: Final = SEQUENCE + 1  # whether unknown devices are listed instead of judged
-EFFECTIVE: Final = QUARANTINES + 1  # from when the policy is in effect
+EFFECTIVE: Final = QUARANTINES + 1  # instant from which the policy is in effect
 _WIDTH: Final = EFFECTIVE + 1
 
 
 class PackedContext(NamedTuple):
-    """What a device is judged by: two arrays, since the compiled fold hands them from function to function.
+    """Evaluation context as two arrays, which compiled functions can pass on cheaply.
 
     Attributes:
-        listening: the instant before which nothing is covered, covered time then, and for each gap its first instant and
-            its end (`NEVER` where it is still open).
-        rules: policy x class x what each is: `RULES`, `STEPS`, `SEQUENCE`, `QUARANTINES`, `EFFECTIVE`; policies in the order
-            in which they take effect.
+        listening: instant before which nothing is covered, covered time at that instant, then start
+            and end of each gap (`NEVER` while it is open).
+        rules: policy x class x column, with columns `RULES`, `STEPS`, `SEQUENCE`, `QUARANTINES`,
+            `EFFECTIVE`; policies in the order in which they take effect.
     """
 
     listening: Int64s
@@ -53,20 +54,20 @@ def _following() -> NDArray[np.int8]:
     return table
 
 
-FOLLOWING: Final = _following()  # mode x trigger: the mode that the transition table gives; -1 where a trigger has no effect
+FOLLOWING: Final = _following()  # mode x trigger: next mode by the transition table; -1 if the trigger has no effect
 IS_PRESENT: Final = np.array([mode in PRESENT for mode in MODES])
 IS_HELD: Final = np.array([mode in HELD for mode in MODES])
 
 
 class Vocabulary:
-    """Numbers for words, in the order in which they were first met."""
+    """Dictionary encoding of words: numbers in the order of first occurrence."""
 
     def __init__(self, words: Sequence[Any] = ()) -> None:
         self.words = list(words)
         self._numbers = {word: number for number, word in enumerate(self.words)}
 
     def number(self, word: Any) -> int:
-        """Return the number of a word, a new one if need be."""
+        """Return the number of a word; add the word if it is new."""
         found = self._numbers.get(word)
         if found is None:
             found = self._numbers[word] = len(self.words)
@@ -74,12 +75,17 @@ class Vocabulary:
         return found
 
     def numbers(self, words: pa.DictionaryArray) -> Int64s:
-        """Return the numbers of words; of nothing -1."""
+        """Return the number of each word; -1 for null."""
         indices, numbers = self.mapped(words)
         return numbers[indices]
 
     def mapped(self, words: pa.DictionaryArray, instead: str | None = None) -> tuple[NDArray[np.int32], Int64s]:
-        """Return which word each is, and the words' numbers; of nothing that of ``instead``, or -1."""
+        """Return the index of each row's word, and the numbers by index.
+
+        Args:
+            words: words of the rows.
+            instead: word that replaces null; None gives null the number -1.
+        """
         nothing = -1 if instead is None else self.number(instead)
         numbers = np.array([*map(self.number, words.dictionary.to_pylist()), nothing], np.int64)
         return words.indices.fill_null(len(numbers) - 1).to_numpy(), numbers
@@ -92,14 +98,14 @@ def _number(value: int | bool | None) -> int:
 def world_arrays(
     coverage: Coverage, policies: Policies, classes: Sequence[str], codes: Vocabulary, sequences: Vocabulary
 ) -> PackedContext:
-    """Return the world as arrays.
+    """Return coverage and policies as arrays.
 
     Args:
-        coverage: when we listened.
-        policies: those that may be in force.
-        classes: names of the device classes, by their number.
-        codes: numbers of error codes; those of the flagged sequences are added.
-        sequences: numbers of flagged sequences; those of the policies are added.
+        coverage: coverage of a shard.
+        policies: policies that may be in force.
+        classes: names of the device classes, by number.
+        codes: numbers of error codes; codes of the flagged sequences are added.
+        sequences: numbers of flagged sequences; sequences of the policies are added.
     """
     dated = policies.dated
     rules = np.full((len(dated), len(classes), _WIDTH), -1, np.int64)
@@ -115,7 +121,7 @@ def world_arrays(
     return PackedContext(np.array([coverage.start_ms, coverage.base_ms, *gaps], np.int64), rules)
 
 
-assert all(name in Rules.__slots__ for name in RULES), "the rules are those of the policy"
+assert all(name in Rules.__slots__ for name in RULES), "RULES names fields of core.policy.Rules"
 
 
 @jit_no_refcount
@@ -134,7 +140,10 @@ def covered(world: PackedContext, instant_ms: int) -> int:
 
 @jit_no_refcount
 def earliest(world: PackedContext, covered_ms: int) -> int:
-    """Return the earliest t with ``c(t) >= covered_ms``, as `Coverage.earliest`; `NONE` while an open gap keeps it away."""
+    """Return the earliest t with ``c(t) >= covered_ms``, as `Coverage.earliest`.
+
+    `NONE` if an open gap prevents it.
+    """
     listening = world.listening
     at_ms, reached = listening[0], listening[1]
     for gap in range(2, len(listening), 2):
@@ -149,7 +158,10 @@ def earliest(world: PackedContext, covered_ms: int) -> int:
 
 @jit_no_refcount
 def greatest(world: PackedContext, covered_ms: int) -> int:
-    """Return the greatest t with ``c(t) <= covered_ms``, as `Coverage.greatest`; `NONE` where there is none."""
+    """Return the greatest t with ``c(t) <= covered_ms``, as `Coverage.greatest`.
+
+    `NONE` if there is none.
+    """
     listening = world.listening
     at_ms, reached = listening[0], listening[1]
     if covered_ms < reached:
@@ -164,7 +176,7 @@ def greatest(world: PackedContext, covered_ms: int) -> int:
 
 @jit_no_refcount
 def in_force(world: PackedContext, instant_ms: int) -> int:
-    """Return the number of the policy in force, as `Policies.at`."""
+    """Return the index of the policy in force at an instant, as `Policies.at`."""
     policy = len(world.rules) - 1
     while policy > 0 and world.rules[policy, 0, EFFECTIVE] > instant_ms:
         policy -= 1

@@ -1,4 +1,5 @@
-"""State as a table of devices: rows of a snapshot, key groups begun from them, and their checksum.
+"""State as a table: snapshot rows, key groups from them, bootstrap, checksums.
 
-It imports ``fold``, ``state`` and ``codec``. Begin with ``rows.py``.
+It imports ``fold``, ``state``, ``codec`` and ``jit``. ``warmup``, `io`, `reports`, `batch` and
+`cli` import it. Begin with ``rows.py``, which converts between key groups and snapshot rows.
 """

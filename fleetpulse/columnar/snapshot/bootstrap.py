@@ -1,8 +1,11 @@
-"""A table of devices, as the key groups that a run begins with.
+"""Bootstrap of key groups from a list of registered devices.
 
-Rule 1: what is brought in is judged up to its frontier; a deadline that lies there has acted, and is not said again.
-Rule 2: every key group is brought in, also one without devices: coverage, frontier and policies are the same for all.
-Rule 3: a run that begins with them says what one says that had the registry's rows first (``tests/property/test_seeds.py``).
+Rule 1: imported devices are judged up to the frontier. A deadline at or before the frontier has
+fired, and its transition is not emitted.
+Rule 2: every key group is created, also one without devices. Coverage, frontiers and policies are
+the same in all of them.
+Rule 3: a run with these key groups emits the same judgements as a run that has the registry's rows
+first (``tests/property/columnar/snapshot/test_bootstrap.py``).
 """
 
 from collections import Counter
@@ -55,13 +58,13 @@ REGISTERED_SCHEMA: Final = pa.schema(
         ("device_id", pa.string()),
         ("site", pa.string()),
         ("device_class", pa.string()),  # null: the default class
-        ("gateway", pa.string()),  # null: none
+        ("gateway", pa.string()),  # null: no gateway
         ("registered_at", pa.timestamp("us", tz="UTC")),
     ]
 )
-CLASS_SINCE_FIELD: Final = pa.field("class_since", pa.timestamp("us", tz="UTC"))  # may be absent; null: since registered
-LIMIT_FIELDS: Final = tuple(pa.field(name, pa.int64()) for name in LIMITS)  # may be absent; null: that of its class
-CHUNKS: Final = pa.list_(pa.struct([("number", pa.int64()), ("rows", pa.binary())]))  # what waits, see `columnar.waiting`
+CLASS_SINCE_FIELD: Final = pa.field("class_since", pa.timestamp("us", tz="UTC"))  # may be absent; null: registered_at
+LIMIT_FIELDS: Final = tuple(pa.field(name, pa.int64()) for name in LIMITS)  # may be absent; null: limit of the class
+CHUNKS: Final = pa.list_(pa.struct([("number", pa.int64()), ("rows", pa.binary())]))  # pending rows, see `fold.pending`
 SEED_SCHEMA: Final = pa.schema([("key_group", pa.int32()), ("block", pa.binary()), ("chunks", CHUNKS)])
 
 
@@ -69,17 +72,17 @@ def seeds(registered: pa.Table, shards: Shards, policies: Policies, key_groups: 
     """Return the stored form of every key group, with the devices that belong to it.
 
     Args:
-        registered: columns of `REGISTERED_SCHEMA`, a row a device, and `CLASS_SINCE_FIELD` and `LIMIT_FIELDS` where they are
-            known; further columns are passed over.
+        registered: one row for each device: columns of `REGISTERED_SCHEMA`, and optionally
+            `CLASS_SINCE_FIELD` and `LIMIT_FIELDS`; other columns are ignored.
         shards: coverage and frontier of every site, see `Shards.judged_through`.
-        policies: those in force from the frontier on, and before it where a device is registered earlier.
-        key_groups: how many there are.
+        policies: policies in force from the first registration on.
+        key_groups: number of key groups.
 
     Returns:
-        Columns of `SEED_SCHEMA`, a row a key group.
+        Columns of `SEED_SCHEMA`, one row for each key group.
 
     Raises:
-        FleetError: see `sound`.
+        FleetError: the list is invalid, see `sound`.
     """
     devices = sound(registered, shards.least_frontier_ms)
     groups = hashes_of(devices["device_id"]) % key_groups
@@ -95,12 +98,14 @@ def seeds(registered: pa.Table, shards: Shards, policies: Policies, key_groups: 
 
 
 def as_registered(table: pa.Table) -> pa.Table:
-    """Return the columns of `REGISTERED_SCHEMA` in its types; an instant without a zone is of UTC.
+    """Return the columns of `REGISTERED_SCHEMA` in its types.
+
+    A timestamp without a time zone is UTC.
 
     Raises:
-        FleetError: a column is absent, is there twice, or ``registered_at`` is neither instants nor text: of a number nobody
-            knows whether it counts seconds, milliseconds or microseconds.
-        pa.ArrowException: a column cannot be what it is declared as.
+        FleetError: a column is absent or duplicate, or ``registered_at`` is neither a timestamp nor
+            text. A number is refused because it has no unit.
+        pa.ArrowException: a column cannot be cast to its type.
     """
     if absent := [name for name in REGISTERED_SCHEMA.names if name not in table.column_names]:
         raise FleetError(
@@ -112,41 +117,44 @@ def as_registered(table: pa.Table) -> pa.Table:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not any(fits(kind) for fits in (pa.types.is_timestamp, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)):
         raise FleetError(
-            f'the column "registered_at" of a table of devices holds instants, or text such as 2026-01-31T12:00:00Z; got {kind}; '
-            f"cast it: numbers do not say whether they are seconds, milliseconds or microseconds",
+            f'the column "registered_at" of a table of devices holds timestamps, or text such as 2026-01-31T12:00:00Z; '
+            f"got {kind}; cast it: a number does not show whether it is seconds, milliseconds or microseconds",
             code="list-instant-invalid",
         )
     return table.select(REGISTERED_SCHEMA.names).cast(REGISTERED_SCHEMA)
 
 
 def require_once(names: Sequence[str]) -> None:
-    """Refuse a table of devices in which two columns have one name.
+    """Refuse a table of devices with duplicate column names.
 
     Raises:
-        FleetError: some have.
+        FleetError: two columns have the same name.
     """
     if twice := [(name, count) for name, count in Counter(names).items() if count > 1]:
         name, count = twice[0]
         raise FleetError(
-            f'each column of a table of devices is there once; got "{name}" {count} times; leave one of them',
+            f'column names of a table of devices must be unique; got "{name}" {count} times; keep one of them',
             code="list-column-twice",
         )
 
 
 def sound(registered: pa.Table, frontier_ms: int | None) -> pa.Table:
-    """Check a list of devices, and return the columns of `REGISTERED_SCHEMA`, `LIMIT_FIELDS` and `CLASS_SINCE_FIELD`.
+    """Validate a list of devices.
 
     Args:
-        registered: see `seeds`.
-        frontier_ms: up to which they are judged, epoch milliseconds.
+        registered: list of devices, see `seeds`.
+        frontier_ms: frontier up to which the devices are judged, epoch milliseconds.
+
+    Returns:
+        Columns of `REGISTERED_SCHEMA`, `LIMIT_FIELDS` and `CLASS_SINCE_FIELD`.
 
     Raises:
-        FleetError: a column or a value is absent or too long, a device is listed twice or registered after the frontier, or there
-            is no frontier; further see `as_registered`.
+        FleetError: a column or value is absent or too long, a device is listed twice or registered
+            after the frontier, or there is no frontier. See also `as_registered`.
     """
     if frontier_ms is None:
         raise FleetError(
-            "devices are brought in at a frontier; got none; name the instant up to which they are judged",
+            "importing devices needs a frontier; got none; name the instant up to which they are judged",
             code="frontier-missing",
         )
     devices = as_registered(registered)
@@ -154,20 +162,21 @@ def sound(registered: pa.Table, frontier_ms: int | None) -> pa.Table:
         if devices[name].null_count:
             raise FleetError(f"every device has a {name}; {devices[name].null_count} have none", code="list-value-missing")
     if pc.any(pc.equal(devices["device_id"], EVERYONE), min_count=0).as_py():
-        raise FleetError(f'"{EVERYONE}" is no device: it stands for everybody; leave it out', code="device-id-reserved")
+        raise FleetError(f'"{EVERYONE}" is not a device id: it stands for all devices; remove it', code="device-id-reserved")
     _require_short(devices)
     counted = pc.value_counts(devices["device_id"])
     twice = counted.filter(pc.greater(counted.field("counts"), 1))
     if len(twice):
         raise FleetError(
-            f'a device is listed once; got "{twice[0]["values"]}" {twice[0]["counts"]} times, {len(twice)} such',
+            f'each device must be listed once; got "{twice[0]["values"]}" {twice[0]["counts"]} times '
+            f"(duplicate devices: {len(twice)}); keep one row of each",
             code="list-device-twice",
         )
     after = devices.filter(pc.greater(devices["registered_at"].cast(pa.int64()), frontier_ms * 1000))
     if len(after):
         raise FleetError(
-            f"a device that is brought in is registered at or before the frontier; {len(after)} are registered later, "
-            f'"{after["device_id"][0]}" among them; send the registry\'s row for these, or name a later frontier',
+            f"imported devices must be registered at or before the frontier; {len(after)} are registered later, "
+            f'"{after["device_id"][0]}" among them; publish registry rows for these, or name a later frontier',
             code="list-registered-later",
         )
     for field in LIMIT_FIELDS:
@@ -176,7 +185,7 @@ def sound(registered: pa.Table, frontier_ms: int | None) -> pa.Table:
 
 
 def _limit(registered: pa.Table, field: pa.Field) -> pa.Array | pa.ChunkedArray:
-    """Return a limit of each device's own, checked."""
+    """Return and validate a limit column of the list; nulls if it is absent."""
     if field.name not in registered.column_names:
         return pa.nulls(len(registered), field.type)
     found = registered[field.name].cast(field.type)
@@ -189,9 +198,9 @@ def _limit(registered: pa.Table, field: pa.Field) -> pa.Array | pa.ChunkedArray:
 
 
 def _require_short(devices: pa.Table) -> None:
-    """Refuse words that no message could bring into the state: all of it has a bound."""
+    """Refuse text longer than a message can have: the size of state is bounded."""
     for names, size_of, most, unit in (
-        (("device_id",), pc.binary_length, 2 * MAX_ID_BYTES + 1, "bytes"),  # its site may be a part of it
+        (("device_id",), pc.binary_length, 2 * MAX_ID_BYTES + 1, "bytes"),  # the id can include the site
         (("site",), pc.binary_length, MAX_ID_BYTES, "bytes"),
         (("device_class",), pc.utf8_length, MAX_TEXT, "characters"),
         (("gateway",), pc.utf8_length, MAX_TEXT + MAX_ID_BYTES + 1, "characters"),
@@ -228,7 +237,7 @@ def _group(registered: pa.Table, shards: Shards, policies: Policies) -> KeyGroup
     rows[:, [FIRMWARE, SPEAKS_FROM, SPOKE_FROM]] = -1
     for place, field in ((OWN_TIMEOUT, LIMIT_FIELDS[0]), (OWN_GRACE, LIMIT_FIELDS[1])):
         rows[:, place] = pc.fill_null(registered[field.name], NONE).to_numpy()
-    assert shards.least_frontier_ms is not None, "it was checked"
+    assert shards.least_frontier_ms is not None, "`sound` has checked the frontier"
     judging = FoldCall(devices, Advance.between(shards, shards, 0), policies)
     at = judging.shards_of_devices()
     rows[:, QUIET_COVERED] = _covered(shards, at, since_ms)
@@ -238,7 +247,7 @@ def _group(registered: pa.Table, shards: Shards, policies: Policies) -> KeyGroup
 
 
 def _covered(shards: Shards, numbers: Int64s, instants_ms: Int64s) -> Int64s:
-    """Return the covered time of each device's shard at an instant of its own."""
+    """Return the covered time of each device's shard at the instant of the device."""
     found = np.empty(len(instants_ms), np.int64)
     for number, listening in enumerate(shards.listenings):
         its = numbers == number
@@ -249,7 +258,7 @@ def _covered(shards: Shards, numbers: Int64s, instants_ms: Int64s) -> Int64s:
 
 
 def _given(words: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return words with null for the empty one, which says nothing in a row of the registry either."""
+    """Return words with the empty word as null, as in rows of the registry."""
     return pc.if_else(pc.equal(words, ""), None, words)
 
 

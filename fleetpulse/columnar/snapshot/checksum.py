@@ -1,9 +1,10 @@
-"""Fingerprints of a snapshot's rows: what two sets of rows are compared by without bringing them together.
+"""Fingerprints of snapshot rows, to compare two sets of rows without joining them.
 
-Rule 1: a row has 64 bits, over all its columns but the key group, which is a place and no part of what it says; a null and
-an empty text differ.
-Rule 2: rows are summed up by part, in numbers without end: the sum is the same whatever their order, batches and groups.
-Rule 3: it is taken over the types of `SNAPSHOT_SCHEMA`, wherever the rows come from.
+Rule 1: each row has a 64-bit hash over all columns but the key group, since the key group is only
+the location of the row. A null and an empty text differ.
+Rule 2: hashes are summed by part as unbounded integers. The sum does not depend on the order of
+rows, on batches or on key groups.
+Rule 3: columns are cast to `SNAPSHOT_SCHEMA` before hashing, whatever the source of the rows.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +27,7 @@ _HALF: Final = 32
 
 @jit_cached
 def _mixed(bits: np.uint64) -> np.uint64:
-    """Return 64 bits each of which depends on all that were given, and none of which is lost (splitmix64)."""
+    """Mix 64 bits: each output bit depends on all input bits (splitmix64, bijective)."""
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))
@@ -34,7 +35,7 @@ def _mixed(bits: np.uint64) -> np.uint64:
 
 @jit_cached
 def _mix_numbers(hashes: UInt64s, values: UInt64s, valid: NDArray[np.bool_]) -> None:
-    """Take a column of numbers into the rows' hashes."""
+    """Mix a column of numbers into the hashes of the rows."""
     for i in range(len(hashes)):
         if valid[i]:
             hashes[i] = _mixed(_mixed(hashes[i] + np.uint64(1)) ^ values[i])
@@ -44,7 +45,10 @@ def _mix_numbers(hashes: UInt64s, values: UInt64s, valid: NDArray[np.bool_]) -> 
 
 @jit_cached
 def _mix_texts(hashes: UInt64s, ends: NDArray[np.int32], letters: NDArray[np.uint8], valid: NDArray[np.bool_]) -> None:
-    """Take a column of text into the rows' hashes, eight bytes at a time, and its length."""
+    """Mix a column of text into the hashes of the rows, eight bytes at a time.
+
+    The length of each text is mixed in last.
+    """
     for i in range(len(hashes)):
         if not valid[i]:
             hashes[i] = _mixed(hashes[i])
@@ -60,12 +64,12 @@ def _mix_texts(hashes: UInt64s, ends: NDArray[np.int32], letters: NDArray[np.uin
 
 
 def row_hashes(rows: pa.RecordBatch) -> UInt64s:
-    """Return 64 bits a row.
+    """Return a 64-bit hash of each row.
 
     Args:
         rows: columns of `SNAPSHOT_SCHEMA`.
     """
-    if not rows.num_rows:  # their columns need not have buffers
+    if not rows.num_rows:  # columns of an empty batch may lack buffers
         return np.zeros(0, np.uint64)
     hashes = np.zeros(rows.num_rows, np.uint64)
     for field in _TOLD:
@@ -83,7 +87,7 @@ def row_hashes(rows: pa.RecordBatch) -> UInt64s:
 
 
 def fingerprint(rows: pa.RecordBatch) -> Fingerprint:
-    """Return by part how many rows there are, and the sum of their hashes; parts that are not compared are passed over."""
+    """Return number of rows and sum of hashes for each part in `COMPARED_PARTS`."""
     parts = pc.fill_null(pc.index_in(rows["part"], value_set=_PARTS), -1).to_numpy()
     hashes, found = row_hashes(rows), dict[str, tuple[int, int]]()
     for number, part in enumerate(COMPARED_PARTS):
@@ -95,7 +99,7 @@ def fingerprint(rows: pa.RecordBatch) -> Fingerprint:
 
 
 def added(some: Iterable[Fingerprint]) -> Fingerprint:
-    """Return the fingerprint of all rows together."""
+    """Return the sum of fingerprints, which is the fingerprint of all rows."""
     found: dict[str, tuple[int, int]] = {}
     for one in some:
         for part, (count, hashes) in one.items():

@@ -1,9 +1,12 @@
-"""A key group as rows that anybody can read, and key groups of any number from such rows.
+"""Snapshot rows of key groups, and key groups from such rows.
 
-Rule 1: what is taken has been judged up to the same row, whatever was still due then: all groups share one coverage, one
-frontier and the same policies. What that makes known is pending: it is said once, by whoever goes on from here.
-Rule 2: rows are by device, and not by group: whoever goes on may have another number of groups.
-Rule 3: from the rows come the devices that were taken, field by field (``tests/property/test_snapshots.py``).
+Rule 1: all key groups of a snapshot are judged up to the same row. So they share one coverage, the
+same frontiers and policies. The judgements of this last step are stored as pending judgements. The
+run that resumes from the snapshot emits them once.
+Rule 2: rows belong to devices, not to key groups. The resuming run can have another number of
+groups.
+Rule 3: devices restored from the rows equal the original ones, field by field
+(``tests/property/columnar/snapshot/test_rows.py``).
 """
 
 import json
@@ -32,8 +35,8 @@ from fleetpulse.core.rows import EVERYONE, OF_READING, Row, Trust
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, Column
 
 DEVICE, SIGNAL, OWN_ROW, PENDING, GROUP = "device", "signal", "row", "pending", "group"
-OF_ONE_GROUP: Final = ("bytes", "form", "devices")  # of what is told of a group: all else is the same in every one
-COMPARED_PARTS: Final = (DEVICE, SIGNAL, OWN_ROW)  # of devices, and of what waits for one
+OF_ONE_GROUP: Final = ("bytes", "form", "devices")  # keys that differ by group in the content of a part `GROUP`
+COMPARED_PARTS: Final = (DEVICE, SIGNAL, OWN_ROW)  # devices, and pending rows of devices
 _WORDS: Final = {name: DEVICE_FIELDS.index(name) for name in WORDS}
 _ARROW: Final = {"string": pa.string(), "long": pa.int64(), "int": pa.int32(), "timestamp": pa.timestamp("us", tz="UTC")}
 SNAPSHOT_SCHEMA: Final = pa.schema([(column.name, _ARROW[column.type]) for column in DEVICE_SNAPSHOTS.columns])
@@ -53,25 +56,25 @@ _NUMBERS: Final = tuple(
     for place, name in enumerate(DEVICE_FIELDS)
     if name not in (*_WORDS, "mode", "clock", "boot", "memory")
 )
-_OF_SIGNALS: Final = {  # by column of `SIGNAL_SCHEMA`; how far its event time lies from there follows
+_OF_SIGNALS: Final = {  # snapshot column by column of `SIGNAL_SCHEMA`; offset_ms is converted to and from the event time
     "received_at_ms": "received_at", "presence_ms": "presence", "kind": "message_kind", "trust": "clock", "session": "connection",
     "offset_ms": "event_time",
 }  # fmt: skip
 _TIMES: Final = ("received_at_ms", "presence_ms")
 _TRUST_WORDS: Final = pa.array([trust.value for trust in TRUSTS])
-assert all(_declared(name) for _, name in _NUMBERS), "every field of a device is a column of its own"
+assert all(_declared(name) for _, name in _NUMBERS), "every field of a device has a column"
 
 
 def taken(
     key_group: int, block: bytes, chunks: Mapping[int, bytes], newest_ms: int, deployment: Deployment
 ) -> list[pa.RecordBatch]:
-    """Return a key group as rows, judged up to the newest row that any group has read.
+    """Return a key group as snapshot rows, judged up to the newest row of any group.
 
     Args:
-        key_group: its number.
-        block: its stored form.
-        chunks: what waits in it, by number.
-        newest_ms: ``received_at`` of the newest row read.
+        key_group: number of the key group.
+        block: stored form of the key group.
+        chunks: chunks of its pending rows, by number.
+        newest_ms: ``received_at`` of the newest row that any group has read.
         deployment: lateness, clock lead and jitter.
 
     Returns:
@@ -93,13 +96,16 @@ def taken(
 
 
 def head_of(block: bytes) -> dict[str, Any]:
-    """Return what is written at the head of a stored form: its version, how many devices, coverage, what waits."""
+    """Return the header of a stored form: format version, counts, coverage, chunks."""
     with pa.ipc.open_stream(block) as reader:
         return json.loads((reader.schema.metadata or {})[b"fleetpulse"])
 
 
 def _left(group: KeyGroup, written: Mapping[int, bytes]) -> tuple[list[pa.RecordBatch], list[Row]]:
-    """Return the pending signals and the other pending rows; a row that is pending in several shards is there once."""
+    """Return the pending signals and the other pending rows, without duplicates.
+
+    A row that is pending in several shards is returned once.
+    """
     signals: list[pa.RecordBatch] = []
     others: list[Row] = []
     for after_ms, waiting in zip(group.shards.frontiers_ms, group.waiting, strict=True):
@@ -182,35 +188,39 @@ def _row_to_plain(row: Row) -> dict[str, Any]:
 
 
 def the_world(groups: Iterable[str]) -> str:
-    """Return the coverage, frontier and policies that all groups of a snapshot share, as JSON.
+    """Return the coverage, frontiers and policies that all groups of a snapshot share.
 
     Args:
-        groups: contents of its rows of part ``group``.
+        groups: contents of the snapshot's rows of part ``group``.
+
+    Returns:
+        JSON text.
 
     Raises:
-        FleetError: there is none, or they are not the same.
+        FleetError: there is no group, or the groups differ.
     """
     told = (json.loads(one).items() for one in groups)
     worlds = {json.dumps({name: value for name, value in one if name not in OF_ONE_GROUP}, sort_keys=True) for one in told}
     if len(worlds) != 1:
         raise FleetError(
-            f"the key groups of a snapshot have come equally far; got {len(worlds)} different stands; it is damaged, or was put "
-            f"together of several: take another",
+            f"the key groups of a snapshot must share coverage, frontiers and policies; got {len(worlds)} different ones; "
+            f"the snapshot is damaged or mixed from several: use another snapshot",
             code="snapshot-damaged",
         )
     return worlds.pop()
 
 
 def seed(key_group: int, rows: pa.Table, shared: Sequence[Row], world: str, deployment: Deployment, form: int) -> pa.Table:
-    """Return a key group of the rows that belong to it: one row of `SEED_SCHEMA`.
+    """Create a key group from snapshot rows, as one row of `SEED_SCHEMA`.
 
     Args:
-        key_group: its number.
-        rows: its devices, signals and own rows, columns of `SNAPSHOT_SCHEMA`; others are passed over.
-        shared: rows that wait in every group.
-        world: see `the_world`.
+        key_group: number of the key group.
+        rows: its devices, signals and own rows, columns of `SNAPSHOT_SCHEMA`; rows of other parts
+            are ignored.
+        shared: rows that are pending in every group.
+        world: coverage, frontiers and policies, see `the_world`.
         deployment: lateness, clock lead and jitter.
-        form: of the stored form.
+        form: format version of the stored form.
     """
     shards, policies = world_from_plain(json.loads(world))
     group = KeyGroup(shards, policies, _to_devices(rows.filter(pc.equal(rows["part"], DEVICE))))
@@ -222,13 +232,16 @@ def seed(key_group: int, rows: pa.Table, shared: Sequence[Row], world: str, depl
 
 
 def come_to(rows: pa.Table) -> Outcome:
-    """Return what a history had come to when a snapshot was taken, without its judgements: `core.replay` goes on from it.
+    """Return the outcome at a snapshot, from which `core.replay` can resume.
+
+    The outcome has no judgements.
 
     Args:
-        rows: of some devices, of everybody, and of part ``group``; columns of `SNAPSHOT_SCHEMA`. Pending ones are passed over.
+        rows: snapshot rows of some devices, of all devices (`EVERYONE`) and of part ``group``,
+            columns of `SNAPSHOT_SCHEMA`; rows of part ``pending`` are ignored.
 
     Raises:
-        FleetError: it is damaged, see `the_world`.
+        FleetError: the snapshot is damaged, see `the_world`.
     """
 
     def of(part: str) -> pa.Table:
@@ -239,12 +252,12 @@ def come_to(rows: pa.Table) -> Outcome:
     known = (devices.get(place) for place in range(len(devices)))
     others = _to_rows(of(OWN_ROW))
     waiting = [*batch_to_signals(_to_signals(of(SIGNAL))), *(row for row in others if not row.is_for_everyone)]
-    waiting += {(row.gateway, row.arrival): row for row in others if row.is_for_everyone}.values()  # each group has it
+    waiting += {(row.gateway, row.arrival): row for row in others if row.is_for_everyone}.values()  # every group has them
     return Outcome([], {one.device_id: one for one in known if one is not None}, waiting, shards, policies)
 
 
 def shared_rows(contents: Iterable[str]) -> list[Row]:
-    """Return rows that wait in every key group, from the contents of those that stand under one of them."""
+    """Parse pending rows from the contents of snapshot rows of part ``row``."""
     return [_row_from_plain(json.loads(one)) for one in contents]
 
 

@@ -1,8 +1,10 @@
-"""The rows of a snapshot on their way into a generation: parcels of rows by key group, and beside them what is said of all.
+"""Repartitioning of snapshot rows by key group, for the bootstrap of a generation.
 
-Rule 1: a parcel is bytes: who carries it sees few, and no row; one pass over the rows gives parcels and fingerprint.
-Rule 2: what all groups share, and what is pending, is told beside the parcels, and is in none.
-Rule 3: rows are gathered until there are enough of them to be divided; never are all in memory.
+Rule 1: rows of a key group are sent as parcels, which are opaque bytes, so the shuffle moves few
+rows. One pass over the rows gives parcels and fingerprint.
+Rule 2: rows that all groups share and pending judgements are sent beside the parcels, never in
+them.
+Rule 3: rows are buffered until there are enough to partition; they are never all in memory.
 """
 
 import json
@@ -22,13 +24,13 @@ from fleetpulse.columnar.snapshot.rows import GROUP, OWN_ROW, PENDING, SNAPSHOT_
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.rows import EVERYONE
 
-SUMS: Final = "sums"  # beside the parts of a snapshot: fingerprints, as JSON
+SUMS: Final = "sums"  # part of the row with the fingerprints as JSON; not a part of a snapshot
 PARCEL_SCHEMA: Final = pa.schema(
     [
-        ("place", pa.int32()),  # of a parcel: its key group; otherwise the one that it was in
-        ("rows", pa.binary()),  # of a parcel
-        ("part", pa.string()),  # of what is told beside: the part of the snapshot, or `SUMS`
-        ("content", pa.string()),  # likewise
+        ("place", pa.int32()),  # key group of a parcel; of another row, the key group in the snapshot
+        ("rows", pa.binary()),  # rows of a parcel; null in another row
+        ("part", pa.string()),  # null in a parcel; of another row, the part of the snapshot, or `SUMS`
+        ("content", pa.string()),  # null in a parcel; of another row, its JSON content
     ]
 )
 ENOUGH: Final = 100_000
@@ -36,12 +38,12 @@ _BESIDE: Final = pa.array([GROUP, PENDING], pa.string())
 
 
 def parcels(batches: Iterable[pa.RecordBatch], key_groups: int | None, enough: int = ENOUGH) -> Iterator[pa.RecordBatch]:
-    """Divide rows by the key group that they will be in, and sum them up.
+    """Partition rows by their new key group, and compute their fingerprint.
 
     Args:
         batches: columns of `SNAPSHOT_SCHEMA`.
-        key_groups: how many there will be; None makes no parcels, and only sums up.
-        enough: how many rows are gathered before they are divided.
+        key_groups: new number of key groups; None computes the fingerprint only.
+        enough: number of rows to buffer before they are partitioned.
 
     Returns:
         Batches of `PARCEL_SCHEMA`.
@@ -56,7 +58,7 @@ def parcels(batches: Iterable[pa.RecordBatch], key_groups: int | None, enough: i
         if key_groups is None or not rows.num_rows:
             continue
         places = rows["device_hash"].to_numpy() % key_groups
-        if (places == places[0]).all():  # as a group's rows are that stays what it was
+        if (places == places[0]).all():  # always so if the number of key groups is unchanged
             yield _parcel(int(places[0]), rows)
             continue
         gathered.append(rows)
@@ -69,12 +71,12 @@ def parcels(batches: Iterable[pa.RecordBatch], key_groups: int | None, enough: i
 
 
 def rows_of(parcels: Iterable[bytes]) -> pa.Table:
-    """Return the rows of some parcels: columns of `SNAPSHOT_SCHEMA`."""
+    """Return the rows of parcels as a table of `SNAPSHOT_SCHEMA`."""
     return pa.Table.from_batches([whole(from_bytes(one)) for one in parcels], SNAPSHOT_SCHEMA)
 
 
 def whole(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return some columns of `SNAPSHOT_SCHEMA` as all of them: what is not there is null."""
+    """Return rows with all columns of `SNAPSHOT_SCHEMA`; missing columns are null."""
     there = set(rows.schema.names)
     columns = [
         rows[field.name].cast(field.type) if field.name in there else pa.nulls(rows.num_rows, field.type)
@@ -85,13 +87,13 @@ def whole(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What is said of the rows of a snapshot as a whole.
+    """Facts about a snapshot as a whole.
 
     Attributes:
-        sums: fingerprint of devices, and of all that waits for one of them.
-        world: coverage, frontier and policies, see `rows.the_world`.
-        waiting: what waits in every key group, as JSON, in order.
-        pending: what is judged and to be said, as JSON.
+        sums: fingerprint of the devices and of their pending rows.
+        world: coverage, frontiers and policies, see `rows.the_world`.
+        waiting: rows that are pending in every key group, as JSON, in order.
+        pending: judgements that are not emitted yet, as JSON.
     """
 
     sums: Fingerprint
@@ -101,13 +103,14 @@ class Account:
 
 
 def account(told: Iterable[tuple[int | None, str, str]]) -> Account:
-    """Return what is told of rows beside the parcels.
+    """Combine the rows that were sent beside the parcels.
 
     Args:
-        told: place, part and content of what has no rows.
+        told: place, part and content of each such row.
 
     Raises:
-        FleetError: the groups have not come equally far, or what waits in every one of them is not the same.
+        FleetError: the groups differ in coverage, frontiers or policies, or in the rows that are
+            pending in every group.
     """
     known = list(told)
     sums = added({part: (count, hashes) for part, (count, hashes) in json.loads(content).items()}
@@ -117,10 +120,10 @@ def account(told: Iterable[tuple[int | None, str, str]]) -> Account:
 
 
 def _of_all(told: Sequence[tuple[int | None, str, str]]) -> tuple[str, ...]:
-    """Return what waits in every key group, as JSON, in order.
+    """Return the rows that are pending in every key group, as JSON, in order.
 
     Raises:
-        FleetError: it is not the same in all of them.
+        FleetError: the rows are not the same in all groups.
     """
     waiting: dict[int | None, list[str]] = {place: [] for place, part, _ in told if part == GROUP}
     for place, part, content in told:
@@ -129,8 +132,8 @@ def _of_all(told: Sequence[tuple[int | None, str, str]]) -> tuple[str, ...]:
     different = {tuple(sorted(rows)) for rows in waiting.values()}
     if len(different) != 1:
         raise FleetError(
-            f"what concerns everybody waits in every key group of a snapshot alike; got {len(different)} different ones; it is "
-            f"damaged, or was put together of several: take another",
+            f"rows that concern all devices must be pending in every key group of a snapshot; got {len(different)} different "
+            f"sets of them; the snapshot is damaged or mixed from several: use another snapshot",
             code="snapshot-damaged",
         )
     return different.pop()
@@ -157,7 +160,7 @@ def _divided(gathered: list[pa.RecordBatch], key_groups: int) -> Iterator[pa.Rec
 
 
 def _parcel(place: int, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a parcel, without the columns that say nothing."""
+    """Return a parcel, without the columns that are entirely null."""
     told = [name for name in rows.schema.names if rows[name].null_count < rows.num_rows]
     return _batch([place], [to_bytes(rows.select(told))], [None], [None])
 

@@ -1,9 +1,11 @@
-"""The stored form of a key group's devices: as little as tells them apart.
+"""Stored form of a key group's devices: a compact, versioned encoding.
 
-Rule 1: it has a version, its form; whoever reads state reads it through here. An older form is read by the steps that lead
-from it to the newest, one a form; it is written on in the form that its generation has, until the state is migrated.
-Rule 2: a column is kept as its distance from what it usually equals, in the fewest bytes that hold it, and left out where
-all devices share one value. A fleet that is well needs little more than names, last seen and counters.
+Rule 1: the stored form has a format version, and all reads of state go through this module. An
+older version is upgraded step by step, one version at a time. A generation is written in its own
+format version until the state is migrated.
+Rule 2: a column is stored as its difference from a predicted value (see `deltas`), in the fewest
+bytes. It is left out if all devices share one value. A healthy fleet needs little more than ids,
+last seen and counters.
 """
 
 from collections.abc import Mapping
@@ -44,12 +46,12 @@ assert {*FIELDS, "boot", "memory"} == set(DEVICE_FIELDS), "every field is stored
 
 
 def to_stored(devices: Devices, metadata: Mapping[str, Any], form: int = STORED_FORM) -> bytes:
-    """Return the stored form of devices, with ``metadata`` (JSON) beside them.
+    """Return the stored form of devices, with ``metadata`` as JSON in its header.
 
     Args:
-        devices: the devices.
-        metadata: see `KeyGroup`.
-        form: one of `versions.WRITTEN_FORMS`.
+        devices: devices of the key group.
+        metadata: other state of the key group, see `KeyGroup.to_bytes`.
+        form: format version, one of `versions.WRITTEN_FORMS`.
     """
     packed, known = Packed(), {**metadata, "version": form, "count": len(devices)}
     if len(devices):
@@ -90,15 +92,16 @@ def _memory_to_stored(devices: Devices) -> bytes:
     steps = np.where(progress_of >= 0, MAX_SEQUENCE, 0)
     starts = firsts(memory, slots, PROGRESS, steps)
     begun = starts[starts != NONE]
-    since_ms = known["since_ms"] = int(begun.min()) - 1 if len(begun) else 0  # 0 stands for nothing
+    since_ms = known["since_ms"] = int(begun.min()) - 1 if len(begun) else 0  # offsets start at 1; 0 is null
     packed.lists("progress", steps, np.where(starts == NONE, 0, starts - since_ms))
     return packed.to_bytes(known)
 
 
 def _without_presence(packed: Unpacked) -> None:
-    """Add the fields of form 5: sessions, clocks, arrival order, outages, limits of devices, firmware, other sites.
+    """Upgrade format version 4 to 5: add the fields about presence, with defaults.
 
-    Form 4 has them only if this version wrote it.
+    These are session, clock, arrival order, outages, limits of devices, firmware and other sites. A
+    form of version 4 already has them if a release that knows version 5 wrote it.
     """
     if "outage_ms" in packed.known["base"]:
         packed.known["base"].pop(_GATEWAY_DIED, None)
@@ -107,36 +110,39 @@ def _without_presence(packed: Unpacked) -> None:
 
 
 def _gateway_deaths(rows: Matrix, died: Int64s) -> None:
-    """Turn gateway deaths, which form 4 stores as wills of the devices, into outages; an offline device stays offline."""
+    """Turn gateway deaths, stored as wills of the devices in version 4, into outages.
+
+    An offline device remains offline.
+    """
     its, there = died != 0, rows[:, MODE] != MODES.index(Mode.OFFLINE)
     rows[its & there, OUTAGE], rows[its & there, OUTAGE_COVERED] = rows[its & there, DEATH], rows[its & there, DEATH_COVERED]
     rows[its, DEATH] = rows[its, DEATH_COVERED] = NONE
 
 
-_WITH_OUTAGES: Final = 5  # the form that has `outage_ms`
-_GATEWAY_DIED: Final = "gateway_died"  # of form 4: whether the will is that of the device's gateway
+_WITH_OUTAGES: Final = 5  # first format version with `outage_ms`
+_GATEWAY_DIED: Final = "gateway_died"  # column of version 4: whether the will is that of the device's gateway
 _UNKNOWN_BEFORE: Final = {
     **dict.fromkeys(("session", "heard_arrival", "proved_arrival", "clock_offset_ms", "outage_ms", "outage_covered_ms")),
     **dict.fromkeys(("timeout_ms", "death_grace_ms", "moved_ms", "conflict_ms")),
     **dict.fromkeys(("clock", "excused_ms"), 0),
     **dict.fromkeys(("firmware", "speaks_from", "spoke_from"), -1),
 }
-UPGRADES: Final = {4: _without_presence}  # by the form that a step begins with
+UPGRADES: Final = {4: _without_presence}  # upgrade step by source version
 
 
 def from_stored(stored: bytes) -> tuple[Devices, dict[str, Any]]:
     """Return devices and metadata of a stored form.
 
     Raises:
-        FleetError: it was written by a version that this one does not know.
+        FleetError: the format version is unknown.
     """
     source = pa.BufferReader(stored)
     packed = Unpacked(source)
     form, count = packed.known.get("version"), packed.known.get("count", 0)
     if form != STORED_FORM and form not in UPGRADES:
         raise FleetError(
-            f"state of stored form {form} cannot be read by this version, which reads {min(UPGRADES)} to {STORED_FORM}; "
-            f"run the fleetpulse that wrote it, or begin with an empty home",
+            f"cannot read state of format version {form}: this release reads {min(UPGRADES)} to {STORED_FORM}; "
+            f"run the release that wrote the state, or create a new home",
             code="state-version-unsupported",
         )
     for step in range(form, STORED_FORM):
@@ -166,7 +172,7 @@ def from_stored(stored: bytes) -> tuple[Devices, dict[str, Any]]:
 
 
 def _renumber(devices: Devices, field: int, known: Vocabulary, words: list[str]) -> None:
-    """Number the words of a field as another vocabulary does, and add those that it lacks; -1 stays."""
+    """Renumber the words of a field by another vocabulary, extending it; -1 stays."""
     numbers = np.array([*map(known.number, words), -1], np.int64)
     if len(devices) and words:
         devices.rows[:, field] = numbers[devices.rows[:, field]]

@@ -1,6 +1,7 @@
-"""What a device's field usually equals, and how far it is from it: what the stored form keeps.
+"""Delta encoding of device fields against a predicted value.
 
-Rule: a field is measured from fields that come before it in `NUMBERS`, so that what is read back can be restored in order.
+Rule: the prediction of a field depends only on fields before it in `NUMBERS`, or on fields that are
+stored as they are. So fields can be restored in order.
 """
 
 from typing import Final
@@ -34,7 +35,7 @@ NUMBERS: Final = ("life_ms", "last_seen_ms", "quiet_since_ms", "quiet_covered_ms
                   "death_ms", "death_covered_ms", "outage_ms", "outage_covered_ms", "excused_ms", "session", "heard_arrival",
                   "proved_arrival", "clock", "clock_offset_ms", "timeout_ms", "death_grace_ms", "moved_ms",
                   "conflict_ms")  # fmt: skip
-WORDS: Final = ("site", "device_class", "gateway", "firmware", "speaks_from", "spoke_from")  # by number
+WORDS: Final = ("site", "device_class", "gateway", "firmware", "speaks_from", "spoke_from")  # stored as numbers
 FIELDS: Final = (*NUMBERS, *WORDS)
 _PLACES: Final = np.array([DEVICE_FIELDS.index(name) for name in FIELDS])
 _DERIVED: Final = (QUIET_SINCE, QUIET_COVERED, MODE_SINCE, CLASS_SINCE, RUNTIME, DEATH_COVERED, OUTAGE_COVERED, PROVED)
@@ -45,7 +46,7 @@ LOW, HIGH, NONES = range(3)
 
 @jit_no_refcount
 def _usual(field: int, row: Int64s) -> int:
-    """Return what a field usually equals."""
+    """Return the predicted value of a field."""
     if field == QUIET_SINCE:
         return row[LIFE] if row[LAST_SEEN] == NONE else row[LAST_SEEN]
     if field == QUIET_COVERED:
@@ -64,14 +65,14 @@ def _usual(field: int, row: Int64s) -> int:
 
 
 def distances(devices: Matrix) -> tuple[Matrix, Matrix]:
-    """Return how far each field is from what it usually equals.
+    """Return the difference of each field from its predicted value.
 
     Args:
         devices: device x `layout.DEVICE_FIELDS`, at least one.
 
     Returns:
-        `FIELDS` x device, `NONE` where the field is nothing; and `FIELDS` x (`LOW`, `HIGH`, `NONES`): the least, the
-        greatest, and how many are nothing.
+        Differences, `FIELDS` x device, `NONE` if the field is null; and extents, `FIELDS` x (`LOW`,
+        `HIGH`, `NONES`): least difference, greatest difference, and number of nulls.
     """
     found = np.empty((len(_PLACES), len(devices)), np.int64)
     extent = np.empty((len(_PLACES), 3), np.int64)
@@ -97,12 +98,12 @@ def _measure(devices: Matrix, found: Matrix, extent: Matrix) -> None:
 
 @jit_no_refcount
 def restore(found: Matrix, differs: Int64s, devices: Matrix) -> None:
-    """Set ``devices``, without boots and memory.
+    """Restore ``devices`` from differences, without boots and error memory.
 
     Args:
-        found: what `distances` returned.
-        differs: of each field whether devices differ in it; 0 where they do not: the first value is that of all.
-        devices: device x `layout.DEVICE_FIELDS`.
+        found: differences, as returned by `distances`.
+        differs: 1 for each field in which devices differ; 0 if the first value holds for all.
+        devices: output, device x `layout.DEVICE_FIELDS`.
     """
     for i in range(len(devices)):
         for number in _AS_THEY_ARE:

@@ -1,6 +1,6 @@
-"""A key group's devices: a matrix of numbers, with words beside.
+"""Devices of a key group as a matrix of numbers, with vocabularies for words.
 
-Rule: a device is what `core.device.Device` says it is, field by field.
+Rule: each device equals a `core.device.Device`, field by field.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ _PLAIN: Final = tuple((place, name) for place, name in enumerate(DEVICE_FIELDS) 
 
 
 def memory_rows(count: int) -> Matrix:
-    """Return so many empty rows to remember errors in."""
+    """Return ``count`` empty rows of error memory."""
     rows = np.zeros((count, MEMORY_WIDTH), np.int64)
     rows[:, PROGRESS:PROGRESS_OF] = NONE
     rows[:, PROGRESS_OF] = -1
@@ -54,14 +54,15 @@ def memory_rows(count: int) -> Matrix:
 
 @dataclass(slots=True)
 class Devices:
-    """The devices of a key group.
+    """Devices of a key group.
 
     Attributes:
-        ids: string array, one a device.
-        boots: string array with nulls: the boot last heard of.
+        ids: string array of device ids.
+        boots: string array with nulls: the newest boot of each device.
         rows: int64 matrix, device x `DEVICE_FIELDS`.
-        memory: int64 matrix: what is remembered of errors; a device's row is named in its field ``memory``, -1 without.
-        sites, classes, gateways, firmwares, codes, sequences: the words behind the numbers.
+        memory: int64 matrix of error memory; the field ``memory`` of a device is its row in it, -1
+            without.
+        sites, classes, gateways, firmwares, codes, sequences: vocabularies of the numbered fields.
     """
 
     ids: pa.StringArray = field(default_factory=lambda: pa.array([], pa.string()))
@@ -79,13 +80,13 @@ class Devices:
         return len(self.rows)
 
     def words_of(self, name: str) -> Vocabulary:
-        """Return the words behind the numbers of a field, one of `deltas.WORDS`."""
+        """Return the vocabulary of a field, one of `deltas.WORDS`."""
         sites = ("site", "speaks_from", "spoke_from")
         known = {**dict.fromkeys(sites, self.sites), "device_class": self.classes, "gateway": self.gateways}
         return known.get(name, self.firmwares)
 
     def admit(self, ids: pa.StringArray) -> None:
-        """Make room for devices that are not there yet; they are absent until a row says otherwise."""
+        """Append new devices, which are absent until a row gives them a state."""
         if len(ids) == 0:
             return
         fresh = np.full((len(ids), len(DEVICE_FIELDS)), NONE, np.int64)
@@ -95,7 +96,7 @@ class Devices:
         self.rows = np.concatenate([self.rows, fresh])
 
     def locate(self, ids: pa.StringArray, chosen: NDArray[np.bool_]) -> Int64s:
-        """Return the places of the chosen devices, admitting those that are not there yet; -1 for the others."""
+        """Return the indices of the chosen devices; add new ones; -1 if not chosen."""
         wanted = text_of(ids)
         places = places_of(wanted, chosen, text_of(self.ids))
         unknown = chosen & (places < 0)
@@ -105,13 +106,13 @@ class Devices:
         return places
 
     def set_boots(self, places: Int64s, boots: pa.StringArray) -> None:
-        """Set the boot of the devices at ``places``."""
+        """Set the boots of the devices at ``places``."""
         chosen = np.arange(len(self))
         chosen[places] = len(self) + np.arange(len(places))
         self.boots = pa.concat_arrays([self.boots, boots]).take(pa.array(chosen))
 
     def remember(self, places: Int64s) -> None:
-        """Give the devices at ``places`` a row to remember errors in, where they have none."""
+        """Add a row of error memory for each device at ``places`` that has none."""
         places = np.unique(places)
         places = places[self.rows[places, MEMORY] < 0]
         if len(places):
@@ -119,7 +120,7 @@ class Devices:
             self.memory = np.concatenate([self.memory, memory_rows(len(places))])
 
     def drop_absent(self) -> None:
-        """Let go of devices without a state, and of what was remembered of them."""
+        """Remove devices without state, and their error memory."""
         kept = self.rows[:, MODE] != ABSENT
         if not kept.all():
             where = pa.array(np.flatnonzero(kept))
@@ -129,14 +130,14 @@ class Devices:
             self.rows[remembering, MEMORY] = np.arange(len(self.memory))
 
     def by_mode(self) -> dict[str, int]:
-        """Return how many devices are in which mode."""
+        """Return the number of devices in each mode that occurs."""
         counts = np.bincount(self.rows[:, MODE], minlength=len(MODES)) if len(self) else []
         return {mode.value: int(count) for mode, count in zip(MODES, counts, strict=False) if count}
 
-    # --- one device, as the definition has it
+    # --- conversion of one device to and from `core.device.Device`
 
     def get(self, place: int) -> Device | None:
-        """Return a device as `core.device` has it; None where it has no state."""
+        """Return a device as a `core.device.Device`; None if it has no state."""
         row = self.rows[place]
         if row[MODE] == ABSENT:
             return None
@@ -149,7 +150,10 @@ class Devices:
         return Device(**values, **self.remembered(place))
 
     def remembered(self, place: int) -> dict[str, Any]:
-        """Return what is remembered of a device's errors, by the names of `core.device.Device`; empty where nothing is."""
+        """Return the error memory of a device, by fields of `core.device.Device`.
+
+        Empty if the device has none.
+        """
         slot = self.rows[place, MEMORY]
         if slot < 0:
             return {}
@@ -163,7 +167,7 @@ class Devices:
         return told
 
     def put(self, place: int, device: Device | None) -> None:
-        """Set a device to what `core.device` has; ``boots`` excepted, see `set_boots`."""
+        """Write a device from a `core.device.Device`, except its boot (see `set_boots`)."""
         row = self.rows[place]
         if device is None:
             row[MODE], row[MEMORY] = ABSENT, -1
@@ -190,7 +194,7 @@ class Devices:
         progress: Sequence[int | None] = (),
         progress_of: Sequence[str] = (),
     ) -> None:
-        """Set what is remembered of the errors of a device that has room for it, see `remember`."""
+        """Write the error memory of a device that has a row for it, see `remember`."""
         known = self.memory[self.rows[place, MEMORY]]
         known[:] = memory_rows(1)[0]
         known[TIMES : TIMES + len(error_times_ms)] = error_times_ms

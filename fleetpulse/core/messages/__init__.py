@@ -1,4 +1,6 @@
-"""Messages: decode a payload, by our format, by a mapping or by Sparkplug; the envelope of a recording.
+"""Decoders of messages: fleetpulse format, mapped topics, Sparkplug B, recordings.
 
-It imports the core alone. Begin with ``decode.py``.
+It imports the modules directly below ``fleetpulse.core``, except ``fold.py`` and those above it.
+`core.presence` and every package that may import ``fleetpulse.core`` may import it.
+Start reading with ``decode.py``.
 """

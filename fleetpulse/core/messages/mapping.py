@@ -1,6 +1,7 @@
-"""Mapping: devices that cannot speak our format are read as if they did.
+"""Topic mappings: conversion of messages from other formats to fleetpulse's.
 
-A mapping says which topics it is for, where site, device and kind stand, and where ts and seq are in the payload.
+A mapping defines the topics that it applies to and the topic levels of site, device and kind. It
+also names the paths of ts, seq and other fields in the payload.
 """
 
 import json
@@ -19,15 +20,16 @@ _KEYS: Final = frozenset({"topic", "site", "device", "kind", "ts", "ts_unit", "s
 
 @dataclass(frozen=True, slots=True)
 class TopicMapping:
-    """One kind of foreign topic.
+    """Mapping of one pattern of topics.
 
     Attributes:
-        topic: its levels: a word, ``+`` for any, or ``{site}``, ``{device}``, ``{kind}`` for what stands there.
-        site, device, kind: what to take where the topic does not say.
-        ts: dotted path of the time in the payload, such as ``meta.time``; empty where it has none.
-        ts_unit: ms, s or iso.
-        seq, code, boot, session: dotted paths of the counter, the error code, and the names of the device's run and of its
-            connection; empty where there is none.
+        topic: levels of the pattern: a fixed word, ``+`` for any word, or the placeholder
+            ``{site}``, ``{device}`` or ``{kind}``.
+        site, device, kind: values to use if the topic has no placeholder for them.
+        ts: dotted path of the time in the payload, such as ``meta.time``; empty if there is none.
+        ts_unit: unit of ``ts``: ms, s or iso.
+        seq, code, boot, session: dotted paths of the counter, the error code, and the names of the
+            device's run and of its connection; empty if there is none.
     """
 
     topic: tuple[str, ...]
@@ -43,11 +45,11 @@ class TopicMapping:
 
     @property
     def subscription(self) -> str:
-        """The MQTT topic filter that it needs."""
+        """MQTT topic filter that matches the topics of the mapping."""
         return "/".join("+" if level.startswith("{") else level for level in self.topic)
 
     def match(self, topic: str) -> dict[str, str] | None:
-        """Return site, device and kind of a topic; None where it is not for this mapping."""
+        """Return site, device and kind of a topic; None if the pattern does not match."""
         levels = topic.split("/")
         if len(levels) != len(self.topic):
             return None
@@ -61,16 +63,16 @@ class TopicMapping:
 
 
 def parse_mappings(content: Mapping[str, Any]) -> tuple[TopicMapping, ...]:
-    """Read a mapping file: ``[[mapping]]`` tables.
+    """Parse the content of a mapping file: ``[[mapping]]`` tables.
 
     Raises:
-        FleetError: with all its faults, one a line.
+        FleetError: an invalid file; the message lists all faults, one a line.
     """
     faults: list[str] = []
     tables = content.get("mapping")
     listed = cast("list[Any]", tables) if isinstance(tables, list) else []
     if not listed:
-        faults.append("a mapping file holds at least one [[mapping]] table")
+        faults.append("a mapping file must have at least one [[mapping]] table")
     mappings = [_parse(cast("Mapping[str, Any]", table), number, faults) for number, table in enumerate(listed, 1)]
     if faults:
         raise FleetError("the mapping has faults:\n" + "\n".join(f"  {fault}" for fault in faults), code="mapping-faulty")
@@ -79,30 +81,33 @@ def parse_mappings(content: Mapping[str, Any]) -> tuple[TopicMapping, ...]:
 
 def _parse(table: Mapping[str, Any], number: int, faults: list[str]) -> TopicMapping:
     where = f"mapping {number}"
-    faults.extend(f'{where}: "{key}" is not known; there are {", ".join(sorted(_KEYS))}' for key in table.keys() - _KEYS)
+    faults.extend(f'{where}: "{key}" is unknown; use one of {", ".join(sorted(_KEYS))}' for key in table.keys() - _KEYS)
     values = {key: str(table.get(key, "")) for key in _KEYS}
     values["ts_unit"] = values["ts_unit"] or "ms"
     levels = tuple(values["topic"].split("/"))
     for level in levels:
         if level.startswith("{") and level not in ("{site}", "{device}", "{kind}"):
-            faults.append(f'{where}: a topic has {{site}}, {{device}} and {{kind}}; got "{level}"')
+            faults.append(f'{where}: the placeholders of a topic are {{site}}, {{device}} and {{kind}}; got "{level}"')
     if not values["topic"] or levels[0].startswith(("{", "+", "#")) or levels[0] == "fleet" or "#" in levels:
-        faults.append(f'{where}: topic begins with a word other than "fleet" and has no "#"; got "{values["topic"]}"')
+        faults.append(f'{where}: topic must start with a word other than "fleet" and have no "#"; got "{values["topic"]}"')
     for name in ("site", "device", "kind"):
         if not values[name] and f"{{{name}}}" not in levels:
-            faults.append(f"{where}: {name} stands in the topic as {{{name}}}, or is given by {name} = ...")
+            faults.append(f"{where}: {name} is missing; put {{{name}}} into the topic, or set {name} = ...")
     if values["kind"] and values["kind"] not in FROM_DEVICES:
-        faults.append(f'{where}: kind is one of {", ".join(sorted(FROM_DEVICES))}; got "{values["kind"]}"')
+        faults.append(f'{where}: kind must be one of {", ".join(sorted(FROM_DEVICES))}; got "{values["kind"]}"')
     if values["ts_unit"] not in UNITS:
-        faults.append(f'{where}: ts_unit is one of {", ".join(UNITS)}; got "{values["ts_unit"]}"')
+        faults.append(f'{where}: ts_unit must be one of {", ".join(UNITS)}; got "{values["ts_unit"]}"')
     return TopicMapping(levels, **{key: values[key] for key in _KEYS - {"topic"}})
 
 
 def translate(mapping: TopicMapping, topic: str, payload: bytes) -> tuple[str, bytes] | None:
-    """Return a foreign message in our format; None where the topic is not for this mapping.
+    """Convert a message to the fleetpulse format; None if the topic does not match.
 
-    A payload that is no JSON object becomes a message without ts: the device spoke, and that counts. One beyond our limits stays
-    as it is, so that `decode` says which.
+    A payload that is no JSON object becomes a message without ts, since it still proves the device
+    alive. A payload beyond the limits is returned unchanged, so that `decode` reports the limit.
+
+    Returns:
+        Topic and payload in the fleetpulse format.
     """
     found = mapping.match(topic)
     if found is None:
@@ -117,7 +122,7 @@ def translate(mapping: TopicMapping, topic: str, payload: bytes) -> tuple[str, b
 
 
 def _ours(mapping: TopicMapping, payload: bytes) -> dict[str, Any]:
-    """Return what a payload says, as we write it."""
+    """Convert a payload to the content of the fleetpulse format."""
     try:
         content: Any = json.loads(payload)
     except ValueError:
@@ -137,7 +142,10 @@ def _ours(mapping: TopicMapping, payload: bytes) -> dict[str, Any]:
 
 
 def _in_ms(ts: object, unit: str) -> object:
-    """Return a time in epoch milliseconds; as it is where it does not fit, so that `decode` names what is wrong."""
+    """Convert a time to epoch milliseconds.
+
+    An invalid value is returned unchanged, so that `decode` reports it.
+    """
     if unit == "s" and isinstance(ts, int | float) and not isinstance(ts, bool) and abs(ts) <= END_OF_TIME_MS:
         return ts * 1000
     if unit == "iso" and isinstance(ts, str):
@@ -161,7 +169,7 @@ def _at(content: Any, path: str) -> Any:
 def decode_mapped(
     mappings: Sequence[TopicMapping], topic: str, payload: bytes, received_at_ms: int, origin: Origin
 ) -> Row | Rejection:
-    """Decode a message, through the first mapping that fits its topic."""
+    """Decode a message by the first mapping that matches its topic, if any."""
     for mapping in mappings:
         ours = translate(mapping, topic, payload)
         if ours is not None:

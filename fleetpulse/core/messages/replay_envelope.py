@@ -1,6 +1,7 @@
-"""History travels in an envelope: who recorded it, which line it was, when it was received; then the raw payload.
+"""Envelope of a recorded message: its recording, line, topic and raw payload.
 
-One JSON header, one line feed, the payload's own bytes: they are never decoded on the way, so they cannot change.
+The format is one JSON header, one line feed, and the bytes of the payload. The payload is not
+decoded, so its bytes cannot change.
 """
 
 import json
@@ -19,12 +20,13 @@ class Envelope:
     """One line of a recording.
 
     Attributes:
-        recording: the recording's id.
-        line: its number, from 0, without holes.
-        received_at_ms: when it was received in its own time; None on the last line.
-        topic: the topic it was published on; None on the last line.
-        payload: its raw bytes.
-        end: True on the line after the last.
+        recording: id of the recording.
+        line: number of the line, from 0 without gaps.
+        received_at_ms: time at which the message was received when it was recorded, epoch
+            milliseconds; None on the end line.
+        topic: topic that the message was published on; None on the end line.
+        payload: raw bytes of the message.
+        end: whether this is the end line, which follows the last message.
     """
 
     recording: str
@@ -36,12 +38,15 @@ class Envelope:
 
 
 def is_end(origin: str, topic: str, recording: str | None) -> bool:
-    """Whether a row that was written is the line after a recording's last; a line of it may have any other topic."""
+    """Whether a written row is the end line of a recording.
+
+    Other lines of the recording keep the topics of their messages.
+    """
     return origin == Origin.REPLAY and recording is not None and topic == TOPIC_PREFIX + recording
 
 
 def wrap(envelope: Envelope) -> bytes:
-    """Write an envelope as the payload of a message on ``replay/<recording>``."""
+    """Encode an envelope as the payload of a message on ``replay/<recording>``."""
     header: dict[str, Any] = {"recording": envelope.recording, "line": envelope.line}
     if envelope.end:
         header["end"] = True
@@ -51,17 +56,17 @@ def wrap(envelope: Envelope) -> bytes:
 
 
 def unwrap(payload: bytes) -> Envelope:
-    """Read an envelope.
+    """Decode an envelope.
 
     Raises:
-        ValueError: it is not one; the message says why.
+        ValueError: an invalid envelope; the message states the fault.
     """
     head, separator, body = payload.partition(b"\n")
     if not separator:
-        raise ValueError("no line feed after the header")
+        raise ValueError("an envelope must have a line feed after the header; got none")
     header = json.loads(head)
     if not isinstance(header, dict):
-        raise ValueError("the header is not a JSON object")
+        raise ValueError("the header must be a JSON object")
     recording, line = header.get("recording"), header.get("line")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     received_at_ms, topic = header.get("received_at_ms"), header.get("topic")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     end = header.get("end") is True  # pyright: ignore[reportUnknownMemberType]
@@ -72,5 +77,5 @@ def unwrap(payload: bytes) -> Envelope:
     if end:
         return Envelope(recording, line, None, None, body, end=True)
     if type(received_at_ms) is not int or received_at_ms not in RECORDED_MS or not isinstance(topic, str):  # pyright: ignore[reportUnknownArgumentType]
-        raise ValueError("received_at_ms must be epoch milliseconds from 2000 up to 2100, and topic a text")
+        raise ValueError("received_at_ms must be epoch milliseconds from 2000 up to 2100, and topic must be a text")
     return Envelope(recording, line, received_at_ms, topic, body)

@@ -1,8 +1,13 @@
-"""Sparkplug B, version 3.0, as a way in: what a node or a device says becomes a row of bronze, or the reason why not.
+"""Sparkplug B 3.0: conversion of messages of nodes and devices to rows of bronze.
 
-Rule 1: a row follows from its own message alone: a metric whose name was told at birth is named by its alias, and so on.
-Rule 2: a node is its own gateway, and that of its devices: so its death is theirs (see docs/semantics.md).
-Rule 3: ``seq`` is the node's and runs from 0 to 255 again and again: it numbers no device, and is not taken for its counter.
+Rule 1: a row depends on its own message alone. For example, a metric without a name is named after
+its alias, although the birth of the node maps aliases to names.
+Rule 2: a node is the gateway of itself and of its devices, so its death is a gateway's death (see
+docs/concepts/semantics.md).
+Rule 3: the ``seq`` of Sparkplug counts messages of the node and wraps at 255. It is not the counter
+of a device, so a row has no ``seq``.
+
+Source: ADR 10.
 """
 
 import json
@@ -19,7 +24,7 @@ from fleetpulse.core.text import MAX_TEXT
 PREFIX: Final = "spBv1.0/"
 STATE: Final = f"{PREFIX}STATE/"
 MAX_METRICS: Final = 8_192
-MAX_COLUMNS: Final = 64  # of a data set that are named
+MAX_COLUMNS: Final = 64  # of a data set whose names are kept
 BIRTH_NUMBER: Final = "bdSeq"  # the metric that pairs a node's death with its birth
 COMPRESSED: Final = "SPBV1.0_COMPRESSED"
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
@@ -33,16 +38,16 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     }
 )
 FILTERS: Final = tuple(f"{PREFIX}+/{word}/+" + ("/+" if word[0] == "D" else "") for word in KINDS)
-SUBSCRIPTIONS: Final = (f"{PREFIX}+/+/+", f"{PREFIX}+/+/+/+")  # two instead of six: see docs/adr/0010-sparkplug-as-a-way-in.md
-COMMANDS: Final = ("NCMD", "DCMD")  # what hosts say to nodes: the subscriptions bring it along
+SUBSCRIPTIONS: Final = (f"{PREFIX}+/+/+", f"{PREFIX}+/+/+/+")  # two instead of six: see docs/adr/0010-sparkplug-decoding.md
+COMMANDS: Final = ("NCMD", "DCMD")  # from hosts to nodes; the subscriptions match them too
 _WITH_BIRTH_NUMBER: Final = ("NBIRTH", "NDEATH")
-_SIGNED: Final = {1: 8, 2: 16, 3: 32, 4: 64}  # bits of Int8, Int16, Int32 and Int64, which travel unsigned
+_SIGNED: Final = {1: 8, 2: 16, 3: 32, 4: 64}  # bits of Int8, Int16, Int32 and Int64, which are sent unsigned
 _BOOLEAN: Final = 11
 
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """A table as a metric's value: the names of its columns, and how many rows it has."""
+    """Table as the value of a metric: names of its columns, and number of rows."""
 
     columns: Sequence[str]
     rows: int
@@ -50,7 +55,7 @@ class DataSet:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A structure as a metric's value: what it is an instance of, and how many metrics it has."""
+    """Structure as the value of a metric: its template, and number of metrics."""
 
     ref: str | None
     metrics: int
@@ -71,7 +76,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What a message holds, decoded; ``uuid`` says of what kind the rest is, where it is not metrics."""
+    """Decoded payload; ``uuid`` names the format of a payload that is not metrics."""
 
     timestamp_ms: int | None
     metrics: Sequence[Metric]
@@ -80,7 +85,7 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Who speaks, and of what, as the topic says: ``spBv1.0/<group>/<word>/<node>[/<device>]``."""
+    """Parsed topic: ``spBv1.0/<group>/<word>/<node>[/<device>]``."""
 
     group: str
     word: str
@@ -89,46 +94,46 @@ class Source:
 
     @property
     def node_id(self) -> str:
-        """The node's id among all devices."""
+        """Device id of the node."""
         return f"{_quoted(self.group)}:{_quoted(self.node)}"
 
     @property
     def device_id(self) -> str:
-        """The id of whom it is about."""
+        """Device id of the device, or of the node if the topic names no device."""
         return self.node_id if self.device is None else f"{self.node_id}:{_quoted(self.device)}"
 
 
 def _quoted(part: str) -> str:
-    """Return a part of an id without the colon that joins parts."""
+    """Escape the colon, which joins the parts of an id."""
     return part.replace("%", "%25").replace(":", "%3A")
 
 
 def parse_source(topic: str) -> Source | Rejection:
-    """Read a topic of Sparkplug."""
+    """Parse a Sparkplug topic."""
     levels = topic.split("/")
     if len(levels) not in (4, 5) or levels[0] + "/" != PREFIX or not all(levels):
-        words = "a topic of Sparkplug is spBv1.0/<group>/<type>/<node>, and /<device> behind it where it is about a device"
+        words = "a Sparkplug topic must be spBv1.0/<group>/<type>/<node>, or that with /<device> appended"
         return Rejection("topic", f'{words}; got "{topic[:MAX_TEXT]}"')
     _, group, word, node, *device = levels
     if word not in KINDS:
-        return Rejection("topic", f'of Sparkplug {", ".join(KINDS)} are taken; got "{word[:MAX_TEXT]}"')
+        return Rejection("topic", f'the Sparkplug message type must be one of {", ".join(KINDS)}; got "{word[:MAX_TEXT]}"')
     if (word[0] == "D") != bool(device):
-        rule = "names its device behind the node" if word[0] == "D" else "names no device"
+        rule = "must name a device after the node" if word[0] == "D" else "must not name a device"
         return Rejection("topic", f'{word} {rule}; got "{topic[:MAX_TEXT]}"')
     return Source(group, word, node, device[0] if device else None)
 
 
 def sparkplug_row(source: Source, payload: Payload, received_at_ms: int, digest: int) -> Row | Rejection:
-    """Make a row of a decoded message, or say why it cannot be one.
+    """Convert a decoded message to a row, or to a rejection with the reason.
 
     Args:
-        source: see `parse_source`.
-        payload: its content.
-        received_at_ms: when the bridge had it.
-        digest: see `core.decoding.digest64`.
+        source: parsed topic, see `parse_source`.
+        payload: decoded payload.
+        received_at_ms: time at which the bridge received the message, epoch milliseconds.
+        digest: digest of the raw payload, see `decode.digest64`.
     """
     if payload.uuid == COMPRESSED:
-        return Rejection("sparkplug", "a payload is not compressed: switch compression off at the node")
+        return Rejection("sparkplug", "a payload must not be compressed; switch compression off at the node")
     if len(payload.metrics) > MAX_METRICS:
         return Rejection("size", f"a payload has at most {MAX_METRICS} metrics; got {len(payload.metrics)}")
     content: dict[str, Any] = {"gateway": source.node_id}
@@ -142,12 +147,17 @@ def sparkplug_row(source: Source, payload: Payload, received_at_ms: int, digest:
 
 
 def is_command(topic: str) -> bool:
-    """Whether a message is for a node or a device, and not of one."""
+    """Whether a topic is of a command to a node or a device."""
     return topic.startswith(PREFIX) and topic.split("/")[2:3] in ([word] for word in COMMANDS)
 
 
 def host_state(at_ms: int, *, online: bool) -> bytes:
-    """Return what a host application publishes of itself on `STATE`; the timestamp is that of its connecting, in both."""
+    """Return the payload that a host application publishes on `STATE`.
+
+    Args:
+        at_ms: time at which the host connected, epoch milliseconds; the same for both states.
+        online: whether the host is online.
+    """
     return json.dumps({"online": online, "timestamp": at_ms}, separators=(",", ":")).encode()
 
 
@@ -156,7 +166,7 @@ def _name(metric: Metric) -> str:
 
 
 def _birth_number(metrics: Sequence[Metric]) -> int | None:
-    """Return what pairs a birth with its death; None where it is no whole number."""
+    """Return the bdSeq, which pairs a birth with its death; None if it is no integer."""
     for metric in metrics:
         if metric.name == BIRTH_NUMBER and type(metric.value) is int and metric.value < 2**63:
             return metric.value
@@ -164,7 +174,7 @@ def _birth_number(metrics: Sequence[Metric]) -> int | None:
 
 
 def _plain(metric: Metric) -> Any:
-    """Return a metric's value as JSON has it; what is long is summed up."""
+    """Return the value of a metric as JSON; long values are summarised."""
     value = metric.value
     if isinstance(value, bool):
         return value
@@ -182,7 +192,7 @@ def _plain(metric: Metric) -> Any:
 
 
 def _signed(value: int, datatype: int | None) -> int:
-    """Return a number that travelled as two's complement; of an unknown type as it was sent."""
+    """Decode a number in two's complement; unchanged if its type is unknown."""
     bits = _SIGNED.get(datatype or 0)
     if bits is None:
         return value

@@ -1,23 +1,27 @@
-"""The health of the lifecycle job: what a batch's progress says, and from where on it is worth a worry.
+"""Health of the lifecycle job: metrics of a micro-batch and their thresholds.
 
-Rule 1: the thresholds are data; each names the one column that it reads.
-Rule 2: a figure that cannot be known is None and has no rating: nothing is called good that was not measured.
+Rule 1: thresholds are data; each names the one column of ``stream_health`` that it reads.
+Rule 2: a metric without a measurement is None and has no rating: it is never rated good.
 
-What Spark 4.2 reports for transformWithState in Python was looked at in a real run (``tests/golden/progress-*.json``):
+The metrics are derived from the progress that Spark 4.2 reports for transformWithState in Python,
+as recorded in ``tests/golden/progress-*.json``:
 
-- **State size** is ``rocksdbSstFileSize``, the files of all partitions. What is still in a memtable is counted as memory.
-- **Memory** is ``memoryUsedBytes``. It is RocksDB's alone: neither the heap nor the Python workers are in it.
-- **Checkpoint** is ``walCommit + commitOffsets + commitTimeMs / numShufflePartitions``: the first two are a batch's own,
-  the third is summed over partitions that commit side by side.
-- **State update** is RocksDB's time to read and write one value: ``(rocksdbGetLatency + rocksdbPutLatency +
-  rocksdbWriterStallLatencyMs) / numRowsUpdated``. ``allUpdatesTimeMs`` is no such thing in Python: it runs from a task's
-  first instant to its last row, with the Python worker, the fold and the sink, summed over partitions. A batch of an idle
-  fleet has 700 ms of it, so 50 ms would be critical for ever. It is kept as ``updates_ms``.
+- **State size** is ``rocksdbSstFileSize``: the files of all partitions. The contents of memtables
+  count as memory.
+- **Memory** is ``memoryUsedBytes``: memory of RocksDB only, without the JVM heap and the Python
+  workers.
+- **Checkpoint** is ``walCommit + commitOffsets + commitTimeMs / numShufflePartitions``. The first
+  two are durations of the batch. The third is summed over partitions, which commit in parallel.
+- **State update** is the time that RocksDB takes to read and write one value: ``(rocksdbGetLatency
+  + rocksdbPutLatency + rocksdbWriterStallLatencyMs) / numRowsUpdated``. ``allUpdatesTimeMs`` cannot
+  be used in Python. It lasts from the start of a task to its last row and is summed over
+  partitions. So it includes the Python worker, the fold and the sink. An idle fleet has 700 ms in a
+  batch, so a threshold of 50 ms would always be exceeded. It is stored as ``updates_ms``.
 - **Clean-up** is ``allRemovalsTimeMs + timerProcessingTimeMs + rocksdbTotalCompactionLatencyMs +
-  rocksdbCommitCompactLatency``. The first two stay 0 in Python (SPARK-49603): devices leave within the fold, which is one
-  write of their key group; what remains to be cleaned up is what compaction drops.
+  rocksdbCommitCompactLatency``. The first two are always 0 in Python (SPARK-49603). The fold
+  removes devices with the one write of their key group, so compaction is the only clean-up left.
 
-Source: docs/state-store.md
+Source: docs/concepts/state-store.md
 """
 
 import json
@@ -32,7 +36,7 @@ _GB: Final = 1_000_000_000
 
 
 class Rating(StrEnum):
-    """How a figure stands."""
+    """Rating of a metric."""
 
     GOOD = "good"
     WARNING = "warning"
@@ -41,13 +45,13 @@ class Rating(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """From where on a figure is worth a worry.
+    """Thresholds of one metric.
 
     Attributes:
-        metric: its name, as operators say it.
-        column: of ``stream_health``; the unit is in its name.
-        good_below: less than this is good.
-        critical_above: more than this is critical; what lies between is a warning.
+        metric: name of the metric, for operators.
+        column: column of ``stream_health``; its name includes the unit.
+        good_below: values below it are good.
+        critical_above: values above it are critical; values between the two are a warning.
     """
 
     metric: str
@@ -56,7 +60,7 @@ class Threshold:
     critical_above: int
 
     def rate(self, value: int | None) -> Rating | None:
-        """Rate a figure; None where there is none."""
+        """Rate a value; None if there is no value."""
         if value is None:
             return None
         if value < self.good_below:
@@ -75,14 +79,14 @@ THRESHOLDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What a batch's progress does not say.
+    """Values of a batch that its progress does not contain.
 
     Attributes:
-        generation: of the job.
-        input_rows: rows of bronze between the batch's offsets.
-        newest_received_ms: the newest ``received_at`` read in batches before.
-        judgements: rows that the batch wrote, by kind; None where it is not known.
-        devices: by mode; None before the first summary.
+        generation: generation of the lifecycle job.
+        input_rows: number of rows of bronze between the offsets of the batch; None if unknown.
+        newest_received_ms: newest ``received_at`` read in earlier batches, epoch milliseconds.
+        judgements: number of judgements that the batch wrote, by kind; None if unknown.
+        devices: number of devices by mode; None before the first summary.
     """
 
     generation: int
@@ -94,51 +98,51 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One ``StreamingQueryProgress``, as Spark writes it in JSON.
+    """One ``StreamingQueryProgress`` of Spark.
 
     Attributes:
-        content: the object.
+        content: parsed JSON of the progress.
     """
 
     content: Mapping[str, Any] = field(repr=False)
 
     @property
     def run_id(self) -> str:
-        """The job's id since its last start."""
+        """Run id of the query, which changes with each start."""
         return str(self.content["runId"])
 
     @property
     def batch_id(self) -> int:
-        """The batch's number in its checkpoint."""
+        """Number of the batch in its checkpoint."""
         return int(self.content["batchId"])
 
     @property
     def newest_received_ms(self) -> int | None:
-        """The newest ``received_at`` of the batch; None where it read nothing."""
+        """Newest ``received_at`` of the batch, epoch milliseconds; None if it read no row."""
         return self.event_ms("max")
 
     @property
     def versions(self) -> tuple[int, int] | None:
-        """First version of bronze that the batch read, and the one after its last; None where offsets do not tell."""
+        """First and end version of bronze of the batch (end excluded); None if unknown."""
         source = self.content["sources"][0]
         end, begin = _offset(source.get("endOffset")).get("version"), _offset(source.get("startOffset")).get("version", 0)
         return (begin, end) if isinstance(begin, int) and isinstance(end, int) else None
 
     def event_ms(self, name: str) -> int | None:
-        """Return an instant of ``eventTime``; None where it is absent or the epoch, which stands for none."""
+        """Return an instant of ``eventTime``, epoch milliseconds; None if absent or 0."""
         text = self.content.get("eventTime", {}).get(name)
         return (parse_instant_ms(text) or None) if text else None
 
     def part_ms(self, name: str) -> int | None:
-        """Return one part of the batch's time."""
+        """Return the duration of one phase of the batch, milliseconds."""
         return self.content["durationMs"].get(name)
 
     def state(self, name: str) -> int:
-        """Return a figure of the stateful operators, summed; 0 where none says it."""
+        """Return a metric summed over the stateful operators; 0 if none reports it."""
         return sum(int(one.get(name, 0)) for one in self.content["stateOperators"])
 
     def custom(self, name: str) -> int:
-        """Return a figure of the state store, summed; 0 where it does not say it."""
+        """Return a metric of the state store, summed; 0 if it is not reported."""
         return sum(int(one.get("customMetrics", {}).get(name, 0)) for one in self.content["stateOperators"])
 
 
@@ -146,11 +150,11 @@ def to_row(progress: Progress, beside: Beside) -> dict[str, Any]:
     """Return the row of ``stream_health`` for a batch; timestamps are ``<column>_ms``.
 
     Args:
-        progress: what Spark reported.
-        beside: what it cannot know.
+        progress: progress that Spark reported.
+        beside: values that the progress does not contain.
 
     Raises:
-        KeyError, ValueError: it is no progress of a batch.
+        KeyError, ValueError: not the progress of a batch.
     """
     content = progress.content
     at_ms, batch_ms = parse_instant_ms(content["timestamp"]), int(content["batchDuration"])
@@ -227,7 +231,10 @@ def _state(progress: Progress) -> dict[str, int | None]:
 
 
 def _rows_per_s(blocks_per_s: Any, blocks: int, rows: int | None) -> float | None:
-    """Turn Spark's rate of blocks into one of rows; a run's first batch, which has no batch before it, says 0."""
+    """Convert Spark's rate of blocks to a rate of rows; None if unknown.
+
+    Spark reports 0 for the first batch of a run.
+    """
     if not blocks:
         return 0.0
     if rows is None or not isinstance(blocks_per_s, int | float) or not 0 < blocks_per_s < float("inf"):

@@ -1,9 +1,9 @@
-"""What one who looks after the lifecycle job does about it, from what can be seen of it.
+"""Decisions of the supervisor of the lifecycle job, from one observation.
 
-Rule 1: what is wanted comes first: a job that is to be stopped is started by nobody. One that a run of Airflow stopped for its
-work, and that stays so for longer than any work takes, is told of: that run goes on no more.
-Rule 2: a job that its run still starts again by itself is left to that; one that the run has given up is started anew, and after
-each start the wait before the next one is twice as long.
+Rule 1: the desired state takes precedence: a job whose desired state is stopped is not started. If
+an Airflow run stopped it for longer than any run takes, the state is reported: that run is stuck.
+Rule 2: a job that its run restarts by itself is left to the run. If the run has stopped restarting
+it, the supervisor starts it. The wait before the next start doubles with each start.
 Rule 3: nothing here reads a clock or a file.
 """
 
@@ -15,25 +15,25 @@ from fleetpulse.core.times import format_duration
 
 FIRST_WAIT_MS: Final = 60_000
 LONGEST_WAIT_MS: Final = 1_800_000
-REMEMBERED_MS: Final = 21_600_000  # a start so long ago says nothing of the next one
+REMEMBERED_MS: Final = 21_600_000  # starts longer ago do not delay the next one
 STARTING_MS: Final = 300_000  # longer than a JVM and its first batch take on a busy machine
-AIRFLOWS: Final = "airflow "  # with it begins who says so where a run of Airflow does
-LONGEST_CHANGE_MS: Final = 43_200_000  # more than a run may take from its stop to its start: the limits of its tasks, one by one
-SILENT_MS: Final = 120_000  # a job that runs writes how it is several times a second
+AIRFLOWS: Final = "airflow "  # prefix of ``by`` if an Airflow run set the desired state
+LONGEST_CHANGE_MS: Final = 43_200_000  # above the sum of the time limits of a run's tasks, from its stop to its start
+SILENT_MS: Final = 120_000  # a running job writes its status several times a second
 
 
 class JobState(StrEnum):
-    """How the job stands."""
+    """State of the lifecycle job, as the supervisor reports it."""
 
     RUNNING = "running"
     STARTING = "starting"
-    STOPPED = "stopped"  # since it is to be
-    LEFT = "left stopped"  # by a run of Airflow, for longer than its work may take
-    STARTED = "started"  # by this look
-    BACKING_OFF = "backing off"  # dead, and not to be started yet
-    STALE = "stale"  # it runs, and judges nothing of what there is, or there is nothing: no bridge says a word
-    CRITICAL = "critical"  # a figure is beyond its threshold
-    DOWN = "down"  # nobody runs it who could start it
+    STOPPED = "stopped"  # as the desired state is
+    LEFT = "left stopped"  # by an Airflow run, for longer than its tasks may take
+    STARTED = "started"  # by this check
+    BACKING_OFF = "backing off"  # dead; the wait before the next start is not over
+    STALE = "stale"  # it runs but judges no rows, or no rows are received: no bridge is listening
+    CRITICAL = "critical"  # a metric is beyond its threshold
+    DOWN = "down"  # no run or service is active that could start it
 
 
 SOUND: Final = frozenset({JobState.RUNNING, JobState.STARTING, JobState.STOPPED, JobState.STARTED})
@@ -41,25 +41,27 @@ SOUND: Final = frozenset({JobState.RUNNING, JobState.STARTING, JobState.STOPPED,
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What can be seen of the job; instants and durations in milliseconds.
+    """Observation of the job by one check of the supervisor; times in milliseconds.
 
     Attributes:
-        wanted: whether it is to run.
-        by: who said so.
-        has_run: whether somebody runs it, and would start it again.
-        state: what the job last said of itself; empty where nothing.
-        said_ago_ms: how long ago that was.
-        given_up: why its run no longer starts it; empty where it does.
-        behind_ms: how far what is judged lies behind what was received; None where nothing was.
-        still_ms: for how long nothing more has been judged.
-        critical: the figures beyond their thresholds, in words.
-        starts_ms: when it was started by a look, the newest last.
-        now_ms: the instant of the look.
-        stale_after_ms: for how long nothing may be judged while something waits, and for how long it may be starting.
-        starting_ms: for how long looks have found it starting.
-        wanted_ago_ms: how long ago was said whether it is to run.
-        unheard_ms: how long ago, by the clock, the newest row was received: bridges that listen write ticks where no device
-            speaks; None where nothing was, or a recording is played, which has a time of its own.
+        wanted: whether the desired state is running.
+        by: user or Airflow run that set the desired state.
+        has_run: whether a run or service of the job is active, which restarts it.
+        state: status that the job reported last; empty if none.
+        said_ago_ms: age of that status.
+        given_up: reason why the run has stopped restarting the job; empty if it has not.
+        behind_ms: distance of the judged position from the newest row received; None if no row was
+            received or judged.
+        still_ms: time since the judged position last moved.
+        critical: messages about the metrics beyond their thresholds.
+        starts_ms: instants of starts by the supervisor, newest last.
+        now_ms: instant of the check.
+        stale_after_ms: longest time that the job may judge nothing while rows are pending, and that
+            it may be starting.
+        starting_ms: time since which all checks have found it starting.
+        wanted_ago_ms: age of the desired state.
+        unheard_ms: age of the newest row by the clock, since a listening bridge writes ticks even
+            if no device sends; None if no row was received, or while a recording is played.
     """
 
     wanted: bool
@@ -80,19 +82,19 @@ class Seen:
 
     @property
     def starting(self) -> bool:
-        """Whether it is to run, somebody sees to it, and it does not say that it does."""
+        """Whether a run is bringing the job up, and the job does not report running."""
         says = self.state == "running" and self.said_ago_ms <= SILENT_MS
         return self.wanted and self.has_run and not self.given_up and not says
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a look comes to.
+    """Result of a check.
 
     Attributes:
-        standing: how the job stands.
-        why: a sentence.
-        start: whether it is to be started.
+        standing: state of the job.
+        why: explanation for people.
+        start: whether the supervisor must start the job.
     """
 
     standing: JobState
@@ -101,33 +103,33 @@ class Decision:
 
 
 def decide(seen: Seen) -> Decision:
-    """Decide what to do about the job."""
+    """Return the state of the job, and whether to start it."""
     if not seen.wanted:
         return _stopped(seen)
     if not seen.has_run:
-        return Decision(JobState.DOWN, "nobody runs it who could start it: start its service, or ./fleet up")
+        return Decision(JobState.DOWN, "no run or service of it is active; start its service, or run ./fleet up")
     if seen.given_up:
         return _again(seen)
     if not seen.starting:
         return _running(seen)
     if seen.said_ago_ms <= STARTING_MS:
         return _starting(seen)
-    return Decision(JobState.STALE, f"it has said nothing for {_minutes(seen.said_ago_ms)}; see its log")
+    return Decision(JobState.STALE, f"it has reported no status for {_minutes(seen.said_ago_ms)}; see its log")
 
 
 def _stopped(seen: Seen) -> Decision:
     if seen.by.startswith(AIRFLOWS) and seen.wanted_ago_ms > LONGEST_CHANGE_MS:
-        why = f"{seen.by} stopped it {_minutes(seen.wanted_ago_ms)} ago, longer than its work may take"
+        why = f"{seen.by} stopped it {_minutes(seen.wanted_ago_ms)} ago, longer than its tasks may take"
         return Decision(
-            JobState.LEFT, f"{why}: let that run go on (is its DAG paused?), or, where it has ended: ./fleet stream start"
+            JobState.LEFT, f"{why}; resume that run (is its DAG paused?), or run ./fleet stream start if it has ended"
         )
-    return Decision(JobState.STOPPED, f"it is to be stopped, says {seen.by}")
+    return Decision(JobState.STOPPED, f"its desired state is stopped, set by {seen.by}")
 
 
 def _starting(seen: Seen) -> Decision:
-    said = seen.state or "its process has said nothing yet"
-    if seen.starting_ms > seen.stale_after_ms:  # each of its processes may be a young one
-        return Decision(JobState.STALE, f"it has not run for {_minutes(seen.starting_ms)}: {said}; see its log")
+    said = seen.state or "its process has reported no status yet"
+    if seen.starting_ms > seen.stale_after_ms:  # its processes may be new each time
+        return Decision(JobState.STALE, f"it has been starting for {_minutes(seen.starting_ms)}: {said}; see its log")
     return Decision(JobState.STARTING, said)
 
 
@@ -138,7 +140,7 @@ def _again(seen: Seen) -> Decision:
         rest_ms = recent[-1] + wait_ms - seen.now_ms
         if rest_ms > 0:
             times = f"it was started {len(recent)} times within {_minutes(REMEMBERED_MS)}"
-            why = f"{times}; again in {_minutes(rest_ms)}: {seen.given_up}"
+            why = f"{times}; next start in {_minutes(rest_ms)}: {seen.given_up}"
             return Decision(JobState.BACKING_OFF, why)
     return Decision(JobState.STARTED, f"it was dead: {seen.given_up}", start=True)
 
@@ -146,15 +148,15 @@ def _again(seen: Seen) -> Decision:
 def _running(seen: Seen) -> Decision:
     behind_ms = seen.behind_ms or 0
     if behind_ms > seen.stale_after_ms and seen.still_ms > seen.stale_after_ms:
-        why = f"it has judged nothing for {_minutes(seen.still_ms)}, and is {_minutes(behind_ms)} behind what was received"
+        why = f"it has judged nothing for {_minutes(seen.still_ms)}, and is {_minutes(behind_ms)} behind the newest row received"
         return Decision(JobState.STALE, why)
     if seen.unheard_ms is not None and seen.unheard_ms > seen.stale_after_ms:
-        why = f"nothing has been received for {_minutes(seen.unheard_ms)}, not even a bridge's tick: no bridge listens"
-        return Decision(JobState.STALE, f"{why}; see the bridge's log, and the broker")
+        why = f"nothing has been received for {_minutes(seen.unheard_ms)}, not even a bridge's tick: no bridge is listening"
+        return Decision(JobState.STALE, f"{why}; see the logs of the bridge and the broker")
     if seen.critical:
         return Decision(JobState.CRITICAL, "; ".join(seen.critical))
     return Decision(
-        JobState.RUNNING, f"{_minutes(behind_ms)} behind what was received" if seen.behind_ms is not None else "it runs"
+        JobState.RUNNING, f"{_minutes(behind_ms)} behind the newest row received" if seen.behind_ms is not None else "it runs"
     )
 
 

@@ -1,4 +1,6 @@
-"""Presence: coverage and gaps, shards of sites, presence time, gateways, identities of devices.
+"""Presence: covered time, frontiers, presence time, gateways, device identities.
 
-It imports the core alone. Begin with ``coverage.py``; ``presence_time.py`` judges clocks.
+It imports `core.rows`, `core.times`, `core.text` and `core.messages`. `core.device`, `core.fold`
+and every package that may import ``core`` may import it.
+Start reading with ``coverage.py``; ``presence_time.py`` classifies the clocks of devices.
 """

@@ -1,32 +1,36 @@
-"""Covered time: the time in which we were listening, and the frontier that follows from it.
+"""Covered time and frontier of one shard, from the coverage gaps of its bridges.
 
-Rule 1: ``c(t)`` is ``t`` minus the gaps before it; before the first row nothing is covered. A gap is there while any
-bridge does not listen that serves the site: it is the union of their gaps.
-Rule 2: the frontier never runs backwards, and a gap never reaches behind it: what is judged stays judged.
-Rule 3: a row that opens a gap is the first after a silence of ours: it is taken in before its own ``received_at``
-moves the frontier, or it would judge the very span that it excuses. The bridge gives it an instant of its own.
-Rule 4: each site has its own coverage and frontier, see `core.shards`.
+Rule 1: covered time ``c(t)`` is ``t`` minus the coverage gaps before it; nothing is covered before
+the first row. A gap lasts while any bridge that serves the site is not listening: it is the union
+of the gaps of the bridges.
+Rule 2: the frontier never moves back, and a gap never starts before it: judged time stays judged.
+Rule 3: a row that opens a gap is the first row after an outage. It is applied before its
+``received_at`` moves the frontier; otherwise it would judge the very span that it excludes (ADR 3).
+The bridge gives it a ``received_at`` that no other row has.
+Rule 4: each site has its own coverage and frontier, see `core.presence.shards`.
 """
 
 from dataclasses import dataclass, replace
 from typing import Final
 
-MAX_DEAF: Final = 1_000  # bridges that do not listen at the same time: each key group keeps their names
-MAX_OURS: Final = 500  # bridges of an installation: they have room beside those of a recording
-MAX_RECORDED: Final = MAX_DEAF - MAX_OURS  # bridges that do not listen, or have a gap row at one instant, as a recording says
-Gap = tuple[int, int | None]  # from when, until when (None: still open), in epoch milliseconds
+MAX_DEAF: Final = 1_000  # bridges that are not listening at one time; each key group keeps their names
+MAX_OURS: Final = 500  # bridges of the installation; the rest is for bridges of recordings
+MAX_RECORDED: Final = MAX_DEAF - MAX_OURS  # bridges of a recording that are not listening, or have a gap row, at one instant
+Gap = tuple[int, int | None]  # start and end (None: still open), epoch milliseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """When we listened.
+    """Covered time as a function of the coverage gaps.
 
     Attributes:
-        start_ms: the instant before which nothing is covered (or has been forgotten).
-        base_ms: covered time at ``start_ms``.
-        gaps: spans in which we did not listen, in order and disjoint; only the last may be open.
-        deaf: the bridges that do not listen, `MAX_DEAF` at most: while there are any the last gap is open.
-        until_ms: of the bridges that listen again in an open gap, the latest instant from which one does.
+        start_ms: instant before which nothing is covered, or coverage was dropped; epoch
+            milliseconds.
+        base_ms: covered time at ``start_ms``, milliseconds.
+        gaps: coverage gaps, in order and disjoint; only the last may be open.
+        deaf: bridges that are not listening, at most `MAX_DEAF`; the last gap is open while there
+            is any.
+        until_ms: latest end of the outages of bridges that listen again during the open gap.
     """
 
     start_ms: int
@@ -36,7 +40,7 @@ class Coverage:
     until_ms: int | None = None
 
     def covered(self, instant_ms: int) -> int:
-        """Return c(t) in milliseconds: how long we had been listening at ``instant_ms``."""
+        """Return the covered time c(t) at an instant, milliseconds."""
         if instant_ms <= self.start_ms:
             return self.base_ms
         missed = 0
@@ -47,7 +51,7 @@ class Coverage:
         return self.base_ms + instant_ms - self.start_ms - missed
 
     def earliest(self, covered_ms: int) -> int | None:
-        """Return the earliest t with ``c(t) >= covered_ms``; None while an open gap keeps it from coming."""
+        """Return the earliest t with ``c(t) >= covered_ms``; None if an open gap bars it."""
         at_ms, reached = self.start_ms, self.base_ms
         for opened, closed in self.gaps:
             span = opened - at_ms
@@ -59,9 +63,10 @@ class Coverage:
         return at_ms + max(0, covered_ms - reached)
 
     def greatest(self, covered_ms: int) -> int | None:
-        """Return the greatest t with ``c(t) <= covered_ms``, which a still open gap does not reach.
+        """Return the greatest t with ``c(t) <= covered_ms``, before any open gap ends.
 
-        None where there is none: less had been covered when we began.
+        Returns:
+            Epoch milliseconds; None if ``covered_ms`` is less than the covered time at the start.
         """
         at_ms, reached = self.start_ms, self.base_ms
         if covered_ms < reached:
@@ -74,7 +79,7 @@ class Coverage:
         return at_ms + covered_ms - reached
 
     def open_gap(self, since_ms: int, bridge: str) -> "Coverage":
-        """Stand still from ``since_ms`` on, until ``bridge`` listens again; no effect where it said so before."""
+        """Open a gap at ``since_ms`` until ``bridge`` listens again; no-op if it has one."""
         if bridge in self.deaf:
             return self
         since = max(since_ms, self.start_ms)
@@ -85,11 +90,11 @@ class Coverage:
         return replace(self, gaps=(*kept, (begin, None)), deaf=(*self.deaf, bridge), until_ms=until)
 
     def has_room_for(self, bridge: str) -> bool:
-        """Whether ``bridge`` may say that it does not listen: it said so already, or not too many others do."""
+        """Whether a gap of ``bridge`` is recorded already or within the limit."""
         return bridge in self.deaf or len(self.deaf) < MAX_DEAF
 
     def close_gap(self, until_ms: int, bridge: str) -> "Coverage":
-        """Let ``bridge`` listen again from ``until_ms`` on; no effect where it said nothing else."""
+        """End the outage of ``bridge`` at ``until_ms``; no-op if it has none."""
         if bridge not in self.deaf:
             return self
         deaf = tuple(other for other in self.deaf if other != bridge)
@@ -100,7 +105,7 @@ class Coverage:
         return replace(self, gaps=(*self.gaps[:-1], (opened, max(opened, until))), deaf=(), until_ms=None)
 
     def forget_before(self, instant_ms: int) -> "Coverage":
-        """Drop what lies before ``instant_ms``: the same c(t) from there on, in bounded space."""
+        """Drop gaps before ``instant_ms`` to bound the size; later c(t) stay equal."""
         if instant_ms <= self.start_ms:
             return self
         kept = tuple((max(opened, instant_ms), closed) for opened, closed in self.gaps if closed is None or closed > instant_ms)
@@ -109,12 +114,13 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Coverage, and how far it lets us judge.
+    """Coverage and frontier of one shard.
 
     Attributes:
-        coverage: when we listened, as known from the gap rows read.
-        newest_ms: the newest ``received_at`` read.
-        frontier_ms: messages and deadlines at or before it are judged; None before the first is.
+        coverage: coverage by the gap rows read.
+        newest_ms: newest ``received_at`` read, epoch milliseconds.
+        frontier_ms: frontier: messages and deadlines at or before it are judged; None if there is
+            none yet.
     """
 
     coverage: Coverage
@@ -123,18 +129,21 @@ class Listening:
 
     @classmethod
     def begin(cls, received_at_ms: int) -> "Listening":
-        """Begin with the first row ever received."""
+        """Return the state at the first row ever received."""
         return cls(Coverage(received_at_ms), received_at_ms)
 
     @classmethod
     def judged_through(cls, frontier_ms: int, started_ms: int, allowed_lateness_ms: int) -> "Listening":
-        """Go on where all up to a frontier is judged, or left out, and nothing was missed since ``started_ms``."""
+        """Return a state with a given frontier and no coverage gap since ``started_ms``.
+
+        Everything up to the frontier is judged, or left out.
+        """
         coverage = Coverage(started_ms)
         newest_ms = started_ms if frontier_ms < started_ms else frontier_ms + allowed_lateness_ms
         return cls(coverage, newest_ms, frontier_ms)
 
     def read(self, received_at_ms: int, allowed_lateness_ms: int) -> "Listening":
-        """Move to a row received at ``received_at_ms``."""
+        """Return the state after a row received at ``received_at_ms``."""
         newest = max(self.newest_ms, received_at_ms)
         reach = self.coverage.greatest(self.coverage.covered(newest) - allowed_lateness_ms)
         if newest == self.newest_ms and (reach is None or reach == self.frontier_ms):
@@ -144,16 +153,31 @@ class Listening:
         return Listening(self.coverage, newest, reach)
 
     def open_gap(self, row_ms: int, since_ms: int, bridge: str) -> "Listening":
-        """Take in a gap row received at ``row_ms`` that says ``bridge`` stopped listening at ``since_ms``."""
+        """Apply a gap row that opens a gap of ``bridge``.
+
+        Args:
+            row_ms: ``received_at`` of the row, epoch milliseconds.
+            since_ms: instant at which the bridge stopped listening, epoch milliseconds.
+            bridge: name of the bridge.
+        """
         since = min(since_ms, row_ms)
         if self.frontier_ms is not None:
             since = max(since, self.frontier_ms)
         return replace(self, coverage=self.coverage.open_gap(since, bridge))
 
     def close_gap(self, row_ms: int, until_ms: int, bridge: str) -> "Listening":
-        """Take in a gap row received at ``row_ms`` that says ``bridge`` listens again from ``until_ms`` on."""
+        """Apply a gap row that closes the gap of ``bridge``.
+
+        Args:
+            row_ms: ``received_at`` of the row, epoch milliseconds.
+            until_ms: instant from which the bridge listens again, epoch milliseconds.
+            bridge: name of the bridge.
+        """
         return replace(self, coverage=self.coverage.close_gap(max(until_ms, row_ms), bridge))
 
     def due_at(self, instant_ms: int, allowed_lateness_ms: int) -> int | None:
-        """Return the earliest ``received_at`` that moves the frontier to ``instant_ms``; None while a gap is open."""
+        """Return the earliest ``received_at`` that moves the frontier to ``instant_ms``.
+
+        None if an open gap precedes it.
+        """
         return self.coverage.earliest(self.coverage.covered(instant_ms) + allowed_lateness_ms)

@@ -1,9 +1,10 @@
-"""Detect deaths and returns of gateways, from messages in arrival order.
+"""Detection of deaths and returns of gateways, from messages in arrival order.
 
-Rule 1: a will that names its own device as ``gateway`` is a gateway's death. A will of an older session is not: it was delivered
-late. If either side names no session, the boot decides.
-Rule 2: a gateway returns with the first signal after its death that voids a will, see docs/semantics.md: its own, its birth, or
-one that another gateway delivered and that was sent after the death.
+Rule 1: a will that names its own device as ``gateway`` is a gateway's death. A will of an older
+session is not, since it was delivered late. If either side names no session, the boot decides.
+Rule 2: a gateway returns with the first signal after its death that voids a will
+(docs/concepts/semantics.md). That is a signal that it delivered itself, a birth, or a signal that
+another gateway delivered and that was sent after the death.
 Rule 3: there is one record for each gateway that is dead, or whose session or boot is known.
 
 Source: docs/adr/0033-gateways.md
@@ -20,10 +21,10 @@ class Gateway:
     """Record of a gateway.
 
     Attributes:
-        device_id: the gateway.
+        device_id: device id of the gateway.
         dead_since_ms: ``received_at`` of its death, epoch milliseconds; None while it is alive.
-        session: of its newest signal that was not late.
-        boot: likewise.
+        session: session of its newest signal that was not late, or of a late birth.
+        boot: boot of that signal.
     """
 
     device_id: str
@@ -42,15 +43,15 @@ class Gateways:
     """Records of gateways, kept up to date message by message.
 
     Attributes:
-        allowed_lateness_ms: of the installation; an older signal does not change the newest session.
-        known: the records, by device id.
+        allowed_lateness_ms: allowed lateness; signals that are later do not change the session.
+        known: records by device id.
     """
 
     allowed_lateness_ms: int
     known: dict[str, Gateway] = field(default_factory=dict[str, Gateway])
 
     def read(self, row: Row) -> GatewayEvent | None:
-        """Process the next message; return the event that it is for the devices behind its device."""
+        """Process the next message; return its event for the devices behind its device."""
         before = self.known.get(row.device_id, Gateway(row.device_id))
         if row.kind is Kind.DEATH:
             if row.gateway != row.device_id or _is_of_older_session(before, row):
@@ -62,7 +63,7 @@ class Gateways:
         returns = before.dead_since_ms is not None and _voids(row, before.dead_since_ms)
         after = replace(before, dead_since_ms=None) if returns else before
         is_gateway = row.gateway == row.device_id or not before.is_empty
-        is_of_now = row.kind is Kind.BIRTH and row.is_direct  # whatever its clock
+        is_of_now = row.kind is Kind.BIRTH and row.is_direct  # even if its clock is wrong
         if is_gateway and (is_of_now or not self._is_late(row)):
             after = replace(after, session=row.session or before.session, boot=row.boot or before.boot)
         if after != before:
@@ -70,7 +71,7 @@ class Gateways:
         return GatewayEvent.RETURN if returns else None
 
     def restore(self, gateways: Iterable[Gateway]) -> None:
-        """Add the records of an earlier run."""
+        """Add records of an earlier run."""
         for one in gateways:
             self._keep(one)
 

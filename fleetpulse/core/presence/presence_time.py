@@ -1,11 +1,13 @@
-"""Presence time: the instant for which a signal proves that its device was alive, even if the device's clock is wrong.
+"""Presence time: the instant at which a signal proves that its device was alive.
 
-Rule 1: a device that sends signals within its timeout is never offline for silence: with a clock fault a signal counts for the
-instant at which it was received.
-Rule 2: no signal proves life after it was received: one whose clock is a little ahead counts for that instant too.
-Rule 3: presence time depends on the row, the installation and the frontier at the row, and on nothing else.
+Rule 1: a device that sends signals within its timeout is never offline for silence, even if its
+clock is wrong. A signal with a clock fault counts at ``received_at``.
+Rule 2: no signal proves life after it was received. If the clock of its device is slightly ahead,
+it counts at ``received_at`` too.
+Rule 3: presence time depends only on the row, the settings of the installation, and the frontier
+when the row was read.
 
-Source: docs/adr/0032-presence-time.md
+Source: ADR 32.
 """
 
 from dataclasses import replace
@@ -22,9 +24,9 @@ def trusted(row: Row, frontier_ms: int | None, max_clock_lead_ms: int, max_backl
 
     Args:
         row: a signal.
-        frontier_ms: the frontier when it was read, epoch milliseconds; None before the first.
-        max_clock_lead_ms: how far ahead of ``received_at`` an event time may be.
-        max_backlog_ms: how far behind it may be.
+        frontier_ms: frontier when the row was read, epoch milliseconds; None if there is none yet.
+        max_clock_lead_ms: longest lead of an event time over ``received_at``.
+        max_backlog_ms: greatest age of an event time at ``received_at``.
     """
     assert row.kind in SIGNALS, "a will has no clock: it takes effect when it is received"
     if row.event_time_ms is None or row.clock is Clock.INVALID:
@@ -38,19 +40,22 @@ def trusted(row: Row, frontier_ms: int | None, max_clock_lead_ms: int, max_backl
 
 
 def present(row: Row, trust: Trust) -> Row:
-    """Return a signal with its presence time: the instant for which it proves that its device was alive."""
+    """Return a signal with its presence time and the class of its event time."""
     if trust is not Trust.ON_TIME or row.event_time_ms is None:
         return replace(row, presence_ms=row.received_at_ms, trust=trust)
     return replace(row, presence_ms=min(row.event_time_ms, row.received_at_ms), trust=trust)
 
 
 def presence_sql(max_clock_lead_ms: str, max_backlog_ms: str, millis: str = "unix_millis") -> str:
-    """Return presence time as a SQL expression over a row of bronze: a signal that did not come late.
+    """Return a SQL expression of the presence time of a signal that is not late.
+
+    It applies to a row of bronze.
 
     Args:
-        max_clock_lead_ms: expression of the clock lead, milliseconds.
-        max_backlog_ms: expression of the backlog, milliseconds.
-        millis: the function from a timestamp to epoch milliseconds: ``unix_millis`` of Spark, ``epoch_ms`` of DuckDB.
+        max_clock_lead_ms: SQL expression of the longest clock lead, milliseconds.
+        max_backlog_ms: SQL expression of the greatest backlog, milliseconds.
+        millis: function from a timestamp to epoch milliseconds: ``unix_millis`` of Spark, or
+            ``epoch_ms`` of DuckDB.
     """
     lead_ms = f"{millis}(event_time) - {millis}(received_at)"
     return f"""CASE WHEN clock = '{Clock.INVALID}' THEN received_at
@@ -59,12 +64,12 @@ def presence_sql(max_clock_lead_ms: str, max_backlog_ms: str, millis: str = "uni
 
 
 def trust_sql(max_clock_lead_ms: str, max_backlog_ms: str, late: str) -> str:
-    """Return the class of a signal's event time as a SQL expression of DuckDB.
+    """Return a DuckDB expression of the class of a signal's event time.
 
     Args:
-        max_clock_lead_ms: expression of the clock lead, milliseconds.
-        max_backlog_ms: expression of the backlog, milliseconds.
-        late: expression: whether the signal came late, and counts as heard.
+        max_clock_lead_ms: SQL expression of the longest clock lead, milliseconds.
+        max_backlog_ms: SQL expression of the greatest backlog, milliseconds.
+        late: SQL condition: the signal is late, and proves its device alive.
     """
     lead_ms = "epoch_ms(event_time) - epoch_ms(received_at)"
     return f"""CASE WHEN clock = '{Clock.INVALID}' THEN '{Trust.INVALID}'
@@ -77,8 +82,8 @@ def clock_words(trust: Trust, offset_ms: int | None) -> str | None:
     """Describe a device's clock for people; None if it is right.
 
     Args:
-        trust: of the device's newest signal.
-        offset_ms: see `offset_ms`, of that signal.
+        trust: class of the event time of the newest signal.
+        offset_ms: offset of that signal, see `offset_ms`.
     """
     if trust is Trust.ON_TIME:
         return None
@@ -90,7 +95,10 @@ def clock_words(trust: Trust, offset_ms: int | None) -> str | None:
 
 
 def offset_ms(row: Row) -> int | None:
-    """Return event time less ``received_at`` of a signal that is late or has a clock fault, milliseconds; None if invalid."""
+    """Return event time less ``received_at`` of a late or faulty clock, milliseconds.
+
+    None if the signal is on time, or its event time is invalid.
+    """
     if row.trust in (Trust.ON_TIME, Trust.INVALID) or row.event_time_ms is None:
         return None
     return row.event_time_ms - row.received_at_ms

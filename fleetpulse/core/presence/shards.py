@@ -1,11 +1,15 @@
-"""Coverage and frontier of every site: a bridge that does not listen holds back its own sites, and no others.
+"""Shards: coverage and frontier of every site.
+
+A bridge that is not listening delays the verdicts of the sites that it serves, and of no others.
 
 Rule 1: a gap row names the sites that it concerns; without names it concerns every site.
-Rule 2: sites that the same gap rows concern are a shard, and share coverage and frontier.
-Rule 3: a message is late, or due, by the frontier of its own site; silence of a device counts by that of the site it speaks from.
-Rule 4: rows of one device that belong to several shards are judged in the order in which they become due.
+Rule 2: sites that the same gap rows concern are a shard: they share coverage and frontier.
+Rule 3: the frontier of the site of a message decides whether it is late or due. Silence of a device
+counts covered time of its current site.
+Rule 4: rows of one device that belong to several shards are judged in the order in which they
+become due.
 
-Source: docs/adr/0036-shards.md
+Source: ADR 36.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +21,7 @@ from fleetpulse.core.presence.coverage import Listening
 from fleetpulse.core.rows import Row, order
 from fleetpulse.core.text import MAX_ID_BYTES
 
-MAX_NAMED_SITES: Final = 1_000  # sites that gap rows name: each key group keeps their names
+MAX_NAMED_SITES: Final = 1_000  # sites that gap rows name; each key group keeps their names
 _NEVER: Final = 2**62
 _BEFORE_ALL: Final = -(2**61)
 
@@ -28,7 +32,7 @@ class Scope:
 
     Attributes:
         sites: names of sites.
-        is_others: whether it concerns every site but those.
+        is_others: whether the gap concerns every site except ``sites``.
     """
 
     sites: frozenset[str] = frozenset()
@@ -36,7 +40,10 @@ class Scope:
 
     @classmethod
     def of_gap(cls, content: Mapping[str, Any]) -> "Scope":
-        """Parse the scope of a gap row: every site if the row names none, or more than `MAX_NAMED_SITES`."""
+        """Parse the scope of a gap row.
+
+        It is every site if the row names none, or more than `MAX_NAMED_SITES`.
+        """
         for name, is_others in (("sites", False), ("except", True)):
             listed = content.get(name)
             if isinstance(listed, list):
@@ -50,7 +57,7 @@ class Scope:
         return {"except" if self.is_others else "sites": sorted(self.sites)} if self.sites else {}
 
     def concerns(self, site: str) -> bool:
-        """Whether it concerns a site."""
+        """Whether the gap concerns a site."""
         return (site in self.sites) is not self.is_others
 
 
@@ -62,12 +69,13 @@ EVERY_SITE: Final = Scope()
 
 
 def served_sites(sites: Iterable[str], shared: Iterable[str], *, takes_foreign: bool) -> Scope:
-    """Return the sites that a gap of a bridge concerns: those that no other bridge serves.
+    """Return the sites that a gap of a bridge concerns: no other bridge serves them.
 
     Args:
-        sites: of a further bridge; empty for the first bridge and for Kafka's.
-        shared: sites that the first bridge leaves to others.
-        takes_foreign: whether it takes topics of other formats, whose messages may be of any site.
+        sites: sites of a further bridge; empty for the first bridge and for the Kafka bridge.
+        shared: sites that the first bridge leaves to other bridges.
+        takes_foreign: whether the bridge reads topics of other formats, whose messages may be of
+            any site.
     """
     if own := frozenset(sites):
         return Scope(own, is_others=False)
@@ -76,11 +84,12 @@ def served_sites(sites: Iterable[str], shared: Iterable[str], *, takes_foreign: 
 
 @dataclass(frozen=True)
 class Shards:
-    """Coverage and frontier of every site: those of its shard.
+    """Coverage and frontier of every site, by shard.
 
     Attributes:
-        listenings: of each shard. The first is that of all sites that no gap row has named.
-        sites: of the other shards, in their order; disjoint.
+        listenings: coverage and frontier of each shard; the first shard has all sites that no gap
+            row has named.
+        sites: sites of each other shard, in order and disjoint.
     """
 
     listenings: tuple[Listening, ...]
@@ -88,7 +97,7 @@ class Shards:
 
     @classmethod
     def begin(cls, received_at_ms: int) -> "Shards":
-        """Begin with the first row ever received."""
+        """Return the shards at the first row ever received."""
         return cls((Listening.begin(received_at_ms),))
 
     @classmethod
@@ -113,32 +122,32 @@ class Shards:
 
     @property
     def start_ms(self) -> int:
-        """The instant before which nothing is covered at any site, or has been forgotten."""
+        """Instant before which no site has coverage, or its coverage was dropped."""
         return min(one.coverage.start_ms for one in self.listenings)
 
     @property
     def newest_ms(self) -> int:
-        """The newest ``received_at`` read."""
+        """Newest ``received_at`` read, epoch milliseconds."""
         return self.listenings[0].newest_ms
 
     @property
     def frontier_ms(self) -> int | None:
-        """The greatest frontier of any shard; None where there is none yet."""
+        """Greatest frontier of any shard, epoch milliseconds; None if there is none yet."""
         return max((one.frontier_ms for one in self.listenings if one.frontier_ms is not None), default=None)
 
     @property
     def frontiers_ms(self) -> tuple[int | None, ...]:
-        """The frontier of each shard."""
+        """Frontier of each shard, epoch milliseconds."""
         return tuple(one.frontier_ms for one in self.listenings)
 
     @property
     def least_frontier_ms(self) -> int | None:
-        """The instant up to which every shard is judged; None where one is not."""
+        """Least frontier of all shards, epoch milliseconds; None if a shard has none yet."""
         known = [one.frontier_ms for one in self.listenings if one.frontier_ms is not None]
         return min(known) if len(known) == len(self) else None
 
     def read(self, received_at_ms: int, allowed_lateness_ms: int) -> "Shards":
-        """Move to a row received at ``received_at_ms``."""
+        """Return the shards after a row received at ``received_at_ms``."""
         moved = tuple(one.read(received_at_ms, allowed_lateness_ms) for one in self.listenings)
         same = all(one is before for one, before in zip(moved, self.listenings, strict=True))
         return self if same else self._with(moved)
@@ -149,13 +158,13 @@ class Shards:
         return shards
 
     def covering(self, known: "Shards") -> "Shards":
-        """Return these shards with the coverage of ``known``, which reaches further back."""
+        """Return these shards with the coverage of ``known``, which starts earlier."""
         sites = (None, *(min(its) for its in self.sites))
         coverages = (known.of(site).coverage for site in sites)
         return self._with(tuple(replace(one, coverage=its) for one, its in zip(self.listenings, coverages, strict=True)))
 
     def forget_before(self, instants_ms: Sequence[int]) -> "Shards":
-        """Drop coverage before an instant of each shard, see `Coverage.forget_before`."""
+        """Drop coverage before one instant for each shard, see `Coverage.forget_before`."""
         return self._with(
             tuple(
                 replace(one, coverage=one.coverage.forget_before(instant_ms))
@@ -168,7 +177,10 @@ class Shards:
         return all(one.coverage.has_room_for(bridge) for one in self.listenings)
 
     def open_gap(self, row_ms: int, since_ms: int, bridge: str, scope: Scope = EVERY_SITE) -> "Shards":
-        """Let a gap begin at the sites that it concerns, see `Listening.open_gap`; a shard that it concerns in part is split."""
+        """Open a gap for the sites of a scope, see `Listening.open_gap`.
+
+        A shard that the scope includes in part is split.
+        """
         if len(self._numbers.keys() | scope.sites) > MAX_NAMED_SITES:
             scope = EVERY_SITE
         shards = self._split(scope)
@@ -190,7 +202,7 @@ class Shards:
         return self if len(listenings) == len(self) else Shards(tuple(listenings), tuple(sites))
 
     def close_gap(self, row_ms: int, until_ms: int, bridge: str) -> "Shards":
-        """Let a bridge listen again, see `Listening.close_gap`."""
+        """Close the gap of a bridge, see `Listening.close_gap`."""
         return self._with(tuple(one.close_gap(row_ms, until_ms, bridge) for one in self.listenings))
 
 
@@ -199,9 +211,9 @@ class Due:
     """A row of a device that has become due.
 
     Attributes:
-        received_at_ms: the ``received_at`` that moved the frontier of its shard to it.
+        received_at_ms: ``received_at`` that moved the frontier of its shard to the row.
         shard: number of its shard.
-        row: the row, or a gateway event for everyone.
+        row: row of the device, or gateway event for all key groups.
     """
 
     received_at_ms: int
@@ -211,12 +223,12 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """How far the frontiers have moved between two gap rows: coverage stayed the same meanwhile.
+    """Movement of the frontiers between two gap rows, with constant coverage.
 
     Attributes:
         shards: coverage and frontiers afterwards.
-        begun_ms: frontiers before; None where there was none.
-        allowed_lateness_ms: of the installation.
+        begun_ms: frontiers before, epoch milliseconds; None for a shard without one.
+        allowed_lateness_ms: allowed lateness of the installation.
     """
 
     shards: Shards
@@ -225,14 +237,20 @@ class Advance:
 
     @classmethod
     def between(cls, before: Shards | None, after: Shards, allowed_lateness_ms: int) -> "Advance":
-        """Return how far the frontiers have moved; a shard that was split off begins with the frontier of its source."""
+        """Return the movement between two states.
+
+        A shard that was split off in between starts at the frontier of its source.
+        """
         if before is None:
             return cls(after, (None,) * len(after), allowed_lateness_ms)
         sites = [None, *(min(its) for its in after.sites)]
         return cls(after, tuple(before.of(site).frontier_ms for site in sites), allowed_lateness_ms)
 
     def judged_to(self, frontier_ms: int, site: str | None = None) -> "Advance":
-        """Return the advance to an instant: of every frontier, or of a site's, with the others as far as they are then."""
+        """Return the movement of all frontiers, or of one site's, to an instant.
+
+        If a site is given, the frontiers of other shards move by the same ``received_at``.
+        """
         shards, shard = self.shards, None if site is None else self.shards.number(site)
         if shard is not None:
             received_at_ms = shards.listenings[shard].due_at(frontier_ms, self.allowed_lateness_ms)
@@ -244,7 +262,7 @@ class Advance:
         return replace(self, shards=replace(shards, listenings=moved))
 
     def up_to(self, frontier_ms: int) -> "Advance":
-        """Return the advance with every frontier at an instant, at most."""
+        """Return the movement with every frontier limited to an instant."""
         known = self.shards.listenings
         moved = tuple(
             one if one.frontier_ms is None else replace(one, frontier_ms=min(one.frontier_ms, frontier_ms)) for one in known
@@ -252,27 +270,29 @@ class Advance:
         return replace(self, shards=replace(self.shards, listenings=moved))
 
     def is_due(self, row: Row, shard: int) -> bool:
-        """Whether the frontier of a shard has come to a row."""
+        """Whether the frontier of a shard reaches a row by this movement."""
         begun_ms, frontier_ms = self.begun_ms[shard], self.shards.listenings[shard].frontier_ms
         return frontier_ms is not None and row.at_ms <= frontier_ms and (begun_ms is None or row.at_ms > begun_ms)
 
     def in_order(self, rows: Iterable[Row], events: Iterable[Row], shards: Iterable[int]) -> list[Due]:
-        """Return rows of a device that are due, and gateway events of its shards, in the order in which they became due.
+        """Return the due rows of a device and gateway events as they become due.
 
         Args:
-            rows: of the device; no copies.
-            events: of gateways, as each key group receives them; due or not.
-            shards: numbers of the shards from which the device has rows, and of its own.
+            rows: due rows of the device, without copies.
+            events: gateway events as each key group receives them, due or not.
+            shards: numbers of the shard of the device and of the shards of its rows.
         """
         due = [Due(self.due_at(row), self.shards.number(row.site), row) for row in rows]
         due.sort(key=lambda each: (each.received_at_ms, order(each.row)))
         mine = [(shard, row) for shard in sorted({*shards}) for row in events if self.is_due(row, shard)]
         of_gateways = [Due(self._due_at(row, shard), shard, row) for shard, row in mine]
         of_gateways.sort(key=lambda each: (each.received_at_ms, each.row.arrival, each.shard))
-        return sorted([*due, *of_gateways], key=lambda each: (each.received_at_ms, each.row.at_ms))  # of one instant rows first
+        return sorted(
+            [*due, *of_gateways], key=lambda each: (each.received_at_ms, each.row.at_ms)
+        )  # at one instant rows come first
 
     def due_at(self, row: Row) -> int:
-        """Return the ``received_at`` that moved the frontier of its site to a row."""
+        """Return the ``received_at`` that moves the frontier of its site to a row."""
         return self._due_at(row, self.shards.number(row.site))
 
     def _due_at(self, row: Row, shard: int) -> int:
@@ -280,7 +300,10 @@ class Advance:
         return _NEVER if received_at_ms is None else received_at_ms
 
     def judged_before(self, due: Due, site: str) -> int:
-        """Return a site's frontier just before a row of another shard became due; long ago for a row of its own shard."""
+        """Return the frontier of a site just before a row of another shard became due.
+
+        For a row of the same shard, return an instant before all others.
+        """
         shard = self.shards.number(site)
         if shard == due.shard:
             return _BEFORE_ALL

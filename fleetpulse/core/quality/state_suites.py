@@ -1,7 +1,7 @@
-"""What must hold of the lifecycle job's state, in a snapshot or in a generation, as suites.
+"""Data-quality suites of the lifecycle job's state (snapshot or generation).
 
-Rule 1: a state stands at a frontier: what was said and received up to there is what it is compared with.
-Rule 2: of a state that was made of some of the devices nothing is said that would need the others.
+Rule 1: a state is compared with the judgements and messages up to its own frontier.
+Rule 2: if a state was built from a part of the devices, rules that need the others do not apply.
 """
 
 from typing import Final
@@ -38,7 +38,7 @@ _NOT_FOLLOWED: Final = f"{CORRECTED.removesuffix(')')} UNION SELECT device_id FR
 _STATE: Final = Suite(
     "state",
     "device_snapshots",
-    "The devices of a snapshot, or of a generation, beside their newest transitions and messages.",
+    "Devices of a snapshot or generation, joined with their newest transitions and messages.",
     ("state", "taken", "shards", "roaming", "pending", "dues", "judgements", "messages"),
     f"""
     WITH {_NOT_FOLLOWED}, {_SAID},
@@ -107,21 +107,23 @@ _STATE: Final = Suite(
     """,
     ("device_id",),
     (
-        holds("is_not_missing", "a device whose newest transition does not forget it is there"),
-        holds("is_known", "a device that is there has the transition that it names, or a message"),
-        holds("is_there_once", "a device is there once"),
-        holds("its_values_are_there", "what every device has is there; of one that is online, when it was last seen"),
-        holds("is_in_its_key_group", "it is in the key group that its id belongs to"),
-        holds("mode_is_known", "its mode is one of the machine's, and not forgotten"),
-        holds("mode_is_that_of_its_transition", "its mode, and since when, are those of its newest transition"),
-        holds("its_mode_has_an_end", "who is degraded, flagged or held has an instant at which that ends"),
-        holds("is_not_stale", "no transition of it up to there is newer than the one that it names"),
-        holds("is_not_ahead", "nothing of it lies beyond the frontier"),
-        holds("silence_counts_from_the_last_signal", "silence counts from the last signal on"),
-        holds("last_seen_is_the_newest_signal_judged", "the last signal is the newest one of bronze that was judged"),
-        holds("runtime_goes_on", "its runtime is not less than at its newest transition"),
-        holds("covered_as_we_listened", "the covered time at which its silence began is what the gaps of bronze give"),
-        holds("nothing_is_overdue", "nobody is online without a signal within the timeout, or held beyond its time"),
+        holds("is_not_missing", "a device is in the state unless its newest transition is to forgotten"),
+        holds("is_known", "a device in the state has the transition that it names, or a message"),
+        holds("is_there_once", "a device is in the state once"),
+        holds(
+            "its_values_are_there", "every device has its required values; one that is online also has the time it was last seen"
+        ),
+        holds("is_in_its_key_group", "a device is in the key group that its id determines"),
+        holds("mode_is_known", "the mode of a device is a known mode other than forgotten"),
+        holds("mode_is_that_of_its_transition", "mode and `mode_since` are those of the newest transition of the device"),
+        holds("its_mode_has_an_end", "a device that is degraded, flagged or held has the instant at which that ends"),
+        holds("is_not_stale", "no transition of a device up to the frontier is newer than the one that it names"),
+        holds("is_not_ahead", "no instant of a device lies beyond the frontier"),
+        holds("silence_counts_from_the_last_signal", "silence counts from the last signal"),
+        holds("last_seen_is_the_newest_signal_judged", "the last signal is the newest judged signal in bronze"),
+        holds("runtime_goes_on", "the runtime of a device is at least that of its newest transition"),
+        holds("covered_as_we_listened", "the covered time at the start of silence follows from the coverage gaps in bronze"),
+        holds("nothing_is_overdue", "no device is online without a signal within its timeout, or held beyond its announced end"),
     ),
     ("mode", "mode_since", "last_seen", "newest_mode", "newest_no", "its_mode", "seen_at", "due_at", "due_to"),
 )
@@ -136,7 +138,7 @@ _COMPARED: Final = (
 _AS_JUDGED: Final = Suite(
     "state as judged",
     "device_snapshots",
-    "The devices of a snapshot, or of a generation, beside those that bronze comes to when it is judged again up to there.",
+    "Devices of a snapshot or generation, joined with those that follow from bronze when it is judged again.",
     ("state", "defined_state"),
     "SELECT coalesce(one.device_id, other.device_id) AS device_id, one.mode, other.mode AS mode_due, one.last_seen, "
     "other.last_seen AS last_seen_due, one.runtime_ms, other.runtime_ms AS runtime_due_ms, "
@@ -147,20 +149,22 @@ _AS_JUDGED: Final = Suite(
     "FULL OUTER JOIN defined_state AS other ON one.device_id = other.device_id",
     ("device_id",),
     (
-        holds("is_there", "every device that bronze comes to is there"),
-        holds("is_due", "bronze comes to every device that is there"),
-        holds("is_as_bronze_says", "each is what bronze comes to, in all fields"),
+        holds("is_there", "every device that follows from bronze is in the state"),
+        holds("is_due", "every device in the state follows from bronze"),
+        holds("is_as_bronze_says", "each device equals the one that follows from bronze, in all fields"),
     ),
     ("mode", "mode_due", "last_seen", "last_seen_due", "runtime_ms", "runtime_due_ms"),
     again=True,
 )
 _OWN: Final = (Kind.CONTROL, Kind.REGISTRY, Kind.CORRECT)
-_NAMED: Final = " ".join(f"WHEN {number} THEN '{kind}'" for number, kind in enumerate(Kind))  # as a state writes them
+_NAMED: Final = " ".join(
+    f"WHEN {number} THEN '{kind}'" for number, kind in enumerate(Kind)
+)  # numbers of kinds as the state stores them
 _WAITING: Final = Suite(
     "waiting",
     "device_snapshots",
-    "Messages that wait in the state for their time, beside those of bronze that have to; what concerns everybody waits in every "
-    "key group.",
+    "Pending messages of the state, joined with the messages of bronze beyond the frontier; messages for all key groups are "
+    "pending in each of them.",
     ("state", "taken", "shards", "own_rows", "messages", "judgements"),
     f"""
     WITH {_LATE},
@@ -188,16 +192,16 @@ _WAITING: Final = Suite(
     """,
     ("device_id", "kind", "received_at", "event_time", "seq"),
     (
-        holds("none_is_lost", "every message that was received, and lies beyond the frontier, waits in the state"),
-        holds("none_is_made_up", "whatever waits was received, and waits once"),
+        holds("none_is_lost", "every received message beyond the frontier is pending in the state"),
+        holds("none_is_made_up", "every pending message was received, and is pending once"),
     ),
     ("boot", "waiting", "due"),
 )
-_OLD_MS: Final = 172_800_000  # a snapshot is taken each hour: two days without one
+_OLD_MS: Final = 172_800_000  # two days; a snapshot is taken every hour
 _SNAPSHOT: Final = Suite(
     "snapshot",
     "device_snapshots",
-    "A snapshot, or a generation's state, as a whole.",
+    "The snapshot, or the state of a generation, as one row.",
     ("state", "taken"),
     f"""
     SELECT taken.subject, taken.frontier, taken.job_frontier, taken.frontier_before, taken.key_groups, taken.devices,
@@ -217,13 +221,17 @@ _SNAPSHOT: Final = Suite(
     """,
     ("subject",),
     (
-        holds("every_key_group_is_there", "every key group is there, once"),
-        holds("all_stand_at_one_instant", "coverage, frontier and policies are the same in all of them"),
-        holds("stands_where_it_was_taken", "it has come as far as the checkpoint that it was taken from had"),
-        holds("listened_as_bronze_says", "frontier, gaps and policies are those that the rows of bronze up to there give"),
-        holds("as_many_devices_as_were_counted", "there are as many devices as were counted when it was taken"),
-        holds("frontier_does_not_run_backwards", "it is not older than the snapshot before it", Severity.WARNING),
-        holds("is_recent", "it is two days behind what the job has judged, at the most", Severity.WARNING),
+        holds("every_key_group_is_there", "every key group is in the state once"),
+        holds("all_stand_at_one_instant", "coverage, frontier and policies are the same in all key groups"),
+        holds("stands_where_it_was_taken", "the position of the state is that of the checkpoint it was read from"),
+        holds("listened_as_bronze_says", "frontier, coverage gaps and policies follow from bronze up to the position"),
+        holds("as_many_devices_as_were_counted", "the number of devices is the one that was counted when the snapshot was taken"),
+        holds(
+            "frontier_does_not_run_backwards",
+            "the frontier of a snapshot is not before that of the previous snapshot",
+            Severity.WARNING,
+        ),
+        holds("is_recent", "a snapshot is at most two days behind the frontier of the job", Severity.WARNING),
     ),
     ("frontier", "frontier_before", "job_frontier", "key_groups", "groups", "worlds", "devices", "found"),
 )

@@ -1,8 +1,12 @@
-"""What must hold of the tables, as data: suites of expectations, each with its rows as SQL that every engine reads.
+"""Data-quality suites: expectations on SQL queries, and suites of tables.
 
-Rule 1: what the tables declare is derived from `tables`, the words from the enums; nothing of it is written twice.
-Rule 2: a law is a column that says of each row whether it holds; null where it does not apply. Who evaluates knows no law.
-Rule 3: SQL here is read by DuckDB and by Spark alike: instants are compared, and counted by ``unix_millis`` alone.
+Rule 1: expectations on keys, required columns and known values are derived from `core.tables` and
+the enums; nothing is declared twice.
+Rule 2: a domain rule is a boolean column of the query, null for rows that it does not apply to. The
+evaluating engine has no domain rules.
+Rule 3: DuckDB and Spark run the same SQL. Instants are compared, or converted by ``unix_millis``.
+
+Source: ADR 16.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,31 +32,31 @@ from fleetpulse.core.tables import (
 
 
 class Severity(StrEnum):
-    """What follows from rows that fail."""
+    """Severity of an expectation: consequence of rows that fail it."""
 
-    CRITICAL = "critical"  # nothing is built on them: a gate stays shut
-    WARNING = "warning"  # they are reported
+    CRITICAL = "critical"  # a gate fails: nothing may be built on the rows
+    WARNING = "warning"  # the rows are reported only
 
 
 class Form(StrEnum):
-    """How an expectation is evaluated."""
+    """Method of evaluating an expectation."""
 
     PRESENT = "present"  # the column has a value
-    ONE_OF = "one of"  # the column's value is one of the words, or there is none
-    HOLDS = "holds"  # the column is true, or null where the law does not apply
+    ONE_OF = "one of"  # the value of the column is one of the words, or null
+    HOLDS = "holds"  # the column is true, or null if the rule does not apply
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What must hold of each row.
+    """Expectation on each row of a suite.
 
     Attributes:
-        name: as results and failures have it.
-        form: how it is evaluated.
-        column: of the suite's rows.
-        meaning: in a sentence.
-        severity: what follows where it does not hold.
-        words: of `Form.ONE_OF`.
+        name: key of the expectation in results and failures.
+        form: method of evaluation.
+        column: evaluated column of the suite's rows.
+        meaning: description for people.
+        severity: consequence of rows that fail.
+        words: allowed values, for `Form.ONE_OF`.
     """
 
     name: str
@@ -65,19 +69,19 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Expectations of the same rows.
+    """Expectations on the same rows.
 
     Attributes:
-        name: names it.
-        about: the table that fails with it.
-        meaning: what its rows are.
-        reads: tables that its rows are made of; those in `MADE` are worked out for it.
-        rows: the SQL that selects them.
-        key: columns that say which row it is.
-        shown: columns that say of a row that fails what it says.
-        expectations: of them.
-        again: whether it is told by judging again: from bronze's first row, or on from a snapshot, see
-            ``batch/quality/rejudge.py``.
+        name: key of the suite.
+        about: table that is faulty if the suite fails.
+        meaning: description of the rows.
+        reads: tables that the query reads; those in `MADE` are derived for the suites.
+        rows: SQL query that selects the rows.
+        key: columns that identify a row.
+        expectations: expectations on the rows.
+        shown: further columns to report for a row that fails.
+        again: whether the suite needs bronze to be judged again, from its first row or from a
+            snapshot, see ``batch/quality/rejudge.py``.
     """
 
     name: str
@@ -93,20 +97,20 @@ class Suite:
 
 MADE: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "stand": "one row: how far the job has judged",
-        "shards": "how far each site is judged that a gap row names",
-        "roaming": "the devices with messages from sites that are judged apart",
-        "landed": "one row: how many rows landing has taken from the bridges' segments, how many of them it has quarantined, and "
-        "how many rows of each table maintenance has removed since",
-        "declared_columns": "the columns that are declared, with the type that is stored",
-        "defined": "what bronze comes to, judged again",
-        "deadlines": "when each device that fell silent was to be offline",
-        "state": "the rows of a snapshot, or of a generation's state",
-        "taken": "one row: where that state stands",
-        "pending": "what it has judged and not said",
-        "dues": "of each of its devices the next deadline, and the covered time at which its silence began, by bronze's gaps",
-        "own_rows": "rows of the registry, of operators and for everybody that wait in it",
-        "defined_state": "the devices that bronze comes to, judged again up to there",
+        "stand": "one row: position of the lifecycle job",
+        "shards": "frontier of each site that a gap row names",
+        "roaming": "devices with messages from sites of several shards",
+        "landed": "one row: number of rows that landing has read from the bridges' segments, number of those in quarantine, "
+        "and number of rows that maintenance has removed from each table",
+        "declared_columns": "declared columns, with the stored type",
+        "defined": "judgements that follow from bronze when it is judged again",
+        "deadlines": "deadline at which each silent device had to be offline",
+        "state": "rows of a snapshot, or of the state of a generation",
+        "taken": "one row: position of that state",
+        "pending": "judgements of that state that are not emitted yet",
+        "dues": "next deadline of each device of that state, and covered time at the start of its silence, by the gaps in bronze",
+        "own_rows": "pending rows of that state from the registry and operators, and for all key groups",
+        "defined_state": "devices that follow from bronze when it is judged again up to that position",
     }
 )
 _WORDS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = MappingProxyType(
@@ -129,7 +133,7 @@ _WORDS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = MappingProxyType(
         (DEVICE_SNAPSHOTS.name, "part"): ("device", "signal", "row", "pending", "group"),
     }
 )
-# Of a table that is not here rows may share their key: a message may come twice, a registry's entry be sent again.
+# Rows of other tables may share their key: a message or a registry entry can be delivered twice.
 _ONCE: Final[Mapping[str, str]] = MappingProxyType(
     {
         QUARANTINE.name: "place IS NOT NULL",
@@ -140,24 +144,27 @@ _ONCE: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def of_table(table: Table) -> Suite:
-    """Return what the declaration of a table says of its rows: values that are always there, known words, the key."""
+    """Return the suite of a table's declaration: required columns, known values, key."""
     there = [column.name for column in table.columns if column.required]
     expectations = [
-        Expectation(f"{name} is there", Form.PRESENT, name, f"`{name}` is there in every row of `{table.name}`") for name in there
+        Expectation(f"{name} is there", Form.PRESENT, name, f"every row of `{table.name}` has a value in `{name}`")
+        for name in there
     ]
     for (name, column), words in _WORDS.items():
         if name == table.name:
-            meaning = f"`{column}` is one of {', '.join(words)}"
+            meaning = f"`{column}` is null or one of {', '.join(words)}"
             expectations.append(Expectation(f"{column} is known", Form.ONE_OF, column, meaning, words=words))
     key = tuple(name for name in table.key if name in {column.name for column in table.columns})
     again = "CAST(NULL AS BOOLEAN)"
     if condition := _ONCE.get(table.name):
-        place = f"row_number() OVER (PARTITION BY {', '.join(table.key)} ORDER BY {table.key[0]})"  # a count would be joined
+        place = f"row_number() OVER (PARTITION BY {', '.join(table.key)} ORDER BY {table.key[0]})"  # a count would need a join
         again = f"CASE WHEN {condition} THEN {place} = 1 END"
-        meaning = f"no two rows have the same {', '.join(table.key)}" + ("" if condition == "true" else f", where {condition}")
+        meaning = f"no two rows have the same {', '.join(table.key)}" + (
+            "" if condition == "true" else f", among rows with {condition}"
+        )
         expectations.append(Expectation("key is unique", Form.HOLDS, "key_is_unique", meaning))
     columns = dict.fromkeys([*key, *(column for name, column in _WORDS if name == table.name), *there])
-    named = ", ".join(f"its.{name}" for name in columns)  # a column may be named by a word of SQL
+    named = ", ".join(f"its.{name}" for name in columns)  # a column name may be a keyword of SQL
     rows = f"SELECT {named}, {again} AS key_is_unique FROM {table.name} AS its"
     return Suite(f"{table.name} table", table.name, table.meaning, (table.name,), rows, key, tuple(expectations))
 
@@ -165,25 +172,25 @@ def of_table(table: Table) -> Suite:
 COLUMNS: Final = Suite(
     "columns",
     "every table",
-    "The columns that are declared, with the type that is stored.",
+    "Declared columns of all tables, with the stored type.",
     ("declared_columns",),
     "SELECT table_name, column_name, declared, stored, stored IS NOT DISTINCT FROM declared AS as_declared FROM declared_columns",
     ("table_name", "column_name"),
-    (Expectation("as declared", Form.HOLDS, "as_declared", "every declared column is there, with the declared type"),),
+    (Expectation("as declared", Form.HOLDS, "as_declared", "every declared column exists, with the declared type"),),
     ("declared", "stored"),
 )
 
 
 def holds(column: str, meaning: str, severity: Severity = Severity.CRITICAL) -> Expectation:
-    """Return a law that stands in a column, named by it."""
+    """Return an expectation that a boolean column is true, named after the column."""
     return Expectation(column.replace("_", " "), Form.HOLDS, column, meaning, severity)
 
 
 def among(words: Iterable[str]) -> str:
-    """Return words as SQL lists them."""
+    """Return words as a list of SQL strings."""
     return ", ".join(f"'{word}'" for word in sorted(words))
 
 
-CORRECTED: Final = "corrected AS (SELECT DISTINCT device_id FROM messages WHERE kind = 'correct')"  # see Rule 3 of `laws`
+CORRECTED: Final = "corrected AS (SELECT DISTINCT device_id FROM messages WHERE kind = 'correct')"  # see Rule 3 of `table_suites`
 DECLARED: Final = (MESSAGES, QUARANTINE, COVERAGE, DEVICES, GATEWAYS, JUDGEMENTS, STREAM_HEALTH, DEVICE_SNAPSHOTS)
 STRUCTURE: Final = (COLUMNS, *(of_table(table) for table in DECLARED))

@@ -1,9 +1,13 @@
-"""The laws of this domain as suites: what holds between a device's transitions, its messages, its state, and time.
+"""Data-quality suites of domain rules: transitions, messages, coverage, clocks.
 
-Rule 1: each law names one fault; that what was said is what bronze comes to (``verdicts``, ``accounts``) catches the rest.
-Rule 2: a law that cannot be told from the rows that are kept says nothing of them, and is never a guess. What is judged again
-begins with a snapshot (``stand.since``) where the first rows are gone, or too many.
-Rule 3: what an operator's correction has changed is left out: it goes on from its amended history.
+Rule 1: each rule detects one kind of fault. The suites ``verdicts`` and ``accounts`` compare all
+judgements with those that follow from bronze, which detects every other fault.
+Rule 2: a rule that the retained rows cannot decide does not apply to them. If the first rows of
+bronze are removed, or too many, judging again starts at a snapshot (``stand.since``).
+Rule 3: devices that a correction row has changed are left out: they continue from their amended
+history.
+
+Source: ADR 16.
 """
 
 from typing import Final
@@ -14,7 +18,7 @@ from fleetpulse.core.quality.state_suites import OF_STATE
 from fleetpulse.core.quality.suites import CORRECTED, STRUCTURE, Severity, Suite, among, holds
 from fleetpulse.core.rows import SIGNALS
 
-_LIVE: Final = sorted({Mode.PROVISIONED, *PRESENT})  # how online is worn, see `lifecycle`
+_LIVE: Final = sorted({Mode.PROVISIONED, *PRESENT})  # modes for the target ONLINE, see `core.lifecycle`
 WAYS: Final = sorted(
     f"{before} {trigger} {after}"
     for (before, trigger), target in TRANSITIONS.items()
@@ -27,7 +31,7 @@ _LIFE: Final = "(PARTITION BY device_id, life ORDER BY transition_no, event_time
 _TRANSITIONS: Final = Suite(
     "transitions",
     "judgements",
-    "The transitions that were judged, each with the one before it in the device's life.",
+    "Judged transitions, each with the previous one in the life of its device.",
     ("judgements", "messages", "stand"),
     f"""
     WITH {CORRECTED}, judged AS (
@@ -55,18 +59,20 @@ _TRANSITIONS: Final = Suite(
     """,
     ("device_id", "life", "transition_no"),
     (
-        holds("allowed_by_the_table", "every transition is one of the table of `core/lifecycle.py`"),
+        holds("allowed_by_the_table", "every transition is in the table of `core/lifecycle.py`"),
         holds(
             "numbers_without_gap_or_repeat",
-            "a life's transitions are numbered from 1, or from 2 where a listed device began silent; they only grow where "
-            "some were judged silently on a way back",
+            "transitions of a life are numbered from 1, or from 2 if a bootstrapped device was silent at first; the numbers only "
+            "increase if a generation was rolled back, since some transitions were then judged without being emitted",
         ),
-        holds("from_mode_is_the_to_mode_before", "each begins where the one before it in that life ended"),
-        holds("in_the_order_of_time", "none happened before the one before it"),
-        holds("not_before_its_time", "none happened at or after the newest row that has landed"),
-        holds("seen_before", "the last signal was not seen after it"),
-        holds("runtime_grows", "the runtime never grows less within a life"),
-        holds("by_a_policy", "each names the policy that it was judged by"),
+        holds(
+            "from_mode_is_the_to_mode_before", "each transition starts in the mode in which the previous one of that life ended"
+        ),
+        holds("in_the_order_of_time", "no transition happened before the previous one"),
+        holds("not_before_its_time", "no transition happened at or after the newest landed row"),
+        holds("seen_before", "the last signal was not seen after the transition"),
+        holds("runtime_grows", "the runtime never decreases within a life"),
+        holds("by_a_policy", "each transition names the policy in force"),
     ),
     ("event_time", "from_mode", "to_mode", "trigger", "number_before", "mode_before"),
 )
@@ -90,15 +96,15 @@ _AMENDMENTS: Final = Suite(
     """,
     ("device_id", "amendment_no"),
     (
-        holds("numbers_without_gap_or_repeat", "a device's amendments are numbered from 1, without gap or repeat"),
-        holds("takes_back_what_was_said", "what is taken back had been said, unless it is still held back by the jitter"),
+        holds("numbers_without_gap_or_repeat", "amendments of a device are numbered from 1, without gap or repeat"),
+        holds("takes_back_what_was_said", "a retracted transition was emitted, unless the verdict jitter still holds it back"),
     ),
     ("kind", "life", "transition_no", "takes_back"),
 )
 _DEADLINES: Final = Suite(
     "deadlines",
     "judgements",
-    "The transitions by silence, each with the instant that the policies in force and covered time give.",
+    "Transitions by silence, each with the deadline that follows from the policies in force and covered time.",
     ("deadlines",),
     """
     SELECT device_id, life, transition_no, event_time, last_seen, deadline,
@@ -109,8 +115,9 @@ _DEADLINES: Final = Suite(
     (
         holds(
             "offline_exactly_at_the_deadline",
-            "silence acts at the first instant at which the covered time since the last signal is the device's timeout, "
-            "or where an announced hold ends, or a class begins, after that; left out if the gateway died or returned meanwhile",
+            "silence takes effect at the first instant at which the covered time since the last signal is the timeout of the "
+            "device, or later, when an announced hold ends or a class comes into force; devices whose gateway died or "
+            "returned meanwhile are left out",
         ),
     ),
     ("event_time", "last_seen", "deadline"),
@@ -124,11 +131,13 @@ _TOLD_NAMES: Final = _TOLD.replace("nullif(last_errors, '[]') AS last_errors", "
 
 
 def _beside(such: str, unread: str = "false") -> str:
-    """Return the SQL that counts, of each judgement, how often it was said, and how often bronze comes to it.
+    """Return SQL that compares emitted judgements with those that follow from bronze.
+
+    It counts both for each distinct judgement.
 
     Args:
-        such: which judgements.
-        unread: those that may be due to a row which has landed, and was not read yet.
+        such: SQL condition of the judgements to compare.
+        unread: SQL condition of judgements that may depend on a landed row that was not read yet.
     """
     return f"""
     WITH sides AS (
@@ -145,13 +154,13 @@ def _beside(such: str, unread: str = "false") -> str:
 _VERDICTS: Final = Suite(
     "verdicts",
     "judgements",
-    "The transitions up to the frontier, beside those that bronze comes to when it is judged again, in all columns.",
+    "Transitions up to the frontier, joined with those that follow from bronze when it is judged again, by all columns.",
     ("judgements", "defined", "stand"),
     _beside("kind = 'transition' AND event_time <= stand.settled AND event_time > stand.since"),
     ("device_id", "life", "transition_no"),
     (
-        holds("none_is_lost", "whatever bronze comes to was said"),
-        holds("none_is_made_up", "whatever was said is what bronze comes to, once"),
+        holds("none_is_lost", "every transition that follows from bronze was emitted"),
+        holds("none_is_made_up", "every emitted transition follows from bronze, once"),
     ),
     ("event_time", "from_mode", "to_mode", "trigger", "device_class", "runtime_ms", "said", "due"),
     again=True,
@@ -159,18 +168,18 @@ _VERDICTS: Final = Suite(
 _ACCOUNTS: Final = Suite(
     "accounts",
     "judgements",
-    "Judgements of messages beside transitions, and those that follow from bronze. All other messages are judged or pending.",
+    "Judgements about messages, joined with those that follow from bronze. All other messages are judged or pending.",
     ("judgements", "defined", "stand"),
     _beside(
         f"kind IN ({among(LISTED)}) "
         "AND received_at <= stand.newest AND received_at >= stand.told AND received_at > stand.since_received "
         "AND (kind IN ('late', 'clock', 'identity_conflict') OR event_time <= stand.frontier)",
-        "received_at = stand.newest",  # of one millisecond some may be in the next batch
+        "received_at = stand.newest",  # some rows of this millisecond may be in the next batch
     ),
     ("kind", "device_id", "message_kind", "event_time", "seq"),
     (
-        holds("none_is_lost", "every message that is neither judged nor waits is listed, with the reason"),
-        holds("none_is_made_up", "every listed message is in bronze, and was not judged"),
+        holds("none_is_lost", "every message that is neither judged nor pending is listed, with the reason"),
+        holds("none_is_made_up", "every listed message is in bronze and was not judged"),
     ),
     ("received_at", "reason", "said", "due"),
     again=True,
@@ -178,7 +187,7 @@ _ACCOUNTS: Final = Suite(
 _LISTED: Final = Suite(
     "listed",
     "judgements",
-    "The messages that are listed, beside their rows in bronze.",
+    "Listed messages, joined with their rows in bronze.",
     ("judgements", "messages", "stand"),
     f"""
     WITH had AS (SELECT device_id AS id, kind AS of_kind, received_at AS had_at, count(*) AS copies
@@ -194,15 +203,15 @@ _LISTED: Final = Suite(
     ("kind", "device_id", "message_kind", "event_time", "seq"),
     (
         holds("is_in_bronze", "every listed message is in bronze"),
-        holds("says_why", "each is listed with the reason"),
-        holds("says_how_late", "a late one is listed with how late it was"),
+        holds("says_why", "every listed message has a reason"),
+        holds("says_how_late", "every late message has its lateness"),
     ),
     ("received_at", "reason"),
 )
 _LINES: Final = Suite(
     "recordings",
     "messages",
-    "The recordings that were played: their lines in bronze and in quarantine.",
+    "Replayed recordings: their lines in bronze and in quarantine.",
     ("messages", "quarantine", "stand"),
     """
     WITH every AS (SELECT recording, line, received_at FROM messages WHERE recording IS NOT NULL
@@ -215,16 +224,16 @@ _LINES: Final = Suite(
     """,
     ("recording",),
     (
-        holds("no_line_is_lost", "every line of a recording is a message, or in quarantine"),
-        holds("no_line_came_twice", "no line is there twice"),
+        holds("no_line_is_lost", "every line of a recording is in bronze or in quarantine"),
+        holds("no_line_came_twice", "no line is stored twice"),
     ),
     ("lines", "numbers", "first_line", "last_line"),
 )
 _CONSERVATION: Final = Suite(
     "conservation",
     "messages",
-    "How many rows landing has taken from the bridges' segments, beside how many are in bronze and in quarantine, and how many "
-    "maintenance has removed from there.",
+    "Number of rows that landing has read from the bridges' segments, with the numbers of rows in bronze and in quarantine and "
+    "of rows that maintenance has removed from them.",
     ("messages", "quarantine", "landed"),
     """
     SELECT taken, quarantined, in_messages, removed_messages, in_quarantine, removed_quarantine,
@@ -236,10 +245,14 @@ _CONSERVATION: Final = Suite(
     """,
     ("taken",),
     (
-        holds("no_message_is_lost", "whatever was taken from a segment, and not quarantined, is in bronze until it is too old"),
-        holds("no_message_is_made_up", "whatever is in bronze was taken from a segment, once"),
         holds(
-            "none_is_lost_from_quarantine", "whatever was quarantined is there until it is too old; while rows land, more may be"
+            "no_message_is_lost",
+            "every row that was read from a segment and not quarantined is in bronze until its retention ends",
+        ),
+        holds("no_message_is_made_up", "every row in bronze was read from a segment, once"),
+        holds(
+            "none_is_lost_from_quarantine",
+            "every quarantined row is in quarantine until its retention ends; more may be there while rows land",
         ),
     ),
     ("quarantined", "in_messages", "removed_messages", "in_quarantine", "removed_quarantine"),
@@ -247,7 +260,7 @@ _CONSERVATION: Final = Suite(
 _COVERAGE: Final = Suite(
     "coverage spans",
     "coverage",
-    "The rows that open and close the spans in which we did not listen, each beside its neighbours of the same bridge.",
+    "Rows that open and close coverage gaps, each with the previous and next row of the same bridge.",
     ("coverage", "stand"),
     """
     WITH spans AS (
@@ -269,17 +282,17 @@ _COVERAGE: Final = Suite(
     """,
     ("bridge", "received_at"),
     (
-        holds("closes_what_was_open", "what closes was open", Severity.WARNING),
-        holds("ends_after_it_began", "a span ends after it began"),
-        holds("no_two_overlap", "of one bridge no span begins before the row that closed the one before it", Severity.WARNING),
-        holds("is_closed", "no span has been open for an hour: nobody is offline while it is", Severity.WARNING),
+        holds("closes_what_was_open", "a row that closes a gap follows one that opens it", Severity.WARNING),
+        holds("ends_after_it_began", "a gap does not end before its start"),
+        holds("no_two_overlap", "no gap starts before the row that closed the previous gap of the bridge", Severity.WARNING),
+        holds("is_closed", "no gap has been open for an hour: no device goes offline for silence meanwhile", Severity.WARNING),
     ),
     ("op", "begun_or_ended", "op_before", "at_before"),
 )
 _CLOCKS: Final = Suite(
     "clocks",
     "messages",
-    "The devices whose clock was ahead by more than `max_clock_lead`, each with its first such message that was judged.",
+    "Devices whose clock was ahead by more than `max_clock_lead`, each with its first judged message of that kind.",
     ("messages", "judgements", "stand"),
     f"""
     WITH ahead AS (
@@ -293,14 +306,14 @@ _CLOCKS: Final = Suite(
     FROM ahead CROSS JOIN stand LEFT JOIN listed ON id = device_id
     """,
     ("device_id",),
-    (holds("is_listed", "a clock that is ahead is listed from its first message on", Severity.WARNING),),
+    (holds("is_listed", "a clock that is ahead is listed at its first message", Severity.WARNING),),
     ("received_at", "messages"),
 )
 _VOLUME: Final = Suite(
     "volume",
     "messages",
-    "The newest whole hour of each site that was heard within eight days, beside the median of the day before it, and how long "
-    "ago the site was heard, counted back from the newest row that has landed.",
+    "Number of messages in the newest full hour of each site heard within eight days, with the median hour of the day before. "
+    "Hours, and the time since the site was heard, count back from the newest landed row.",
     ("messages", "stand"),
     f"""
     WITH lately AS (SELECT site, received_at, unix_millis(stand.landed) - unix_millis(received_at) AS ago_ms
@@ -327,12 +340,10 @@ _VOLUME: Final = Suite(
     """,
     ("site",),
     (
-        holds("not_half_of_usual", "a site sends half of what it usually does in an hour, at the least", Severity.WARNING),
-        holds("not_thrice_as_usual", "a site sends thrice what it usually does, at the most", Severity.WARNING),
-        holds("is_fresh", "a site is silent for thrice its longest pause and a minute, at the most", Severity.WARNING),
-        holds(
-            "is_heard_each_day", "a site that was heard in the week before is heard within a day and an hour", Severity.WARNING
-        ),
+        holds("not_half_of_usual", "a site sends at least half of its usual messages an hour", Severity.WARNING),
+        holds("not_thrice_as_usual", "a site sends at most three times its usual messages an hour", Severity.WARNING),
+        holds("is_fresh", "a site is silent for at most three times its longest pause and a minute", Severity.WARNING),
+        holds("is_heard_each_day", "a site heard in the last week is heard again within 25 hours", Severity.WARNING),
     ),
     ("messages_of_the_hour", "usual", "heard_at", "longest_ms"),
 )

@@ -1,4 +1,6 @@
-"""The registry of devices: its entries, corrections of them, and a device as a correction row carries it.
+"""Registry of devices: entries, their corrections, and states in correction rows.
 
-It imports the core alone. Begin with ``registry.py``.
+It imports the modules directly below ``fleetpulse.core``, except ``fold.py`` and those above it.
+`core.fold`, `core.amendments` and every package that may import ``core`` may import it.
+Start reading with ``registry.py``.
 """

@@ -1,8 +1,12 @@
-"""A device as a row that corrects carries it: plain values, and a fingerprint of them.
+"""State of a device in a correction row: plain values and their fingerprint.
 
-Rule 1: covered time is told as how much of it has passed since: that is the same wherever counting began.
-Rule 2: what no longer acts is left out, so that two devices that go on alike are told alike.
-Rule 3: what comes back is checked value by value: whatever a row says, the fold lives on.
+Rule 1: a covered time is encoded as the covered time elapsed since, which does not depend on the
+start of the coverage.
+Rule 2: values without further effect are left out, so that devices with the same future are encoded
+equally.
+Rule 3: decoding checks each value: no content of a row can break the fold.
+
+Source: ADR 13.
 """
 
 import json
@@ -19,9 +23,9 @@ from fleetpulse.core.registry.registry import LIMITS
 from fleetpulse.core.rows import POSITION_BITS, Trust
 from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 
-_WHOLE: Final = range(2**53)  # instants, durations and counts: sums of some still fit into 64 bits
-_SEQ: Final = range(2**63)  # as devices may send it
-_SINCE: Final = {  # covered time, and the name of its age
+_WHOLE: Final = range(2**53)  # instants, durations and counts: their sums fit into 64 bits
+_SEQ: Final = range(2**63)  # range of seq in messages
+_SINCE: Final = {  # covered time -> name of the covered time elapsed since
     "quiet_covered_ms": "quiet_for_ms",
     "death_covered_ms": "dead_for_ms",
     "outage_covered_ms": "cut_off_for_ms",
@@ -32,12 +36,13 @@ _LISTS: Final = ("error_times_ms", "codes", "progress", "progress_of")
 
 
 def plain(device: Device, covered_ms: int, at_ms: int = 0) -> dict[str, Any]:
-    """Return a device as JSON has it.
+    """Encode a device as JSON values.
 
     Args:
         device: the device.
-        covered_ms: covered time at the instant at which it is told, in milliseconds.
-        at_ms: that instant: places in arrival order before it are left out.
+        covered_ms: covered time at the instant of encoding, milliseconds.
+        at_ms: instant of encoding, epoch milliseconds; earlier places in arrival order are left
+            out.
     """
     values: dict[str, Any] = {item.name: getattr(device, item.name) for item in fields(Device) if item.name != "device_id"}
     if not any(start is not None for start in device.progress):
@@ -56,29 +61,30 @@ def plain(device: Device, covered_ms: int, at_ms: int = 0) -> dict[str, Any]:
 
 
 def alike(one: Device | None, other: Device | None) -> bool:
-    """Whether two devices go on alike: equal but for the number of their last transition."""
+    """Whether two devices are equal, apart from their last transition number."""
     if one is None or other is None:
         return one is other
     return plain(replace(one, transition_no=0), 0) == plain(replace(other, transition_no=0), 0)
 
 
 def fingerprint(device: Device | None, covered_ms: int, at_ms: int) -> str:
-    """Return a digest of a device, or of there being none: 16 hexadecimal digits."""
+    """Return a digest of a device, or of None: 16 hexadecimal digits."""
     values = None if device is None else plain(device, covered_ms, at_ms)
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def corrected(device_id: str, told: Any, covered: Callable[[str], int]) -> Device | None:
-    """Parse a device that `plain` has written; None if the correction removes it.
+    """Decode a device that `plain` has encoded; None if the correction removes it.
 
     Args:
-        device_id: its id.
-        told: the value written by `plain`.
-        covered: returns the covered time of a site at the instant of the correction, in milliseconds.
+        device_id: id of the device.
+        told: encoded value.
+        covered: function from a site to its covered time at the instant of the correction,
+            milliseconds.
 
     Raises:
-        ValueError: it told something else; the message says what.
+        ValueError: invalid values; the message names them.
     """
     if told is None:
         return None
@@ -110,7 +116,9 @@ def _text(value: Any) -> bool:
 
 
 def _gateway(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= MAX_TEXT + MAX_ID_BYTES + 1 and value.isprintable()  # its site may be a part
+    return (
+        isinstance(value, str) and len(value) <= MAX_TEXT + MAX_ID_BYTES + 1 and value.isprintable()
+    )  # the id may include a site
 
 
 def _maybe(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -148,11 +156,13 @@ _CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = MappingProxyType(
         "progress_of": _several(_text, MAX_SEQUENCE),
     }
 )
-_TORN: Final[Mapping[str, Callable[[Mapping[str, Any]], bool]]] = MappingProxyType(  # values that say something together
+_TORN: Final[Mapping[str, Callable[[Mapping[str, Any]], bool]]] = MappingProxyType(  # values that must be consistent
     {
         "progress": lambda values: len(values["progress"]) != max(0, len(values["progress_of"]) - 1),
         "dead_for_ms": lambda values: (values["death_ms"] is None) != (values["dead_for_ms"] is None),
         "cut_off_for_ms": lambda values: (values["outage_ms"] is None) != (values["cut_off_for_ms"] is None),
     }
 )
-assert {*_CHECKS} - {*_SINCE.values()} | {*_SINCE} == {item.name for item in fields(Device)} - {"device_id"}, "all of it is told"
+assert {*_CHECKS} - {*_SINCE.values()} | {*_SINCE} == {item.name for item in fields(Device)} - {"device_id"}, (
+    "each field of a device is encoded"
+)

@@ -1,7 +1,8 @@
-"""The registry by its entries: what was said of a device, and the entry that says since an instant otherwise.
+"""Registry entries of a device, and the entry that corrects them since an instant.
 
-Rule 1: an entry acts from its instant until the next one; nothing that was said is taken away.
-Rule 2: an entry says class and site as a whole: one that corrects the one leaves the other as it was then.
+Rule 1: an entry is in force from its instant until the next entry; entries are never removed.
+Rule 2: an entry sets class and site together. An entry that corrects one of them repeats the other
+as it was at that instant.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,8 @@ from fleetpulse.core.policy import DEFAULT_CLASS, RULES
 from fleetpulse.core.times import format_instant
 
 ADD, DECOMMISSION = "add", "decommission"
-LIMITS: Final = ("timeout_ms", "death_grace_ms")  # rules that a device may have of its own
-AS_ITS_CLASS: Final = -1  # stands for a limit that is no longer the device's own
+LIMITS: Final = ("timeout_ms", "death_grace_ms")  # rules that the registry can set for a single device
+AS_ITS_CLASS: Final = -1  # value of a limit that resets it to that of the class
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +23,13 @@ class Entry:
     """An entry of the registry.
 
     Attributes:
-        from_ms: the instant from which it acts, epoch milliseconds.
+        from_ms: instant from which the entry is in force, epoch milliseconds.
         op: add or decommission.
-        site: its site; of a decommission it says nothing.
-        device_class: its class; None: the default one.
-        gateway: through whom it comes; None: as before.
-        timeout_ms: its own timeout; None: that of its class.
-        death_grace_ms: its own grace after a will; None: that of its class.
+        site: site of the device; without meaning if ``op`` is decommission.
+        device_class: class of the device; None: the default class.
+        gateway: gateway of the device; None: unchanged.
+        timeout_ms: timeout of this device, milliseconds; None: that of its class.
+        death_grace_ms: grace period of this device, milliseconds; None: that of its class.
     """
 
     from_ms: int
@@ -42,17 +43,18 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What was otherwise since an instant; None and False: as it was said.
+    """Correction of the registry since an instant; None and False: unchanged.
 
     Attributes:
-        from_ms: since when, epoch milliseconds.
-        device_class: its class was this.
-        site: it was here.
-        gateway: it came through this one.
-        timeout_ms: it had this timeout of its own; `AS_ITS_CLASS`: none.
-        death_grace_ms: it had this grace of its own; likewise.
-        registered: it was in service.
-        decommissioned: it was out of service.
+        from_ms: instant from which the correction holds, epoch milliseconds.
+        device_class: correct class.
+        site: correct site.
+        gateway: correct gateway.
+        timeout_ms: correct timeout of this device, milliseconds; `AS_ITS_CLASS`: that of its class.
+        death_grace_ms: correct grace period of this device, milliseconds; `AS_ITS_CLASS`: that of
+            its class.
+        registered: whether the device was in service.
+        decommissioned: whether the device was out of service.
     """
 
     from_ms: int
@@ -66,13 +68,15 @@ class Correction:
 
 
 def limits(content: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return the timeout and the death grace that an entry gives its device, in milliseconds; None: those of its class.
+    """Return the timeout and grace period that an entry sets, milliseconds.
+
+    None: that of the class.
 
     Args:
-        content: of a registry row.
+        content: body of a registry row.
 
     Raises:
-        ValueError: one lies outside of the bounds of the policy's.
+        ValueError: a limit outside the bounds that a policy has for it.
     """
     for name in LIMITS:
         value = content.get(name)
@@ -83,10 +87,10 @@ def limits(content: Mapping[str, Any]) -> tuple[int | None, int | None]:
 
 
 def class_at(known: Sequence[Entry], instant_ms: int) -> str:
-    """Return the class that a device has at an instant.
+    """Return the class of a device at an instant.
 
     Args:
-        known: what the registry says of it, in order.
+        known: entries of the device, in order.
         instant_ms: epoch milliseconds.
     """
     added = [one for one in known if one.op == ADD and one.from_ms <= instant_ms]
@@ -94,41 +98,42 @@ def class_at(known: Sequence[Entry], instant_ms: int) -> str:
 
 
 def corrected(known: Sequence[Entry], heard_at: str, wanted: Correction) -> Entry:
-    """Return the entry that says what was otherwise.
+    """Return the entry that makes a correction.
 
     Args:
-        known: what the registry says of the device, in order.
-        heard_at: its site where the registry does not say it.
-        wanted: what was otherwise.
+        known: entries of the device, in order.
+        heard_at: site of the device if the registry does not know it.
+        wanted: correction to make.
 
     Raises:
-        Misuse: nothing was otherwise, or what cannot be told by an entry.
-        FleetError: it contradicts what the registry says of that instant.
+        Misuse: an empty correction, or one that an entry cannot express.
+        FleetError: a correction that contradicts the registry at that instant.
     """
     _check(wanted)
     in_force = next((one for one in reversed(known) if one.from_ms <= wanted.from_ms), None)
     out_since = format_instant(in_force.from_ms) if in_force is not None and in_force.op == DECOMMISSION else None
     from_ms, taken = wanted.from_ms, {one.from_ms for one in known}
-    while from_ms in taken:  # of two entries at one instant it is not said which acts last
+    while from_ms in taken:  # two entries at one instant would have no order
         from_ms += 1
     if wanted.decommissioned:
         if out_since is not None:
             raise FleetError(
-                f"it is out of service since {out_since}; name an earlier instant", code="correction-after-decommission"
+                f"the device is already out of service since {out_since}; name an earlier instant",
+                code="correction-after-decommission",
             )
         return Entry(from_ms, DECOMMISSION, heard_at)
     if out_since is not None and not wanted.registered:
         raise FleetError(
-            f"it is out of service since {out_since}, and an entry behind that would register it anew; "
-            f"name an earlier instant, or say --registered if that is meant",
+            f"the device is out of service since {out_since}, and a later entry would register it again; "
+            f"name an earlier instant, or add --registered to register it",
             code="correction-after-decommission",
         )
     added = [one for one in known if one.op == ADD]
     before = [one for one in added if one.from_ms <= wanted.from_ms]
     if added and not before and not wanted.registered:
         raise FleetError(
-            f"the registry does not know it in service before {format_instant(added[0].from_ms)}; name that or a later instant, "
-            f"or say --registered if it was in service: class and site are then those of its first registration unless named",
+            f"the device is in service only since {format_instant(added[0].from_ms)}, by the registry; name that or a later "
+            f"instant, or add --registered if it was in service (class and site are then those of its first entry, unless named)",
             code="correction-before-registration",
         )
     base = before[-1] if before else added[0] if added else Entry(from_ms, ADD, heard_at)
@@ -151,19 +156,19 @@ def _check(wanted: Correction) -> None:
     of_it = (wanted.device_class, wanted.site, wanted.gateway)
     if "" in of_it:
         raise Misuse(
-            "a class, a site and a gateway have a name; a gateway cannot be taken away, only another one named, "
-            'and the default class is "default"',
+            "a class, a site and a gateway must have a name; got an empty one; name another gateway to replace one (it cannot be "
+            'removed), and name the default class "default"',
             code="correction-name-missing",
         )
     given = any(of_it) or wanted.timeout_ms is not None or wanted.death_grace_ms is not None
     if wanted.decommissioned and (wanted.registered or given):
         raise Misuse(
-            "a device out of service has no class, site, gateway or limit to correct: give --decommissioned alone",
+            "a device out of service has no class, site, gateway or limit to correct; use --decommissioned alone",
             code="correction-of-decommissioned",
         )
     if not (wanted.decommissioned or wanted.registered or given):
         raise Misuse(
-            "nothing is corrected; name at least one of --class, --site, --gateway, --timeout, --death-grace, --registered "
-            "or --decommissioned. The id cannot be: a device with another id is another device",
+            "the correction is empty; use at least one of --class, --site, --gateway, --timeout, --death-grace, --registered "
+            "or --decommissioned. The id cannot be corrected: a device with another id is another device",
             code="correction-empty",
         )

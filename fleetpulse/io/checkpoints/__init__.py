@@ -1,4 +1,6 @@
-"""The lifecycle job's checkpoints: their positions, and the record of generations.
+"""Checkpoints of the lifecycle job: positions, and the record of generations.
 
-It imports ``system``. Begin with ``generations.py``.
+It imports ``system`` and the version of the stored form from ``columnar``. ``home`` and the
+packages above it (``tables``, ``maintenance``, ``lifecycle``, jobs, ``cli``) may import it.
+Start reading with ``generations.py``; ``checkpoint.py`` reads the files that Spark writes.
 """

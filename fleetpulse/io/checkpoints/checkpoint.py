@@ -1,4 +1,4 @@
-"""What a checkpoint says of how far it has come, read from its files: without the job, and without Spark."""
+"""Position of a checkpoint, read from its files without Spark or the job."""
 
 import json
 from contextlib import suppress
@@ -11,18 +11,19 @@ from fleetpulse.io.system.fsync import atomic_write
 
 _SCHEMAS: Final = "/_stateSchema/"
 _BEGIN: Final = "begun-with.json"
-WATERMARK_DELAY_MS: Final = 1  # the watermark runs so far behind the newest ``received_at``
+WATERMARK_DELAY_MS: Final = 1  # delay of the watermark behind the newest ``received_at``
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPosition:
-    """Where a checkpoint stands after a batch.
+    """Position of a checkpoint after a batch.
 
     Attributes:
-        batch: its number.
-        version: of bronze, the next one to be read.
-        newest_ms: ``received_at`` of the newest row read, epoch milliseconds; None where none was.
-        partitions: of the state.
+        batch: number of the batch.
+        version: next version of bronze to be read.
+        newest_ms: ``received_at`` of the newest row read, epoch milliseconds; None if no row was
+            read.
+        partitions: number of partitions of the state.
     """
 
     batch: int
@@ -32,33 +33,46 @@ class CheckpointPosition:
 
 
 def judged_up_to(checkpoint: Path) -> tuple[int, int] | None:
-    """Return the newest committed batch and the ``received_at`` up to which it judged, in epoch milliseconds.
+    """Return the newest committed batch and the ``received_at`` up to which it judged.
 
-    A batch judges all key groups at the newest row that it read, so that is where its watermark goes. Read from the checkpoint
-    itself, so that it is true whether the job runs, stopped or was killed. None before the first batch.
+    A batch judges all key groups up to the newest row that it read, to which its watermark moves.
+    The checkpoint is read directly, so the result is valid whether or not the job runs.
+
+    Returns:
+        Number of the batch, and instant in epoch milliseconds; None before the first batch.
 
     Raises:
-        FleetError: what it was begun with is damaged.
+        FleetError: the record of the checkpoint's start is damaged, see `note_begin`.
     """
     for batch in reversed(committed(checkpoint)):
         try:
             watermark_ms = watermark_after(checkpoint, batch) or 0
-        except FleetError:  # it was just removed, or is cut off: the one before it is whole
+        except FleetError:  # the commit was just removed, or is truncated: the previous one is whole
             continue
         return batch, watermark_ms + WATERMARK_DELAY_MS if watermark_ms else begun_with(checkpoint) or WATERMARK_DELAY_MS
     return None
 
 
 def note_begin(checkpoint: Path, newest_ms: int | None) -> None:
-    """Write down up to which ``received_at`` all was judged that a new checkpoint begins with: it has no watermark yet."""
+    """Record up to which ``received_at`` the initial state of a checkpoint was judged.
+
+    A new checkpoint has no watermark before its first batch with rows.
+
+    Args:
+        checkpoint: folder of the checkpoint.
+        newest_ms: instant, epoch milliseconds; None if nothing was judged.
+    """
     atomic_write(checkpoint / _BEGIN, json.dumps({"newest_ms": newest_ms}))
 
 
 def begun_with(checkpoint: Path) -> int | None:
-    """Return what `note_begin` has written; None where it was begun with nothing.
+    """Return the instant that `note_begin` has recorded.
+
+    Returns:
+        Instant, epoch milliseconds; None if none was recorded.
 
     Raises:
-        FleetError: what is written is damaged.
+        FleetError: the record is damaged.
     """
     try:
         newest_ms = json.loads((checkpoint / _BEGIN).read_text())["newest_ms"]
@@ -70,36 +84,46 @@ def begun_with(checkpoint: Path) -> int | None:
 
 
 def is_settled(checkpoint: Path) -> bool:
-    """Whether all that was read is judged and said: there is a batch, and none is under way."""
+    """Return whether a checkpoint has a batch, and all batches are committed."""
     return unfinished(checkpoint) is None and bool(committed(checkpoint))
 
 
 def committed(checkpoint: Path) -> list[int]:
-    """Return the batches that were committed and are kept, in order."""
+    """Return the numbers of the committed batches in a checkpoint, in order."""
     return _numbers(checkpoint / "commits")
 
 
 def begun(checkpoint: Path) -> list[int]:
-    """Return the batches that were begun and are kept, in order; those that were committed are among them."""
+    """Return the numbers of all started batches in a checkpoint, in order."""
     return _numbers(checkpoint / "offsets")
 
 
 def unfinished(checkpoint: Path) -> int | None:
-    """Return the batch that was begun and not committed: the next start does it again; None where there is none."""
+    """Return the batch that was started but not committed; None if there is none.
+
+    The job repeats this batch when it starts.
+    """
     started, done = begun(checkpoint), committed(checkpoint)
     return started[-1] if started and (not done or started[-1] > done[-1]) else None
 
 
 def newest_begun(checkpoint: Path) -> int:
-    """Return the version of bronze at which the newest batch that was begun ends."""
+    """Return the version of bronze at which the newest started batch ends."""
     return read_offset(checkpoint, begun(checkpoint)[-1])[1]
 
 
 def read_offset(checkpoint: Path, batch: int) -> tuple[int, int]:
-    """Return the watermark with which a batch was begun, epoch milliseconds (0: none), and the version of bronze at its end.
+    """Return the start watermark of a batch, and the version of bronze at its end.
+
+    Args:
+        checkpoint: folder of the checkpoint.
+        batch: number of the batch.
+
+    Returns:
+        Watermark in epoch milliseconds (0 if there was none), and version.
 
     Raises:
-        FleetError: what the checkpoint says of it is damaged, or not ours.
+        FleetError: the offsets of the batch are damaged, or were not written by the lifecycle job.
     """
     try:
         _, metadata, offset = (checkpoint / "offsets" / str(batch)).read_text().splitlines()[:3]
@@ -110,20 +134,23 @@ def read_offset(checkpoint: Path, batch: int) -> tuple[int, int]:
 
 def _damaged(checkpoint: Path, what: str, error: Exception) -> FleetError:
     return FleetError(
-        f'{what} of the checkpoint "{checkpoint}" is not the lifecycle job\'s, or is damaged ({error!r}); '
-        f"restore the checkpoint, or, if it is the current generation's, begin anew from a snapshot: "
+        f'{what} of the checkpoint "{checkpoint}" was not written by the lifecycle job, or is damaged ({error!r}); '
+        f"restore the checkpoint, or, if it is the current generation's, create a generation from a snapshot: "
         f"./fleet state bootstrap --damaged",
         code="checkpoint-damaged",
     )
 
 
 def relocate(checkpoint: Path) -> None:
-    """Let a checkpoint that was copied or moved name the schemas in its own folder: Spark writes their whole path down.
+    """Update absolute paths of state schemas in a checkpoint that was copied or moved.
 
-    No effect where it does already.
+    Spark stores the absolute paths of the schema files. No effect if the paths are correct.
+
+    Args:
+        checkpoint: folder of the checkpoint.
 
     Raises:
-        FleetError: what one says of its state is damaged; the others are seen to all the same.
+        FleetError: a metadata file of the state is damaged. All other files are updated.
     """
     damaged: list[str] = []
     for path in (checkpoint.resolve() / "state").glob("*/_metadata/v2/*"):
@@ -131,19 +158,22 @@ def relocate(checkpoint: Path) -> None:
             if path.name.isdecimal():
                 _relocate_schemas(path)
         except FileNotFoundError:
-            continue  # the job that runs has removed it meanwhile
+            continue  # a running job has removed the file meanwhile
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            damaged.append(f'"{path}" is not what Spark says of a state, or is damaged ({error!r})')
+            damaged.append(f'"{path}" is not metadata of a Spark state store, or is damaged ({error!r})')
     if damaged:
         raise FleetError(
-            f"{damaged[0]}; restore the checkpoint, or, if it is the current generation's, begin anew from a snapshot: "
-            f"./fleet state bootstrap --damaged",
+            f"{damaged[0]}; restore the checkpoint, or, if it is the current generation's, create a generation from a "
+            f"snapshot: ./fleet state bootstrap --damaged",
             code="checkpoint-damaged",
         )
 
 
 def relocate_each(lifecycle: Path) -> None:
-    """Do as `relocate` does for all checkpoints of a folder; one that is damaged is passed over: whoever opens it says so."""
+    """Apply `relocate` to all checkpoints of a folder, and ignore damaged ones.
+
+    A damaged checkpoint raises its error when it is opened.
+    """
     for checkpoint in lifecycle.glob("gen-*"):
         with suppress(FleetError):
             relocate(checkpoint)
@@ -159,43 +189,48 @@ def _relocate_schemas(path: Path) -> None:
         moved |= here != there
         store["stateSchemaFilePaths"] = here
     if moved:
-        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)  # Hadoop's checksum of what it was
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)  # Hadoop's checksum of the old content
         moved_text = f"{version}\n{json.dumps(known, separators=(',', ':'))}"
         atomic_write(path, moved_text, sync=False, aside=path.with_name(f".{path.name}.new"))
 
 
 def query_id(checkpoint: Path) -> str | None:
-    """Return the id of the checkpoint's query; None where there is none."""
+    """Return the id of the checkpoint's query; None if no query was started.
+
+    Raises:
+        FleetError: the file with the id is damaged.
+    """
     try:
         return str(json.loads((checkpoint / "metadata").read_text())["id"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError):
         raise FleetError(
-            f'"{checkpoint / "metadata"}" is no query\'s; restore the checkpoint, or name another home', code="checkpoint-damaged"
+            f'"{checkpoint / "metadata"}" does not contain the id of a query; restore the checkpoint, or choose another home',
+            code="checkpoint-damaged",
         ) from None
 
 
 def position_after(checkpoint: Path, batch: int | None = None) -> CheckpointPosition:
-    """Return where a checkpoint stood after a batch.
+    """Return the position of a checkpoint after a batch.
 
     Args:
-        checkpoint: its folder.
-        batch: a committed one; None takes the newest.
+        checkpoint: folder of the checkpoint.
+        batch: number of a committed batch; None for the newest one.
 
     Raises:
-        FleetError: it has none, the batch is no longer kept, or it is not one of ours.
+        FleetError: the checkpoint has no committed batch, no longer has this batch, or is damaged.
     """
     kept = committed(checkpoint)
     if not kept:
         raise FleetError(
-            f'the checkpoint "{checkpoint}" has no batch yet; let the job judge something first: ./fleet up',
+            f'the checkpoint "{checkpoint}" has no batch yet; run the job first: ./fleet up',
             code="checkpoint-empty",
         )
     if batch is not None and batch not in kept:
         raise FleetError(
-            f"batch {batch} is not in the checkpoint, which keeps {kept[0]} to {kept[-1]}; name one of these, "
-            f"or take an older snapshot by --version or --at",
+            f"batch {batch} is not in the checkpoint, which keeps {kept[0]} to {kept[-1]}; choose one of these, "
+            f"or an older snapshot with --version or --at",
             code="checkpoint-batch-missing",
         )
     chosen = kept[-1] if batch is None else batch
@@ -211,15 +246,21 @@ def position_after(checkpoint: Path, batch: int | None = None) -> CheckpointPosi
 
 
 def partitions_of(checkpoint: Path) -> int | None:
-    """Return how many partitions the state of a checkpoint has, by its folders: what else says so may be damaged."""
+    """Return the number of state partitions, counted by folder; None if none exist.
+
+    The folders are used because the checkpoint's other files may be damaged.
+    """
     return len(_numbers(checkpoint / "state" / "0")) or None
 
 
 def watermark_after(checkpoint: Path, batch: int) -> int | None:
-    """Return Spark's watermark after a committed batch, epoch milliseconds; None where no row has moved it yet.
+    """Return Spark's watermark after a committed batch.
+
+    Returns:
+        Watermark, epoch milliseconds; None if no row has moved it yet.
 
     Raises:
-        FleetError: the commit is not one of ours.
+        FleetError: the commit is damaged, or was not written by the lifecycle job.
     """
     try:
         return int(json.loads((checkpoint / "commits" / str(batch)).read_text().splitlines()[1])["nextBatchWatermarkMs"]) or None

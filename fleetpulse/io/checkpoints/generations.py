@@ -1,8 +1,10 @@
-"""The generations of the lifecycle job: a checkpoint each, and a record of who made which from what.
+"""Generations of the lifecycle job: checkpoints, and the record of their origin.
 
-Rule 1: one is current. Another becomes so in one step, the renaming of the record; until then, and after a crash before it,
-nothing has changed. A generation that was being made when its maker died is made anew.
-Rule 2: a generation that was current stays, with what it stood at, until it is pruned: it is the way back.
+Rule 1: one generation is current. A switch to another is one step, the renaming of the record file.
+A crash before this step changes nothing. A generation whose creation was interrupted is created
+again.
+Rule 2: a generation that was current is kept with its last position until it is pruned, so that a
+rollback to it is possible.
 """
 
 import json
@@ -25,20 +27,22 @@ NEW, HELD, CURRENT, RETIRED, DISCARDED, PRUNED = "new", "held", "current", "reti
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One generation.
+    """One checkpoint lineage of the lifecycle job, as recorded.
 
     Attributes:
-        number: from 1.
-        key_groups: how many it has.
-        form: the stored form that it writes, see `columnar.stored`.
-        made_by: the verb, such as ``rescale``.
-        made_from: what from: a generation and its batch, a snapshot's version, a file.
-        made_at_ms: when, epoch milliseconds.
-        status: new, held (made, and not yet given the work), current, retired, discarded or pruned.
-        stands: where it was stopped when another took over: batch, version of bronze, frontier, and when that was
-            (``retired_at_ms``; older ones have none); of one that is held, where the current one stood when it was made, and
-            the ``beside`` of that; of one whose checkpoint could not say where it stopped, ``damaged``; empty otherwise.
-        asked_by: who asked for it, see `process.asked_by`; empty in records from before that was written down.
+        number: number of the generation, from 1.
+        key_groups: number of its key groups.
+        form: stored form that it writes, see `columnar.codec.versions`.
+        made_by: command that created it, such as ``rescale``.
+        made_from: source of its state: a generation and its batch, a snapshot's version, or a file.
+        made_at_ms: time of its creation, epoch milliseconds.
+        status: new, held (created, but not activated), current, retired, discarded or pruned.
+        stands: position, which depends on the status. Retired: its position at the switch, and the
+            time of the switch (``retired_at_ms``, absent in old records). Retired with unknown
+            position: ``damaged``. Held: position of the current generation when this one was
+            created, and its number (``beside``). Empty otherwise.
+        asked_by: user or Airflow run that requested it, see `process.asked_by`; may be empty in old
+            records.
     """
 
     number: int
@@ -53,49 +57,56 @@ class Generation:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether its checkpoint could not say where it stopped when another took over: nobody can go back to it."""
+        """Whether its position at the switch is unknown, so that rollback is impossible."""
         return bool(self.stands.get("damaged"))
 
     @classmethod
     def first(cls, key_groups: int, form: int = STORED_FORM) -> "Generation":
-        """Return the one that a home begins with."""
+        """Return the first generation of a home."""
         return cls(1, key_groups, form, "up")
 
 
 @dataclass(frozen=True, slots=True)
 class Generations:
-    """The record.
+    """Record of the generations of a home.
 
     Attributes:
-        current: the number of the one that runs.
-        known: all of them, by number; the first is not in it before there is a second.
+        current: number of the current generation.
+        known: generations by number. The first one is absent until a second one is created.
     """
 
     current: int
     known: Mapping[int, Generation]
 
     def of(self, number: int) -> Generation | None:
-        """Return a generation."""
+        """Return the generation with a number; None if it is not in the record."""
         return self.known.get(number)
 
     def newest(self) -> int:
-        """Return the greatest number."""
+        """Return the greatest number of a generation."""
         return max([self.current, *self.known])
 
     def predecessor(self) -> Generation | None:
-        """Return the one that the current one took over from, where it has not been pruned; damaged ones are passed over."""
+        """Return the newest retired generation before the current one, unless damaged.
+
+        Returns:
+            The target of a rollback; None if there is none, or it was pruned.
+        """
         gone_on_from = (one for one in self.known.values() if one.status == RETIRED and not one.is_damaged)
         before = [one for one in gone_on_from if one.number < self.current]
         return max(before, key=lambda one: one.number, default=None)
 
     def held(self) -> Generation | None:
-        """Return the one that waits to be given the work."""
+        """Return the held generation, which waits for its switch; None if there is none."""
         return next((one for one in self.known.values() if one.status == HELD), None)
 
     def retired_at_ms(self, number: int) -> int | None:
-        """Return when another took over from a generation, epoch milliseconds; None where nobody wrote down when.
+        """Return the time of the switch from a generation to its successor.
 
-        Of one that was retired before that was written down, when the next one was made that came to run.
+        Old records lack this time; the creation time of the successor is returned instead.
+
+        Returns:
+            Time, epoch milliseconds; None if it is not recorded.
         """
         one = self.of(number)
         if one is not None and (at_ms := one.stands.get("retired_at_ms")) is not None:
@@ -105,14 +116,21 @@ class Generations:
         return successor.made_at_ms or None if successor is not None else None
 
     def of_the_same_groups(self, number: int) -> list[int]:
-        """Return a generation and those of whose checkpoints it is a copy: what their groups said last may still be so."""
+        """Return a generation's number, and those of the generations it was copied from.
+
+        They have the same key groups, so the newest summary of a group may be from any of them.
+        """
         found = [number]
         while (one := self.of(found[-1])) is not None and one.made_by == REPARTITION:
             found.append(int(one.made_from["generation"]))
         return found
 
     def choices_in(self, number: int) -> frozenset[int]:
-        """Return the generations that were made of other devices than were known, of a generation and those it comes from."""
+        """Return the generations with chosen devices: a generation and its ancestors.
+
+        A generation has chosen devices if it was created with only some of the known devices
+        (``only``), or from a list of devices (``devices``).
+        """
         found: set[int] = set()
         seen: set[int] = set()
         while number not in seen and (one := self.of(number)) is not None:
@@ -127,11 +145,11 @@ class Generations:
         return replace(self, known={**self.known, one.number: one})
 
     def switched(self, number: int, stands: Mapping[str, Any]) -> "Generations":
-        """Return the record with another current one; the former is retired.
+        """Return the record with another current generation, and the former one retired.
 
         Args:
-            number: of the one that becomes current.
-            stands: where the former one stopped.
+            number: number of the generation that becomes current.
+            stands: position of the former generation, see `Generation`.
         """
         former = replace(self.known[self.current], status=RETIRED, stands=stands)
         chosen = replace(self.known[number], status=CURRENT, stands={})
@@ -144,10 +162,10 @@ def checkpoint_of(lifecycle: Path, number: int) -> Path:
 
 
 def load_generations(lifecycle: Path) -> Generations:
-    """Read the record of a folder of checkpoints.
+    """Read the record of generations in a folder of checkpoints.
 
     Raises:
-        FleetError: it is damaged.
+        FleetError: the record is damaged.
     """
     path = lifecycle / _RECORD
     try:
@@ -162,48 +180,50 @@ def load_generations(lifecycle: Path) -> Generations:
 
 
 def made_durable(lifecycle: Path, number: int) -> None:
-    """Put a generation that was made on the disk, before the record says that it is to be gone on with: Spark syncs nothing.
+    """Make a new generation's checkpoint durable, before the record refers to it.
+
+    Spark does not call fsync.
 
     Raises:
-        FleetError: the system refuses.
+        FleetError: the checkpoint cannot be written to the disk.
     """
     checkpoint = checkpoint_of(lifecycle, number)
     try:
         sync_tree(checkpoint)
     except OSError as error:
-        raise FleetError(f'"{checkpoint}" cannot be written to the disk ({error.strerror}); nothing has changed; see to it, then '
-                         f"give the same command again", code="checkpoint-not-durable") from None  # fmt: skip
+        raise FleetError(f'"{checkpoint}" cannot be written to the disk ({error.strerror}); nothing has changed; fix the cause, '
+                         f"then run the same command again", code="checkpoint-not-durable") from None  # fmt: skip
 
 
 def save_generations(lifecycle: Path, record: Generations) -> None:
-    """Write the record in one step, and on the disk.
+    """Write the record of generations durably, in one step.
 
     Raises:
-        FleetError: the system refuses.
+        FleetError: the record cannot be written.
     """
     content = {"current": record.current, "generations": [asdict(one) for _, one in sorted(record.known.items())]}
     try:
         atomic_write(lifecycle / _RECORD, json.dumps(content, indent=1))
     except OSError as error:
-        raise FleetError(f'"{lifecycle / _RECORD}" cannot be written ({error.strerror}); nothing has changed; see to it, then '
-                         f"give the same command again", code="generations-unwritable") from None  # fmt: skip
+        raise FleetError(f'"{lifecycle / _RECORD}" cannot be written ({error.strerror}); nothing has changed; fix the cause, '
+                         f"then run the same command again", code="generations-unwritable") from None  # fmt: skip
 
 
 def begin_generation(
     lifecycle: Path, current: Generation, *, key_groups: int, form: int, made_by: str, made_from: Mapping[str, Any]
 ) -> Generation:
-    """Write down that a generation is being made, and make room for it; one left half made is removed.
+    """Record that a generation is being created, and remove half-made ones.
 
     Args:
-        lifecycle: the folder of checkpoints.
-        current: the generation that runs.
-        key_groups: of the new one.
-        form: likewise.
-        made_by: the verb.
-        made_from: what from.
+        lifecycle: folder of checkpoints.
+        current: current generation.
+        key_groups: number of key groups of the new generation.
+        form: stored form of the new generation.
+        made_by: command that creates it.
+        made_from: source of its state, see `Generation`.
 
     Raises:
-        FleetError: another is held.
+        FleetError: another generation is held, or the record cannot be written.
     """
     record = none_held(lifecycle)
     record = record if record.known else record.with_one(current)
@@ -215,41 +235,48 @@ def begin_generation(
 
 
 def none_held(lifecycle: Path) -> Generations:
-    """Return the record, where no generation waits to be given the work.
+    """Read the record of generations, and check that no generation is held.
 
     Raises:
-        FleetError: one does.
+        FleetError: a generation is held.
     """
     record = load_generations(lifecycle)
     if (held := record.held()) is not None:
         raise FleetError(
-            f"generation {held.number}, made by {held.made_by}, is held, and there is one at a time; give it the work: "
-            f"./fleet state switch {held.number}, or remove it: ./fleet state discard {held.number}",
+            f"generation {held.number}, made by {held.made_by}, is held, and only one can be held at a time; activate it "
+            f"with: ./fleet state switch {held.number}, or remove it with: ./fleet state discard {held.number}",
             code="generation-held",
         )
     return record
 
 
 def sweep(lifecycle: Path, record: Generations) -> Generations:
-    """Remove what those that were killed have left behind; return the record that says so. For one who makes, alone."""
+    """Remove files of commands that were killed, and return the updated record.
+
+    The caller holds `exclusive_state_change`.
+
+    Args:
+        lifecycle: folder of checkpoints.
+        record: record of generations; the caller saves the returned one.
+    """
     for one in record.known.values():
         if one.status == NEW:
             record = record.with_one(replace(one, status=DISCARDED))
     for folder in left_over(lifecycle, record):
         shutil.rmtree(folder, ignore_errors=True)
-    for aside in lifecycle.glob("told-*"):  # what a canary said
+    for aside in lifecycle.glob("told-*"):  # judgements of canaries and of bootstraps with --damaged
         shutil.rmtree(aside, ignore_errors=True)
     return record
 
 
 def left_over(lifecycle: Path, record: Generations) -> list[Path]:
-    """Return the checkpoints that are there still of generations that were removed: whoever did that was killed."""
+    """Return checkpoints of discarded or pruned generations that still exist."""
     folders = [checkpoint_of(lifecycle, one.number) for one in record.known.values() if one.status in (DISCARDED, PRUNED)]
     return [folder for folder in folders if folder.exists()]
 
 
 def discard_generation(lifecycle: Path, made: Generation) -> None:
-    """Remove a generation that was not to be."""
+    """Record a generation as discarded, and remove its checkpoint."""
     record = load_generations(lifecycle)
     save_generations(lifecycle, record.with_one(replace(made, status=DISCARDED)))
     shutil.rmtree(checkpoint_of(lifecycle, made.number), ignore_errors=True)

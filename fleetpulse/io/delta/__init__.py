@@ -1,4 +1,6 @@
-"""The Delta protocol without Spark: log, commits, appends, and errors of damaged tables.
+"""Delta protocol without Spark: log reader, commits, appends, detection of damaged files.
 
-It imports ``system``. Begin with ``log.py``; docs/adr/0026 says why this is written by hand.
+It imports ``system``. ``home`` and the packages above it (``tables``, ``maintenance``,
+``lifecycle``, ``kafka``, ``quality``, reports and jobs) may import it.
+Start reading with ``log.py``. docs/adr/0026 explains why appends are implemented here.
 """

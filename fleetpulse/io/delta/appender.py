@@ -1,11 +1,14 @@
-"""Rows appended to a Delta table at a cost that does not grow with the table.
+"""Appends to a Delta table at a cost that does not grow with the table.
 
-deltalake makes what a table consists of anew at each commit, 0.2 ms a file, of which an append needs to know nothing.
+deltalake loads the list of all files at each commit (0.2 ms a file), which an append does not need.
 
-Rule 1: rows are durable before the commit that names them is put in place, whole, under a number that nobody has taken.
-Rule 2: who came before is looked at: another's append or exchange of files does not matter, another schema is read, and one who
-says that a writer of ours has come further ends the try.
-Rule 3: each `CHECKPOINT_EVERY` versions the log gets a checkpoint, and loses what is older than the table keeps it.
+Rule 1: rows are durable before the commit that names them. The commit is created whole, under a
+version that no other commit has.
+Rule 2: commits of other writers are read before each try. Appends and exchanges of files do not
+matter; after a change of the schema the table is opened again. A commit in the name of the same
+writer ends the append with an error.
+Rule 3: the log gets a checkpoint every `CHECKPOINT_EVERY` versions, and entries beyond the table's
+log retention are removed.
 """
 
 import os
@@ -28,19 +31,21 @@ from fleetpulse.io.system.fsync import sync_folder
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 
 CHECKPOINT_EVERY: Final = 100
-_TRIES: Final = 100  # others commit a few times a second, and a try takes milliseconds
-_IDS: Final = ("device_id",)  # texts of which a file holds each a few times
+_TRIES: Final = 100  # other writers commit a few times a second, and a try takes milliseconds
+_IDS: Final = ("device_id",)  # string columns with few repetitions in a file
 
 
 class Appender:
-    """Appends to one table; all its writers must put commits in place by a link, which Spark's writers do not.
+    """Appender to one table; all its writers must create commits by hard links.
+
+    Spark does not, so a table that Spark also writes to needs `commit_verified`.
 
     Args:
-        path: the table's folder.
+        path: folder of the table.
 
     Raises:
-        FleetError: the table's protocol is not the one that is written here.
-        DamagedError: its log is damaged.
+        FleetError: the table has a newer protocol than this module writes.
+        DamagedError: the log of the table is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,7 +53,7 @@ class Appender:
         self._version = self._look()
 
     def _look(self) -> int:
-        """Look at the table as it is now; return its version."""
+        """Read columns, partitions and version of the table; return the version."""
         opened = open_known(self.path)
         self._columns = frozenset(field.name for field in opened.schema().fields)
         self._partitioned_by = tuple(opened.metadata().partition_columns)
@@ -58,24 +63,39 @@ class Appender:
         return self.path / "_delta_log" / f"{version:020d}.json"
 
     def append(self, rows: pa.Table, numbers: Mapping[str, int]) -> int:
-        """Append rows in one commit that also says to which number each of several writers has come; return its version.
+        """Append rows in one commit that also records the numbers of its writers.
+
+        Args:
+            rows: rows with columns of the table.
+            numbers: newest number by writer.
+
+        Returns:
+            Version of the commit.
 
         Raises:
-            FleetError: the table lacks a column; or another process has come further in the name of one of the writers.
-            OSError: the disk refuses; the table is as it was, or it has the rows and does not know whether they are durable.
+            FleetError: the table lacks a column, or another process commits as one of the writers.
+            OSError: the disk cannot be written. Either the table is unchanged, or it has the rows,
+                but they may not be durable.
         """
         if strange := [name for name in rows.column_names if name not in self._columns]:
             raise FleetError(
-                f'"{self.path}" has no column {", ".join(strange)}; restart, so that columns are added', code="column-unknown"
+                f'"{self.path}" has no column {", ".join(strange)}; restart the process to add it', code="column-unknown"
             )
         return self.commit(write_files(self.path, rows, self._partitioned_by), numbers)
 
     def commit(self, added: Sequence[Added], numbers: Mapping[str, int]) -> int:
-        """Append files that are durable already, see `write_files`, in one commit, as `append` does; return its version.
+        """Append files that `write_files` has written, in one commit like `append`.
+
+        Args:
+            added: durable files in the folder of the table.
+            numbers: newest number by writer.
+
+        Returns:
+            Version of the commit.
 
         Raises:
-            FleetError: see `append`; the files are removed then.
-            OSError: likewise, unless the commit names them.
+            FleetError: see `append`; the files are removed.
+            OSError: see `append`; the files are removed unless the commit names them.
         """
         try:
             version = self._commit(added, numbers)
@@ -94,18 +114,23 @@ class Appender:
                 self._version += 1
                 return self._version
         raise FleetError(
-            f'"{self.path}" got a commit of another at each of {_TRIES} tries; see who writes to it', code="commit-conflict"
+            f'cannot commit to "{self.path}": another commit came first in each of {_TRIES} tries; stop its other writers',
+            code="commit-conflict",
         )
 
     def _is_committed(self, added: Added) -> bool:
-        """Whether the commit is there that names a file, although making it ended with an error."""
+        """Return whether a commit that ended with an error exists, and names a file."""
         commit = self._commit_of(self._version + 1)
         return commit.exists() and added.name in commit.read_text(encoding="utf-8")
 
     def _catch_up(self, numbers: Mapping[str, int]) -> None:
-        """Go on to the newest version, looking at what others have committed.
+        """Read the commits of other writers, up to the newest version.
 
-        A version of which the log was cleared is not the newest: a number behind it may seem free, and lie below a checkpoint.
+        If the log no longer has the last known version, the table is opened again. The next version
+        would only seem free, and a commit below a checkpoint is never read.
+
+        Raises:
+            FleetError: another process commits as one of the writers.
         """
         if not self._commit_of(self._version).exists():
             self._version = self._look()
@@ -113,7 +138,8 @@ class Appender:
             actions = actions_of(commit)
             if further := sorted({action["txn"]["appId"] for action in actions if "txn" in action} & numbers.keys()):
                 raise FleetError(
-                    f'another process appends to "{self.path}" as {further[0]}; stop one of the two', code="appender-superseded"
+                    f'another process appends to "{self.path}" as {further[0]}; stop one of the two processes',
+                    code="appender-superseded",
                 )
             if change_the_table(actions):
                 self._look()
@@ -129,24 +155,24 @@ def _actions(added: Sequence[Added], numbers: Mapping[str, int]) -> Iterable[Map
 
 
 def parquet_options(schema: pa.Schema) -> dict[str, Any]:
-    """Return how rows of messages and the like are kept: words by a dictionary, ids and numbers without."""
+    """Return Parquet options: zstd; dictionary encoding for strings other than ids."""
     words = [field.name for field in schema if pa.types.is_string(field.type) and field.name not in _IDS]
     return {"compression": "zstd", "use_dictionary": words or False}
 
 
 def write_files(table: Path, rows: pa.Table, partitioned_by: Sequence[str] = ()) -> list[Added]:
-    """Write rows into new files of a table's folder that would survive a loss of power; no file without rows.
+    """Write rows durably to new files in a table's folder, without committing them.
 
     Args:
-        table: the folder.
-        rows: its columns.
-        partitioned_by: its partition column; a file has the rows of one of its values.
+        table: folder of the table.
+        rows: rows with the columns of the table; without rows, no file is written.
+        partitioned_by: partition column, or empty; each of its values gets a file.
 
     Returns:
         The files, for a commit that adds them.
 
     Raises:
-        OSError: the disk refuses; no file is left.
+        OSError: the disk cannot be written; the new files are removed.
     """
     added: list[Added] = []
     try:
@@ -159,13 +185,13 @@ def write_files(table: Path, rows: pa.Table, partitioned_by: Sequence[str] = ())
 
 
 def remove_files(table: Path, added: Iterable[Added]) -> None:
-    """Remove files that no commit has added."""
+    """Remove files that no commit names."""
     for one in added:
         (table / one.name).unlink(missing_ok=True)
 
 
 def _parts(rows: pa.Table, partitioned_by: Sequence[str]) -> Iterator[tuple[dict[str, str], pa.Table]]:
-    """Yield the rows of each partition, without its column, in the order in which they are."""
+    """Yield the rows of each partition in their order, without the partition column."""
     if not rows.num_rows:
         return
     if not partitioned_by:
@@ -197,7 +223,7 @@ def _write(table: Path, rows: pa.Table, partition: Mapping[str, str]) -> Added:
 
 
 def _stats(file: pq.FileMetaData) -> dict[str, dict[str, Any]]:
-    """Return Delta's statistics of the first `INDEXED_COLUMNS` columns."""
+    """Return Delta's file statistics of the first `INDEXED_COLUMNS` columns."""
     stats: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
     for place in range(min(INDEXED_COLUMNS, file.num_columns)):
         groups = [file.row_group(group).column(place) for group in range(file.num_row_groups)]
@@ -206,7 +232,7 @@ def _stats(file: pq.FileMetaData) -> dict[str, dict[str, Any]]:
         if len(told) < len(groups):
             continue
         stats["nullCount"][name] = sum(one.null_count for one in told)
-        some = [one for one in told if one.has_min_max]  # the rest is null, or too long to be told
+        some = [one for one in told if one.has_min_max]  # the others are null, or too long for statistics
         if some and all(one.has_min_max or not one.num_values for one in told) and not isinstance(some[0].min, bytes):
             stats["minValues"][name] = _spelt(min(one.min for one in some))
             stats["maxValues"][name] = _spelt(max(one.max for one in some))
@@ -214,19 +240,25 @@ def _stats(file: pq.FileMetaData) -> dict[str, dict[str, Any]]:
 
 
 def _spelt(value: Any) -> Any:
-    """Return a value as Delta's statistics spell it; an instant to the microsecond, so that nothing lies beyond it."""
+    """Return a value in the format of Delta's statistics.
+
+    Timestamps keep their microseconds, so that no row lies outside of the minimum and maximum.
+    """
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
     return value
 
 
 def _leave_checkpoint(table: Path) -> None:
-    """Leave a checkpoint in the log, for who opens the table; where the disk refuses, the next one is tried for."""
+    """Write a checkpoint of the log and clean up the log; log a warning on failure.
+
+    The table is valid without it; the next checkpoint is tried `CHECKPOINT_EVERY` versions later.
+    """
     try:
         opened = write_log_checkpoint(table)
         if opened.metadata().configuration.get("delta.enableExpiredLogCleanup") != "false":
             opened.cleanup_metadata()
     except (OSError, DeltaError, FleetError) as error:
-        import structlog  # a tenth of what it costs to read a table, and nearly never needed
+        import structlog  # its import takes a tenth of the time to read a table, and is rarely needed
 
-        structlog.get_logger("tables").warning("a table's log got no checkpoint", table=table.name, error=str(error))
+        structlog.get_logger("tables").warning("the checkpoint of a table's log failed", table=table.name, error=str(error))

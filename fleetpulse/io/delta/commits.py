@@ -1,9 +1,11 @@
-"""Commits to a Delta table, and such as exchange its files for others: what deltalake's OPTIMIZE and DELETE do not promise.
+"""Commits to a Delta table, and replacement of its files in one commit.
 
-Its OPTIMIZE puts the newest rows first, and bronze is in order; its DELETE says of the rows that stay that they are new.
+deltalake's OPTIMIZE and DELETE are not used for bronze. OPTIMIZE puts the newest rows first, but
+bronze must stay in order. DELETE marks the remaining rows as changed data.
 
-Rule 1: a commit is a file that is put in place whole, or not at all, under a number that nobody has taken.
-Rule 2: who came before is looked at: appends do not matter; a change of the schema, or of a file that is to go, ends the try.
+Rule 1: a commit is created whole or not at all, under a version that no other commit has.
+Rule 2: if another commit took the version, it is read before the next try. An append does not
+matter; a change of the schema, or the removal of a file to be replaced, ends the operation.
 """
 
 import json
@@ -25,18 +27,18 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _TRIES: Final = 1_000  # landing commits a few times a second, and a try takes milliseconds
-_KNOWN: Final = (1, 2)  # the protocol of tables that are made here
+_KNOWN: Final = (1, 2)  # reader and writer version of the protocol of the tables created here
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A file that a commit brings in.
+    """A data file that a commit adds.
 
     Attributes:
-        name: its path in the table's folder.
-        size_bytes: its size.
-        stats: Delta's statistics of it.
-        partition: the partition's column and value; empty where the table has no partitions.
+        name: path of the file, relative to the table's folder.
+        size_bytes: size of the file, bytes.
+        stats: Delta's statistics of the file.
+        partition: partition column and value; empty if the table has no partitions.
     """
 
     name: str
@@ -45,22 +47,30 @@ class Added:
     partition: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def action(self, now_ms: int, *, data_change: bool) -> dict[str, Any]:
-        """Return the action that adds it."""
+        """Return the ``add`` action of the file.
+
+        Args:
+            now_ms: modification time to record, epoch milliseconds.
+            data_change: whether the rows of the file are new to the table.
+        """
         added = {"path": self.name, "partitionValues": {**self.partition}, "size": self.size_bytes, "modificationTime": now_ms}
         return {"add": {**added, "dataChange": data_change, "stats": json.dumps(self.stats, ensure_ascii=False)}}
 
 
 def write_log_checkpoint(table: Path) -> "DeltaTable":
-    """Leave a checkpoint in a table's log, for who opens it, and put it on the disk.
+    """Write a checkpoint of a table's log durably, which speeds up opening the table.
 
-    deltalake syncs nothing: of its file the name could survive a loss of power, and not the content.
+    deltalake does not call fsync: after a power failure, the file could exist without its content.
+
+    Args:
+        table: folder of the table.
 
     Returns:
-        The table, as it was opened.
+        The opened table.
 
     Raises:
-        DeltaError: another has written it, or the log.
-        OSError: the disk refuses.
+        DeltaError: another process has written the checkpoint, or changed the log.
+        OSError: the disk cannot be written.
     """
     opened, log = open_table(table), table / "_delta_log"
     opened.create_checkpoint()
@@ -79,21 +89,21 @@ def replace_files(
     data_change: bool,
     numbers: Mapping[str, int] | None = None,
 ) -> int | None:
-    """Exchange files of a table for others, in one commit; return its version.
+    """Replace files of a table by others, in one commit.
 
     Args:
-        table: the table's folder; it has no partitions.
-        out: paths in the folder, and sizes, of the files that go.
-        into: what comes in their place, durable already.
-        operation: as the table's history shows it.
-        data_change: whether rows are lost by it; False where it only rewrites.
-        numbers: to which number each of several writers has come by it.
+        table: folder of the table, which has no partitions.
+        out: sizes of the files to remove, by path relative to the folder.
+        into: files to add, already durable.
+        operation: name of the operation in the table's history.
+        data_change: whether rows are removed; False if rows are only rewritten.
+        numbers: newest number by writer, recorded in the commit.
 
     Returns:
-        The version; None where another was there first and took one of the files, or changed the table.
+        Version of the commit; None if another commit removed one of the files or changed the table.
 
     Raises:
-        FleetError: the table's protocol is not the one that is written here.
+        FleetError: the table has a newer protocol than this module writes.
     """
     opened = open_known(table)
     live = {str(name) for name in opened.get_add_actions()["path"].to_pylist()}
@@ -112,17 +122,17 @@ def replace_files(
 
 
 def open_known(table: Path) -> "DeltaTable":
-    """Open a table to which commits are made from here.
+    """Open a table, and check that this module supports its protocol.
 
     Raises:
-        FleetError: its protocol is not the one that is written here.
-        DamagedError: its log is damaged.
+        FleetError: the table has a newer protocol than this module writes.
+        DamagedError: the log of the table is damaged.
     """
     opened = open_table(table)
     protocol = opened.protocol()
     if (protocol.min_reader_version, protocol.min_writer_version) > _KNOWN:
         raise FleetError(
-            f'"{table}" has protocol {protocol}; known are {_KNOWN} and older; go on with what changed it',
+            f'"{table}" has protocol {protocol}; supported are {_KNOWN} and older; use the software that upgraded the table',
             code="table-protocol-unsupported",
         )
     return opened
@@ -148,13 +158,17 @@ def _actions(
 
 
 def numbers_said(numbers: Mapping[str, int], now_ms: int) -> Iterator[dict[str, Any]]:
-    """Yield the actions that say to which number each writer has come."""
+    """Yield a ``txn`` action for the newest number of each writer."""
     for writer, number in numbers.items():
         yield {"txn": {"appId": writer, "version": number, "lastUpdated": now_ms}}
 
 
 def put_commit(path: Path, actions: Iterable[Mapping[str, Any]]) -> bool:
-    """Put a commit in place, durable and whole; return False where there is one of that number."""
+    """Create a commit file durably and in one step.
+
+    Returns:
+        Whether the commit was created; False if its version already exists.
+    """
     text = "".join(json.dumps(action, ensure_ascii=False) + "\n" for action in actions)
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
@@ -162,7 +176,7 @@ def put_commit(path: Path, actions: Iterable[Mapping[str, Any]]) -> bool:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.link(aside, path)  # unlike a rename it does not replace what is there
+        os.link(aside, path)  # unlike a rename, a link does not replace an existing file
     except FileExistsError:
         return False
     finally:
@@ -172,7 +186,7 @@ def put_commit(path: Path, actions: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def change_the_table(actions: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether actions change a table's schema, properties or protocol."""
+    """Return whether actions change a table's schema, properties or protocol."""
     return any("metaData" in action or "protocol" in action for action in actions)
 
 

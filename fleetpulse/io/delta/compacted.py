@@ -1,8 +1,11 @@
-"""Versions of bronze that were put together: still read by version, since a file's name says which versions it holds.
+"""Names of compacted files of bronze, which contain the rows of several versions.
 
-Rule 1: a piece holds all rows of the versions from ``begin`` up to, and not including, ``end``, in the order in which they were
-appended; who reads on from ``begin`` reads the same rows as before.
-Rule 2: what retention leaves of the versions below ``end`` is no piece: who would read on from there learns that it is gone.
+The name of a compacted file has its range of versions, so its rows can still be read by version.
+
+Rule 1: a compacted file has all rows of the versions from ``begin`` up to, and not including,
+``end``, in append order. A reader that continues at ``begin`` reads the same rows as before.
+Rule 2: the remainder file has the rows that retention keeps of the versions below its ``end``. It
+is no compacted file: a reader that needs these versions gets an error.
 """
 
 import re
@@ -17,12 +20,12 @@ _REMAINDER: Final = re.compile(r"before-(\d{20})\.parquet")
 
 @dataclass(frozen=True, slots=True)
 class CompactedFile:
-    """Versions that were put together.
+    """A compacted file of consecutive versions.
 
     Attributes:
-        begin: the first version.
-        end: the one behind the last.
-        rows: how many there are.
+        begin: first version.
+        end: version after the last one.
+        rows: number of rows.
     """
 
     begin: int
@@ -31,29 +34,47 @@ class CompactedFile:
 
     @property
     def name(self) -> str:
-        """Its path in the table's folder."""
+        """Path of the file, relative to the table's folder."""
         return f"{FOLDER}/versions-{self.begin:020d}-{self.end:020d}-{self.rows}.parquet"
 
 
 def remainder_name(end: int) -> str:
-    """Return the path, in the table's folder, of what retention leaves of the versions below ``end``."""
+    """Return the path of a remainder file, relative to the table's folder.
+
+    Args:
+        end: version after the last one of which the file has rows.
+    """
     return f"{FOLDER}/before-{end:020d}.parquet"
 
 
 def piece_of(name: str) -> CompactedFile | None:
-    """Return the piece that a file is, by its path in the table's folder; None where it is none."""
+    """Parse the name of a compacted file.
+
+    Args:
+        name: path of the file, relative to the table's folder.
+
+    Returns:
+        The compacted file; None if the name is of another file.
+    """
     named = _PIECE.fullmatch(name.removeprefix(f"{FOLDER}/"))
     return CompactedFile(*map(int, named.groups())) if named else None
 
 
 def remainder_end(name: str) -> int | None:
-    """Return up to which version a file is what retention left; None where it is none."""
+    """Parse the name of a remainder file.
+
+    Args:
+        name: path of the file, relative to the table's folder.
+
+    Returns:
+        The version after the last one of which it has rows; None if the name is of another file.
+    """
     named = _REMAINDER.fullmatch(name.removeprefix(f"{FOLDER}/"))
     return int(named[1]) if named else None
 
 
 def pieces(table: Path) -> dict[int, list[CompactedFile]]:
-    """Return the pieces of a table by their first version, the longest first; none where nothing was done."""
+    """Return the compacted files of a table by first version, the longest ones first."""
     found: dict[int, list[CompactedFile]] = {}
     for piece in map(piece_of, _names(table)):
         if piece is not None:
@@ -62,7 +83,7 @@ def pieces(table: Path) -> dict[int, list[CompactedFile]]:
 
 
 def remainders(table: Path) -> dict[int, Path]:
-    """Return what retention has left, by the version up to which; the newest counts."""
+    """Return the remainder files by their ``end``; the greatest one is in force."""
     ends = ((remainder_end(name), name) for name in _names(table))
     return {end: table / FOLDER / name for end, name in ends if end is not None}
 

@@ -1,7 +1,8 @@
-"""Files of a home that cannot be read: which, and what to do.
+"""Detection of damaged or missing files of a home, and the error reporting them.
 
-Rule 1: only what a reader says of a file is damage; an error of ours, in SQL or in a column's name, stays what it is.
-Rule 2: who reads a file says which it was, where the reader does not.
+Rule 1: only a library's error about a file counts as damage. An error in SQL or in a column name of
+this project is not converted.
+Rule 2: the caller names the file or table that it reads, since the library's error may not.
 """
 
 import re
@@ -15,28 +16,35 @@ from fleetpulse.core.errors import FleetError
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-# Modules of the libraries' errors, by name: a process that reads nothing with them does not load them.
+# Modules of the libraries' errors, by name, so that this module does not import the libraries.
 _DELTA, _DUCKDB, _ARROW = "_internal", "_duckdb", "pyarrow.lib"
-_NO_DAMAGE: Final = frozenset({"CommitFailedError", "SchemaMismatchError"})  # another's commit, and a column of ours
+_NO_DAMAGE: Final = frozenset({"CommitFailedError", "SchemaMismatchError"})  # a conflicting commit; a fault of this code
 _OF_WRITING: Final = re.compile(r"no space left|disk quota|read-only file system", re.IGNORECASE)
 _OF_A_FILE: Final = re.compile(r"\.parquet\b|\bparquet file\b", re.IGNORECASE)
 
 
 class DamagedError(FleetError):
-    """A file of a home cannot be read."""
+    """Error about a damaged or missing file of a home."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(
-            f"{what} cannot be read: a file is damaged or gone ({why}); it is left as it is; give the same command again, and "
-            f"where it says the same, restore the home from a copy",
+            f"{what} cannot be read: a file is damaged or missing ({why}); the file is left unchanged; run the command "
+            f"again, and if it fails again, restore the home from a backup",
             code="file-damaged",
         )
 
 
 def corruption_message(error: BaseException) -> str | None:
-    """Return in one line what a reader of tables says of a file that is damaged or gone; None where it is another error."""
+    """Return the first line of an error about a damaged or missing file.
+
+    Args:
+        error: error raised by deltalake, DuckDB or Arrow.
+
+    Returns:
+        Text of the error; None if it does not report a damaged or missing file.
+    """
     if _OF_WRITING.search(str(error)):
-        return None  # the disk refuses what is written: nothing that is there is damaged
+        return None  # a write failed, so no existing file is damaged
     names = [kind.__name__ for kind in type(error).__mro__]
     if type(error).__module__ == _DELTA and "DeltaError" in names:
         damaged = _NO_DAMAGE.isdisjoint(names)
@@ -50,7 +58,10 @@ def corruption_message(error: BaseException) -> str | None:
 
 
 def _is_told_by_duckdb(name: str, text: str) -> bool:
-    """Whether it is of a file: wrong SQL has classes of its own, and a file whose parts do not fit has none but the common."""
+    """Return whether DuckDB reports a file: it has separate classes for errors in SQL.
+
+    Inconsistent content of a file is reported by the base class ``Error``.
+    """
     return name in ("Error", "IOException") or (name == "InvalidInputException" and _OF_A_FILE.search(text) is not None)
 
 
@@ -60,13 +71,13 @@ def _first_line(error: BaseException) -> str:
 
 @contextmanager
 def reporting_corruption(what: str) -> Iterator[None]:
-    """Read something with Delta or DuckDB.
+    """Convert errors of deltalake, DuckDB or Arrow about a file to `DamagedError`.
 
     Args:
-        what: is read, as in ``the log of the table "messages"``.
+        what: name of the data being read, such as ``the log of the table "messages"``.
 
     Raises:
-        DamagedError: a file of it is damaged, or gone.
+        DamagedError: a file of the data is damaged or missing.
     """
     try:
         yield
@@ -78,10 +89,15 @@ def reporting_corruption(what: str) -> Iterator[None]:
 
 @contextmanager
 def reporting_corruption_of_file(path: Path) -> Iterator[None]:
-    """Read one Parquet file with Arrow; nothing else may be done meanwhile, since whatever Arrow refuses is its damage.
+    """Convert errors of Arrow while it reads one Parquet file to `DamagedError`.
+
+    The block must only read this file, since every error of Arrow counts as damage of the file.
+
+    Args:
+        path: path of the file.
 
     Raises:
-        DamagedError: it is damaged, or gone.
+        DamagedError: the file is damaged or missing.
     """
     import pyarrow as pa
 
@@ -95,7 +111,7 @@ def open_table(path: Path) -> "DeltaTable":
     """Open the newest version of a Delta table.
 
     Raises:
-        DamagedError: its log is damaged.
+        DamagedError: the log of the table is damaged.
     """
     from deltalake import DeltaTable
 

@@ -1,7 +1,7 @@
-"""What the versions of a Delta table appended, read from its log: file names and counts, never a row.
+"""Reader of a Delta log: files and row counts that each version appended.
 
-Rule: versions that rewrite or remove (OPTIMIZE, retention) are passed over; a version that is gone is an error, not a gap.
-Versions that were put together are read from their piece, see `compacted`.
+Rule: versions that rewrite or remove files (OPTIMIZE, retention) are skipped. A missing version is
+an error, not a gap. Compacted versions are read from their compacted file, see `compacted`.
 """
 
 import json
@@ -15,12 +15,18 @@ from fleetpulse.io.delta.compacted import FOLDER, CompactedFile, pieces, remaind
 
 
 def actions_of(commit: Path) -> list[dict[str, Any]]:
-    """Return the actions of a commit, a line each; a text in one may hold what Unicode takes for an end of a line."""
+    """Parse the actions of a commit file, one per line.
+
+    Lines are split at line feeds only: text in an action may contain other Unicode line breaks.
+    """
     return [json.loads(line) for line in commit.read_text(encoding="utf-8").split("\n") if line]
 
 
 def is_committed(folder: Path) -> bool:
-    """Whether a table's log has an entry: its folder, and Spark's first rows, come first, and their maker may end there."""
+    """Return whether a table's log has a commit or checkpoint.
+
+    A writer that was killed while it created the table leaves a folder, or rows, without a commit.
+    """
     try:
         with os.scandir(folder / "_delta_log") as entries:
             return any(one.name.endswith((".json", ".parquet")) and one.name[:20].isdecimal() for one in entries)
@@ -29,14 +35,22 @@ def is_committed(folder: Path) -> bool:
 
 
 def holds_table(folder: Path) -> bool:
-    """Whether a home's folder holds a table: one that has rows, and a log that lost its entries, is damaged and not made anew."""
+    """Return whether a folder holds a table, even a damaged one.
+
+    A folder with an empty log but with data files counts as a damaged table, so that it is not
+    created again.
+    """
     if is_committed(folder):
         return True
     return (folder / "_delta_log").exists() and any(one.name != "_delta_log" for one in folder.iterdir())
 
 
 class DeltaLog:
-    """The appended files of a Delta table's versions, read from its log."""
+    """Reader of the files that the versions of a Delta table appended.
+
+    Args:
+        table: folder of the table.
+    """
 
     def __init__(self, table: Path) -> None:
         self.table = table
@@ -46,9 +60,10 @@ class DeltaLog:
         self._newest = -1
 
     def latest(self) -> int:
-        """Return the newest version; -1 where there is none.
+        """Return the newest version; -1 if there is none.
 
-        It goes on from the one that was found last: a day leaves a hundred thousand commits, too many to be listed at each look.
+        The search continues from the version found last: a log may have a hundred thousand commits
+        a day, too many to list for each poll.
         """
         if self._newest < 0 or not self._commit_of(self._newest).exists():
             versions = (int(path.stem) for path in self.log.glob("*.json") if path.stem.isdecimal())
@@ -61,14 +76,18 @@ class DeltaLog:
         return self.log / f"{version:020d}.json"
 
     def landed_ms(self, version: int) -> int:
-        """Return when a version was committed, by the file's time, epoch milliseconds; 0 where it is gone from the log."""
+        """Return the commit time of a version, from the file's modification time.
+
+        Returns:
+            Time, epoch milliseconds; 0 if the version is no longer in the log.
+        """
         try:
             return self._commit_of(version).stat().st_mtime_ns // 1_000_000
         except FileNotFoundError:
             return 0
 
     def actions(self, version: int) -> list[dict[str, Any]]:
-        """Return the actions of a version.
+        """Return the actions of a version's commit.
 
         Raises:
             FleetError: the version is no longer in the log.
@@ -77,15 +96,16 @@ class DeltaLog:
             return actions_of(self._commit_of(version))
         except FileNotFoundError:
             raise FleetError(
-                f"version {version} of {self.table.name} is gone from its log, and has not been judged; "
-                f"restore it from a backup, or begin a new generation from a snapshot",
+                f"version {version} of {self.table.name} is missing in the table's log and has not been judged; "
+                f"restore it from a backup, or create a generation from a snapshot",
                 code="table-version-missing",
             ) from None
 
     def appended(self, version: int) -> list[tuple[str, int]]:
         """Return path and number of rows of each file that a version appended.
 
-        What a version adds while it removes others is not new: DELETE says of what it leaves that data changed.
+        A version that removes files appends none, even if it marks added files as changed data:
+        DELETE does so for files with the remaining rows.
 
         Raises:
             FleetError: the version is no longer in the log.
@@ -102,14 +122,19 @@ class DeltaLog:
         return files
 
     def span(self, version: int, through: int | None = None) -> tuple[list[tuple[str, int]], int]:
-        """Return the files that a version appended, or the piece that begins with it, and the version to go on with.
+        """Return the files that a version appended, and the version to read next.
+
+        If a compacted file begins with the version, that file is returned instead.
 
         Args:
-            version: to be read.
-            through: the version that is not to be read any more; None where there is none such.
+            version: version to read.
+            through: first version that must not be read; None for no limit.
+
+        Returns:
+            Path and number of rows of each file, and the version to read next.
 
         Raises:
-            FleetError: the version is gone.
+            FleetError: the version is no longer in the log, nor in a compacted file.
         """
         known = self._known_pieces().get(version, ())
         if piece := next((one for one in known if through is None or one.end <= through), None):
@@ -121,12 +146,12 @@ class DeltaLog:
             changed = (self.table / FOLDER).stat().st_mtime_ns
         except FileNotFoundError:
             return {}
-        if changed != self._looked_at:  # asked several times a second, changed once an hour
+        if changed != self._looked_at:  # checked several times a second, changes about once an hour
             self._pieces, self._looked_at = pieces(self.table), changed
         return self._pieces
 
     def first_file(self) -> str | None:
-        """Return the file that holds the first row ever; None where the log has come to no row yet."""
+        """Return the path of the file with the table's first row; None if it has no rows."""
         if left := remainders(self.table):
             return str(left[max(left)])
         version, latest = 0, self.latest()

@@ -1,10 +1,12 @@
-"""Commits to tables that Spark writes to as well: on a local disk Spark may put its own in the place of one that was there first.
+"""Verified commits to Delta tables that Spark also writes to.
 
-Delta's log store for files looks whether a version is free, and then renames its file to it; the rename replaces what another
-process has put there between the two. deltalake links its file, which replaces nothing: so Spark loses no commit, and others may.
+On a local disk, Delta's log store in Spark checks whether a version is free, and then renames its
+file to it. The rename replaces a commit that another process made in between. deltalake creates a
+hard link, which never replaces a file. So Spark loses no commit, but other writers may (ADR 20).
 
-Rule 1: a commit counts when nobody is about to replace it any more, and it is still there; otherwise it is made again.
-Rule 2: who is about to shows it: the file that is to be renamed lies beside, under a hidden name with the version in it.
+Rule 1: a commit is valid if it still exists once no writer can replace it. Otherwise it is retried.
+Rule 2: a writer that can replace it is visible: its hidden temporary file, named after the version,
+is in the log's folder before it checks the version.
 """
 
 import time
@@ -19,7 +21,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.io.delta.corruption import open_table
 
 _TRIES: Final = 20
-_LIMIT_S: Final = 60.0  # for a rename: who takes longer was killed
+_LIMIT_S: Final = 60.0  # for a rename: a writer that takes longer was killed
 _PAUSE_S: Final = 0.005
 _MARK: Final = "fleetpulse_commit"
 _Result = TypeVar("_Result")
@@ -27,15 +29,18 @@ Commit = Callable[[CommitProperties], _Result]
 
 
 def commit_verified(table: Path, commit: Commit[_Result], numbers: Mapping[str, int] | None = None) -> _Result:
-    """Make a commit, again where Spark's replaced it; return what making it returned.
+    """Commit to a table, and retry if a commit of Spark replaced it.
 
     Args:
-        table: the table's folder.
-        commit: makes it, with the properties that it is given.
-        numbers: to which number each of several writers has come by it.
+        table: folder of the table.
+        commit: function that makes the commit with the given properties.
+        numbers: newest number by writer, recorded in the commit.
+
+    Returns:
+        Result of ``commit``.
 
     Raises:
-        FleetError: it was replaced time and again.
+        FleetError: each try was replaced.
     """
     written = [Transaction(writer, number) for writer, number in (numbers or {}).items()]
     for _ in range(_TRIES):
@@ -44,13 +49,16 @@ def commit_verified(table: Path, commit: Commit[_Result], numbers: Mapping[str, 
         if _stays(table / "_delta_log", before, mark):
             return result
     raise FleetError(
-        f'each of {_TRIES} commits to "{table}" was replaced by another\'s; see who writes to it besides the job',
+        f'cannot commit to "{table}": another writer replaced each of {_TRIES} commits; stop writers other than the job',
         code="commit-replaced",
     )
 
 
 def _stays(log: Path, before: int, mark: str) -> bool:
-    """Whether a commit is there for good; one that had nothing to change made no version, and nothing of it can be lost."""
+    """Return whether a commit exists and can no longer be replaced.
+
+    A commit without changes creates no version; it counts as existing.
+    """
     version = before + 1
     while (path := log / f"{version:020d}.json").exists() and mark not in path.read_text():
         version += 1

@@ -1,4 +1,6 @@
-"""A home, the folder of one installation: its paths, locks, services, desired state and spool of commands.
+"""Home, the folder of one installation: paths, locks, services, desired state, commands.
 
-It imports ``checkpoints``, ``delta``, ``ingest``, ``mqtt`` and ``system``. Begin with ``home.py``.
+It imports ``checkpoints``, ``delta``, ``ingest``, ``mqtt`` and ``system``. ``tables`` and the
+packages above it (``maintenance``, ``lifecycle``, ``kafka``, ``quality``, jobs) may import it.
+Start reading with ``home.py``; ``services.py`` and ``exclusive.py`` explain the locks.
 """

@@ -1,6 +1,7 @@
-"""How far amend is: up to when all that came late is done with, but for which devices.
+"""Progress of ``./fleet amend``: instant up to which late messages are processed.
 
-Rule: it counts as long as the table of judgements has the number that goes with it: a table that was put back has another.
+Rule: the progress is valid only while ``judgements`` has the same number in its commits. A restored
+table has another number.
 """
 
 import json
@@ -14,12 +15,14 @@ _FILE = "amended.json"
 
 @dataclass(frozen=True, slots=True)
 class AmendProgress:
-    """How far amend is.
+    """Progress of amend over the late messages of a home.
 
     Attributes:
-        done_ms: ``received_at`` up to which all that came late is done with, for every device: its number in the table.
-        through_ms: ``received_at`` up to which it had read bronze when it said so.
-        unmet: the devices whose two histories had not met there; up to ``through_ms`` all others are done with.
+        done_ms: ``received_at`` up to which late messages are processed for all devices, epoch
+            milliseconds; also the number in the commits of ``judgements``.
+        through_ms: ``received_at`` up to which bronze was read, epoch milliseconds.
+        unmet: devices whose judged and amended history still differed at ``through_ms``. All other
+            devices are processed up to ``through_ms``.
     """
 
     done_ms: int
@@ -28,7 +31,10 @@ class AmendProgress:
 
 
 def reached(home: Home) -> AmendProgress | None:
-    """Return what is written down; None where nothing is, or nothing that can be read: the next amend says it."""
+    """Read the progress of amend; None if the file is missing or unreadable.
+
+    An unreadable file is not an error: the next amend replaces it.
+    """
     try:
         content = json.loads((home.path / _FILE).read_text())
         return AmendProgress(int(content["done_ms"]), int(content["through_ms"]), tuple(map(str, content["unmet"])))
@@ -37,5 +43,5 @@ def reached(home: Home) -> AmendProgress | None:
 
 
 def write_reached(home: Home, now: AmendProgress) -> None:
-    """Write down how far amend is, in the place of what was written before."""
+    """Write the progress of amend, replacing the previous one."""
     atomic_write(home.path / _FILE, json.dumps(asdict(now)))

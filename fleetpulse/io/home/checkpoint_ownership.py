@@ -1,8 +1,11 @@
-"""Whether a checkpoint is this home's own: on another's a job would wait for ever, or leave out rows that nobody judged.
+"""Check that a checkpoint belongs to its home.
 
-Rule 1: a checkpoint goes on with a version of bronze that is there, or with the next one that comes.
-Rule 2: a home has an id, and each checkpoint that was started in it says which. Where either has none it is from before
-there were ids, and is taken as it is; the job writes the home's id into it when it starts.
+With the checkpoint of another home, a job would wait forever or skip rows that were never judged.
+
+Rule 1: a checkpoint continues at an existing version of bronze, or at the next one to be written.
+Rule 2: a home has an id, and each checkpoint started in it has a file with this id. A home or
+checkpoint without an id is older than ids and is accepted. The job writes the home's id into the
+checkpoint when it starts.
 """
 
 import json
@@ -18,14 +21,16 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.fsync import atomic_write
 
 _MARK: Final = "home-id.json"
-_CURE: Final = "restore the checkpoint that belongs here, or the whole home, from one backup, or name another with --home"
+_CURE: Final = "restore this home's checkpoint, or the whole home, from one backup, or choose another home with --home"
 
 
 def require_own_if_read(home: Home, number: int) -> None:
-    """Do as `require_own` does of a checkpoint that nobody goes on with: what cannot be read of it says nothing.
+    """Like `require_own`, but ignore an unreadable checkpoint.
+
+    Used for a checkpoint that no job will continue.
 
     Raises:
-        FleetError: it is another home's, or behind the end of bronze.
+        FleetError: the checkpoint belongs to another home, or continues after the end of bronze.
     """
     try:
         marked_with(checkpoint_of(home.lifecycle, number))
@@ -37,21 +42,21 @@ def require_own_if_read(home: Home, number: int) -> None:
 
 
 def require_own(home: Home, number: int) -> None:
-    """See that a generation's checkpoint is this home's; one that has not begun is.
+    """Check that a generation's checkpoint belongs to this home.
 
     Args:
-        home: the home.
-        number: of the generation.
+        home: home of the generation.
+        number: number of the generation. Its checkpoint may have no batch yet.
 
     Raises:
-        FleetError: it is another home's, or goes on behind the end of bronze.
+        FleetError: the checkpoint belongs to another home, or continues after the end of bronze.
     """
     checkpoint = checkpoint_of(home.lifecycle, number)
     marked, ours = marked_with(checkpoint), home.id()
     if marked is not None and ours is not None and marked != ours:
         raise FleetError(
-            f'the checkpoint of generation {number} of "{home.path}" is to be of this home, whose id is {ours}; '
-            f"got one of the home {marked}; {_CURE}",
+            f'the checkpoint of generation {number} of "{home.path}" belongs to another home: expected id {ours}, '
+            f"found {marked}; {_CURE}",
             code="checkpoint-foreign",
         )
     if not begun(checkpoint):
@@ -59,17 +64,19 @@ def require_own(home: Home, number: int) -> None:
     version, latest = newest_begun(checkpoint), DeltaLog(home.table(MESSAGES.name)).latest()
     if version > latest + 1:
         raise FleetError(
-            f'the checkpoint of generation {number} of "{home.path}" is to go on with a version of bronze up to {latest + 1}, '
-            f"the next one that comes; got version {version}: it is another home's, or bronze is older than it; {_CURE}",
+            f'the checkpoint of generation {number} of "{home.path}" does not match bronze: expected a version up to '
+            f"{latest + 1} (the next one), found {version}; the checkpoint belongs to another home, or bronze is older; {_CURE}",
             code="checkpoint-ahead-of-bronze",
         )
 
 
 def mark_own(home: Home, number: int) -> None:
-    """Write the home's id into a generation's checkpoint, which may not be there yet; no effect where it has one.
+    """Write the home's id into a generation's checkpoint, unless it has an id.
+
+    The folder of the checkpoint is created if it does not exist.
 
     Raises:
-        FleetError: the system refuses.
+        FleetError: the file cannot be written.
     """
     checkpoint, ours = checkpoint_of(home.lifecycle, number), home.id()
     if ours is None or marked_with(checkpoint) is not None:
@@ -79,16 +86,16 @@ def mark_own(home: Home, number: int) -> None:
         atomic_write(checkpoint / _MARK, json.dumps({"id": ours}))
     except OSError as error:
         raise FleetError(
-            f'"{checkpoint / _MARK}" cannot be written ({error.strerror}); see to it, and try again',
+            f'"{checkpoint / _MARK}" cannot be written ({error.strerror}); fix the cause and try again',
             code="checkpoint-mark-unwritable",
         ) from None
 
 
 def marked_with(checkpoint: Path) -> str | None:
-    """Return the id of the home that a checkpoint was started in; None where it does not say.
+    """Return the id of the home in which a checkpoint was started; None without an id.
 
     Raises:
-        FleetError: what it says is damaged.
+        FleetError: the file with the id is damaged.
     """
     path = checkpoint / _MARK
     try:
@@ -97,6 +104,6 @@ def marked_with(checkpoint: Path) -> str | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FleetError(
-            f'"{path}" is damaged ({error!r}); where the checkpoint belongs to this home, remove that file',
+            f'"{path}" is damaged ({error!r}); if the checkpoint belongs to this home, remove that file',
             code="checkpoint-mark-damaged",
         ) from None

@@ -1,4 +1,4 @@
-"""The spool of operators' commands: written whole, taken by the bridge, which stamps them."""
+"""Spool of operators' commands: files that the bridge picks up and timestamps."""
 
 import json
 import re
@@ -17,13 +17,13 @@ from fleetpulse.io.system.locks import folder_held
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 
 _NUMBER: Final = re.compile(r"(\d{1,18})-")
-MOST_COMMANDS: Final = 500_000  # of one file: they go into one segment, which has fewer than 2^20 rows
+MOST_COMMANDS: Final = 500_000  # per file: they go into one segment, which has fewer than 2^20 rows
 Command = tuple[str, Mapping[str, Any]]  # topic and payload
 
 
 @contextmanager
 def in_turn(home: Home) -> Iterator[None]:
-    """Let nobody else give commands meanwhile: for those that follow from what has been said so far.
+    """Hold the lock of the spool, for commands that depend on those already spooled.
 
     Raises:
         FleetError: the folder of commands cannot be written.
@@ -38,25 +38,34 @@ def in_turn(home: Home) -> Iterator[None]:
 
 
 def spool(home: Home, commands: Sequence[Command]) -> None:
-    """Hand commands to the bridge, all of them or none; it takes them when it runs.
+    """Write commands to the spool, all or none; the bridge picks them up when it runs.
+
+    Args:
+        home: home of the spool.
+        commands: topic and payload of each command.
 
     Raises:
-        FleetError: one of them is not a command, or they are too many; nothing was written.
+        FleetError: a command is invalid, there are too many, or the spool cannot be written. No
+            command is spooled.
     """
     with in_turn(home):
         hand_over(home, commands)
 
 
 def hand_over(home: Home, commands: Sequence[Command]) -> None:
-    """Do what `spool` does, for one whose turn it is.
+    """Write commands to the spool like `spool`, for a caller that holds `in_turn`.
+
+    Args:
+        home: home of the spool.
+        commands: topic and payload of each command.
 
     Raises:
-        FleetError: as `spool`.
+        FleetError: see `spool`.
     """
     if len(commands) > MOST_COMMANDS:
-        cure = "give them in parts, one after the other"
+        cure = "split them into several calls"
         raise FleetError(
-            f"at most {MOST_COMMANDS:,} commands are given at once; got {len(commands):,}; {cure}", code="commands-too-many"
+            f"at most {MOST_COMMANDS:,} commands are accepted at once; got {len(commands):,}; {cure}", code="commands-too-many"
         )
     faults: list[str] = []
     for topic, payload in commands:
@@ -74,34 +83,38 @@ def hand_over(home: Home, commands: Sequence[Command]) -> None:
 
 
 def _unwritable(home: Home, error: OSError) -> FleetError:
-    cure = "free some space, or make it yours to write, and try again"
+    cure = "free disk space, or make the folder writable for this user, and try again"
     return FleetError(f'cannot write to "{home.commands}" ({error.strerror}); {cure}', code="commands-unwritable")
 
 
 def _newest(home: Home) -> int:
-    """Return the greatest number of the spool: commands are taken in the order of their names, whatever the clock says."""
+    """Return the greatest file number in the spool; 0 if it is empty.
+
+    The bridge reads the files in the order of their numbers, even if the clock was set back.
+    """
     return max((int(found[1]) for path in home.commands.glob("*.json*") if (found := _NUMBER.match(path.name))), default=0)
 
 
 def commanded(home: Home) -> set[str]:
-    """Return the devices of commands that nobody has taken yet."""
+    """Return the devices with commands that the bridge has not picked up yet."""
     identity = home.identity()
     return {device_id for topic in spooled(home) if (device_id := device_of(topic, identity)) is not None}
 
 
 def spooled(home: Home, *, taken: bool = False) -> set[str]:
-    """Return the topics of commands that lie in the spool.
+    """Return the topics of commands in the spool.
 
     Args:
-        home: the home.
-        taken: those too that the bridge has taken for a segment that it has still to write.
+        home: home of the spool.
+        taken: whether commands are included that the bridge has picked up, but not yet written to a
+            segment.
     """
     found: set[str] = set()
     paths = [*home.commands.glob("*.json"), *(home.commands.glob("*.json.taken-*") if taken else ())]
-    for path in paths:  # not what somebody who was killed had only begun to hand over
+    for path in paths:  # temporary files of a process that was killed are excluded
         try:
             content = json.loads(path.read_text())
             found |= {str(command["topic"]) for command in (content if isinstance(content, list) else [content])}
         except (OSError, ValueError, LookupError, TypeError):
-            continue  # taken while we looked, or not ours to judge
+            continue  # picked up by the bridge meanwhile, or not a valid file
     return found

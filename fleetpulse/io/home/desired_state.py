@@ -1,8 +1,10 @@
-"""Whether the lifecycle job is to run: written down, so that whoever supervises it obeys the same word.
+"""Desired state of the lifecycle job: running, or stopped by a person or process.
 
-Rule: a job that is to be stopped is started by nobody, however often it is looked after; only the word is changed. A process
-that stops it for as long as it works holds a lock meanwhile: with the process its word is gone. Who acts on a word that was
-read writes only while that is still the word.
+Rule 1: no supervisor starts a job whose desired state is stopped. Only a change of the desired
+state starts it again.
+Rule 2: a process can stop the job for the duration of its own work. It holds a lock meanwhile; the
+stop ends with the process, even if it is killed.
+Rule 3: a process that acts on a desired state writes a new one only if it is still the one it read.
 """
 
 import json
@@ -25,13 +27,14 @@ STOPPED: Final = "stopped"
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """The word.
+    """Desired state of the lifecycle job.
 
     Attributes:
-        what: running or stopped.
-        by: who said so.
-        at_ms: when, epoch milliseconds.
-        meanwhile: whether it holds only while who said so is at work.
+        what: state, `RUNNING` or `STOPPED`.
+        by: name of the person or process that set it.
+        at_ms: time of the change, epoch milliseconds.
+        meanwhile: whether it is in force only while the process that set it is in
+            `stopped_meanwhile`.
     """
 
     what: str = RUNNING
@@ -41,7 +44,11 @@ class Desired:
 
 
 def get_desired(home: Home) -> Desired:
-    """Return what is written down; running where nothing is."""
+    """Return the desired state; running if none was set.
+
+    Raises:
+        FleetError: the file of the desired state is damaged.
+    """
     try:
         found = Desired(**json.loads((home.path / "desired.json").read_text()))
         if found.what == STOPPED and found.meanwhile and holder(_at_work(home)) is None:
@@ -51,26 +58,27 @@ def get_desired(home: Home) -> Desired:
         return Desired()
     except (OSError, ValueError, TypeError) as error:
         raise FleetError(
-            f'"{home.path}/desired.json" is damaged ({error}); say it again: ./fleet stream start --home {home.path}',
+            f'"{home.path}/desired.json" is damaged ({error}); set it again with: ./fleet stream start --home {home.path}',
             code="desired-state-damaged",
         ) from None
 
 
 def set_desired(home: Home, what: str, by: str, *, meanwhile: bool = False, only_if: Desired | None = None) -> Desired | None:
-    """Write down what is wanted.
+    """Set the desired state, optionally only if it has not changed since it was read.
 
     Args:
-        home: the home.
-        what: running or stopped.
-        by: who says so.
-        meanwhile: whether it holds only while `stopped_meanwhile` is at work.
-        only_if: the word that was read; where another has been said since, nothing is written. None writes whatever there is.
+        home: home of the job.
+        what: new state, `RUNNING` or `STOPPED`.
+        by: name of the person or process that sets it.
+        meanwhile: whether it is in force only while `stopped_meanwhile` runs.
+        only_if: desired state that the caller has read. Nothing is written if another one was set
+            since. None writes in any case.
 
     Returns:
-        The word as it is written down; None where another had been said.
+        The desired state as written; None if another one was set since ``only_if`` was read.
 
     Raises:
-        FleetError: the system refuses.
+        FleetError: the file cannot be written.
     """
     try:
         with briefly(home.path / "word.lock"):
@@ -81,24 +89,30 @@ def set_desired(home: Home, what: str, by: str, *, meanwhile: bool = False, only
             return written
     except OSError as error:
         raise FleetError(
-            f'"{home.path}/desired.json" cannot be written ({error.strerror}); see to it and try again',
+            f'"{home.path}/desired.json" cannot be written ({error.strerror}); fix the cause and try again',
             code="desired-state-unwritable",
         ) from None
 
 
 @contextmanager
 def stopped_meanwhile(home: Home, by: str) -> Iterator[None]:
-    """Want the job stopped for as long as the block runs; with its process the word is gone.
+    """Set the desired state to stopped until the context exits or its process dies.
 
-    Afterwards the former word is said again. Where somebody else wants it stopped, before or meanwhile, it stays so.
+    On exit, the previous state is restored. If another person or process stopped the job before or
+    meanwhile, it stays stopped.
+
+    Args:
+        home: home of the job.
+        by: name of the process that stops it.
 
     Raises:
-        FleetError: another does so, or the system refuses.
+        FleetError: another process is in this context, or the file cannot be written.
     """
 
     def refused(other: str) -> FleetError:
         return FleetError(
-            f"{other} has stopped the lifecycle job for its own work; let it end, and try again", code="stream-stopped-by-other"
+            f"{other} has stopped the lifecycle job for its own work; wait until it has ended, and try again",
+            code="stream-stopped-by-other",
         )
 
     with held(_at_work(home), by, refused):

@@ -1,4 +1,7 @@
-"""Who makes generations and snapshots, and who maintains: one at a time, since each relies on what the others may remove."""
+"""Mutual exclusion of state changes (generations, snapshots) and maintenance.
+
+Each relies on files that the others may remove, so they run one at a time.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,20 +18,22 @@ PATIENCE_S: Final = 600.0
 
 
 class _Busy(Exception):
-    """Another holds it."""
+    """Another process holds the lock; the text is its name."""
 
 
 @contextmanager
 def exclusive_state_change(home: Home, by: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Make a generation or a snapshot: alone, and while nothing is maintained; who comes second waits ten minutes.
+    """Hold the locks for making a generation or a snapshot until the context exits.
+
+    Waits up to ten minutes for another state change or for maintenance.
 
     Args:
-        home: the home.
-        by: who, in words.
-        say: told what is waited for.
+        home: home whose state changes.
+        by: name of the holder, for messages of other processes.
+        say: callback that reports the process being waited for.
 
     Raises:
-        FleetError: another still does.
+        FleetError: another process still holds a lock after the wait.
     """
     home.lifecycle.mkdir(parents=True, exist_ok=True)
     with _alone((_making(home), home.path / MAINTAIN_LOCK), by, say, PATIENCE_S):
@@ -37,15 +42,17 @@ def exclusive_state_change(home: Home, by: str, say: Callable[[str], None]) -> I
 
 @contextmanager
 def exclusive_maintenance(home: Home, say: Callable[[str], None], patience_s: float = PATIENCE_S) -> Iterator[None]:
-    """Maintain a home: alone, and while no generation and no snapshot is made; who comes second waits.
+    """Hold the lock for maintenance of a home until the context exits.
+
+    Waits for other maintenance, and for a process that makes a generation or a snapshot.
 
     Args:
-        home: the home.
-        say: told what is waited for.
-        patience_s: for how long.
+        home: home to be maintained.
+        say: callback that reports the process being waited for.
+        patience_s: longest wait, seconds.
 
     Raises:
-        FleetError: another is still at work.
+        FleetError: another process still holds the lock after the wait.
     """
     with _alone((home.path / MAINTAIN_LOCK,), "fleet maintain", say, patience_s):
         yield
@@ -53,14 +60,17 @@ def exclusive_maintenance(home: Home, say: Callable[[str], None], patience_s: fl
 
 @contextmanager
 def pause_state_changes(home: Home, by: str) -> Iterator[str]:
-    """Let nobody make a generation or a snapshot for a moment, where nobody does; does not wait. For one who maintains.
+    """Prevent new generations and snapshots during a short step of maintenance.
+
+    Does not wait: if a process is already making one, it continues.
 
     Args:
-        home: the home.
-        by: who, in words.
+        home: home that is being maintained.
+        by: name of the holder, for messages of other processes.
 
     Yields:
-        Who is at work, so that they are not kept out; empty where nobody is.
+        Name of the process that is making a generation or snapshot; empty if there is none, and the
+        lock is held.
     """
     home.lifecycle.mkdir(parents=True, exist_ok=True)
     with ExitStack() as locks:
@@ -74,7 +84,7 @@ def pause_state_changes(home: Home, by: str) -> Iterator[str]:
 
 @contextmanager
 def _alone(paths: Sequence[Path], by: str, say: Callable[[str], None], patience_s: float) -> Iterator[None]:
-    """Hold the locks of some files, taken in order; the operating system lets go of them whatever way the process dies."""
+    """Hold locks of files, acquired in order, until the context or the process ends."""
     limit, told = time.monotonic() + patience_s, False
     with ExitStack() as locks:
         for path in paths:
@@ -85,7 +95,7 @@ def _alone(paths: Sequence[Path], by: str, say: Callable[[str], None], patience_
                 except _Busy as other:
                     if time.monotonic() > limit:
                         raise FleetError(
-                            f"{other} is still at work after {patience_s:.0f} s; let it end, and try again",
+                            f"{other} is still running after {patience_s:.0f} s; wait until it has ended, and try again",
                             code="work-still-running",
                         ) from None
                     if not told:
@@ -96,12 +106,15 @@ def _alone(paths: Sequence[Path], by: str, say: Callable[[str], None], patience_
 
 
 def is_making(home: Home) -> bool:
-    """Whether somebody makes a generation or a snapshot now; what is half made and nobody's is left over."""
+    """Return whether a process is making a generation or a snapshot.
+
+    If not, a half-made generation is left over from a process that was killed.
+    """
     return holder(_making(home)) is not None
 
 
 def is_maintaining(home: Home) -> bool:
-    """Whether somebody maintains the home now, or makes a generation or a snapshot meanwhile."""
+    """Return whether a process maintains the home, or makes a generation or snapshot."""
     return holder(home.path / MAINTAIN_LOCK) is not None
 
 

@@ -1,6 +1,6 @@
-"""From when on a table has all its rows: what maintenance has promised not to have removed.
+"""Retention floor of tables: the instant since which all rows of a table are kept.
 
-Rule: it is written down before the first row goes, so that it never says more than is there.
+Rule: the floor is written before the first row is removed, so that it never lies before a gap.
 """
 
 import json
@@ -14,36 +14,48 @@ _FILE = "kept.json"
 
 
 def oldest_kept_ms(home: Home, table: str) -> int | None:
-    """Return the instant from which on a table of a home has all its rows, epoch milliseconds; None where none was removed.
+    """Return the retention floor of a table.
 
-    Of ``messages`` that is ``received_at``: what was received before is gone, but for our own rows.
+    For ``messages`` it is a ``received_at``. Of earlier rows, only those that fleetpulse itself
+    writes (registry, policies, gaps, commands) are kept.
+
+    Returns:
+        Instant, epoch milliseconds; None if no row was removed.
     """
     return _all(home).get(table)
 
 
 def require_kept(home: Home, table: str, asked_ms: int, what: str) -> None:
-    """Refuse what reads further back than a table goes.
+    """Check that the rows since an instant are above the retention floor of a table.
 
     Args:
-        home: the home.
-        table: the table's name.
-        asked_ms: the oldest instant that is to be read, epoch milliseconds.
-        what: what asks, as in ``a replay``.
+        home: home that holds the table.
+        table: name of the table.
+        asked_ms: oldest instant to be read, epoch milliseconds.
+        what: name of the reading operation for the error, such as ``a replay``.
 
     Raises:
-        FleetError: it is older than what is kept; it says from when on rows are kept, and which setting decides.
+        FleetError: the instant lies before the retention floor.
     """
     kept_ms = oldest_kept_ms(home, table)
     if kept_ms is not None and asked_ms < kept_ms:
         raise FleetError(
-            f"{what} needs {table} from {format_instant(asked_ms)} on; kept are those from {format_instant(kept_ms)} on "
-            f"(the setting keep_{table}); begin there or later, or restore a backup",
+            f"{what} needs {table} since {format_instant(asked_ms)}; rows are kept since {format_instant(kept_ms)} "
+            f"(setting keep_{table}); choose a later start, or restore a backup",
             code="rows-not-retained",
         )
 
 
 def promise(home: Home, table: str, kept_ms: int) -> None:
-    """Write down that rows older than an instant are about to go; one that was written before never moves back."""
+    """Raise the retention floor of a table, before older rows are removed.
+
+    A floor never moves back.
+
+    Args:
+        home: home that holds the table.
+        table: name of the table.
+        kept_ms: new retention floor, epoch milliseconds.
+    """
     known = _all(home)
     if known.get(table, kept_ms - 1) >= kept_ms:
         return
@@ -58,6 +70,6 @@ def _all(home: Home) -> dict[str, int]:
         return {}
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise FleetError(
-            f'"{path}" cannot be read ({error}); restore it, or write into it from when on each table is kept',
+            f'the retention floors in "{path}" cannot be read ({error}); restore the file, or write each table\'s floor into it',
             code="retention-floor-damaged",
         ) from None

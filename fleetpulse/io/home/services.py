@@ -1,7 +1,8 @@
-"""The services of a home: its parts, supervised one by one, and the locks that keep them and a run of everything apart.
+"""Services of a home: its parts run as separate processes, and their locks.
 
-Rule 1: who runs everything holds the home's lock alone; services hold it together, and each one a lock of its own.
-Rule 2: whether something runs is asked of these locks: a status file may outlive its process.
+Rule 1: a full run (``./fleet up``, ``replay`` or ``chaos``) holds the home's lock exclusively.
+Services share this lock, and each holds a lock of its own as well (ADR 18).
+Rule 2: only these locks show whether a service runs: a status file may outlive its process.
 """
 
 from collections.abc import Iterator
@@ -15,25 +16,32 @@ from fleetpulse.io.system.locks import held, holder, shared
 
 
 class Service(StrEnum):
-    """A part that runs by itself, in the order in which they start."""
+    """Part of a home that can run as a separate process; listed in start order."""
 
     BROKER = "broker"
     LIFECYCLE = "lifecycle"
     LANDING = "landing"
-    BRIDGE = "bridge"  # all bridges of a home
+    BRIDGE = "bridge"  # all bridges of the home
 
 
 @contextmanager
 def served(home: Home, service: Service) -> Iterator[None]:
-    """Hold a home for one of its services; others may run beside it, and a run of everything may not.
+    """Hold the locks of one service until the context exits.
+
+    Other services of the home can run at the same time; a full run cannot.
+
+    Args:
+        home: home of the service.
+        service: service that runs.
 
     Raises:
-        FleetError: a run of everything holds the home, or the same service runs already.
+        FleetError: a full run holds the home, or the same service is already running.
     """
 
     def twice(other: str) -> FleetError:
         return FleetError(
-            f'{other} runs already in "{home.path}"; stop that one, or name another home with --home', code="service-runs-already"
+            f'{other} is already running in "{home.path}"; stop it, or choose another home with --home',
+            code="service-runs-already",
         )
 
     with shared(home.path / "lock", SERVICES, home.in_use_by), held(_lock(home, service), f"the service {service}", twice):
@@ -41,21 +49,21 @@ def served(home: Home, service: Service) -> Iterator[None]:
 
 
 def services(home: Home) -> tuple[Service, ...]:
-    """Return the services that run in a home."""
+    """Return the services that are running in a home."""
     return tuple(service for service in Service if holder(_lock(home, service)) is not None)
 
 
 def in_use(home: Home) -> bool:
-    """Whether a run of everything, or a service, holds a home."""
+    """Return whether a full run or a service holds a home."""
     return home.owner() is not None or bool(services(home))
 
 
 def runs(home: Home, job: str) -> bool:
-    """Whether a job of a home is looked after: by a run of everything, or by its service.
+    """Return whether a job is supervised by a full run, or runs as a service.
 
     Args:
-        home: the home.
-        job: the name of its process, such as ``bridge-north``.
+        home: home of the job.
+        job: name of the job's process, such as ``bridge-north``.
     """
     return home.owner() is not None or job.partition("-")[0] in services(home)
 

@@ -1,8 +1,10 @@
-"""A segment's messages, decoded in columns: many at a time what `core.decoding.decode` does one by one.
+"""Columnar decoder of a segment's messages, equivalent to `core.messages.decode`.
 
-Rule 1: `decode` is the definition: what stands in the columns is what it would say, byte for byte.
-Rule 2: a message is plain, and in the columns, where a strict parser reads its payload and its fields have the usual types;
-every other one is left to `decode`, and changes nothing for its neighbours.
+Rule 1: `decode` is the definition. The columns have the values that `decode` would return, byte for
+byte.
+Rule 2: a message is *plain* if a strict parser accepts its payload and its fields have the usual
+types. Only plain messages are in the columns. All others are left to `decode` and do not affect the
+plain ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,25 +24,26 @@ from fleetpulse.core.rows import Clock, Kind, hash64
 from fleetpulse.core.text import MAX_TEXT, as_text
 from fleetpulse.core.times import END_OF_TIME_MS, EPOCH_2000_MS
 
-MOST_BYTES: Final = 4_096  # of a plain payload: no whole number in it is longer than Python reads
+MOST_BYTES: Final = 4_096  # of a plain payload, so that no integer in it exceeds Python's digit limit
 _NONE: Final = type(None)
 _CLOCKS: Final = (Clock.DEVICE.value, Clock.RECEIVED.value, Clock.RECEIVED.value)
 _NOTES: Final = (None, None, NO_TS)
-_BY_DEVICE, _BY_RECEIPT, _WITHOUT_TS = range(3)  # places in the two before
+_BY_DEVICE, _BY_RECEIPT, _WITHOUT_TS = range(3)  # indices of _CLOCKS and _NOTES
 _ESCAPED: Final = r"[^ -\[\]-~]"  # a byte that is not printable ASCII, or a backslash
-# Numbers that Python writes with an exponent, or the other way round; what is no number; text that it writes with escapes.
+# Values that Python may write differently: numbers with an exponent, NaN and infinity (null here),
+# and text with escapes.
 _OTHERWISE: Final = rf"[0-9.]e|0\.0000|[:,\[-][0-9]{{16}}|null|{_ESCAPED}"
 Plain = NDArray[np.bool_]
 
 
-# Whether a number is allowed instead of a text.
+# Text fields, and whether a number is allowed instead of a text.
 _TEXTS: Final = {"boot": True, "session": True, "code": True, "firmware": False, "gateway": False}
 _NAMED: Final = ("device_id", "site", "kind")
 _said: Final = attrgetter(*_NAMED)
 
 
 class _Content(msgspec.Struct, gc=False):
-    """A plain payload: its known fields with the types that they usually have; others are checked and left out."""
+    """Plain payload: known fields with their usual types; other fields are skipped."""
 
     ts: int | float | None = None
     boot: str | int | None = None
@@ -59,18 +62,19 @@ class _Content(msgspec.Struct, gc=False):
 _FIELDS: Final = _Content.__struct_fields__
 _NOTHING: Final = _Content()
 _read: Final = msgspec.json.Decoder(_Content).decode
-_check: Final = msgspec.json.Decoder().decode  # what `_read` leaves out it does not check to the last byte
+_check: Final = msgspec.json.Decoder().decode  # `_read` does not fully check the fields that it skips
 _write: Final = msgspec.json.Encoder().encode
 _values: Final = msgspec.structs.astuple
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """What was read of some messages.
+    """Decoded plain messages.
 
     Attributes:
-        places: of those that are plain, in order: their numbers, from 0.
-        columns: of bronze without what the segment itself says; a value for each of ``places``. Times are in milliseconds.
+        places: indices of the plain messages among the given ones, in order, from 0.
+        columns: bronze columns except those of the segment itself, one row for each of ``places``.
+            Times are in milliseconds.
     """
 
     places: NDArray[np.int64]
@@ -78,13 +82,13 @@ class Arrivals:
 
 
 def read_arrivals(topics: pa.Array, payloads: pa.Array, received_at_ms: NDArray[np.int64], wanted: Plain) -> Arrivals:
-    """Read the messages that are plain.
+    """Decode the plain messages.
 
     Args:
-        topics: strings, none null.
-        payloads: bytes, none null.
-        received_at_ms: when the bridge had each.
-        wanted: False for a message that is not to be read.
+        topics: topics as strings, without nulls.
+        payloads: payloads as bytes, without nulls.
+        received_at_ms: time at which the bridge received each message, epoch milliseconds.
+        wanted: False for each message to skip.
     """
     sizes, brackets, escaped = _looks(payloads)
     addresses, raw = list(map(plain_address, topics.to_pylist())), payloads.to_pylist()
@@ -104,7 +108,10 @@ def read_arrivals(topics: pa.Array, payloads: pa.Array, received_at_ms: NDArray[
 def _columns(
     raw: Sequence[bytes], escaped: Plain, received_at_ms: NDArray[np.int64], named: Mapping[str, pa.Array]
 ) -> tuple[Plain, dict[str, pa.Array]]:
-    """Return which payloads are plain, and what they hold; what stands in the columns for the others means nothing."""
+    """Return which payloads are plain, and their columns.
+
+    The columns have undefined values for the other payloads.
+    """
     is_death = pc.equal(named["kind"], Kind.DEATH.value).to_numpy(False)
     plain, contents = _contents(raw, escaped, is_death)
     values = [list(column) for column in zip(*map(_values, contents), strict=True)] or [[] for _ in _FIELDS]
@@ -120,7 +127,10 @@ def _columns(
 
 
 def _looks(payloads: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int64], Plain]:
-    """Return of each payload its bytes, how many brackets it opens, and whether it has escapes or more than printable ASCII."""
+    """Return size, number of opening brackets and need of a full check of payloads.
+
+    A payload with a backslash or with other bytes than printable ASCII needs the full check.
+    """
     ends = _ends(payloads)
     content = np.frombuffer(payloads.buffers()[2] or b"", np.uint8)
     opened = np.flatnonzero((content == ord("{")) | (content == ord("[")))
@@ -131,7 +141,7 @@ def _looks(payloads: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int64], Pl
 
 
 def _contents(raw: Sequence[bytes], escaped: Plain, is_death: Plain) -> tuple[Plain, list[_Content]]:
-    """Return which payloads are plain, and what they hold. A death may be empty."""
+    """Return which payloads are plain, and their contents; a death may be empty."""
     plain, contents = np.ones(len(raw), np.bool_), list[_Content]()
     if not escaped.any():
         try:
@@ -157,9 +167,9 @@ def _leave_disagreeing(values: list[Any], said: pa.Array, plain: Plain) -> None:
 
 
 def _times(values: list[Any], is_death: Plain, received_at_ms: NDArray[np.int64], plain: Plain) -> dict[str, pa.Array]:
-    """Return event times and where they come from; a clock that is no time is not plain."""
+    """Return event times and their sources; no message with an invalid time is plain."""
     for place in np.flatnonzero(is_death).tolist():
-        values[place] = None  # a will was written long before: its ts says nothing
+        values[place] = None  # the ts of a will is from the connect, not from the death
     if float in set(map(type, values)):
         values = [int(value // 1) if type(value) is float and abs(value) <= END_OF_TIME_MS else value for value in values]
     found = _wholes(values, plain)
@@ -202,7 +212,10 @@ def _texts(values: list[Any], plain: Plain, *, numbers: bool) -> pa.Array:
 
 
 def _are_texts(values: pa.Array) -> bool:
-    """Whether all are what `as_text` returns as it is, and of printable ASCII; of others it may be as well."""
+    """Return True if all are printable ASCII that `as_text` returns unchanged.
+
+    False does not mean that `as_text` would change a value.
+    """
     sizes = pc.min_max(pc.binary_length(values))
     if not sizes["max"].is_valid:
         return True
@@ -211,15 +224,16 @@ def _are_texts(values: pa.Array) -> bool:
 
 
 def _ends(values: pa.Array) -> NDArray[np.int32]:
-    """Return where text or bytes begin, and where the last of them ends."""
+    """Return the start offset of each value, and the end offset of the last."""
     return np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
 
 
 def _metrics(values: list[Any], plain: Plain) -> pa.Array:
-    """Return metrics as Python writes them: what is written otherwise here is written again by `metrics_text`."""
+    """Return metrics as Python's JSON; `metrics_text` rewrites those that differ."""
     there = [place for place, value in enumerate(values) if value is not None]
     metrics = [values[place] for place in there]
-    # Written at once and cut between two; what looks like that inside of one makes a part too many. No text has a line feed.
+    # All are encoded at once and split at "},{". If the separator occurs inside one, the number of
+    # parts is wrong, and each is encoded alone. The encoded text contains no line feed.
     texts = _write(metrics)[1:-1].replace(b"},{", b"}\n{").split(b"\n") if metrics else []
     if len(texts) != len(metrics):
         texts = [_write(one) for one in metrics]

@@ -1,8 +1,10 @@
-"""Leases: what each of several bridges says of itself, so that their rows can be put in one order.
+"""Leases of bridges, by which landing merges the rows of several bridges in order.
 
-Rule 1: a bridge promises: whatever it received up to an instant is in its segments, and what comes is later.
-Rule 2: who says nothing for the time of a lease is not waited for: a gap of its is opened in its own segments, and whoever
-finds that segment in its way (`SegmentTakenError`) begins anew where it stands.
+Rule 1: a lease is a promise. All rows that the bridge received up to an instant are in its
+segments, and later rows have a later ``received_at``.
+Rule 2: landing does not wait for a bridge whose lease has expired. It fences the bridge with a
+segment that opens a gap. If the bridge finds this segment (`SegmentTakenError`), it reconnects and
+continues after the fence.
 """
 
 import json
@@ -20,13 +22,13 @@ LEASE_MS: Final = 15_000
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What a bridge last said.
+    """Lease of a bridge.
 
     Attributes:
-        through_ms: whatever it received up to then is in its segments.
-        beat_ms: when it said so, on the wall.
-        sites: whose messages the broker keeps for it, also while it is away.
-        stopped: whether it ended in order.
+        through_ms: ``received_at`` up to which all rows are in the segments, epoch milliseconds.
+        beat_ms: wall-clock time of the lease, epoch milliseconds.
+        sites: sites whose messages the broker keeps for the bridge, even while it is disconnected.
+        stopped: whether the bridge stopped cleanly.
     """
 
     through_ms: int
@@ -36,7 +38,7 @@ class Lease:
 
 
 def write_lease(folder: Path, lease: Lease) -> None:
-    """Write a bridge's lease; one that cannot be written is left out: it runs out, and that is what it is for."""
+    """Write the lease of a bridge; ignore errors, since the old lease then expires."""
     path = folder / "lease.json"
     with suppress(OSError):
         aside = path.with_suffix(f".{os.getpid()}.tmp")  # see `segments.remove_leftovers`
@@ -44,7 +46,7 @@ def write_lease(folder: Path, lease: Lease) -> None:
 
 
 def read_lease(folder: Path) -> Lease | None:
-    """Return a bridge's lease; None where there is none."""
+    """Return the lease of a bridge; None if it is missing or invalid."""
     try:
         said = json.loads((folder / "lease.json").read_text())
         return Lease(int(said["through_ms"]), int(said["beat_ms"]), tuple(said["sites"]), bool(said["stopped"]))

@@ -1,4 +1,4 @@
-"""Recordings: gzip or plain NDJSON, one message a line, in the order in which they arrived."""
+"""Recordings of messages: gzip or plain NDJSON, one message a line, in order."""
 
 import gzip
 import json
@@ -14,17 +14,17 @@ from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.rows import Origin, Row
 from fleetpulse.core.times import RECORDED_MS
 
-_CURE = 'a line is {"received_at_ms": 1630589706724, "topic": "fleet/site/device/heartbeat", "payload": {...}}'
+_CURE = 'a line must be like {"received_at_ms": 1630589706724, "topic": "fleet/site/device/heartbeat", "payload": {...}}'
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One line of a recording.
+    """Line of a recording.
 
     Attributes:
-        received_at_ms: when it was received in its own time.
-        topic: the topic it was published on.
-        payload: its bytes.
+        received_at_ms: time at which the message was originally received, epoch milliseconds.
+        topic: topic of the message.
+        payload: bytes of the payload.
     """
 
     received_at_ms: int
@@ -34,14 +34,14 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What is known of a recording before it is played.
+    """Metadata of a recording.
 
     Attributes:
-        path: its file.
-        id: 16 hexadecimal digits of its content.
-        lines: how many.
-        first_ms: ``received_at`` of its first line, in epoch milliseconds.
-        last_ms: and of its last.
+        path: path of the file.
+        id: first 16 hexadecimal digits of the content's SHA-256.
+        lines: number of lines.
+        first_ms: ``received_at`` of the first line, epoch milliseconds.
+        last_ms: ``received_at`` of the last line, epoch milliseconds.
     """
 
     path: Path
@@ -52,10 +52,11 @@ class Recording:
 
 
 def inspect(path: Path) -> Recording:
-    """Read a recording through, checking every line.
+    """Read a whole recording, check every line, and return its metadata.
 
     Raises:
-        FleetError: it is not there, damaged, empty, or not in order; says which line.
+        FleetError: the recording is missing, damaged, empty, or not in order; a line error names
+            the line.
     """
     digest, lines, first_ms, last_ms = sha256(), 0, 0, -1
     for number, line in enumerate(_lines(path), 1):
@@ -63,7 +64,7 @@ def inspect(path: Path) -> Recording:
         recorded = _parse(path, number, line)
         if recorded.received_at_ms < last_ms:
             raise FleetError(
-                f'line {number} of "{path}": received_at_ms must not run backwards; '
+                f'line {number} of "{path}": received_at_ms must not decrease; '
                 f"got {recorded.received_at_ms} after {last_ms}; "
                 f"sort the recording by received_at_ms",
                 code="recording-runs-backwards",
@@ -76,17 +77,17 @@ def inspect(path: Path) -> Recording:
 
 
 def read(path: Path) -> Iterator[Recorded]:
-    """Yield a recording's messages.
+    """Yield the messages of a recording.
 
     Raises:
-        FleetError: as `inspect`.
+        FleetError: the recording is missing or damaged, or a line is invalid.
     """
     for number, line in enumerate(_lines(path), 1):
         yield _parse(path, number, line)
 
 
 def rows(path: Path) -> Iterator[Row]:
-    """Yield the rows that a recording's messages decode to; what cannot be decoded is left out."""
+    """Yield the decoded rows of a recording; skip messages that cannot be decoded."""
     for recorded in read(path):
         row = decode(recorded.topic, recorded.payload, recorded.received_at_ms, Origin.REPLAY)
         if isinstance(row, Row):
@@ -104,7 +105,7 @@ def _lines(path: Path) -> Iterator[bytes]:
         raise FleetError(f'there is no recording "{path}"; name a gzip or plain NDJSON file', code="recording-missing") from None
     except (OSError, EOFError, zlib.error) as error:
         raise FleetError(
-            f'the recording "{path}" cannot be read to its end ({error}); fetch it again', code="recording-truncated"
+            f'the recording "{path}" is truncated or damaged ({error}); download it again', code="recording-truncated"
         ) from None
 
 
@@ -118,8 +119,8 @@ def _parse(path: Path, number: int, line: bytes) -> Recorded:
         ) from None
     if type(received_at_ms) is int and received_at_ms not in RECORDED_MS:
         raise FleetError(
-            f'line {number} of "{path}": received_at_ms is epoch milliseconds from 2000 up to 2100; got {received_at_ms}; '
-            f"where they are seconds, or a broken clock's, mend the recording",
+            f'line {number} of "{path}": received_at_ms must be epoch milliseconds from 2000 up to 2100; got {received_at_ms}; '
+            f"if the unit or the clock was wrong, correct the recording",
             code="recording-time-invalid",
         )
     if type(received_at_ms) is not int or not isinstance(topic, str):
@@ -128,8 +129,8 @@ def _parse(path: Path, number: int, line: bytes) -> Recorded:
 
 
 def _payload(payload: Any) -> bytes:
-    """Return a payload's bytes; half of a character, which JSON can escape and UTF-8 cannot hold, stays what it is."""
-    if isinstance(payload, str):  # what was no JSON when it was recorded
+    """Return the bytes of a payload; keep lone surrogates, which UTF-8 cannot encode."""
+    if isinstance(payload, str):  # the recorded payload was not JSON
         return payload.encode(errors="surrogatepass")
     try:
         return json.dumps(payload, separators=(",", ":"), ensure_ascii=False).encode()

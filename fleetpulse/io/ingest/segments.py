@@ -1,8 +1,10 @@
-"""Segments: what the bridge received, a numbered Arrow file each, durable before anything is acknowledged.
+"""Segments: numbered Arrow files of messages, durable before acknowledgement.
 
-Rule 1: a segment is whole or absent: written aside, synced, renamed, and its folder synced.
-Rule 2: the newest segment is the bridge's whole memory: where it stands is in its metadata and its last row.
-Rule 3: a number is given once: who writes a segment whose number is taken has lost its place to another, and learns it.
+Rule 1: a segment is complete or absent. It is written to a temporary file, synced, linked under its
+name, and its folder is synced.
+Rule 2: the newest segment is the only memory of the bridge. Its metadata and its last row are the
+position of the bridge.
+Rule 3: a number is used once. A writer whose number is taken was fenced, and gets an error.
 """
 
 import json
@@ -33,21 +35,22 @@ SEGMENT_SCHEMA: Final = pa.schema(
         ("refused", pa.string()),
     ]
 )
-_BEFORE: Final = pa.schema([field for field in SEGMENT_SCHEMA if field.name != "refused"])  # read as if none had been
+_BEFORE: Final = pa.schema([field for field in SEGMENT_SCHEMA if field.name != "refused"])  # older segments: read with nulls
 
 
 class SegmentRow(NamedTuple):
-    """A row of a segment, in the order of `SEGMENT_SCHEMA`.
+    """Row of a segment, in the order of `SEGMENT_SCHEMA`.
 
     Attributes:
-        received_at_ms: when the bridge had it, epoch milliseconds.
-        topic: where it was published.
-        payload: its bytes.
-        origin: the door, see `Origin`.
-        recording: id of the recording it was played from.
-        line: its line there, from 0.
-        command: name of the command's file.
-        refused: why the bridge refuses it, in one word: it goes to quarantine whatever it says.
+        received_at_ms: time at which the bridge received the message, epoch milliseconds.
+        topic: topic of the message.
+        payload: bytes of the payload.
+        origin: source of the message, see `Origin`.
+        recording: id of the recording from which the message was replayed.
+        line: line in the recording, from 0.
+        command: file name of the command.
+        refused: reason in one word if the bridge refuses the message, which is then quarantined
+            whatever its content.
     """
 
     received_at_ms: int
@@ -60,29 +63,30 @@ class SegmentRow(NamedTuple):
     refused: str | None = None
 
 
-assert list(SegmentRow._fields) == SEGMENT_SCHEMA.names, "rows are written as they are declared"
-Tail = tuple[int, int]  # the last ``received_at_ms`` of a bridge's rows, and how many of them share it
+assert list(SegmentRow._fields) == SEGMENT_SCHEMA.names, "the fields of SegmentRow must match SEGMENT_SCHEMA"
+Tail = tuple[int, int]  # last ``received_at_ms`` of a bridge's rows, and the number of rows that share it
 _NAME: Final = re.compile(r"(\d{12})\.arrow")
 
 
 @dataclass(frozen=True, slots=True)
 class BridgeOffset:
-    """Where a bridge stands: the last row of its newest segment, and what the segment says beside it.
+    """Position of a bridge: last row and metadata of its newest segment.
 
     Attributes:
-        number: of the segment.
-        received_at_ms: of its last row.
-        recording: the recording that the last row belongs to; None where it is live.
-        line: the newest line of it that is durable.
-        ended: whether that is the line after its last.
-        last_canary_ms: ``received_at`` of the newest canary that came back; None since a recording was played, or at first.
-        gap_open: whether the newest gap row opened one.
-        played: the recording that was last played to its end.
-        shared: sites that other bridges take.
-        fence: whether landing wrote the segment, since the bridge was not heard of.
-        left_open: bridges that do not listen, as a recording says that has not ended.
-        gap_rows: bridges of which a recording has a gap row at the instant of the last row.
-        tail: see `tail_of`.
+        number: number of the segment.
+        received_at_ms: ``received_at`` of the last row, epoch milliseconds.
+        recording: recording of the last row; None for a live row.
+        line: newest durable line of the recording.
+        ended: whether the last row marks the end of the recording.
+        last_canary_ms: ``received_at`` of the newest canary that returned, epoch milliseconds; None
+            at first and after a replay.
+        gap_open: whether the newest gap row opened a coverage gap.
+        played: recording that was last replayed to its end.
+        shared: sites that other bridges serve.
+        fence: whether landing wrote the segment to fence the bridge.
+        left_open: bridges with an open gap in a recording that has not ended.
+        gap_rows: bridges with a gap row of a recording at the instant of the last row.
+        tail: last instant of the rows and the number of rows that share it, see `tail_of`.
     """
 
     number: int
@@ -101,7 +105,7 @@ class BridgeOffset:
 
 
 class SegmentTakenError(Exception):
-    """A segment's number is taken: another wrote it, since this bridge was not heard of."""
+    """The number of a segment is taken: landing fenced this bridge."""
 
 
 def rows_table(rows: Sequence[SegmentRow]) -> pa.Table:
@@ -110,7 +114,7 @@ def rows_table(rows: Sequence[SegmentRow]) -> pa.Table:
 
 
 def columns_table(columns: Sequence[Sequence[Any]]) -> pa.Table:
-    """Return columns of Python's values as a table of `SEGMENT_SCHEMA`."""
+    """Return columns of Python values as a table of `SEGMENT_SCHEMA`."""
     arrays = [pa.array(values, field.type) for values, field in zip(columns, SEGMENT_SCHEMA, strict=True)]
     return pa.Table.from_arrays(arrays, schema=SEGMENT_SCHEMA)
 
@@ -130,25 +134,25 @@ def write_segment(
     gap_rows: frozenset[str] = frozenset(),
     tail: Tail | None = None,
 ) -> Path:
-    """Write a segment and return its path when it would survive a loss of power.
+    """Write a segment durably and return its path.
 
     Args:
-        directory: the bridge's folder.
-        number: the segment's, one more than the newest.
+        directory: folder of the bridge's segments.
+        number: number of the segment, one more than the newest.
         table: at least one row of `SEGMENT_SCHEMA`, in order of ``received_at_ms``.
-        bridge: the bridge's name.
-        last_canary_ms: ``received_at`` of the newest canary that came back.
-        gap_open: whether a gap is open after the last row.
-        played: the recording that was last played to its end.
-        shared: sites that other bridges take.
-        fence: whether it is written in the bridge's place.
-        left_open: bridges that do not listen, as a recording says that has not ended.
-        gap_rows: bridges of which a recording has a gap row at the instant of the last row.
-        tail: of the segments before it.
+        bridge: name of the bridge.
+        last_canary_ms: ``received_at`` of the newest canary that returned, epoch milliseconds.
+        gap_open: whether a coverage gap is open after the last row.
+        played: recording that was last replayed to its end.
+        shared: sites that other bridges serve.
+        fence: whether landing writes the segment to fence the bridge.
+        left_open: bridges with an open gap in a recording that has not ended.
+        gap_rows: bridges with a gap row of a recording at the instant of the last row.
+        tail: tail of the earlier segments, see `tail_of`.
 
     Raises:
-        OSError: the disk is full, or refuses; nothing is left behind.
-        SegmentTakenError: there is a segment of this number.
+        OSError: the write failed, for example on a full disk; no file is left behind.
+        SegmentTakenError: a segment of this number exists.
     """
     metadata = {
         "bridge": bridge,
@@ -165,15 +169,15 @@ def write_segment(
     path = directory / f"{number:012d}.arrow"
     aside = path.with_suffix(
         f".{os.getpid()}.{'fence' if fence else 'tmp'}"
-    )  # one's own, also beside another process of the same bridge
+    )  # unique to this process, even if another process of the same bridge runs
     try:
         _write_synced(aside, table.cast(SEGMENT_SCHEMA).replace_schema_metadata(metadata))
-        os.link(aside, path)  # unlike a rename it does not replace what is there
+        os.link(aside, path)  # unlike a rename, a link does not replace an existing file
         aside.unlink()
         sync_folder(directory)
     except FileExistsError:
         aside.unlink(missing_ok=True)
-        raise SegmentTakenError(f"segment {number} of {bridge} was written by another") from None
+        raise SegmentTakenError(f"segment {number} of {bridge} was written by another process") from None
     except OSError:
         aside.unlink(missing_ok=True)
         raise
@@ -181,16 +185,16 @@ def write_segment(
 
 
 def _before(table: pa.Table, tail: Tail | None) -> int:
-    """Return how many rows of earlier segments share the first row's ``received_at_ms``."""
+    """Return the number of rows of earlier segments with the first row's instant."""
     return tail[1] if tail is not None and table["received_at_ms"][0].as_py() == tail[0] else 0
 
 
 def tail_of(table: pa.Table, tail: Tail | None) -> Tail:
-    """Return the last ``received_at_ms`` of a bridge's rows, and how many of them share it.
+    """Return the last ``received_at_ms`` of a bridge and the number of its rows.
 
     Args:
-        table: of its newest segment.
-        tail: of the segments before that.
+        table: table of the newest segment.
+        tail: tail of the earlier segments.
     """
     received = table["received_at_ms"].to_numpy()
     count = len(received) - int(np.searchsorted(received, received[-1]))
@@ -198,10 +202,13 @@ def tail_of(table: pa.Table, tail: Tail | None) -> Tail:
 
 
 def positions(segment: pa.Table) -> NDArray[np.int64]:
-    """Return of each row of a segment how many rows of its bridge before it share its ``received_at_ms``.
+    """Return the position of each row among the bridge's rows of the same instant.
 
     Args:
-        segment: as `read_segment` returns it.
+        segment: segment returned by `read_segment`.
+
+    Returns:
+        For each row, the number of earlier rows of the bridge with the same ``received_at_ms``.
     """
     received = segment["received_at_ms"].to_numpy()
     before = int((segment.schema.metadata or {}).get(b"before") or 0)
@@ -209,7 +216,12 @@ def positions(segment: pa.Table) -> NDArray[np.int64]:
 
 
 def runs(received_ms: NDArray[np.int64], before: int = 0) -> NDArray[np.int64]:
-    """Return of each row how many rows before it share its instant, those of the first instant ``before`` more."""
+    """Return for each row the number of earlier rows with the same instant.
+
+    Args:
+        received_ms: instants of the rows, ascending.
+        before: number of rows of the first instant that precede these rows.
+    """
     places = np.arange(len(received_ms))
     fresh = np.ones(len(received_ms), bool)
     fresh[1:] = received_ms[1:] != received_ms[:-1]
@@ -226,17 +238,17 @@ def _write_synced(path: Path, table: pa.Table) -> None:
 
 
 def list_segments(directory: Path) -> list[tuple[int, Path]]:
-    """Return number and path of each segment, in order; none where the folder is not there.
+    """Return number and path of each segment, in order; empty without a folder.
 
     Raises:
-        FleetError: an Arrow file lies there that is not named as a segment.
+        FleetError: an Arrow file in the folder does not have the name of a segment.
     """
     found: list[tuple[int, Path]] = []
     for path in directory.glob("*.arrow"):
         named = _NAME.fullmatch(path.name)
         if named is None:
             raise FleetError(
-                f'"{path}" is not a segment; they are named 000000000001.arrow and so on; move it elsewhere',
+                f'"{path}" is not a segment; expected a name such as 000000000001.arrow; move it elsewhere',
                 code="segment-name-invalid",
             )
         found.append((int(named[1]), path))
@@ -244,10 +256,10 @@ def list_segments(directory: Path) -> list[tuple[int, Path]]:
 
 
 def commands_in(directory: Path, number: int) -> set[str] | None:
-    """Return the names of the command files whose rows a segment has; None where it is gone.
+    """Return the command files with rows in a segment; None if it is missing.
 
     Raises:
-        FleetError: it cannot be read.
+        FleetError: the segment cannot be read.
     """
     try:
         named = read_segment(directory / f"{number:012d}.arrow")["command"]
@@ -257,11 +269,12 @@ def commands_in(directory: Path, number: int) -> set[str] | None:
 
 
 def remove_leftovers(directory: Path, *, fences: bool = False) -> int:
-    """Remove what who was killed was still writing; return how many files.
+    """Remove the unfinished files of a killed process; return their number.
 
     Args:
-        directory: the bridge's folder.
-        fences: those of landing, which alone may ask for it; otherwise the bridge's, likewise.
+        directory: folder of the bridge's segments.
+        fences: whether to remove the files of landing instead of the bridge's; each of the two
+            processes may only remove its own files.
     """
     leftovers = list(directory.glob("*.fence" if fences else "*.tmp"))
     for path in leftovers:
@@ -273,8 +286,8 @@ def read_segment(path: Path) -> pa.Table:
     """Read a segment.
 
     Raises:
-        FleetError: it is torn, or not a segment of ours.
-        FileNotFoundError: it is gone.
+        FleetError: the file is damaged or not a segment of this version.
+        FileNotFoundError: the file is missing.
     """
     try:
         with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
@@ -283,21 +296,21 @@ def read_segment(path: Path) -> pa.Table:
         raise
     except (pa.ArrowInvalid, OSError) as error:
         raise FleetError(
-            f'segment "{path}" is torn or not Arrow ({error}); restore it from a backup, or move it elsewhere and do without '
-            f"the rows that it held",
+            f'segment "{path}" is truncated or not Arrow ({error}); restore it from a backup, or move it elsewhere and lose '
+            f"its rows",
             code="segment-damaged",
         ) from None
     if table.schema.equals(_BEFORE):
         table = table.append_column(SEGMENT_SCHEMA.field("refused"), pa.nulls(table.num_rows, pa.string()))
     if not table.schema.equals(SEGMENT_SCHEMA) or b"number" not in (table.schema.metadata or {}) or not table.num_rows:
         raise FleetError(
-            f'"{path}" is Arrow but not a segment of this version; move it elsewhere', code="segment-version-unsupported"
+            f'"{path}" is an Arrow file but not a segment of this version; move it elsewhere', code="segment-version-unsupported"
         )
     return table
 
 
 def position(directory: Path) -> BridgeOffset | None:
-    """Return where the bridge stands by its newest segment; None where there is none.
+    """Return the position of a bridge from its newest segment; None without one.
 
     Raises:
         FleetError: the newest segment cannot be read.

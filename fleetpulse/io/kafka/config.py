@@ -1,7 +1,8 @@
-"""Which topics of which Kafka are taken, how its records become messages, and what its errors mean.
+"""Kafka setting, conversion of records to messages, and explanations of errors.
 
-Rule 1: whatever record comes, it arrives: one whose key is no topic gets one by which it is found in quarantine.
-Rule 2: a secret is in no ``repr`` and in no sentence.
+Rule 1: every record becomes a message. A record whose key is not a topic gets a topic that
+identifies the record in quarantine.
+Rule 2: secrets appear in no ``repr`` and in no message.
 """
 
 import re
@@ -14,13 +15,13 @@ from fleetpulse.core.errors import FleetError
 
 SERVERS: Final = "bootstrap.servers"
 TOPICS: Final = "topics"
-MAX_KEY_BYTES: Final = 512  # two names of 128 bytes, a kind, and as much again
+MAX_KEY_BYTES: Final = 512  # two names of 128 bytes, a kind, and a reserve of the same size
 _LONGEST: Final = 300
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _SERVER: Final = re.compile(r"\S+:\d{1,5}")
 _SECRET: Final = re.compile(r"password|secret|jaas|token|credential|\.key$", re.IGNORECASE)
 _QUOTED: Final = re.compile(r'"([^"]*)"|\'([^\']*)\'')
-_OURS: Final = frozenset(  # Spark sets them itself and refuses them, or they would break how a batch is read
+_OURS: Final = frozenset(  # Spark sets and rejects them, or they would break the reading of a batch
     {
         "auto.offset.reset",
         "enable.auto.commit",
@@ -33,27 +34,30 @@ _OURS: Final = frozenset(  # Spark sets them itself and refuses them, or they wo
     }
 )
 _SILENCE: Final = r"TimeoutException|Timed out|DisconnectException|Connection refused"
-_MEANINGS: Final = (  # what an error's text shows, and what it means; the first that fits
+_MEANINGS: Final = (  # pattern in an error's text, and its explanation; the first match counts
     (
         r"UnknownTopicOrPartition",
-        "Kafka at {servers} has not all of the topics {topics}; make them, or correct the setting kafka",
+        "Kafka at {servers} lacks some of the topics {topics}; create them, or correct the setting kafka",
     ),
-    (r"No resolvable bootstrap", "no address of Kafka is known for {servers}; correct bootstrap.servers in the setting kafka"),
+    (
+        r"No resolvable bootstrap",
+        "the addresses {servers} of Kafka cannot be resolved; correct bootstrap.servers in the setting kafka",
+    ),
     (
         r"TopicAuthorization|GroupAuthorization|Not authorized",
-        "Kafka at {servers} does not let us read {topics}; give us the right to",
+        "Kafka at {servers} denies the bridge read access to {topics}; grant it in Kafka's ACLs",
     ),
     (
         r"SaslAuthentication|IllegalSaslState|UnsupportedSaslMechanism|Authentication failed",
-        "Kafka at {servers} refuses us: the authentication failed; correct sasl.* and security.protocol in the setting kafka",
+        "authentication failed at Kafka ({servers}); correct sasl.* and security.protocol in the setting kafka",
     ),
     (
         r"SslAuthentication|SSLHandshake|SSL handshake",
-        "the secured line to Kafka at {servers} fails: check ssl.* in the setting kafka",
+        "the TLS connection to Kafka at {servers} failed; correct ssl.* in the setting kafka",
     ),
     (
         r"JAAS config|LoginException",
-        "sasl.jaas.config in the setting kafka cannot be read; write it as Kafka's documentation says",
+        "sasl.jaas.config in the setting kafka is invalid; write it as in Kafka's documentation",
     ),
     (_SILENCE, "no answer from Kafka at {servers}"),
 )
@@ -61,12 +65,15 @@ _LOST: Final = re.compile(r"KAFKA_DATA_LOSS|[Dd]ata may (have been|be) lost|Offs
 
 
 class Record(NamedTuple):
-    """A record as Kafka has it.
+    """Kafka record.
 
     Attributes:
-        at: its timestamp in Kafka, in microseconds.
-        topic, partition, offset: where it stands.
-        key, value: its bytes; None where it has none.
+        at: timestamp in Kafka, epoch microseconds.
+        topic: Kafka topic.
+        partition: partition of the topic.
+        offset: offset in the partition.
+        key: bytes of the key; None if the record has no key.
+        value: bytes of the value; None if the record has no value.
     """
 
     at: int
@@ -79,12 +86,12 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KafkaOptions:
-    """Where Kafka is, what is taken from it, and what its clients are told besides.
+    """Servers, topics and client options of the Kafka source.
 
     Attributes:
-        servers: ``host:port``, separated by commas.
-        topics: which.
-        client: further options of Kafka's own clients; secrets are among them.
+        servers: bootstrap servers ``host:port``, separated by commas.
+        topics: topics to subscribe to.
+        client: further options of the Kafka client; they include secrets.
     """
 
     servers: str
@@ -92,11 +99,11 @@ class KafkaOptions:
     client: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
     def __str__(self) -> str:
-        """Return it as people write it, without the client's options."""
+        """Return topics and servers as text, without the client options."""
         return f"{', '.join(self.topics)} of Kafka at {self.servers}"
 
     def masked(self, text: str) -> str:
-        """Return a text without the secrets that are among the options."""
+        """Replace the secrets of the client options in a text."""
         for secret in sorted(self._secrets(), key=len, reverse=True):
             text = text.replace(secret, "***")
         return text
@@ -107,59 +114,62 @@ class KafkaOptions:
         return {text for text in (*values, *quoted) if len(text) > 2}
 
     def meaning(self, error: str) -> str:
-        """Say in one sentence what an error of Spark or Kafka means.
+        """Explain an error of Spark or Kafka in one sentence.
 
         Args:
-            error: its text, with the causes that the JVM names.
+            error: text of the error, with the causes from the JVM.
         """
         for pattern, sentence in _MEANINGS:
             if re.search(pattern, error):
                 return sentence.format(servers=self.servers, topics=", ".join(self.topics))
-        causes = re.findall(r"Caused by: (.+)", error) or error.strip().splitlines() or ["it said nothing"]
+        causes = re.findall(r"Caused by: (.+)", error) or error.strip().splitlines() or ["the error has no text"]
         return f"reading {self} failed: {self.masked(causes[-1].strip())[:_LONGEST]}"
 
 
 def parse_kafka(options: Mapping[str, str]) -> KafkaOptions:
-    """Read the setting ``kafka``.
+    """Parse the setting ``kafka``.
 
     Args:
-        options: ``bootstrap.servers``, ``topics``, and options of Kafka's clients, with or without ``kafka.`` before them.
+        options: ``bootstrap.servers``, ``topics``, and options of the Kafka client, with or without
+            the prefix ``kafka.``.
 
     Raises:
-        FleetError: with all its faults; no value of an option is among them.
+        FleetError: the setting is invalid; the error lists all faults, without values of options.
     """
     given = {name.removeprefix("kafka."): value for name, value in options.items()}
     servers = [server.strip() for server in given.pop(SERVERS, "").split(",") if server.strip()]
     topics = tuple(dict.fromkeys(topic.strip() for topic in given.pop(TOPICS, "").split(",") if topic.strip()))
     faults: list[str] = []
     if not servers or not all(_SERVER.fullmatch(server) for server in servers):
-        faults.append(f'{SERVERS} is host:port, or several separated by commas; write such as "kafka.example:9092"')
+        faults.append(f'{SERVERS} must be host:port, or several separated by commas; for example "kafka.example:9092"')
     if not topics or not all(_TOPIC.fullmatch(topic) for topic in topics):
-        faults.append(f'{TOPICS} names topics of Kafka, separated by commas; write such as "fleet"')
+        faults.append(f'{TOPICS} must be names of Kafka topics, separated by commas; for example "fleet"')
     if ours := sorted(_OURS & set(given)):
-        faults.append(f"{', '.join(ours)}: set by us; leave out what is")
+        faults.append(f"{', '.join(ours)}: set by fleetpulse; remove from the setting")
     if faults:
         raise FleetError(
-            "the setting kafka has faults:\n" + "\n".join(f"  {fault}" for fault in faults), code="kafka-setting-faulty"
+            "the setting kafka is invalid; correct these faults:\n" + "\n".join(f"  {fault}" for fault in faults),
+            code="kafka-setting-faulty",
         )
     return KafkaOptions(",".join(servers), topics, given)
 
 
 def is_loss(error: str) -> bool:
-    """Whether an error says that Kafka deleted records that were not read yet."""
+    """Return whether an error reports that Kafka deleted unread records."""
     return _LOST.search(error) is not None
 
 
 def is_silence(error: str) -> bool:
-    """Whether an error says that nobody answers: Kafka may be gone, or the way to it."""
+    """Return whether an error reports that Kafka does not answer."""
     return re.search(_SILENCE, error) is not None
 
 
 def topic_of(record: Record) -> str:
-    """Return the topic of the message that a record becomes.
+    """Return the topic of the message for a record.
 
-    Its key, where that is one as connectors from MQTT write it; else one that says where it stands, and ends in its key
-    where that is a name, such as a device's: a mapping can take it in.
+    If the key is a topic, as written by MQTT connectors, return the key. Otherwise return
+    ``kafka/<topic>/<partition>``, followed by the key if it is a name such as a device id.
+    A mapping can decode messages of such a topic.
     """
     where = f"kafka/{record.topic}/{record.partition}"
     if not record.key or len(record.key) > MAX_KEY_BYTES:
@@ -174,9 +184,10 @@ def topic_of(record: Record) -> str:
 
 
 def in_order(records: Iterable[Record]) -> list[Record]:
-    """Put the records of a batch in order: by time in Kafka, but those of a partition as they stand there.
+    """Sort the records of a batch by Kafka time, keeping the order of each partition.
 
-    A producer's clock may run backwards: a record counts as no earlier than those before it in its partition.
+    The clock of a producer may run backwards. A record therefore counts as no earlier than the
+    records before it in its partition.
     """
     newest: dict[tuple[str, int], int] = {}
     timed: list[tuple[tuple[int, str, int, int], Record]] = []
@@ -189,22 +200,29 @@ def in_order(records: Iterable[Record]) -> list[Record]:
 
 
 class Canaries:
-    """Canaries under way. They do not go through Kafka: they wait until all that was there when they were sent has come."""
+    """Canaries of the Kafka source, which do not pass through Kafka.
+
+    A canary returns when all records that were in Kafka when it was sent have been received.
+    """
 
     def __init__(self, limit: int = 1_000) -> None:
         self._limit = limit
         self._waiting: list[tuple[int, str, bytes]] = []
 
     def send(self, topic: str, payload: bytes, now_ms: int) -> None:
-        """Take one; where there are too many, the oldest is lost."""
+        """Add a canary; drop the oldest if there are too many."""
         self._waiting = [*self._waiting[1 - self._limit :], (now_ms, topic, payload)]
 
     def returned(self, looked_ms: int) -> list[tuple[str, bytes]]:
-        """Return those that were sent before ``looked_ms``, when a look at Kafka began that found nothing that we have not."""
+        """Return and remove the canaries that were sent before ``looked_ms``.
+
+        Args:
+            looked_ms: start of a poll of Kafka that found no new records, epoch milliseconds.
+        """
         back = [(topic, payload) for sent_ms, topic, payload in self._waiting if sent_ms < looked_ms]
         self._waiting = [one for one in self._waiting if one[0] >= looked_ms]
         return back
 
     def clear(self) -> None:
-        """Forget them: the connection is lost."""
+        """Drop all canaries, because the connection is lost."""
         self._waiting = []

@@ -1,9 +1,14 @@
-"""Receiving from Kafka, by the interface of `Receiver`: a stream of Spark whose batches wait until their rows are acknowledged.
+"""Kafka receiver on Spark Structured Streaming, with the interface of `Receiver`.
 
-Rule 1: a batch is committed after its last row was given to `KafkaReceiver.ack`; any other comes again, whole.
-Rule 2: Kafka is only read. A canary comes back when a look at its topics that began later found nothing that we have not.
-Rule 3: every wait of the caller is bounded; Spark is started, asked and stopped by a thread of our own.
-Rule 4: what Kafka deleted before we read it is a connection lost: it is said, and reading goes on behind it.
+`Receiver` is the MQTT receiver. Each batch waits until its rows are acknowledged.
+
+Rule 1: a batch is committed after its last row was passed to `KafkaReceiver.ack`. Any other batch
+is delivered again as a whole.
+Rule 2: Kafka is only read. A canary returns after a later poll of the topics left no unread
+records.
+Rule 3: every wait of the caller is bounded. A separate thread starts, polls and stops Spark.
+Rule 4: if Kafka deleted unread records, the connection counts as lost. The loss is reported, and
+reading continues after the deleted records.
 """
 
 import json
@@ -36,15 +41,15 @@ from fleetpulse.io.spark.session import OPTIONS, SparkResources, settings, spark
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 
 _LOG: Final = structlog.get_logger("kafka")
-BATCH: Final = 4_000  # records: all of a batch are in memory at once
-TASK: Final = 250  # records: of a task, which are in the JVM's several times over; 64 MB if each is as large as it may be
-HEAP: Final = "512m"  # Spark takes no less than 450 MB
-EVERY: Final = "250 milliseconds"  # a look at Kafka
+BATCH: Final = 4_000  # records of a batch, which are all in memory
+TASK: Final = 250  # records of a task, which the JVM holds several times; 64 MB at the maximum record size
+HEAP: Final = "512m"  # Spark requires 450 MB
+EVERY: Final = "250 milliseconds"  # interval between polls of Kafka
 CLOSE_S: Final = 5.0
 _STEP_S: Final = 1
 _COMMIT_S: Final = 2.0
 _START_S: Final = 60.0
-# Kafka that does not answer is to be known before the bridge's own patience with its canaries is at its end.
+# Timeouts short enough to detect an unreachable Kafka before the canaries of the bridge time out.
 _PATIENCE: Final = {
     "kafka.default.api.timeout.ms": "5000",
     "kafka.request.timeout.ms": "4000",
@@ -55,45 +60,51 @@ _COLUMNS: Final = ("timestamp", "topic", "partition", "offset", "key", "value")
 
 
 class _LetGo(Exception):
-    """A batch is given up; its text is short, since Spark looks for a trace in it, and a long one costs it its stack."""
+    """Abort of a batch.
+
+    Its text must be short: Spark searches it for a trace, and a long text overflows the stack.
+    """
 
 
 class _Looks(StreamingQueryListener):
-    """Tells the receiver of each look at Kafka: of those that found nothing too."""
+    """Listener that reports each poll of Kafka to the receiver, including idle polls."""
 
     def __init__(self, receiver: "KafkaReceiver") -> None:
         self.receiver = receiver
 
     def onQueryStarted(self, event: Any) -> None:
-        """Nothing: Kafka was not asked yet."""
+        """Do nothing: Kafka was not polled yet."""
 
     def onQueryProgress(self, event: Any) -> None:
-        """A batch is committed."""
+        """Report a committed batch."""
         said = json.loads(event.progress.json)
         whole = all(source["endOffset"] == source["latestOffset"] for source in said["sources"])
         self.receiver.looked(str(said["runId"]), said["timestamp"] if whole else None, committed=True)
 
     def onQueryIdle(self, event: Any) -> None:
-        """There was nothing new."""
+        """Report a poll without new records."""
         self.receiver.looked(str(event.runId), event.timestamp)
 
     def onQueryTerminated(self, event: Any) -> None:
-        """Nothing: the thread that awaits it learns of it."""
+        """Do nothing: the thread that awaits the query detects its end."""
 
 
 class KafkaReceiver:
-    """Receives from topics of Kafka; what no batch of an earlier life has committed comes first, from the oldest on.
+    """Receiver of Kafka records.
+
+    It starts after the last batch committed to the checkpoint, or without one at the oldest record.
 
     Args:
-        options: which topics of which Kafka.
-        checkpoint: where the query keeps how far it is.
-        local_dir: where Spark may write what it can lose.
+        options: servers, topics and client options.
+        checkpoint: checkpoint of the query.
+        local_dir: folder for files that Spark can lose.
 
     Attributes:
         connected: whether Kafka answered, as of the last `poll`.
-        connections: how often it did after it had not; when it grows, all that was not acknowledged comes again.
-        problem: why there is no connection; None where there is one.
-        cause: what the newest loss lies with: ``broker`` or ``network``, see `is_silence`.
+        connections: number of connections so far; after a new one, all unacknowledged messages are
+            delivered again.
+        problem: reason for the missing connection; None if connected.
+        cause: cause of the newest connection failure: ``broker`` or ``network``, see `is_silence`.
     """
 
     def __init__(self, options: KafkaOptions, checkpoint: Path, local_dir: Path) -> None:
@@ -104,32 +115,34 @@ class KafkaReceiver:
         self._options = options
         self._checkpoint = checkpoint
         self._local_dir = local_dir
-        self._changed = threading.Condition()  # guards all that follows
-        self._run_id: str | None = None  # of the query, while it runs
+        self._changed = threading.Condition()  # guards the attributes below
+        self._run_id: str | None = None  # run id of the query while it runs
         self._up = False
         self._count = 0
         self._why: str | None = "Spark, which reads from Kafka, is starting"
         self._rows: deque[Arrived] = deque()
         self._unacknowledged: set[int] = set()
         self._number = 0
-        self._in_hand = False  # a batch was handed over and is not committed yet
+        self._in_hand = False  # a batch was delivered and is not committed yet
         self._canaries = Canaries()
         self._back: list[Arrived] = []
-        self._again = False  # the query is to be started again
+        self._again = False  # the query must be restarted
         self._batch_error = ""
-        self._past_loss = False  # it goes on behind what Kafka deleted
+        self._past_loss = False  # the query continues after deleted records
         self._ended = False
         self._fatal: str | None = None
         self._thread: threading.Thread | None = None
 
     def __str__(self) -> str:
-        """Return what it reads."""
+        """Return topics and servers."""
         return str(self._options)
 
-    # ---- what the caller asks for
+    # ---- methods for the caller
 
     def poll(self, timeout_s: float) -> list[Arrived]:
-        """Return what arrived; wait for it at most ``timeout_s``. About `POLL_MESSAGES` or `POLL_BYTES` at a time.
+        """Return the messages that arrived; wait for them at most ``timeout_s``.
+
+        One call returns about `POLL_MESSAGES` messages or `POLL_BYTES` bytes.
 
         Raises:
             FleetError: Spark's JVM ended.
@@ -153,38 +166,41 @@ class KafkaReceiver:
             return arrived
 
     def idle(self, timeout_s: float) -> None:
-        """Take nothing in; takes ``timeout_s``."""
+        """Sleep ``timeout_s`` without receiving."""
         time.sleep(timeout_s)
 
     def ack(self, tokens: Iterable[Token | None]) -> None:
-        """Acknowledge messages; those of an earlier connection are left out, since they come again."""
+        """Acknowledge messages; skip those of earlier connections, which are redelivered."""
         with self._changed:
             self._unacknowledged.difference_update(token[1] for token in tokens if token and token[0] == self._count)
             self._changed.notify_all()
 
     def publish(self, topic: str, payload: bytes) -> bool:
-        """Take a canary, which comes back behind all that is in Kafka by now; nothing else can be published."""
+        """Accept a canary, which returns after all records that are in Kafka now.
+
+        Nothing else can be published.
+        """
         with self._changed:
             if self._up:
                 self._canaries.send(topic, payload, wall_clock_ms())
             return self._up
 
     def reconnect(self, why: str, cause: str = "broker") -> None:
-        """Read anew what was not acknowledged."""
+        """Restart the query, so that unacknowledged messages are delivered again."""
         self.cause = cause
         with self._changed:
             self._lose(why)
             self._again = True
 
     def close(self, *, forget: bool = False) -> None:
-        """End the query and its session; what was not acknowledged stays in Kafka.
+        """Stop the query and its session; the next start rereads unacknowledged records.
 
         Args:
-            forget: no effect: Kafka keeps what it keeps, whoever reads.
+            forget: no effect, because retention in Kafka does not depend on readers.
         """
         del forget
         with self._changed:
-            if not self._unacknowledged:  # the last batch would come again
+            if not self._unacknowledged:  # without a commit, the last batch would be delivered again
                 self._changed.wait_for(lambda: not self._in_hand, _COMMIT_S)
             self._lose("closed")
             self._ended = True
@@ -192,15 +208,15 @@ class KafkaReceiver:
         if thread is not None:
             thread.join(CLOSE_S)
 
-    # ---- what the query says
+    # ---- calls from the query
 
     def looked(self, run_id: str, began: str | None, *, committed: bool = False) -> None:
-        """Take note of a look at Kafka.
+        """Record a poll of Kafka.
 
         Args:
-            run_id: whose.
-            began: when it began, where it found nothing that we have not.
-            committed: whether it made a batch.
+            run_id: run id of the query.
+            began: start of the poll if it left no unread records; otherwise None.
+            committed: whether the poll resulted in a batch, which is committed.
         """
         with self._changed:
             if run_id != self._run_id:
@@ -208,7 +224,7 @@ class KafkaReceiver:
             self._answered()
             self._in_hand &= not committed
             if committed and self._past_loss:
-                self._past_loss, self._again = False, True  # a further loss is to be said again
+                self._past_loss, self._again = False, True  # restart, so that a further loss is reported
             if began is not None:
                 self._back += [Arrived(*one, False, None) for one in self._canaries.returned(parse_instant_ms(began))]
             self._changed.notify_all()
@@ -219,12 +235,12 @@ class KafkaReceiver:
             self._count += 1
 
     def _take(self, batch: DataFrame, run_id: str) -> None:
-        """Hand a batch over, and wait until all of its rows are acknowledged."""
+        """Deliver a batch and wait until all of its rows are acknowledged."""
         try:
             records = in_order(_records(batch.select(*_COLUMNS).toArrow()))
         except (PySparkException, Py4JError, OSError, EOFError) as error:
             self._batch_error = str(error)
-            raise _LetGo("a batch could not be read") from None
+            raise _LetGo("reading a batch failed") from None
         with self._changed:
             if run_id != self._run_id:
                 raise _LetGo("the query is over")
@@ -240,7 +256,7 @@ class KafkaReceiver:
                 raise _LetGo("the query is over")
 
     def _lose(self, why: str) -> None:
-        """No row of the query counts any longer; whoever waits for its acknowledgement gives up."""
+        """Invalidate all rows of the query and abort the waiting batch."""
         self._run_id, self._up, self._why, self._in_hand = None, False, why, False
         self._rows.clear()
         self._unacknowledged.clear()
@@ -262,34 +278,35 @@ class KafkaReceiver:
                 self._follow(spark, pauses)
             except (PySparkException, Py4JError, FleetError, OSError) as error:
                 self._failed(error)
-                if "stopped" in str(error):  # Spark's session was ended by whoever had it before us
+                if "stopped" in str(error):  # an earlier user of the process's session stopped it
                     spark = None
         if spark is not None:
             try:
                 spark.stop()
             except (PySparkException, Py4JError, OSError) as error:
-                _LOG.warning("the session did not end in order", why=type(error).__name__)
+                _LOG.warning("stopping the Spark session failed", why=type(error).__name__)
 
     def _session(self) -> SparkSession:
         jars = os.pathsep.join(str(jar) for jar in resolve_jars(jars=(*JARS, *KAFKA_JARS)))
         usual = settings(self._local_dir, SparkResources(1, HEAP))[OPTIONS]
         extra = {
             "spark.driver.extraClassPath": jars,
-            "spark.sql.extensions": "",  # Delta's cost a start, and nothing here is a table
-            # It reads and waits: compiling it well would cost more than it spares. Without memory it is to start anew.
+            "spark.sql.extensions": "",  # Delta's extension slows the start and is not needed
+            # The query mostly waits, so full compilation would cost more than it saves. The JVM
+            # exits if it is out of memory, so that the bridge is restarted.
             OPTIONS: f"{usual} -XX:TieredStopAtLevel=1 -XX:+ExitOnOutOfMemoryError",
-            "spark.sql.execution.arrow.maxRecordsPerBatch": "50",  # it is written and sent piece by piece
-            "spark.sql.streaming.noDataProgressEventInterval": "0",  # each look tells
+            "spark.sql.execution.arrow.maxRecordsPerBatch": "50",  # limits the memory of a transfer
+            "spark.sql.streaming.noDataProgressEventInterval": "0",  # report each idle poll
             "spark.sql.streaming.stopTimeout": str(int(CLOSE_S * 500)),
-            "spark.sql.pyspark.jvmStacktrace.enabled": "true",  # the cause of an error is in it
+            "spark.sql.pyspark.jvmStacktrace.enabled": "true",  # contains the cause of an error
         }
         spark = spark_session("fleet kafka", local_dir=self._local_dir, size=SparkResources(1, HEAP), extra=extra)
-        spark.sparkContext.setLogLevel("OFF")  # a trace at each try, for hours; what it means is said by us
+        spark.sparkContext.setLogLevel("OFF")  # Spark would log a trace at each attempt; `_failed` logs the cause
         spark.streams.addListener(_Looks(self))
         return spark
 
     def _follow(self, spark: SparkSession, pauses: Backoff) -> None:
-        """Run the query until it fails, or until it is to end."""
+        """Run the query until it fails, or until a restart or the end is requested."""
         query = self._start(spark)
         try:
             while not self._ended and not self._again and not query.awaitTermination(_STEP_S):
@@ -297,11 +314,11 @@ class KafkaReceiver:
                     pauses.held()
         finally:
             with self._changed:
-                self._lose(self._why or "the connection to Kafka is being made anew")
+                self._lose(self._why or "reconnecting to Kafka")
             query.stop()
 
     def _start(self, spark: SparkSession) -> StreamingQuery:
-        """Start the query; it cannot hand over a batch before its id is known to us."""
+        """Start the query; its batches wait until the receiver knows its run id."""
         options = {
             "kafka.bootstrap.servers": self._options.servers,
             "subscribe": ",".join(self._options.topics),
@@ -314,7 +331,7 @@ class KafkaReceiver:
         }
         begun = threading.Event()
         found = spark.readStream.format("kafka").options(**options).load()
-        shortened = found.withColumn("value", sf.substring("value", 1, MAX_PAYLOAD_BYTES + 1))  # enough to be refused for it
+        shortened = found.withColumn("value", sf.substring("value", 1, MAX_PAYLOAD_BYTES + 1))  # one byte too many: refused
 
         def each(batch: DataFrame, _: int) -> None:
             begun.wait(_START_S)
@@ -336,9 +353,9 @@ class KafkaReceiver:
             meaning = words or str(self._why)
         elif is_loss(words):
             self._past_loss = True
-            meaning = f"records of {self._options} were deleted before we had read them; what is left is read"
+            meaning = f"records of {self._options} were deleted before the bridge read them; reading continues after them"
         elif gone:
-            meaning = f"Spark's JVM, which reads from Kafka, ended by itself ({words[:80]}); the bridge is to be started again"
+            meaning = f"Spark's JVM, which reads from Kafka, exited unexpectedly ({words[:80]}); restart the bridge"
         else:
             meaning = self._options.meaning(words)
         with self._changed:

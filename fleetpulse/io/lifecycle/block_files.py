@@ -1,11 +1,13 @@
-"""Blocks on the machine's own disk, from the task that packs them to the one that folds them: Spark carries where they lie.
+"""Handover of blocks between tasks through local files referenced by rows.
 
-Rule 1: a file holds what one task packed, and a folder what one batch did; it goes when the next batch is planned, and the last
-with the query. A task that is run again writes a file of its own.
-Rule 2: a block that is not there whole is an error, and the batch is made again from bronze; nothing is ever passed over.
-Rule 3: where tasks may run on other machines, blocks travel in the rows.
+Rule 1: a file has the blocks of one task, a folder the files of one batch. The folder is removed
+when the next batch is planned, or at the end of the query. A task that runs again writes a new
+file.
+Rule 2: a missing or incomplete block is an error. The batch is then recomputed from bronze; no
+block is ever skipped.
+Rule 3: if tasks may run on other machines, rows carry the blocks.
 
-Source: docs/adr/0021-blocks-go-by-files.md
+Source: docs/adr/0021-block-files-between-tasks.md
 """
 
 import secrets
@@ -24,12 +26,12 @@ _FIELDS: Final = (pa.field("file", pa.string()), pa.field("begin", pa.int64()), 
 
 
 def folder_for(folders: str, start: int, end: int) -> str:
-    """Return the folder of a batch, and take those of others away.
+    """Create the folder of a batch, remove those of other batches, and return it.
 
     Args:
-        folders: of the query.
-        start: the batch's first version.
-        end: the version after its last.
+        folders: parent folder of the query.
+        start: first version of the batch.
+        end: version after the last one of the batch.
     """
     own = Path(folders, f"{start}-{end}")
     for other in Path(folders).glob("*"):
@@ -40,15 +42,15 @@ def folder_for(folders: str, start: int, end: int) -> str:
 
 
 def write_blocks(blocks: pa.RecordBatch, name: str, folder: str | None) -> pa.RecordBatch:
-    """Write a column of blocks to a file, and return the rows with where each lies.
+    """Write a column of blocks to a file and return the rows with references to it.
 
     Args:
-        blocks: rows with a binary column.
-        name: of this column; empty where its blocks went to a file.
-        folder: of the batch; None where rows carry the blocks.
+        blocks: rows with a binary column of blocks.
+        name: name of the column; its values become null if the blocks are written to a file.
+        folder: folder of the batch; None if rows carry the blocks.
 
     Returns:
-        The rows with `COLUMNS` added, which are null where a row carries its block.
+        The rows with `COLUMNS` added. These columns are null if the row carries its block.
     """
     column = blocks[name]
     count, _, offsets, content = len(column), *column.buffers()
@@ -66,14 +68,14 @@ def write_blocks(blocks: pa.RecordBatch, name: str, folder: str | None) -> pa.Re
 
 
 def read_block(row: Any, name: str) -> bytes | None:
-    """Return a row's block; None where it has none.
+    """Return the block of a row; None if it has none.
 
     Args:
-        row: with the column of blocks and `COLUMNS`.
-        name: of the column of blocks.
+        row: row with the column of blocks and `COLUMNS`.
+        name: name of the column of blocks.
 
     Raises:
-        FleetError: the file is gone, or is not whole.
+        FleetError: the file is missing or incomplete.
     """
     if row.file is None:
         block: bytes | None = row[name]
@@ -86,8 +88,9 @@ def read_block(row: Any, name: str) -> bytes | None:
         found = b""
     if len(found) != row.size:
         raise FleetError(
-            f"{row.file}: {len(found)} of a block's {row.size} bytes are left: the file was taken away while it was in use; "
-            "start the stream again: it makes the batch anew from bronze, and nothing is lost",
+            f"block file {row.file} is incomplete: {len(found)} of {row.size} bytes of a block; "
+            "the file was removed or truncated while in use; "
+            "restart the stream: it recomputes the batch from bronze without loss",
             code="block-file-missing",
         )
     return found

@@ -1,9 +1,11 @@
-"""Bronze as a stream of blocks: a Python data source that the JVM plans without ever seeing a message.
+"""Python data source that streams bronze as blocks, without messages in the JVM.
 
-Rule 1: an offset is the number of the next Delta version to read; what a version appended never changes.
-Rule 2: what is read of a version is said by `delta.log`: rewrites are passed over, and one that is gone is an error, not a gap.
-Rule 3: Spark's planner and its streaming runner import this module at each start of a query, and Spark waits ten seconds for
-each at most: what only a task needs (numba, the packing) is imported where the task begins.
+Rule 1: an offset is the number of the next Delta version to read. The rows that a version appended
+never change.
+Rule 2: `delta.log` selects the files of a version. It skips rewrites; a missing version is an
+error.
+Rule 3: Spark's planner and streaming runner import this module at each start of a query, and Spark
+waits at most ten seconds for each. Imports that only a task needs (numba, packing) are in `read`.
 """
 
 import shutil
@@ -30,12 +32,12 @@ BLOCK_COLUMNS: Final = (
 
 @dataclass(frozen=True)
 class Files(InputPartition):
-    """Some of a batch's files.
+    """Files of a batch for one task.
 
     Attributes:
         paths: Parquet files, in the order of their versions.
-        started_ms: ``received_at`` of the first row ever, epoch milliseconds.
-        folder: where blocks of signals are handed over; None where rows carry them.
+        started_ms: ``received_at`` of the first row of bronze, epoch milliseconds.
+        folder: folder for the blocks of signals; None if rows carry the blocks.
     """
 
     paths: tuple[str, ...]
@@ -44,12 +46,18 @@ class Files(InputPartition):
 
 
 class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans batches by version and packs their files into blocks.
+    """Stream reader that plans batches by version and packs their files into blocks.
 
-    Options: ``path`` of the table, ``key_groups``, ``max_rows`` a batch aims at, ``parallelism``; of a new checkpoint
-    ``begin``, the first version to read, and ``begin_alone``: its first batch reads nothing; ``through``: the version to stop at;
-    ``handover``: a folder of the query's own, see `block_files`; ``hold_ms``: how long rows of a live fleet wait, see
-    `adaptive_batching`.
+    Options:
+    - ``path``: path of the table.
+    - ``key_groups``: number of key groups.
+    - ``max_rows``: target number of rows a batch.
+    - ``parallelism``: number of tasks.
+    - ``begin``: first version to read with a new checkpoint.
+    - ``begin_alone``: 1 if the first batch of a new checkpoint reads no rows.
+    - ``through``: version at which to stop.
+    - ``handover``: folder of the query for block files, see `block_files`.
+    - ``hold_ms``: hold time of rows of a live fleet, milliseconds, see `adaptive_batching`.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -65,16 +73,23 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._started_ms: int | None = None
 
     def initialOffset(self) -> dict[str, int]:
-        """Begin with the first version that is to be read; where nothing is to be read yet, just before it."""
+        """Return the first version to read.
+
+        The offset is marked if the first batch must read no rows.
+        """
         return {"version": self.begin, "begun": 0} if self.alone else {"version": self.begin}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Read what is there now, and no further."""
+        """Stop at the newest version that is available now."""
         newest = self.log.latest() + 1
         self.through = newest if self.through is None else min(self.through, newest)
 
     def latestOffset(self, start: dict[str, int] | None = None, limit: Any = None) -> dict[str, int]:
-        """Return the end of the next batch: as many versions as ``max_rows`` allows, at least one."""
+        """Return the end of the next batch.
+
+        A batch has as many versions as ``max_rows`` allows, and at least one. If no batch is due,
+        the end equals the start.
+        """
         start = start or self.initialOffset()
         if "begun" in start:
             return {"version": start["version"]}
@@ -89,7 +104,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if end == begin else {"version": end}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[Files]:
-        """Share the files of a batch among the tasks."""
+        """Split the files of a batch among the tasks."""
         paths: list[str] = []
         version = start["version"]
         while version < end["version"]:
@@ -105,39 +120,43 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _started(self) -> int:
         if self._started_ms is None:
             first = self.log.first_file()
-            assert first is not None, "a batch with files has a first one"
+            assert first is not None, "bronze has a first file if a batch has files"
             oldest = pc.min(pq.ParquetFile(first).read(columns=["received_at"])["received_at"])
             self._started_ms = int(oldest.cast(pa.int64()).as_py()) // 1000
         return self._started_ms
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Pack one task's files: one block a key group."""
+        """Pack the files of one task into one block for each key group."""
         from fleetpulse.io.spark.python_worker import freeze_gc
         from fleetpulse.io.tables.bronze import pack, read_bronze, with_wake_rows
 
         assert isinstance(partition, Files)
         tables = [read_bronze(path) for path in partition.paths]
-        rows = pa.concat_tables(tables, promote_options="default").combine_chunks()  # a file of signals alone has fewer columns
+        rows = pa.concat_tables(tables, promote_options="default").combine_chunks()  # files of signals only have fewer columns
         if rows.num_rows:
             blocks = with_wake_rows(pack(rows, self.key_groups, partition.started_ms), self.key_groups)
             yield block_files.write_blocks(blocks, "signals", partition.folder)
         freeze_gc()
 
     def commit(self, end: dict[str, int]) -> None:
-        """Nothing to clean up: bronze is kept by its own retention."""
+        """Do nothing: maintenance applies the retention of bronze."""
 
     def stop(self) -> None:
-        """Take away what was handed over last."""
+        """Remove the block files of the query."""
         if self.handover:
             shutil.rmtree(self.handover, ignore_errors=True)
 
 
 class BlockSource(DataSource):
-    """Register with ``spark.dataSource.register(BlockSource)``; read with ``format("fleet_blocks")``."""
+    """Data source of bronze blocks.
+
+    Register it with ``spark.dataSource.register(BlockSource)`` and read it with
+    ``format("fleet_blocks")``.
+    """
 
     @classmethod
     def name(cls) -> str:
-        """Return the format's name."""
+        """Return the name of the format."""
         return FORMAT
 
     def schema(self) -> str:
@@ -145,5 +164,5 @@ class BlockSource(DataSource):
         return BLOCK_COLUMNS
 
     def streamReader(self, schema: Any) -> BlockReader:
-        """Return the reader."""
+        """Return the stream reader."""
         return BlockReader(dict(self.options))

@@ -1,11 +1,13 @@
-"""A batch that was said to its end, and not committed: the process died, or was stopped, between Delta's commit and Spark's.
+"""Finish a batch that the Delta sink committed but Spark's checkpoint did not.
 
-Spark begins such a batch again, Delta says that it has it, and nothing is run: right for what is said, but nobody sees the
-batch's rows, and the watermark stays where it was before them until other rows come. What became due by them is not said, and
-the state seems to stand where it does not.
+This happens if the process ends between the two commits. Without this step, Spark would run the
+batch again and `JudgementSink` would drop its judgements. Until then, the position and watermark of
+the checkpoint would be behind the judgements table.
 
-Rule: the commit is written as Spark would have written it. All that belongs to it is there: Delta's commit comes after the
-state of every partition.
+Rule: the commit is written as Spark would have written it. This is safe because the sink commits
+after the state of every partition is stored.
+
+Source: docs/adr/0023-finishing-a-half-committed-batch.md
 """
 
 import json
@@ -27,19 +29,19 @@ _LOG: Final = structlog.get_logger("lifecycle")
 
 
 def finish_sink_committed_batch(checkpoint: Path, table: Path, messages: Path, first: int = 0) -> int | None:
-    """Commit the batch that was begun last, if all that it says is in the table already.
+    """Commit the last started batch if the table already has all of its judgements.
 
     Args:
-        checkpoint: of a query that does not run.
-        table: the table that it writes to.
-        messages: the table that it reads, by version.
-        first: the version of that which its first batch began with.
+        checkpoint: checkpoint of a query that does not run.
+        table: judgements table that the query writes.
+        messages: messages table that the query reads by version.
+        first: version of ``messages`` at which the first batch started.
 
     Returns:
-        The batch; None where there is none such.
+        Number of the committed batch; None if there is no such batch.
 
     Raises:
-        FleetError: the checkpoint is damaged, or the versions that the batch has read are gone.
+        FleetError: the checkpoint is damaged, or a version that the batch read is missing.
     """
     batch, query = unfinished(checkpoint), query_id(checkpoint)
     if batch is None or query is None or not is_committed(table):
@@ -55,12 +57,12 @@ def finish_sink_committed_batch(checkpoint: Path, table: Path, messages: Path, f
     commits.mkdir(exist_ok=True)
     text = "v1\n" + json.dumps({"nextBatchWatermarkMs": after_ms}, separators=(",", ":"))
     atomic_write(commits / str(batch), text, aside=commits / f".{batch}.{os.getpid()}.tmp")
-    _LOG.info("the last batch had been said, and is committed", batch=batch)
+    _LOG.info("committed the last batch, whose judgements were already in the table", batch=batch)
     return batch
 
 
 def _newest_ms(log: DeltaLog, begin: int, end: int) -> int | None:
-    """Return the newest ``received_at`` of some versions, epoch milliseconds; None where they have no rows."""
+    """Return the newest ``received_at`` of versions in epoch ms; None without rows."""
     newest: int | None = None
     while begin < end:
         files, begin = log.span(begin, end)

@@ -1,10 +1,12 @@
-"""A key group in a task: its blocks are decoded and folded, its judgements encoded, and its one timer is armed.
+"""Fold of key groups in a Spark task: blocks to judgements, state and timers.
 
-Rule 1: no rule about devices is here: a call yields one row with all of its judgements, or with the files that it wrote them to.
-Rule 2: the watermark runs one millisecond behind the newest ``received_at``, so that rows that share it are kept; it
-only wakes a group. A timer may fire early; it is armed again.
-Rule 3: a batch with rows wakes every group (`bronze.with_wake_rows`), and a group is folded once in it: what is due by
-then is judged, and its timer is moved beyond the watermark before Spark asks which have expired.
+Rule 1: no rule about devices is here. A call yields one row with all of its judgements, or with the
+files that contain them.
+Rule 2: the watermark is one millisecond behind the newest ``received_at``, so that rows of that
+instant are kept. The watermark only wakes a group. A timer may fire early and is then set again.
+Rule 3: a batch with rows wakes every group (`bronze.with_wake_rows`) and folds each group once. The
+fold judges everything due and moves the timer beyond the watermark. Spark checks for expired timers
+after that.
 """
 
 from collections.abc import Iterator
@@ -27,20 +29,20 @@ from fleetpulse.io.lifecycle.state_variables import GroupState
 from fleetpulse.io.spark.python_worker import freeze_gc
 
 _OutputRow = SparkRow("key_group", "judgements", "files")
-MANY: Final = 5_000  # judgements of one call that go into files
-_NO_STEP: Final = FoldResult(judgements_to_batch([]), [], [])  # of a group that was brought in, not folded
+MANY: Final = 5_000  # from this number on, the judgements of one call go into files
+_NO_STEP: Final = FoldResult(judgements_to_batch([]), [], [])  # result for a group of the initial state
 
 
 class GroupFold:
-    """Folds the key groups of one task, one at a time.
+    """Fold of the key groups of one task, one at a time.
 
     Args:
-        handle: Spark's door to their state.
-        deployment: lateness, clock lead and jitter.
-        form: the stored form to write.
-        silent: see `GroupProcessor`.
-        table: likewise.
-        generation: likewise.
+        handle: Spark's handle of the state.
+        deployment: allowed lateness, clock lead and jitter.
+        form: format version to write.
+        silent: whether summaries are withheld, see `GroupProcessor`.
+        table: folder of the judgements table, see `GroupProcessor`.
+        generation: generation of the job.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class GroupFold:
         self.state = GroupState(handle)
 
     def begin_with(self, initial: Any, watermark_ms: int) -> None:
-        """Begin with devices that were brought in, a row of `columnar.seeds.SEED_SCHEMA`."""
+        """Load the initial state of a key group, a row of `SEED_SCHEMA`."""
         group = KeyGroup.from_bytes(initial.block)
         group.arm(self.deployment)
         self.state.read()
@@ -67,7 +69,7 @@ class GroupFold:
         self._keep(group, replace(_NO_STEP, chunks=chunks), None, watermark_ms, owes=True)
 
     def take_in(self, key_group: int, rows: Iterator[Any], watermark_ms: int) -> Iterator[Any]:
-        """Fold the group's rows of a micro-batch, blocks or a wake-up alone."""
+        """Fold the group's rows of a micro-batch: blocks, or only a wake row."""
         signals: list[pa.RecordBatch] = []
         others: list[Any] = []
         started_ms = newest_ms = 0
@@ -82,11 +84,11 @@ class GroupFold:
         yield from self._fold(key_group, batch, others, watermark_ms, newest_ms=newest_ms, started_ms=started_ms)
 
     def pass_time(self, key_group: int, watermark_ms: int) -> Iterator[Any]:
-        """Judge what has become due, the group's timer having fired."""
+        """Judge everything that is due after the group's timer fired."""
         yield from self._fold(key_group, NO_SIGNALS, [], watermark_ms, fired=True)
 
     def close(self) -> None:
-        """End the task."""
+        """Finish the task."""
         freeze_gc()
         leave_waiting(self.handle)
 
@@ -108,7 +110,7 @@ class GroupFold:
         group = KeyGroup.from_bytes(stored[0]) if stored else begin(started_ms)
         step = group.fold(signals, others, newest_ms, self.deployment, self.state.chunk)
         summary = None if self.silent else group.summary(key_group)
-        standing_ms = stored[1] if stored and not fired else None  # a timer that fired is gone
+        standing_ms = stored[1] if stored and not fired else None  # Spark removed the timer that fired
         self._keep(group, step, standing_ms, watermark_ms, owes=self.silent)
         batches = [drop_broadcast_copies(key_group, step.judgements), *([judgements_to_batch([summary])] if summary else [])]
         if any(batch.num_rows for batch in batches):
@@ -118,20 +120,21 @@ class GroupFold:
         if self._table is None or judgements.num_rows < MANY:
             return _OutputRow(key_group, to_bytes(judgements), None)
         from fleetpulse.io.lifecycle.judgement_sink import (
-            filed,  # it starts a thread, which a process must not have when it forks workers
+            filed,  # the import starts a thread, and a process that forks workers must have only one
         )
 
         return _OutputRow(key_group, None, filed(self._table, judgements, self._generation))
 
     def _keep(self, group: KeyGroup, step: FoldResult, standing_ms: int | None, watermark_ms: int, *, owes: bool) -> None:
-        """Store a group after a call, and arm the group's one timer unless the right one stands.
+        """Store a group after a call, and set the group's one timer unless it is correct.
 
         Args:
-            group: the group.
-            step: the result of the call.
-            standing_ms: when its timer stands; None without one.
-            watermark_ms: of the batch.
-            owes: whether it has yet to emit its summary: then it wakes as soon as the watermark moves.
+            group: key group after the call.
+            step: result of the call.
+            standing_ms: time of the registered timer, epoch milliseconds; None without a timer.
+            watermark_ms: watermark of the batch, epoch milliseconds.
+            owes: whether the group must still emit a summary. Its timer then fires as soon as the
+                watermark moves.
         """
         due_ms = watermark_ms if owes else group.due_ms
         wanted_ms = None if due_ms is None else max(due_ms - WATERMARK_DELAY_MS, watermark_ms + 1)
@@ -144,5 +147,8 @@ class GroupFold:
 
 
 def _is_due(stored: tuple[bytes, int | None] | None, newest_ms: int) -> bool:
-    """Whether a group that is woken without rows has anything to judge: its timer runs `WATERMARK_DELAY_MS` before that."""
+    """Return whether a group woken without rows has anything to judge.
+
+    The timer is set `WATERMARK_DELAY_MS` before that time.
+    """
     return stored is not None and stored[1] is not None and stored[1] + WATERMARK_DELAY_MS <= newest_ms

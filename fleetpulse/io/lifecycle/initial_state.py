@@ -1,4 +1,4 @@
-"""Registered devices as what a new checkpoint begins with."""
+"""Initial state of a new checkpoint from registered devices."""
 
 from pathlib import Path
 
@@ -13,19 +13,21 @@ from fleetpulse.core.presence.shards import Shards
 def initial_state(
     spark: SparkSession, registered: pa.Table | Path, shards: Shards, policies: Policies, key_groups: int
 ) -> DataFrame:
-    """Return key groups for ``initialState``: columns key_group int, block binary, a row a key group.
+    """Return key groups for ``initialState``, one row each, columns of `SEED_SCHEMA`.
 
-    Batch 0, and so what is brought in, waits for the first row of bronze: in a silent fleet, for a tick.
+    Batch 0 loads the initial state. It waits for the first row of bronze, which is a tick if the
+    fleet is silent.
 
     Args:
-        spark: the session.
-        registered: the devices, columns of `REGISTERED_SCHEMA`; or the folder of a Delta table of them.
+        spark: Spark session.
+        registered: devices with the columns of `REGISTERED_SCHEMA`, or the folder of a Delta table
+            with these columns.
         shards: coverage and frontier, see `Shards.judged_through`.
-        policies: those in force.
-        key_groups: of the checkpoint.
+        policies: policies in force.
+        key_groups: number of key groups of the checkpoint.
 
     Raises:
-        FleetError: the table cannot be brought in, see `columnar.seeds`.
+        FleetError: the table of devices is invalid, see `columnar.snapshot.bootstrap`.
     """
     if isinstance(registered, Path):
         stored = spark.read.format("delta").load(str(registered))

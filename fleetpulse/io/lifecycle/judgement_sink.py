@@ -1,11 +1,13 @@
-"""Streaming sink of the lifecycle query: one Delta commit for the judgements of a batch.
+"""Streaming sink of the lifecycle query: one Delta commit a batch of judgements.
 
-Rule 1: a batch is committed once: its commit carries the query's id and the number of the batch (Delta's ``txn``). A batch that
-the table has is run again all the same, since the query's state needs it, and its judgements are dropped.
-Rule 2: a key group's judgements come in its row. If they are many, the task writes them into files, and the row names the files.
-Rule 3: files are on the disk before the commit that names them. Files that no commit names are removed.
+Rule 1: a batch is committed once: its commit carries the query id and the batch number (Delta's
+``txn``). A batch that the table already has still runs, because the state of the query needs it.
+Its judgements are dropped.
+Rule 2: the row of a key group carries its judgements. If they are many, the task writes them to
+files, and the row names the files.
+Rule 3: files are durable before the commit that names them. Files that no commit names are removed.
 
-Source: docs/adr/0034-a-sink-of-our-own.md
+Source: docs/adr/0034-judgement-sink.md
 """
 
 import json
@@ -33,12 +35,12 @@ _INSTANT: Final = pa.timestamp("us", "UTC")
 
 
 class JudgementSink:
-    """Commits batches to a table; a function for ``foreachBatch``.
+    """Function for ``foreachBatch`` that commits batches to a table.
 
     Args:
-        table: the table's folder; a missing table is created.
-        checkpoint: of the query.
-        generation: of the job.
+        table: folder of the judgements table; a missing table is created.
+        checkpoint: checkpoint of the query.
+        generation: generation of the job.
     """
 
     def __init__(self, table: Path, checkpoint: Path, generation: int) -> None:
@@ -46,10 +48,10 @@ class JudgementSink:
         tables.create_at(table, JUDGEMENTS)
         self._appender: Appender | None = None
         self._query = ""
-        self._through = -1  # the last batch that the table has
+        self._through = -1  # last batch in the table
 
     def __call__(self, batch: "DataFrame", batch_id: int) -> None:
-        """Run a batch, and commit its judgements unless the table has them."""
+        """Run a batch and commit its judgements unless the table already has them."""
         rows = batch.collect()
         filed = [Added(**one) for row in rows if row.files is not None for one in json.loads(row.files)]
         inline = [from_bytes(row.judgements) for row in rows if row.judgements is not None]
@@ -65,7 +67,7 @@ class JudgementSink:
         try:
             appender.commit(added, {self._query: batch_id})
         except BaseException:
-            self._appender = None  # the next try looks again for the batch in the table
+            self._appender = None  # the next attempt reads the last batch from the table again
             raise
         self._through = batch_id
 
@@ -84,28 +86,28 @@ class JudgementSink:
 
 
 def files_of(table: Path, judgements: pa.Table) -> list[Added]:
-    """Write judgements into files of a table's folder, one for each kind."""
+    """Write judgements to files in the folder of a table, one file for each kind."""
     return write_files(table, judgements, JUDGEMENTS.partitioned_by)
 
 
 def filed(table: str, judgements: pa.RecordBatch, generation: int) -> str:
-    """Write the judgements of a key group into files; return the files as JSON, for its row.
+    """Write the judgements of a key group to files; return the files as JSON.
 
     Args:
-        table: the table's folder.
-        judgements: columns of `JUDGEMENT_SCHEMA`.
-        generation: of the job.
+        table: folder of the judgements table.
+        judgements: judgements with the columns of `JUDGEMENT_SCHEMA`.
+        generation: generation of the job.
     """
     added = files_of(Path(table), pa.Table.from_batches([completed(judgements, generation)]))
     return json.dumps([asdict(one) for one in added])
 
 
 def completed(judgements: pa.RecordBatch, generation: int) -> pa.RecordBatch:
-    """Add the columns of `JUDGEMENTS` that the fold does not know.
+    """Add the columns of `JUDGEMENTS` that the fold does not produce.
 
     Args:
-        judgements: columns of `JUDGEMENT_SCHEMA`.
-        generation: of the job.
+        judgements: judgements with the columns of `JUDGEMENT_SCHEMA`.
+        generation: generation of the job.
     """
     added = {
         "judged_at": pa.scalar(time.time_ns() // 1000, pa.int64()).cast(_INSTANT),

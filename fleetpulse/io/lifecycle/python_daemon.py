@@ -1,9 +1,12 @@
-"""Spark's daemon of Python workers (``spark.python.daemon.module``): it imports what a task needs, then forks the workers.
+"""Daemon of Spark's Python workers: preload the imports of tasks, then fork.
 
-A worker that imports NumPy, Arrow and numba and loads the kernels by itself spends one to two CPU seconds, and a batch has five
-of them or more. Forked from here they share all of it, also in memory.
+The setting is ``spark.python.daemon.module``. A worker that imports NumPy, Arrow and numba itself
+and loads the kernels spends one to two CPU seconds. A batch has five workers or more. Workers that
+are forked from this daemon share the imports and their memory.
 
-Rule: whatever is imported here must leave the process with one thread: only that one goes on in a forked worker.
+Source: docs/adr/0031-forking-python-daemon.md
+
+Rule: imports of this module must not start threads, because only one thread survives a fork.
 """
 
 import gc
@@ -11,13 +14,16 @@ import os
 import sys
 from contextlib import redirect_stdout
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would start with its import
-os.environ.setdefault("VECLIB_MAXIMUM_THREADS", "1")  # likewise on macOS
-os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")  # likewise Arrow's, of an allocator that is not used
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # importing NumPy would start threads
+os.environ.setdefault("VECLIB_MAXIMUM_THREADS", "1")  # the same on macOS
+os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")  # importing Arrow starts a jemalloc thread
 
 
 def preload() -> None:
-    """Import what the tasks of the lifecycle job use, load the kernels, and spare workers the collection of it."""
+    """Import the modules of lifecycle tasks, load the kernels, and freeze all objects.
+
+    Frozen objects are exempt from garbage collection in the workers.
+    """
     import pyspark.worker  # noqa: F401 - the module that a worker runs
 
     import fleetpulse.io.lifecycle.group_task
@@ -26,7 +32,7 @@ def preload() -> None:
     from fleetpulse.io.system.kernel_cache import keep_kernels
 
     keep_kernels()
-    warm()  # it loads them, where they were kept
+    warm()  # loads the cached kernels
     gc.collect()
     gc.freeze()
 

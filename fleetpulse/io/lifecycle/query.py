@@ -1,4 +1,4 @@
-"""The lifecycle job's query: bronze in blocks, key groups with their state, judgements to Delta."""
+"""Streaming query of the lifecycle job: bronze blocks to judgements."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -28,15 +28,16 @@ from fleetpulse.io.spark.session import folder_of
 from fleetpulse.io.tables.adaptive_batching import MAX_ROWS
 from fleetpulse.io.tables.outbox import flush_outbox
 
-PAUSE: Final = "200 milliseconds"  # between two looks for new rows
+PAUSE: Final = "200 milliseconds"  # trigger interval: time between two polls for new rows
 _LOG: Final = structlog.get_logger("lifecycle")
-_STARTS: Final = 5  # of a query whose source's process comes too late
+_STARTS: Final = 5  # attempts if the Python process of the source connects too late
 _INITIALIZING: Final = "Initializing"
 _NOT_CONNECTED: Final = "Python worker failed to connect back"
-_OF_THE_QUERY: Final = {  # settings that a query takes from its session when it starts
-    # A batch judges all key groups at its newest row: nothing is left for one without rows.
+_OF_THE_QUERY: Final = {  # session settings that a query reads when it starts
+    # A batch judges all key groups at its newest row, so a batch without rows has no work.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    # The JVM sees few rows, a block each: to write code for a projection takes longer than to interpret it.
+    # The JVM sees few rows, one per block: generating a projection's code takes longer than
+    # interpreting the projection.
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
 }
@@ -44,12 +45,13 @@ _OF_THE_QUERY: Final = {  # settings that a query takes from its session when it
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """What a new checkpoint begins with.
+    """Initial state of a new checkpoint.
 
     Attributes:
-        groups: columns of `columnar.seeds.SEED_SCHEMA`, a row a key group.
-        version: of bronze, the first that is to be read after it.
-        alone: whether the first batch brings it in and reads nothing; otherwise it waits for the first row of bronze.
+        groups: initial key groups, one row each, columns of `SEED_SCHEMA`.
+        version: first version of bronze to read after the initial state.
+        alone: whether the first batch loads the initial state and reads no rows. Otherwise the
+            initial state waits for the first row of bronze.
     """
 
     groups: DataFrame
@@ -70,25 +72,29 @@ def judged(
     held_ms: int = 0,
     table: Path | None = None,
 ) -> DataFrame:
-    """Return the judgements over a table of messages, a row for each key group's call, see `stateful_processor.OUTPUT`.
+    """Return the judgements on a table of messages as a streaming DataFrame.
+
+    Each call for a key group yields one row, see `stateful_processor.OUTPUT`.
 
     Args:
-        spark: the session.
-        messages: path of the table.
-        deployment: lateness, clock lead and jitter.
-        generation: whose key groups and stored form; these are fixed for a checkpoint.
-        begin: to be given until a new checkpoint's first batch is committed; passed over from then on.
-        through: the version of bronze at which to stop; None goes on.
-        max_rows: what a batch aims at; 1 makes each version a batch.
-        silent: whether nobody hears what is said.
-        held_ms: see `start`.
-        table: folder of the table for many judgements of one call; None leaves all of them in the rows.
+        spark: Spark session.
+        messages: path of the table of messages.
+        deployment: allowed lateness, clock lead and jitter.
+        generation: generation that fixes the number of key groups and the stored form.
+        begin: initial state of a new checkpoint, required until its first batch is committed and
+            ignored afterwards.
+        through: version of bronze at which to stop; None never stops.
+        max_rows: target number of rows a batch; 1 makes each version a batch.
+        silent: whether the judgements are discarded, so that summaries remain to be emitted.
+        held_ms: hold time, see `start`.
+        table: folder of the table to which a task writes the judgements of one call if they are
+            many; None returns all judgements in the rows.
     """
     spark.dataSource.register(BlockSource)
     options: dict[str, str | int] = {"path": str(messages), "key_groups": generation.key_groups, "max_rows": max_rows}
     if begin is not None:
         options |= {"begin": begin.version, "begin_alone": int(begin.alone)}
-    if str(spark.conf.get("spark.master")).startswith("local"):  # what one task writes, each other task can read
+    if str(spark.conf.get("spark.master")).startswith("local"):  # all tasks share the local disk
         options["handover"] = mkdtemp(prefix="blocks-", dir=folder_of(spark))
     if through is not None:
         options["through"] = through
@@ -107,13 +113,13 @@ def judged(
 
 
 def written(rows: DataFrame, table: Path, checkpoint: Path, generation: int) -> DataStreamWriter:
-    """Return the writer of judgements to a table.
+    """Return the stream writer of judgements to a table.
 
     Args:
-        rows: see `judged`, of the same table.
-        table: its folder; a missing table is created.
-        checkpoint: of the query.
-        generation: of the job.
+        rows: rows returned by `judged` for the same table.
+        table: folder of the judgements table; a missing table is created.
+        checkpoint: checkpoint of the query.
+        generation: generation of the job.
     """
     writer = rows.writeStream.outputMode("append").option("checkpointLocation", str(checkpoint))
     return writer.foreachBatch(JudgementSink(table, checkpoint, generation))
@@ -132,23 +138,26 @@ def start(
     held_ms: int = 0,
     stopped: Callable[[], bool] = lambda: False,
 ) -> StreamingQuery:
-    """Start the query of a home; it goes on where its checkpoint stands, and begins with ``begin`` where there is none.
+    """Start the query of a home from its checkpoint, or from ``begin`` without one.
 
     Args:
-        spark: the session.
-        home: the home.
-        pause: between two looks for new rows; None takes what is there now, and comes to an end.
-        begin: what a new checkpoint begins with.
-        generation: None takes the current one.
-        through: see `judged`.
-        told: the table that judgements go to; None takes the home's.
-        silent: judge, and say nothing: what is read has been said by another generation. Where ``told`` is given what is said
-            goes there all the same, but for summaries: they are still to be said.
-        held_ms: for how long rows of a live fleet wait for their batch, milliseconds, see `adaptive_batching`.
-        stopped: whether the caller no longer wants it; then the query is not started again.
+        spark: Spark session.
+        home: home of the job.
+        pause: trigger interval; None processes the available rows and stops.
+        begin: initial state of a new checkpoint.
+        generation: generation to run; None takes the current one.
+        through: version of bronze at which to stop, see `judged`.
+        told: table for the judgements; None takes the table of the home.
+        silent: whether to judge without emitting, because another generation emits the judgements.
+            If ``told`` is given, its table still receives the judgements except summaries, which
+            remain to be emitted.
+        held_ms: time for which rows of a live fleet wait for their batch, milliseconds, see
+            `adaptive_batching`.
+        stopped: callback that returns whether the caller has cancelled the query; if so, the query
+            is not restarted.
 
     Raises:
-        FleetError: the checkpoint is another home's, or ahead of bronze.
+        FleetError: the checkpoint belongs to another home, or is ahead of bronze.
     """
     generation = generation or home.generation()
     checkpoint = checkpoint_of(home.lifecycle, generation.number)
@@ -184,7 +193,7 @@ def start(
 
 @contextmanager
 def _set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Change settings of a session for a while."""
+    """Change settings of a session until the context exits."""
     before = {name: spark.conf.get(name, None) for name in settings}
     for name, value in settings.items():
         spark.conf.set(name, value)
@@ -201,18 +210,20 @@ def _set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
 def start_patiently(
     begin: Callable[[], StreamingQuery], stopped: Callable[[], bool] = lambda: False, look_s: float = 0.05
 ) -> StreamingQuery:
-    """Start a query, and start it again if the process of its Python source did not connect in time.
+    """Start a query; restart it if the Python process of its source connects too late.
 
-    Spark waits ten seconds for that process, by no setting, and fails the query. A busy machine takes longer to start it.
-    Nothing has been read by then.
+    Spark fails the query if that process does not connect within ten seconds; no setting changes
+    this timeout. A busy machine needs longer. The query has read no rows by then.
 
     Args:
-        begin: starts the query.
-        stopped: whether the caller no longer wants it: then it is returned as it is, and not started again.
-        look_s: between two looks whether its sources are initialized, seconds.
+        begin: function that starts the query.
+        stopped: callback that returns whether the caller has cancelled the query; if so, the query
+            is returned in its current state.
+        look_s: interval in seconds between two checks whether the sources are initialized.
 
     Returns:
-        The query, its sources initialized; one that failed otherwise, or `_STARTS` times, is returned as it is.
+        The query with initialized sources. A query that was cancelled, failed for another reason,
+        or failed `_STARTS` times is returned in its current state.
     """
     for attempt in range(1, _STARTS + 1):
         query = begin()
@@ -220,5 +231,5 @@ def start_patiently(
             time.sleep(look_s)
         if query.isActive or stopped() or _NOT_CONNECTED not in str(query.exception()):
             break
-        _LOG.warning("the source's Python process did not connect within Spark's 10 s", start=attempt, of=_STARTS)
+        _LOG.warning("the Python process of the source did not connect within Spark's 10 s", start=attempt, of=_STARTS)
     return query

@@ -1,9 +1,12 @@
-"""Copies of state values on the machine's own disk: Spark hands a value to Python as text, at many times the price of a file.
+"""Local disk cache of state values.
 
-Rule 1: the state is the truth. It holds the name of each value's copy, written in the same commit. A name is given once: it says
-which value is meant, and its checksum whether the file is whole. Lost, damaged, older, of another try or on another machine: then
-the value itself is read.
-Rule 2: a copy is let go of with its value, and all of them with the session, so that they take no more room than the state.
+Spark passes a state value to Python as text, which costs many times as much as reading a file.
+
+Rule 1: the state is authoritative. It stores the name of each value's copy in the same commit. A
+name is unique to one value and contains a checksum of the file. If no intact copy of that name is
+on this machine, the value is read from the state.
+Rule 2: a copy is removed with its value, and all copies with the session. The cache therefore takes
+no more disk space than the state.
 """
 
 import os
@@ -17,10 +20,10 @@ _FOLDER: Final = "fleetpulse-state"
 
 
 class StateValueCache:
-    """The copies that this worker and its neighbours have written.
+    """Cache of state values, shared by the Python workers of this machine.
 
     Args:
-        folder: where they lie; None keeps none.
+        folder: folder of the copies; None disables the cache.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -30,12 +33,12 @@ class StateValueCache:
 
     @classmethod
     def of_worker(cls) -> "StateValueCache":
-        """Return those in the folder that Spark gives its Python workers, and removes at its end."""
+        """Return the cache in the workers' local folder, which Spark removes at its end."""
         folders = os.environ.get("SPARK_LOCAL_DIRS")
         return cls(Path(folders.split(",")[0], _FOLDER) if folders else None)
 
     def find(self, name: str) -> bytes | None:
-        """Return the value whose copy has this name, where there is one that is whole."""
+        """Return the value of the copy with this name; None if missing or damaged."""
         if self.folder is None:
             return None
         try:
@@ -45,17 +48,17 @@ class StateValueCache:
         return found if name.endswith(_checksum(found)) else None
 
     def keep(self, value: bytes) -> str:
-        """Copy a value if it can be done, and return the copy's name."""
+        """Copy a value if possible, and return the name of the copy."""
         name = secrets.token_hex(_TOKEN_BYTES) + _checksum(value)
         if self.folder is not None:
             try:
                 (self.folder / name).write_bytes(value)
-            except OSError:  # a full disk takes nothing away but the advantage
+            except OSError:  # a full disk costs only the speed of the cache
                 self.drop(name)
         return name
 
     def drop(self, name: str) -> None:
-        """Let go of a copy."""
+        """Remove a copy."""
         if self.folder is not None:
             (self.folder / name).unlink(missing_ok=True)
 

@@ -1,6 +1,8 @@
-"""The lifecycle job's state as a table, read through Spark's own reader: of a stopped job, or beside a running one.
+"""State of the lifecycle job as tables, through Spark's state data source.
 
-Rule: one batch is named, and all is read as it was after it.
+The job may be stopped or running.
+
+Rule: every read names one batch and returns the state after that batch.
 """
 
 import json
@@ -59,17 +61,20 @@ def _reader(spark: SparkSession, checkpoint: Path, batch: int) -> Any:
 
 
 def state_rows(spark: SparkSession, checkpoint: Path, batch: int, variable: str) -> DataFrame:
-    """Return one state variable after a batch, as Spark's reader has it."""
+    """Return a state variable after a batch, in the columns of Spark's state reader."""
     return _reader(spark, checkpoint, batch).option("stateVarName", variable).load()
 
 
 def timers(spark: SparkSession, checkpoint: Path, batch: int) -> DataFrame:
-    """Return the timers that stood after a batch, as Spark's reader has them."""
+    """Return the registered timers after a batch, in the columns of Spark's reader."""
     return _reader(spark, checkpoint, batch).option("readRegisteredTimers", True).load()
 
 
 def key_groups(spark: SparkSession, checkpoint: Path, batch: int) -> DataFrame:
-    """Return the key groups after a batch: partition, key_group, block, and chunks of what waits (number, rows)."""
+    """Return the key groups after a batch, with their chunks of pending rows.
+
+    The columns are partition, key_group, block, timer and chunks (number, rows).
+    """
     groups = state_rows(spark, checkpoint, batch, "group")
     groups = groups.select(F.col("partition_id").alias("partition"), "key.key_group", "value.block", "value.timer")
     waiting = state_rows(spark, checkpoint, batch, "waiting")
@@ -80,19 +85,19 @@ def key_groups(spark: SparkSession, checkpoint: Path, batch: int) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class GroupStand:
-    """A key group without its devices: what is written at the head of its stored form.
+    """Overview of a key group, from the header of its stored form.
 
     Attributes:
-        partition: of the state.
-        key_group: its number.
-        form: version of its stored form.
-        block_bytes: size of its devices.
-        waiting_bytes: size of what waits.
-        devices: how many.
-        modes: devices by mode, as last said.
-        waiting: messages whose time has not come.
-        timer_ms: when its timer stands, epoch milliseconds.
-        world: coverage, frontier and policies, see `columnar.standing`.
+        partition: partition of the state.
+        key_group: number of the key group.
+        form: format version of the stored form.
+        block_bytes: size of the devices in bytes.
+        waiting_bytes: size of the pending rows in bytes.
+        devices: number of devices.
+        modes: number of devices by mode, as last emitted in a summary.
+        waiting: number of pending messages.
+        timer_ms: time of the registered timer, epoch milliseconds; None without a timer.
+        world: coverage, frontier and policies, see `columnar.codec.world_json`.
     """
 
     partition: int
@@ -111,7 +116,10 @@ _HEADS: Final = "partition int, key_group int, block_bytes long, waiting_bytes l
 
 
 def overview(spark: SparkSession, checkpoint: Path, batch: int) -> list[GroupStand]:
-    """Return what the key groups are like after a batch, by number, without reading their devices."""
+    """Return an overview of each key group after a batch, ordered by number.
+
+    The devices are not decoded.
+    """
     found = key_groups(spark, checkpoint, batch).mapInArrow(_heads, _HEADS).collect()
     groups: list[GroupStand] = []
     for one in sorted(found, key=lambda row: row.key_group):
@@ -136,7 +144,7 @@ def overview(spark: SparkSession, checkpoint: Path, batch: int) -> list[GroupSta
 
 
 def frontier_of(groups: Sequence[GroupStand], newest_ms: int | None, deployment: Deployment) -> int | None:
-    """Return the frontier up to which is judged once all groups have come to the newest row, epoch milliseconds."""
+    """Return the frontier after all groups judged the newest row, epoch milliseconds."""
     if newest_ms is None or not groups:
         return None
     return world_from_plain(groups[0].world)[0].read(newest_ms, deployment.allowed_lateness_ms).frontier_ms
@@ -158,11 +166,12 @@ def _heads(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of a snapshot, to be looked into or to be carried.
+    """Rows of a snapshot, as a DataFrame to query or as parcels to move.
 
     Attributes:
-        each: a row each, columns of `DEVICE_SNAPSHOTS`; the JVM makes rows of its own of them.
-        parcels: gives them by key group, see `columnar.parcels.parcels`; the JVM only carries bytes.
+        each: DataFrame with the columns of `DEVICE_SNAPSHOTS`, which the JVM decodes row by row.
+        parcels: function that returns the rows as bytes by key group, which the JVM does not
+            decode, see `columnar.snapshot.shuffle.parcels`.
     """
 
     each: DataFrame
@@ -173,10 +182,10 @@ def state_as_rows(spark: SparkSession, checkpoint: Path, stand: CheckpointPositi
     """Return the state as the rows of a snapshot.
 
     Args:
-        spark: the session.
-        checkpoint: of the job.
-        stand: the batch, see `checkpoint.stand`.
-        deployment: lateness, clock lead and jitter.
+        spark: Spark session.
+        checkpoint: checkpoint of the job.
+        stand: position of the checkpoint after the batch, see `checkpoint.position_after`.
+        deployment: allowed lateness, clock lead and jitter.
     """
     groups = key_groups(spark, checkpoint, stand.batch).select("key_group", "block", "chunks")
     take = _taker(stand.newest_ms or 0, deployment)
@@ -188,7 +197,7 @@ def state_as_rows(spark: SparkSession, checkpoint: Path, stand: CheckpointPositi
 
 
 def rows_as_given(rows: DataFrame) -> Rows:
-    """Return rows of a snapshot that were read or chosen."""
+    """Wrap a DataFrame of snapshot rows as `Rows`."""
 
     def carried(places: int | None) -> DataFrame:
         return rows.select(SNAPSHOT_SCHEMA.names).mapInArrow(lambda batches: parcels(batches, places), PARCELS)
@@ -197,10 +206,10 @@ def rows_as_given(rows: DataFrame) -> Rows:
 
 
 def read_snapshot(spark: SparkSession, home: Home, version: int) -> Rows:
-    """Return a snapshot's rows.
+    """Return the rows of a snapshot.
 
     Raises:
-        FleetError: its files are gone.
+        FleetError: the snapshot cannot be read, for example because its files are missing.
     """
     path = home.table(DEVICE_SNAPSHOTS.name)
     try:
@@ -219,16 +228,17 @@ def read_snapshot(spark: SparkSession, home: Home, version: int) -> Rows:
 
 @contextmanager
 def reporting_corruption_of_snapshot(home: Home, version: int) -> Iterator[None]:
-    """Do something with a snapshot's rows; where it fails and the snapshot's files are damaged, the error says that.
+    """Replace an error in the context by one that names a damaged snapshot file.
 
-    The files are looked through only then: to read a snapshot twice each time would cost more than all else that is planned.
+    The files are checked only after an error, because reading each snapshot twice would cost more
+    than the rest of the operation.
 
     Args:
-        home: the home.
-        version: of the snapshot.
+        home: home of the snapshot.
+        version: version of the snapshot.
 
     Raises:
-        FleetError: a file of the snapshot cannot be read.
+        FleetError: a file of the snapshot is damaged.
     """
     try:
         yield
@@ -243,15 +253,16 @@ def reporting_corruption_of_snapshot(home: Home, version: int) -> Iterator[None]
 def _unreadable(home: Home, version: int, why: str) -> FleetError:
     return FleetError(
         f"snapshot version {version} cannot be read: {why.splitlines()[0][:300]}; name another with --version; "
-        f"./fleet state snapshots --home {home.path} lists them",
+        f"list the snapshots with: ./fleet state snapshots --home {home.path}",
         code="snapshot-unreadable",
     )
 
 
 def _fault_of(home: Home, version: int, told: str) -> str | None:
-    """Read all of a snapshot's files, and return what is wrong with the first that is damaged; None where all are whole.
+    """Return the error of the first damaged file of a snapshot; None without one.
 
-    One that Spark names in what it ``told`` is damaged, though it can be read here: Spark compares checksums as well.
+    A file that Spark names in its error ``told`` counts as damaged even if it can be read here,
+    because Spark also compares checksums.
     """
     path: Path | None = None
     try:
@@ -267,7 +278,10 @@ def _fault_of(home: Home, version: int, told: str) -> str | None:
 
 
 def _read(files: list[str], numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Read a snapshot's files by their numbers; each lies in the folder of its part, and may not say it again."""
+    """Read the files of a snapshot by their numbers.
+
+    A file without the column ``part`` gets it from the name of its folder.
+    """
     for number in (one for batch in numbers for one in batch["id"].to_pylist()):
         path = files[number]
         with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:

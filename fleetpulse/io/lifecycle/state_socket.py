@@ -1,23 +1,28 @@
-"""A task's line to Spark's state, which Spark would leave open at its end: a socket for each task, as long as the job runs.
+"""Workaround for a socket leak of Spark's state server: one socket for each task.
 
-The server of Spark 4.2 (``TransformWithStateInPySparkStateServer``) closes nothing when it is told that all is done, nor when
-the other end is gone. What closes its end is that its thread is interrupted while it waits for a request, as happens when the
-task ends. So it is left to wait.
+The state server of Spark 4.2 (``TransformWithStateInPySparkStateServer``) does not close its socket
+when the client reports the end or disconnects. It closes the socket only if its thread is
+interrupted while waiting for a request, which happens at the end of the task. The client therefore
+sends nothing more and keeps its socket open, so that the server waits.
+
+Source: docs/adr/0027-sockets-of-the-state-server.md
 """
 
 from typing import Any, Final
 
-_KEPT: Final[list[Any]] = []  # of this worker's last task: were it let go before the task has ended, the server would not wait
+_KEPT: Final[list[Any]] = []  # client of this worker's last task, kept until that task has ended
 
 
 def leave_waiting(handle: Any) -> None:
-    """Say nothing more on the line of a task; to be called at its end, when nothing more is asked of the state.
+    """Leave the state server of a task waiting for a request.
+
+    Call this at the end of a task, after its last access to the state.
 
     Args:
-        handle: Spark's door to the state, a ``StatefulProcessorHandle``.
+        handle: Spark's handle of the state, a ``StatefulProcessorHandle``.
     """
     client = handle._statefulProcessorApiClient  # noqa: SLF001 - neither it nor its socket has a public name
-    client.set_handle_state = _unsaid  # what follows, and nothing else does, is that all is done
+    client.set_handle_state = _unsaid  # the only call left is the report of the end
     for former in _KEPT:
         former.sockfile.close()
         former._client_socket.close()  # noqa: SLF001
@@ -25,4 +30,4 @@ def leave_waiting(handle: Any) -> None:
 
 
 def _unsaid(state: object) -> None:
-    """Let the server wait on."""
+    """Send nothing, so that the server keeps waiting."""

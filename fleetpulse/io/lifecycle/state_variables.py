@@ -1,6 +1,7 @@
-"""The state of one key group: its block with the timer that stands for it, what waits, and the name of each one's copy.
+"""State variables of one key group: block, timer, pending rows, names of copies.
 
-Rule: a call for a group begins with `read` and ends with `write`, unless it changes nothing; between them this is that group's.
+Rule: a call for a group starts with `read` and ends with `write`, unless it changes nothing.
+Between the two, the `GroupState` belongs to that group.
 """
 
 import json
@@ -13,45 +14,45 @@ from fleetpulse.io.lifecycle.state_cache import StateValueCache
 
 
 class GroupState:
-    """The state variables of a task, one key group at a time.
+    """State variables of a task, for one key group at a time.
 
     Args:
-        handle: Spark's door to them.
+        handle: Spark's handle of the state variables.
     """
 
     def __init__(self, handle: StatefulProcessorHandle) -> None:
         self._group = handle.getValueState("group", "block binary, timer long")
         self._waiting = handle.getMapState("waiting", "number long", "rows binary")
-        self._names = handle.getValueState("digests", "known string")  # called after what a name once was
+        self._names = handle.getValueState("digests", "known string")  # the name dates from when names were digests
         self._copies = StateValueCache.of_worker()
         self._known: dict[str, Any] = {}
 
     def read(self) -> tuple[bytes, int | None] | None:
-        """Return the group's block, and when its timer stands, epoch milliseconds; None before the first call for it."""
+        """Return the block and its timer in epoch milliseconds; None without stored state."""
         told = self._names.get()
-        self._known = json.loads(told[0]) if told else {"block": None, "chunks": {}}  # none where an older version wrote
+        self._known = json.loads(told[0]) if told else {"block": None, "chunks": {}}  # older releases store none
         if self._known["block"] and (block := self._copies.find(self._known["block"])) is not None:
             return block, self._known["timer"]
         stored = self._group.get()
         return (stored[0], stored[1]) if stored else None
 
     def chunk(self, number: int) -> bytes:
-        """Return a chunk of what waits."""
+        """Return a chunk of pending rows by its number."""
         name = self._known["chunks"].get(str(number))
         if name and (rows := self._copies.find(name)) is not None:
             return rows
         found = self._waiting.getValue((number,))
-        assert found is not None, f"chunk {number} is kept until it is judged"
+        assert found is not None, f"chunk {number} of pending rows is missing"
         return found[0]
 
     def write(self, block: bytes, timer_ms: int | None, chunks: Iterable[tuple[int, bytes]], gone: Iterable[int]) -> None:
-        """Keep the group.
+        """Store the group.
 
         Args:
-            block: its stored form.
-            timer_ms: when its timer stands, epoch milliseconds; None without one.
-            chunks: new ones, by number.
-            gone: numbers of those that are no longer needed.
+            block: stored form of the group.
+            timer_ms: time of the registered timer, epoch milliseconds; None without a timer.
+            chunks: new chunks of pending rows, by number.
+            gone: numbers of the chunks to delete.
         """
         names: dict[str, str] = self._known["chunks"]
         for number, rows in chunks:

@@ -1,6 +1,7 @@
-"""The operator around a key group, as Spark calls it; what it does is in `group_task`, which a worker imports.
+"""Stateful processor of the lifecycle query, which forwards calls to `group_task`.
 
-Rule: the driver imports this module to name its class, and so do Spark's planners: it imports nothing that is compiled.
+Rule: the driver and Spark's planners import this module for its class name, so it imports no
+compiled code. Only workers import `group_task`.
 """
 
 from collections.abc import Iterator
@@ -10,18 +11,19 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from fleetpulse.core.replay import Deployment
 
-OUTPUT: Final = "key_group int, judgements binary, files string"  # see `judgement_sink`
+OUTPUT: Final = "key_group int, judgements binary, files string"  # read by `judgement_sink`
 
 
 class GroupProcessor(StatefulProcessor):
-    """One key group's call for each micro-batch with rows, and for its timer.
+    """Processor of key groups, called for each micro-batch with rows and for timers.
 
     Args:
-        deployment: lateness, clock lead and jitter.
-        form: the stored form to write.
-        silent: whether what is said is heard by nobody: then a summary is still to be said.
-        table: folder of the table for many judgements of one call; None leaves all of them in the rows.
-        generation: of the job.
+        deployment: allowed lateness, clock lead and jitter.
+        form: format version to write.
+        silent: whether the judgements are discarded; summaries then remain to be emitted.
+        table: folder of the table to which the judgements of one call are written if they are many;
+            None returns all judgements in the rows.
+        generation: generation of the job.
     """
 
     def __init__(
@@ -33,7 +35,7 @@ class GroupProcessor(StatefulProcessor):
         self.table, self.generation = table, generation
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state: the group with its timer, and what waits in it."""
+        """Declare the state: the group with its timer, and its pending rows."""
         from fleetpulse.io.lifecycle.group_task import GroupFold
 
         self.fold = GroupFold(
@@ -41,7 +43,7 @@ class GroupProcessor(StatefulProcessor):
         )
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
-        """Begin with devices that another generation, or the registry, has brought; see `columnar.seeds`."""
+        """Load the initial state of a group from another generation or the registry."""
         self.fold.begin_with(initialState, timerValues.getCurrentWatermarkInMs())
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
@@ -49,9 +51,9 @@ class GroupProcessor(StatefulProcessor):
         yield from self.fold.take_in(key[0], rows, timerValues.getCurrentWatermarkInMs())
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
-        """Let time pass for the group."""
+        """Judge the group after its timer fired."""
         yield from self.fold.pass_time(key[0], timerValues.getCurrentWatermarkInMs())
 
     def close(self) -> None:
-        """Nothing is held but what every task needs."""
+        """Finish the task."""
         self.fold.close()

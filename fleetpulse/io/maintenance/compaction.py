@@ -1,9 +1,12 @@
-"""Bronze put together and cut off: small files into pieces of a day, and what is older than it is kept for removed.
+"""Compaction and retention of bronze: merge files of one day, remove expired rows.
 
-Rule 1: what a job goes on with version by version is not touched; nothing is put together across a version that somebody needs.
-Rule 2: a piece has its versions' rows in their order; they are a day's, by the first row of each version.
-Rule 3: of what is removed our own rows stay (registry, policies, gaps, commands), and the first row ever: they are few, and
-without them the rest would read differently.
+Rule 1: versions that a job reads one by one are not changed. No compacted file spans a version
+with a reader pin.
+Rule 2: a compacted file has the rows of its versions in their order. The versions are of one day,
+by the first row of each.
+Rule 3: retention keeps the rows that fleetpulse itself writes (registry, policies, gaps, commands)
+and the first row ever. They are few, and without them the remaining rows would be judged
+differently.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,8 +35,8 @@ from fleetpulse.io.tables.row_accounting import removal_txn
 from fleetpulse.io.tables.tables import arrow_schema
 
 DAY_MS: Final = 86_400_000
-TARGET_BYTES: Final = 64 * 1024 * 1024  # of a piece: Parquet of some millions of messages
-MIN_FILES: Final = 10  # of a day that is not over: each file is so written again a few times, not at each maintenance
+TARGET_BYTES: Final = 64 * 1024 * 1024  # of a compacted file: some millions of messages in Parquet
+MIN_FILES: Final = 10  # of the current day: so each file is rewritten a few times, not at each maintenance
 _ROW_GROUP: Final = 131_072
 _OURS: Final = pa.array([Kind.REGISTRY.value, Kind.POLICY.value, Kind.GAP.value, Kind.CONTROL.value, Kind.CORRECT.value])
 _STATS: Final = ("received_at", "event_time")
@@ -44,11 +47,11 @@ class CompactedPart:
     """A file of bronze.
 
     Attributes:
-        name: its path in the table's folder.
-        size_bytes: its size.
-        rows: how many it has.
-        least_ms: the least ``received_at`` in it.
-        greatest_ms: the greatest.
+        name: path of the file, relative to the table's folder.
+        size_bytes: size of the file, bytes.
+        rows: number of rows.
+        least_ms: smallest ``received_at``, epoch milliseconds; 0 without rows.
+        greatest_ms: greatest ``received_at``, epoch milliseconds; 0 without rows.
     """
 
     name: str
@@ -60,12 +63,12 @@ class CompactedPart:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A version of bronze, or several that were put together.
+    """A version of bronze, or several versions whose rows share files.
 
     Attributes:
-        begin: the first version.
-        end: the one behind the last.
-        parts: its files, in order; none where it only rewrote.
+        begin: first version.
+        end: version after the last one.
+        parts: files with the rows, in order; empty for a version that only rewrote files.
     """
 
     begin: int
@@ -75,15 +78,15 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class CompactionPlan:
-    """What is to be done to bronze.
+    """Plan of the compaction and retention of bronze.
 
     Attributes:
-        remainder: the file that an earlier retention left; None before the first.
-        drop: what is too old, from the oldest on.
-        merges: what is put together, each at least one file.
-        cutoff_ms: rows received before it are to go.
-        newest_ms: ``received_at`` of the newest row.
-        held_by: who keeps the rest from being touched.
+        remainder: remainder file of an earlier retention; None before the first.
+        drop: expired units, oldest first.
+        merges: groups of units to be compacted, each with at least one file.
+        cutoff_ms: rows received before it are expired, epoch milliseconds.
+        newest_ms: ``received_at`` of the newest row, epoch milliseconds.
+        held_by: reader pin from whose version on nothing is changed.
     """
 
     remainder: CompactedPart | None
@@ -95,21 +98,24 @@ class CompactionPlan:
 
 
 def plan(table: Path, needs: Sequence[ReaderPin], keep_ms: int | None, now_ms: int) -> CompactionPlan | None:
-    """Return what is to be done to bronze; None before its first row.
+    """Plan the compaction and retention of bronze.
 
     Args:
-        table: its folder.
-        needs: who may read on from where.
-        keep_ms: how long rows are kept, counted back from the newest ``received_at``, or from now where that lies ahead; None
-            for ever.
-        now_ms: the time, epoch milliseconds.
+        table: folder of the table.
+        needs: reader pins of the table.
+        keep_ms: retention of rows, milliseconds, counted back from the newest ``received_at``, or
+            from now if that is earlier; None keeps all rows.
+        now_ms: current time, epoch milliseconds.
+
+    Returns:
+        The plan; None before the first row.
     """
     live = _live(table)
     if not live:
         return None
     remainder = next((part for name, part in live.items() if remainder_end(name) is not None), None)
     newest_ms = max(part.greatest_ms for part in live.values())
-    base_ms = min(newest_ms, now_ms)  # a clock that was ahead once must not make everything old
+    base_ms = min(newest_ms, now_ms)  # a row from a clock that was ahead must not expire all others
     cutoff_ms = 0 if keep_ms is None else (base_ms - keep_ms) // DAY_MS * DAY_MS
     held_by = oldest_live_pin(needs)
     units = [unit for unit in _units(table, live, remainder) if unit.end <= held_by.version]
@@ -122,7 +128,15 @@ def plan(table: Path, needs: Sequence[ReaderPin], keep_ms: int | None, now_ms: i
 
 
 def covered(table: Path) -> tuple[int, list[tuple[int, int]]]:
-    """Return up to which version retention went, and the spans of versions that are in committed pieces."""
+    """Return the versions whose rows are in the remainder file or in compacted files.
+
+    Args:
+        table: folder of the table.
+
+    Returns:
+        End of the remainder file (0 if there is none), and first version and end of each committed
+        compacted file.
+    """
     names = [str(name) for name in open_table(table).get_add_actions()["path"].to_pylist()]
     found = (piece_of(name) for name in names)
     return max((remainder_end(name) or 0 for name in names), default=0), [(one.begin, one.end) for one in found if one]
@@ -152,7 +166,7 @@ def _ms(moment: datetime) -> int:
 
 
 def _units(table: Path, live: dict[str, CompactedPart], remainder: CompactedPart | None) -> Iterator[Unit]:
-    """Yield pieces and versions in order, from where retention ended."""
+    """Yield compacted files and single versions in order, from the remainder's end."""
     made = {piece.begin: piece for piece in map(piece_of, live) if piece is not None}
     log = table / "_delta_log"
     written = sorted(int(path.stem) for path in log.glob("*.json") if path.stem.isdecimal())
@@ -166,7 +180,7 @@ def _units(table: Path, live: dict[str, CompactedPart], remainder: CompactedPart
         elif version in appended:
             yield Unit(version, version + 1, appended[version])
             version += 1
-        else:  # the log was cleared by its age before anybody put versions together
+        else:  # the log was cleaned by age before these versions were compacted
             end = min(each for each in (*appended, *made) if each > version)
             rest = [part for name, part in live.items() if name not in known and FOLDER not in Path(name).parts]
             yield Unit(version, end, tuple(sorted(rest, key=lambda part: (part.least_ms, part.greatest_ms))))
@@ -186,12 +200,12 @@ def _greatest_ms(unit: Unit) -> int:
 
 
 def groups(units: Iterable[Unit], cuts: set[int], today: int) -> Iterator[tuple[Unit, ...]]:
-    """Yield the units that are worth putting together, each group in order and without a hole.
+    """Yield groups of consecutive units that are worth compacting.
 
     Args:
-        units: in order.
-        cuts: versions that are to stay the begin of something.
-        today: the day of the newest row, counted from 1970-01-01.
+        units: units in order.
+        cuts: versions at which a file must begin, because of a reader pin.
+        today: day of the newest row, in days since 1970-01-01.
     """
     group: list[Unit] = []
     for unit in units:
@@ -223,7 +237,11 @@ def _is_worth(group: Sequence[Unit], today: int) -> bool:
 
 
 def put_together(table: Path, units: Sequence[Unit]) -> CompactedPart | None:
-    """Write the rows of units into one piece, and exchange them for it; None where another changed the table meanwhile."""
+    """Write the rows of units to one compacted file, and replace their files by it.
+
+    Returns:
+        The compacted file; None if another writer changed the table meanwhile.
+    """
     parts = [part for unit in units for part in unit.parts]
     piece = CompactedFile(units[0].begin, units[-1].end, sum(part.rows for part in parts))
     added = _write(table, piece.name, parts, lambda rows: rows)
@@ -234,7 +252,7 @@ def put_together(table: Path, units: Sequence[Unit]) -> CompactedPart | None:
 
 
 def doomed(table: Path, planned: CompactionPlan) -> int:
-    """Return how many rows `cut_off` would remove."""
+    """Return the number of rows that `cut_off` would remove."""
     parts = [part for unit in planned.drop for part in unit.parts]
     kinds = (_columns_of(table / part.name, "kind")["kind"] for part in parts)
     ours = sum(pc.sum(pc.is_in(each.cast(pa.string()), value_set=_OURS)).as_py() or 0 for each in kinds)
@@ -250,7 +268,13 @@ def _begins_with_ours(table: Path, parts: Sequence[CompactedPart]) -> bool:
 
 
 def cut_off(table: Path, planned: CompactionPlan) -> int | None:
-    """Remove what a plan says is too old; return how many rows are gone, or None where another changed the table meanwhile."""
+    """Remove the expired rows of a plan.
+
+    Of the expired files, rows that retention keeps are written to a new remainder file.
+
+    Returns:
+        Number of rows removed; None if another writer changed the table meanwhile.
+    """
     parts = [part for unit in planned.drop for part in unit.parts]
     earlier = [planned.remainder] if planned.remainder else []
     first_ms = min(part.least_ms for part in (*earlier, *parts))
@@ -258,16 +282,18 @@ def cut_off(table: Path, planned: CompactionPlan) -> int | None:
     added = _write(table, remainder_name(planned.drop[-1].end), [*earlier, *parts], kept)
     out = {part.name: part.size_bytes for part in (*earlier, *parts)}
     gone = sum(part.rows for part in (*earlier, *parts)) - int(added.stats["numRecords"])
-    numbers = removal_txn(open_table(table), gone)  # maintenance has a lock: nobody else removes rows
+    numbers = removal_txn(open_table(table), gone)  # maintenance holds a lock: no other process removes rows
     return None if replace_files(table, out, [added], "DELETE", data_change=True, numbers=numbers) is None else gone
 
 
 class _Ours:
-    """What retention leaves of rows that come in order: our own, and the first one.
+    """Filter of rows that retention keeps: fleetpulse's own rows, and the first row.
+
+    It is called with the rows in order.
 
     Args:
-        first_ms: ``received_at`` of the first row ever.
-        earlier: of so many rows at the begin an earlier retention has said that they stay.
+        first_ms: ``received_at`` of the first row ever, epoch milliseconds.
+        earlier: number of rows at the beginning that an earlier retention has kept.
     """
 
     def __init__(self, first_ms: int, earlier: int) -> None:
@@ -285,10 +311,20 @@ class _Ours:
 
 
 def _write(table: Path, name: str, parts: Iterable[CompactedPart], kept: Callable[[pa.Table], pa.Table]) -> Added:
-    """Write rows of files, one after the other, into a new one that would survive a loss of power; held is a row group."""
+    """Write rows of several files durably to a new file, with one row group in memory.
+
+    Args:
+        table: folder of the table.
+        name: path of the new file, relative to the folder.
+        parts: files to read, in order.
+        kept: filter of the rows to write.
+
+    Returns:
+        The new file, for a commit that adds it.
+    """
     path, schema = table / name, arrow_schema(MESSAGES)
     path.parent.mkdir(exist_ok=True)
-    aside = path.with_name(f".{path.name}.tmp")  # maintenance has a lock: nobody else writes it
+    aside = path.with_name(f".{path.name}.tmp")  # maintenance holds a lock: no other process writes it
     spans: dict[str, list[datetime]] = {column: [] for column in _STATS}
     count, held = 0, pa.Table.from_batches([], schema)
     try:
@@ -305,7 +341,7 @@ def _write(table: Path, name: str, parts: Iterable[CompactedPart], kept: Callabl
                 writer.write_table(held.combine_chunks())
         put_in_place(aside, path)
     except BaseException:
-        aside.unlink(missing_ok=True)  # of a full disk it would keep what it took
+        aside.unlink(missing_ok=True)  # on a full disk, it would keep occupying space
         raise
     return Added(name, path.stat().st_size, {"numRecords": count, **_as_stats(spans)})
 
@@ -316,7 +352,7 @@ def _columns_of(path: Path, *names: str) -> pa.Table:
 
 
 def _read(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield a file's rows, a row group at a time; a column that it does not have is null."""
+    """Yield the rows of a file by row group; columns that the file lacks are null."""
     with reporting_corruption_of_file(path):
         file = pq.ParquetFile(path)
     for group in range(file.num_row_groups):

@@ -1,6 +1,7 @@
-"""What is no table and grows all the same: logs of processes and of Airflow, pages, and what a killed Spark left on the disk.
+"""Cleanup of files outside of tables: logs, backtests, leftovers of killed Spark.
 
-Rule: what a process may have open is never removed; a log that is long is put aside by copying, since its writer keeps it open.
+Rule: a file that a process may have open is never removed. A long log is rotated by copying, since
+its writer keeps it open.
 """
 
 import os
@@ -19,7 +20,13 @@ DAY_S: Final = 86_400
 
 
 def old_logs(home: Home, keep_ms: int | None, now_s: float) -> list[Path]:
-    """Return the logs that nobody has written to for longer than they are kept, but for those of processes that run."""
+    """Return logs older than their retention, without those of running processes.
+
+    Args:
+        home: home of the logs.
+        keep_ms: retention since the last write, milliseconds; None keeps all logs.
+        now_s: current time, epoch seconds.
+    """
     if keep_ms is None:
         return []
     running = {path.stem for path in (home.path / "run").glob("*.json")}
@@ -31,25 +38,31 @@ def old_logs(home: Home, keep_ms: int | None, now_s: float) -> list[Path]:
 
 
 def long_logs(home: Home) -> list[Path]:
-    """Return the logs that are so long that they are put aside."""
+    """Return the logs that are long enough to be rotated, see `put_aside`."""
     return sorted(path for path in home.logs.glob("*.log") if path.stat().st_size > LONG_BYTES)
 
 
 def put_aside(log: Path) -> None:
-    """Copy a log to ``<name>.1``, over what lies there, and begin it anew; lines that are written in between are lost."""
+    """Rotate a log: copy it to ``<name>.1``, and truncate it.
+
+    An existing ``<name>.1`` is replaced. Lines written between copy and truncation are lost.
+    """
     aside = log.with_name(f"{log.name}.1")
     fresh = log.with_name(f"{log.name}.1.new")
     try:
         shutil.copyfile(log, fresh)
     except OSError:
-        fresh.unlink(missing_ok=True)  # of a full disk it would keep what it took
+        fresh.unlink(missing_ok=True)  # on a full disk, it would keep occupying space
         raise
     fresh.replace(aside)
-    os.truncate(log, 0)  # who has it open writes at its end, wherever that is
+    os.truncate(log, 0)  # its writer appends at the new end
 
 
 def spark_remains(home: Home, now_s: float) -> list[Path]:
-    """Return folders that a killed Spark left, a day old at least; none while a run uses the home."""
+    """Return folders of at least one day that a killed Spark left behind.
+
+    The list is empty while a run or a service uses the home.
+    """
     if in_use(home):
         return []
     place = home.path / "spark"
@@ -58,19 +71,31 @@ def spark_remains(home: Home, now_s: float) -> list[Path]:
 
 
 def airflow_logs(home: Home) -> Path:
-    """Return where the Airflow of ``./fleet up`` keeps the logs of its tasks and of its reading of the DAGs."""
+    """Return the folder of task and DAG processor logs of ``./fleet up``'s Airflow."""
     return home.path / "airflow" / "logs"
 
 
 def old_files(folder: Path, keep_ms: int | None, now_s: float) -> list[Path]:
-    """Return the files anywhere below a folder that nobody has written to for longer than they are kept; all stay with None."""
+    """Return all files below a folder that are older than a retention.
+
+    Args:
+        folder: folder to search, with its subfolders.
+        keep_ms: retention since the last write, milliseconds; None keeps all files.
+        now_s: current time, epoch seconds.
+    """
     if keep_ms is None:
         return []
     return sorted(path for path, at_s in _below(folder) if now_s - at_s > keep_ms / 1000)
 
 
 def old_backtests(home: Home, keep_ms: int | None, now_s: float) -> list[Path]:
-    """Return the folders of runs of ``fleet_backtest`` in which nothing was written for longer than they are kept."""
+    """Return the folders of old runs of the DAG ``fleet_backtest``.
+
+    Args:
+        home: home of the runs.
+        keep_ms: retention since the last write to a folder, milliseconds; None keeps all folders.
+        now_s: current time, epoch seconds.
+    """
     if keep_ms is None:
         return []
     runs = [path for path in (home.path / "airflow" / "fleet" / "backtests").glob("*") if path.is_dir() and not path.is_symlink()]
@@ -80,15 +105,18 @@ def old_backtests(home: Home, keep_ms: int | None, now_s: float) -> list[Path]:
 
 
 def remove_empty(folder: Path, now_s: float) -> None:
-    """Remove the empty folders below a folder in which nothing has changed for a day: in a younger one a file may be made now."""
+    """Remove empty folders below a folder that have not changed for a day.
+
+    In a folder that changed later, a process may be creating a file.
+    """
     for at, _, _ in os.walk(folder, topdown=False):
-        with suppress(OSError):  # it is not empty, or gone
+        with suppress(OSError):  # the folder is not empty, or no longer exists
             if Path(at) != folder and now_s - Path(at).stat().st_mtime > DAY_S:
                 Path(at).rmdir()
 
 
 def _below(folder: Path) -> Iterator[tuple[Path, float]]:
-    """Give the files below a folder and when each was last written to, epoch seconds; links are passed over."""
+    """Yield the files below a folder with their last write, epoch seconds; skip links."""
     for at, _, names in os.walk(folder):
         for path in (Path(at, name) for name in names):
             with suppress(FileNotFoundError):

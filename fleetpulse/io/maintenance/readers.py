@@ -1,7 +1,10 @@
-"""Who may still read a table on from where: what maintenance asks before it puts together, removes or forgets a version.
+"""Reader pins: versions of bronze that active readers still need.
 
-Rule 1: whoever may read on from a version of bronze has a `ReaderPin` here, and nowhere else; what has none may be gone tomorrow.
-Rule 2: a need that cannot be read is an error: nothing is removed by guessing.
+Maintenance reads the pins before it compacts or deletes versions.
+
+Rule 1: every reader that may continue at a version of bronze has a `ReaderPin`, defined in this
+module only. Versions without a pin may be removed at any time.
+Rule 2: a pin that cannot be determined is an error: maintenance never guesses.
 """
 
 import json
@@ -22,13 +25,14 @@ from fleetpulse.io.tables.snapshots import snapshots
 
 @dataclass(frozen=True, slots=True)
 class ReaderPin:
-    """That somebody may read bronze on from a version.
+    """Version of bronze at which a reader may continue.
 
     Attributes:
-        who: as a person knows it, such as ``generation 1``.
-        version: the first version that is read.
-        by_version: whether it goes on version by version, in batches that are planned already: what lies at or above is then
-            left as it is. Otherwise versions may be put together, from this one on and up to this one, never across it.
+        who: name of the reader in messages, such as ``generation 1``.
+        version: first version to be read.
+        by_version: whether the reader continues version by version, in batches already planned. If
+            so, versions from this one on must not change. Otherwise, versions below it and versions
+            from it on may be compacted, but not across it.
     """
 
     who: str
@@ -37,30 +41,31 @@ class ReaderPin:
 
 
 def _generations(home: Home) -> Iterable[ReaderPin]:
-    """Yield what the lifecycle job's generations need: what runs or is being made, and what may be gone back to."""
+    """Yield the pins of generations: current, held, unfinished, or kept for rollback."""
     record = load_generations(home.lifecycle)
     known = {**record.known, record.current: record.of(record.current) or home.generation()}
     for number, one in sorted(known.items()):
         checkpoint = checkpoint_of(home.lifecycle, number)
-        if one.status in (DISCARDED, PRUNED) or (one.status == NEW and not is_making(home)):  # its maker was killed
+        if one.status in (DISCARDED, PRUNED) or (one.status == NEW and not is_making(home)):  # its creation was killed
             continue
-        if one.status == RETIRED and one.is_damaged:  # nobody can go back to it
+        if one.status == RETIRED and one.is_damaged:  # rollback to it is impossible
             continue
         ends = batch_ends(checkpoint)
         if one.status == RETIRED:
             for version in ends:
-                yield ReaderPin(f"generation {number}, which may be gone back to", version)
+                yield ReaderPin(f"generation {number}, kept for rollback", version)
         else:
             yield ReaderPin(f"generation {number}", ends[0] if ends else 0, by_version=True)
 
 
 def batch_ends(checkpoint: Path) -> list[int]:
-    """Return the versions at which the batches ended that a checkpoint still has, in order; none before the first.
+    """Return the versions of bronze at which a checkpoint's batches end, in order.
 
-    A batch that was begun and not committed is among them only behind one that was: it is done again from there.
+    Started but uncommitted batches are included if they follow a committed batch, since the job
+    repeats them from there. The list is empty before the first committed batch.
 
     Raises:
-        FleetError: the checkpoint cannot be read.
+        FleetError: the offsets of a batch cannot be read.
     """
     done = committed(checkpoint)
     if not done:
@@ -75,43 +80,50 @@ def batch_ends(checkpoint: Path) -> list[int]:
             continue  # Spark has just removed it
         except (OSError, ValueError, IndexError, KeyError, TypeError) as error:
             raise FleetError(
-                f'the offsets in "{path}" cannot be read ({error!r}), so it is not known what the job still needs; '
-                f"restore the checkpoint, or begin anew from a snapshot: ./fleet state bootstrap --damaged",
+                f'the offsets in "{path}" cannot be read ({error!r}), so the versions that the job still needs are unknown; '
+                f"restore the checkpoint, or create a generation from a snapshot: ./fleet state bootstrap --damaged",
                 code="offsets-damaged",
             ) from None
     return sorted(set(ends))
 
 
 def _snapshots(home: Home) -> Iterable[ReaderPin]:
-    """Yield from where one who begins with a snapshot reads on, of those whose files are there.
+    """Yield the pin of each snapshot: the version at which a bootstrap continues.
 
-    One that a newer version took needs it too; where it does not say from where, all of bronze.
+    A snapshot of a newer fleetpulse has a pin as well. If its version of bronze is unknown, the pin
+    is version 0.
     """
     for one in snapshots(home):
         yield ReaderPin(f"snapshot {one.version}", one.bronze)
 
 
-# Further needs are added here: a function of a home each.
+# Each function returns the pins of one kind of reader; add new kinds here.
 SOURCES: Final[tuple[Callable[[Home], Iterable[ReaderPin]], ...]] = (_generations, _snapshots)
 
 
 def reader_pins(home: Home) -> list[ReaderPin]:
-    """Return everybody's needs, the oldest version first; where nobody has one, the whole of bronze is needed.
+    """Return all reader pins of a home, oldest version first.
+
+    If no reader continues version by version, a pin of version 0 is added: a job that starts now
+    reads all of bronze.
 
     Raises:
-        FleetError: one of them cannot be read.
+        FleetError: a pin cannot be determined.
     """
     found = sorted((need for source in SOURCES for need in source(home)), key=lambda need: need.version)
     return (
-        found if any(need.by_version for need in found) else [ReaderPin("a job that has not begun", 0, by_version=True), *found]
+        found if any(need.by_version for need in found) else [ReaderPin("a job that has not started", 0, by_version=True), *found]
     )
 
 
 def judged_through(home: Home) -> int | None:
-    """Return the newest version of `judgements` that the job has committed: the log of what came after it stays, see `newest_by`.
+    """Return the newest version of ``judgements`` that the job has committed.
+
+    The log of later versions must be kept, see `newest_by`.
 
     Returns:
-        The version; -1 where the job has committed none, or it is not known which job it is; None where there is no job.
+        Version; -1 if the job has committed none, or its query id is unreadable; None if no query
+        was started.
     """
     try:
         job = query_id(home.checkpoint)
@@ -124,5 +136,8 @@ def judged_through(home: Home) -> int | None:
 
 
 def oldest_live_pin(found: Iterable[ReaderPin]) -> ReaderPin:
-    """Return the oldest need that goes on version by version: what lies at or above its version is left as it is."""
+    """Return the oldest pin of a reader that continues version by version.
+
+    Versions from this one on must not change.
+    """
     return min((need for need in found if need.by_version), key=lambda need: need.version)

@@ -1,8 +1,11 @@
-"""Any Delta table kept small: rows of an age removed, small files joined, files and versions that nobody needs deleted.
+"""Maintenance steps for any Delta table: delete rows, compact, vacuum, clean logs.
 
-Rule 1: each step leaves a table that every reader and writer goes on with, and may be broken off anywhere and done again.
-Rule 2: a commit that another's was in the way of is tried again, a few times; what is busy is left for the next time.
-Rule 3: what was replaced stays for a while, for who is reading it; what no log names stays for a week, for who is writing it.
+Rule 1: each step leaves a table that all readers and writers can use. It may be interrupted at any
+point and repeated.
+Rule 2: a commit that conflicts with another is retried a few times. If it still conflicts, the step
+is left to the next maintenance.
+Rule 3: replaced files are kept for some time, since readers may still use them. Files that no log
+names are kept for a week, since a writer may still commit them.
 """
 
 import re
@@ -25,10 +28,10 @@ from fleetpulse.io.tables.snapshots import note_of
 
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
-UNKNOWN_KEPT_MS: Final = 7 * DAY_MS  # files that no log names: somebody may have been writing them before the machine slept
+UNKNOWN_KEPT_MS: Final = 7 * DAY_MS  # files that no log names: a writer may have been interrupted by a sleep of the machine
 SMALL_BYTES: Final = 32 * 1024 * 1024
-MIN_FILES: Final = 10  # of a partition: fewer are not worth writing them again
-MIN_VERSIONS: Final = 10  # behind the newest checkpoint of a log: fewer are read at once
+MIN_FILES: Final = 10  # small files of a partition: fewer are not worth rewriting
+MIN_VERSIONS: Final = 10  # since the newest checkpoint of a log: fewer are read quickly
 _TRIES: Final = 5
 _Result = TypeVar("_Result")
 _LOGGED: Final = re.compile(r"\.?(\d{20})\..+")
@@ -36,7 +39,11 @@ _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.parquet")
 
 
 def tried(work: Callable[[], _Result]) -> _Result | None:
-    """Do what ends in a commit, again where another's came in its way; None where one always did."""
+    """Call a function that commits, and retry after conflicts.
+
+    Returns:
+        Result of the function; None if each try had a conflict.
+    """
     for attempt in range(_TRIES):
         try:
             return work()
@@ -46,12 +53,15 @@ def tried(work: Callable[[], _Result]) -> _Result | None:
 
 
 def remove_rows(table: Path, predicate: str, numbers: Mapping[str, int] | None = None) -> int | None:
-    """Remove the rows of a table that a predicate is true of; return how many, None where others were always in the way.
+    """Delete the rows of a table that match a predicate.
 
     Args:
-        table: its folder.
-        predicate: as SQL says it.
-        numbers: to which number each of several writers has come by it.
+        table: folder of the table.
+        predicate: SQL condition on the rows.
+        numbers: newest number by writer, recorded in the commit.
+
+    Returns:
+        Number of rows deleted; None if each try had a conflict.
     """
 
     def delete(said: CommitProperties) -> Any:
@@ -63,13 +73,14 @@ def remove_rows(table: Path, predicate: str, numbers: Mapping[str, int] | None =
 
 @dataclass(frozen=True, slots=True)
 class Small:
-    """Small files of a partition that are worth joining.
+    """Small files of a partition that are worth compacting.
 
     Attributes:
-        partition: column and value, as text; empty where the table has no partitions.
-        files: how many.
-        size_bytes: together.
-        rows: in them, as far as the log says.
+        partition: filter of the partition: column, ``=`` and value as text; empty if the table has
+            no partitions.
+        files: number of files.
+        size_bytes: total size of the files, bytes.
+        rows: number of rows in the files, without files that have no count in the log.
     """
 
     partition: tuple[tuple[str, str, str], ...]
@@ -79,7 +90,7 @@ class Small:
 
 
 def small_files(table: Path) -> list[Small]:
-    """Return the partitions of a table that have many small files."""
+    """Return the small files of each partition that has at least `MIN_FILES` of them."""
     opened = open_table(table)
     columns = opened.metadata().partition_columns
     log = opened.get_add_actions(flatten=True)
@@ -102,7 +113,11 @@ def small_files(table: Path) -> list[Small]:
 
 
 def join(table: Path, small: Small) -> bool:
-    """Join a partition's small files; False where others were always in the way. Their order is not kept."""
+    """Compact the small files of a partition; their order is not preserved.
+
+    Returns:
+        Whether the files were compacted; False if each try had a conflict.
+    """
     filters = list(small.partition) or None
     target = 2 * SMALL_BYTES
 
@@ -113,12 +128,12 @@ def join(table: Path, small: Small) -> bool:
 
 
 def unneeded(table: Path, kept_ms: int, versions: Collection[int] = ()) -> list[Path]:
-    """Return the files of a table that nobody needs any longer.
+    """Return the files of a table that no reader or writer needs.
 
     Args:
-        table: its folder.
-        kept_ms: for how long what was replaced stays.
-        versions: older versions that are kept whole.
+        table: folder of the table.
+        kept_ms: time for which replaced files are kept, milliseconds.
+        versions: older versions whose files are all kept.
     """
     opened = open_table(table)
     keep = sorted(versions) or None
@@ -132,14 +147,22 @@ def unneeded(table: Path, kept_ms: int, versions: Collection[int] = ()) -> list[
 
 
 def write_checkpoint(table: Path, *, dry_run: bool) -> bool:
-    """Write a checkpoint of a table's log, where many versions lie behind the newest one; return whether."""
+    """Write a checkpoint of a table's log if the newest one is many versions old.
+
+    Args:
+        table: folder of the table.
+        dry_run: whether nothing is written.
+
+    Returns:
+        Whether the checkpoint was written, or would be written if not for ``dry_run``.
+    """
     newest = max(_checkpoints(table), default=-1)
     if open_table(table).version() - newest < MIN_VERSIONS:
         return False
     if not dry_run:
         try:
             write_log_checkpoint(table)
-        except (DeltaError, OSError) as error:  # the next maintenance writes it
+        except (DeltaError, OSError) as error:  # the next maintenance retries
             if not isinstance(error, (DeltaError, FileNotFoundError)) and not no_room(error):
                 raise
             return False
@@ -147,7 +170,13 @@ def write_checkpoint(table: Path, *, dry_run: bool) -> bool:
 
 
 def _checkpoints(table: Path) -> dict[int, float]:
-    """Return the versions that the log has whole checkpoints of (of one file, as all that write here make), and when written."""
+    """Return the checkpoints of the log by version, with their write times.
+
+    Only checkpoints of a single file are found; all writers of this project make these.
+
+    Returns:
+        Epoch seconds by version.
+    """
     found = ((_CHECKPOINT.fullmatch(path.name), path) for path in (table / "_delta_log").glob("*.checkpoint.parquet"))
     return {int(named[1]): path.stat().st_mtime for named, path in found if named}
 
@@ -155,18 +184,19 @@ def _checkpoints(table: Path) -> dict[int, float]:
 def outdated_log(
     table: Path, kept_ms: int, now_s: float, below: int | None = None, spared: Callable[[int], bool] = lambda _: False
 ) -> list[Path]:
-    """Return files of a table's log that nobody reads any more, the oldest version first.
+    """Return log files of a table that are no longer read, oldest version first.
 
-    What goes lies below a checkpoint that has been there for ``kept_ms``. The age of the files themselves says nothing: Spark
-    holds a version of an idle table for days, and reads its files when the next batch begins; but it looks for newer ones then.
-    The numbers to which each writer has come are in every checkpoint.
+    They are older than a checkpoint that has existed for ``kept_ms``. The age of the files
+    themselves is not decisive: Spark holds a version of an idle table for days, and reads its log
+    files when the next batch starts; by then it also reads newer versions. The numbers of the
+    writers are not lost, since every checkpoint has them.
 
     Args:
-        table: its folder.
-        kept_ms: for how long a checkpoint has been there before what lies below it goes.
-        now_s: the time, as files have it.
-        below: versions from here on can be opened afterwards as well; None: only the newest.
-        spared: says of a version that its commit stays all the same.
+        table: folder of the table.
+        kept_ms: age of a checkpoint, milliseconds, from which older files may be removed.
+        now_s: current time, epoch seconds.
+        below: oldest version that must remain readable; None for the newest version.
+        spared: function that returns whether the commit file of a version is kept.
     """
     checkpoints = [
         version
@@ -184,10 +214,18 @@ def outdated_log(
 
 
 def newest_by(table: Path, writer: str) -> int | None:
-    """Return the newest version that a writer has said a number in; None where the log has none such.
+    """Return the newest version in which a writer recorded a number.
 
-    A query that Spark runs makes its next commit after that one, and must find what others have committed in between: a number
-    that was cleared looks free to it, and what it commits below a checkpoint nobody reads.
+    The log of later versions must be kept for a running query of Spark, which looks for its next
+    version after this one. A version removed from the log would seem free, and a commit below a
+    checkpoint is never read.
+
+    Args:
+        table: folder of the table.
+        writer: name of the writer, such as the id of a query.
+
+    Returns:
+        Version; None if the log has none.
     """
     for path in sorted((table / "_delta_log").glob("*.json"), reverse=True):
         if path.stem.isdecimal() and any(one["txn"]["appId"] == writer for one in actions_of(path) if "txn" in one):
@@ -196,23 +234,31 @@ def newest_by(table: Path, writer: str) -> int | None:
 
 
 def shorten_log(table: Path, writer: str, kept_ms: int, now_s: float) -> int:
-    """Remove what lies below a checkpoint of some age from the log of a table that a running query writes to.
+    """Remove outdated log files of a table to which a running query writes.
 
     Args:
-        table: its folder.
-        writer: the query's id; what is newer than its last commit stays.
-        kept_ms: for how long a checkpoint has been there before what lies below it goes.
-        now_s: the time, as files have it.
+        table: folder of the table.
+        writer: id of the query; versions newer than its last commit are kept.
+        kept_ms: age of a checkpoint, milliseconds, from which older files are removed.
+        now_s: current time, epoch seconds.
 
     Returns:
-        How many files went.
+        Number of files removed.
     """
     newest = newest_by(table, writer)
     return 0 if newest is None else remove_files(outdated_log(table, kept_ms, now_s, newest))[0]
 
 
 def remove_files(paths: Iterable[Path], *, dry_run: bool = False) -> tuple[int, int]:
-    """Remove files; return how many there were, and their bytes. One that is gone already is passed over."""
+    """Remove files; ignore those that no longer exist.
+
+    Args:
+        paths: files to remove.
+        dry_run: whether the files are only counted.
+
+    Returns:
+        Number of existing files, and their total size in bytes.
+    """
     count = size = 0
     for path in paths:
         try:
@@ -226,14 +272,16 @@ def remove_files(paths: Iterable[Path], *, dry_run: bool = False) -> tuple[int, 
 
 
 def kept_versions(table: Path, keep_ms: int | None, now_ms: int) -> list[int]:
-    """Return the versions of a table that stay: those of the last day, and the newest of each day of the time that is kept.
+    """Return the versions of a table to keep: all of one day, then one per day.
 
-    A snapshot that another version of fleetpulse took stays however old it is: what it is good for is not known here.
+    All versions of the last day are kept, and the newest of each earlier day within ``keep_ms``. A
+    snapshot with an unsupported format version is kept regardless of its age.
 
     Args:
-        table: a table whose every version is a whole, written over the one before.
-        keep_ms: counted back from the newest version, or from now where that lies ahead; None keeps all.
-        now_ms: the time, epoch milliseconds.
+        table: folder of a table whose versions each replace the whole content.
+        keep_ms: retention, milliseconds, counted back from the newest version, or from now if that
+            is earlier; None keeps all versions.
+        now_ms: current time, epoch milliseconds.
     """
     commits = open_table(table).history()
     history = [(int(one["version"]), int(one["timestamp"])) for one in commits]
@@ -249,5 +297,5 @@ def kept_versions(table: Path, keep_ms: int | None, now_ms: int) -> list[int]:
 
 
 def cutoff_text(cutoff_ms: int) -> str:
-    """Return an instant as a predicate has it."""
+    """Return an instant, epoch milliseconds, as an SQL literal for a predicate."""
     return f"'{format_instant(cutoff_ms)}'"

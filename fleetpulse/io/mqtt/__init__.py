@@ -1,5 +1,6 @@
-"""MQTT: a receiving client of its own codec, a publisher on paho, the embedded broker, access rules, Sparkplug.
+"""MQTT clients, the embedded broker, its access rules, and the Sparkplug decoder.
 
-It imports ``system``. Begin with ``subscriber.py``; it decodes by itself since paho takes thirty
-times the CPU for a message.
+It imports ``system``. Within ``io``, every package except ``system`` and ``spark`` may import it;
+jobs and commands may as well. Start reading with ``subscriber.py``, the client of the bridge.
+The client has its own codec (``codec.py``) because paho takes thirty times the CPU for a message.
 """

@@ -1,9 +1,10 @@
-"""Who may speak to the embedded broker, and about what.
+"""Access rules of the embedded broker: users, roles and the topics of each.
 
-Rule 1: a device speaks for itself: its user name is its id, and it publishes under that alone, at any site. An edge node
-of Sparkplug speaks under its group and node, for whatever devices it has.
-Rule 2: of a password the broker keeps a hash; it is shown once, when it is made.
-Rule 3: what is not granted is refused: control topics are for operators, and our own kinds for us.
+Rule 1: a device's user name is its id, and the device publishes only under that id, at any site.
+A Sparkplug edge node publishes under its group and node, for all of its devices.
+Rule 2: the broker stores only the hash of a password; the password is shown once, when created.
+Rule 3: access that is not granted is refused. Devices publish only the kinds that devices send;
+only operators and fleetpulse itself publish on control topics and internal kinds.
 """
 
 import fcntl
@@ -27,13 +28,17 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 _NODE: Final = re.compile(f"{_NAME.pattern}/{_NAME.pattern}")
 _KINDS: Final = sorted(kind.value for kind in FROM_DEVICES)
 _NOTHING: Final = ["_nothing"]  # an empty list would allow everything
-_HEARD: Final = ("fleet/#", f"{ALERTS}/#", f"{FAILURES}/#")  # by watchers and operators
-_SENT: Final = ("fleet/#", f"{ALERTS}/#")  # by operators
-_ROUNDS: Final = 5  # the passwords are random: a hash that takes long would slow down whoever comes in, and nobody else
+_HEARD: Final = ("fleet/#", f"{ALERTS}/#", f"{FAILURES}/#")  # watchers and operators may subscribe
+_SENT: Final = ("fleet/#", f"{ALERTS}/#")  # operators may publish
+_ROUNDS: Final = 5  # passwords are random, so a costlier hash would only slow down each login
 
 
 class Role(StrEnum):
-    """What someone may do: send as a device, see everything, or see and send everything."""
+    """Role of a broker user.
+
+    A device publishes as itself, a watcher reads everything, an operator reads and publishes
+    everything.
+    """
 
     DEVICE = "device"
     WATCHER = "watcher"
@@ -42,14 +47,14 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """One who may come in.
+    """Access grant of one broker user.
 
     Attributes:
-        name: the user name.
-        role: what it may do.
-        hashed: its password's bcrypt hash.
-        devices: ids that a device speaks for: its own, or those behind a gateway.
-        nodes: edge nodes of Sparkplug that it speaks as, each ``GROUP/NODE``.
+        name: user name.
+        role: role of the user.
+        hashed: bcrypt hash of the password.
+        devices: device ids the user publishes for: its own id, or the ids behind a gateway.
+        nodes: Sparkplug edge nodes the user publishes as, each ``GROUP/NODE``.
     """
 
     name: str
@@ -60,13 +65,13 @@ class Grant:
 
 
 def grants(folder: Path) -> list[Grant]:
-    """Return who may come in besides ourselves.
+    """Return the access grants of all users except fleetpulse's own.
 
     Args:
-        folder: the broker's.
+        folder: folder of the broker.
 
     Raises:
-        FleetError: the file that says so cannot be read.
+        FleetError: the file of access grants cannot be read.
     """
     path = folder / "access.json"
     try:
@@ -79,40 +84,42 @@ def grants(folder: Path) -> list[Grant]:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FleetError(
-            f'"{path}" does not say who may come in ({error}); restore it from a backup, or remove it', code="grants-damaged"
+            f'"{path}" holds no valid access grants ({error}); restore it from a backup, or remove it', code="grants-damaged"
         ) from None
 
 
 def grant(folder: Path, name: str, role: Role, devices: Sequence[str] = (), nodes: Sequence[str] = ()) -> str:
-    """Let someone in, and return the password; a name that is there already gets a new one.
+    """Grant a user access and return its new password; replace an existing grant.
 
     Args:
-        folder: the broker's.
-        name: letters, digits and ``. _ : @ -``; a device's is its id.
-        role: what it may do.
-        devices: ids that a gateway speaks for; without any, and without nodes, a device speaks for itself.
-        nodes: edge nodes of Sparkplug that it speaks as, each ``GROUP/NODE``.
+        folder: folder of the broker.
+        name: user name of letters, digits and ``. _ : @ -``; for a device, its id.
+        role: role of the user.
+        devices: device ids a gateway publishes for. A device without ``devices`` and ``nodes``
+            publishes for itself.
+        nodes: Sparkplug edge nodes the user publishes as, each ``GROUP/NODE``.
 
     Raises:
-        FleetError: a name is not such a name, or is ours.
+        FleetError: a name is malformed, the user name is reserved for fleetpulse, or a role other
+            than device is given devices or nodes.
     """
     if name == OURS:
-        raise FleetError(f'"{OURS}" is our own user; name another', code="user-reserved")
+        raise FleetError(f'the user name "{OURS}" is reserved for fleetpulse; choose another', code="user-reserved")
     for one in (name, *devices):
         if not _NAME.fullmatch(one):
             raise FleetError(
-                f"who may come in is named by 1 to 128 letters, digits and . _ : @ -, the first a letter or digit; got {one!a}",
+                f"a user name has 1 to 128 letters, digits and . _ : @ -, and starts with a letter or digit; got {one!a}",
                 code="user-name-invalid",
             )
     for node in nodes:
         if not _NODE.fullmatch(node):
             raise FleetError(
-                f"an edge node is named GROUP/NODE, both of letters, digits and . _ : @ -; got {node!a}", code="edge-node-invalid"
+                f"an edge node is GROUP/NODE, both of letters, digits and . _ : @ -; got {node!a}", code="edge-node-invalid"
             )
     if (devices or nodes) and role is not Role.DEVICE:
         bound = ", ".join([*devices, *nodes])
         raise FleetError(
-            f"the role {role} is not bound to devices; got {bound}; leave them out, or take the role device",
+            f"the role {role} takes no devices or edge nodes; got {bound}; omit them, or use the role device",
             code="role-without-devices",
         )
     import bcrypt
@@ -126,16 +133,16 @@ def grant(folder: Path, name: str, role: Role, devices: Sequence[str] = (), node
 
 
 def revoke(folder: Path, name: str) -> None:
-    """Let someone in no longer.
+    """Revoke the access of a user.
 
     Raises:
-        FleetError: nobody of that name may come in.
+        FleetError: no user of that name has access.
     """
     with alone(folder):
         known = grants(folder)
         kept = [one for one in known if one.name != name]
         if len(kept) == len(known):
-            raise FleetError(f'nobody named "{name}" may come in; see: ./fleet access list', code="user-unknown")
+            raise FleetError(f'no user "{name}" has access; list the users with: ./fleet access list', code="user-unknown")
         _write(folder, kept)
 
 
@@ -145,10 +152,12 @@ def _write(folder: Path, known: Iterable[Grant]) -> None:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Change who may come in, or tell the broker of it, while nobody else does; whoever comes second waits.
+    """Hold the exclusive lock on the access grants until the context exits.
+
+    Wait until the lock is free. Changing the grants and passing them to the broker need the lock.
 
     Args:
-        folder: the broker's.
+        folder: folder of the broker.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".access.lock").open("w") as file:
@@ -157,11 +166,11 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def nats_rules(ours: BrokerAddress, known: Iterable[Grant]) -> str:
-    """Return the part of a NATS configuration that says who may come in.
+    """Return the authorization part of a NATS configuration.
 
     Args:
-        ours: our own user and password, who may do everything.
-        known: the others.
+        ours: user and password of fleetpulse, which may publish and subscribe to everything.
+        known: access grants of the other users.
     """
     users = [f"{{ user: {json.dumps(ours.username)}, password: {json.dumps(ours.password)} }}"]
     for one in known:
@@ -172,19 +181,19 @@ def nats_rules(ours: BrokerAddress, known: Iterable[Grant]) -> str:
 
 
 def _subjects(one: Grant) -> tuple[list[str], list[str]]:
-    """Return the subjects of NATS that someone may publish on, and hear."""
+    """Return the NATS subjects that a user may publish on and subscribe to."""
     may_send, may_hear = _topics(one)
-    heard = [topic for each in may_hear for topic in (each.removesuffix("/#"), each)]  # "fleet/#" is both
+    heard = [topic for each in may_hear for topic in (each.removesuffix("/#"), each)]  # "fleet/#" includes "fleet"
     return [_subject(topic) for topic in may_send] or _NOTHING, [_subject(topic) for topic in dict.fromkeys(heard)]
 
 
 def _subject(topic: str) -> str:
-    """Return a topic filter of MQTT as NATS has it: there a dot is written ``//``."""
+    """Translate an MQTT topic filter to a NATS subject; NATS writes a dot as ``//``."""
     return topic.replace("/", "\0").replace(".", "//").replace("\0", ".").replace("+", "*").replace("#", ">")
 
 
 def _topics(one: Grant) -> tuple[list[str], list[str]]:
-    """Return the topics that someone may publish on, and hear."""
+    """Return the MQTT topic filters that a user may publish on and subscribe to."""
     if one.role is not Role.DEVICE:
         return [*_SENT] if one.role is Role.OPERATOR else [], [*_HEARD]
     may_send = [f"fleet/+/{own}/{kind}" for own in one.devices for kind in _KINDS]
@@ -196,15 +205,18 @@ def _topics(one: Grant) -> tuple[list[str], list[str]]:
 
 
 def mosquitto_rules(known: Iterable[Grant]) -> str:
-    """Return the same rules as an ``acl_file`` of Mosquitto; a device's are a pattern on its user name."""
-    lines = ["# a device speaks for itself: its user name is its id"]
+    """Return the same rules as a Mosquitto ``acl_file``.
+
+    The rules of devices are patterns on the user name.
+    """
+    lines = ["# devices: the user name is the device id"]
     lines += [f"pattern write fleet/+/%u/{kind}" for kind in _KINDS]
     lines += [f"pattern read fleet/+/%u/{Kind.CONTROL.value}", "", "# the bridge", f"user {OURS}", "topic readwrite #"]
     for one in known:
         if one.role is Role.DEVICE and one.devices == (one.name,) and not one.nodes:
             continue
         lines += ["", f"user {one.name}"]
-        if one.name not in one.devices:  # a pattern holds for every user: this one is no device of its own name
+        if one.name not in one.devices:  # the patterns apply to every user, and this user is no device
             lines.append(f"topic deny fleet/+/{one.name}/#")
         may_send, may_hear = _topics(one)
         lines += [f"topic write {topic}" for topic in may_send] + [f"topic read {topic}" for topic in may_hear]

@@ -1,6 +1,7 @@
-"""Where an MQTT broker is, who may come in, and how the line to it is secured.
+"""Address, credentials and TLS files of an MQTT broker.
 
-Rule: a password is in the environment or in files of mode 600 alone: on no command line, in no log, in no ``repr``.
+Rule: a password is only in the environment or in files of mode 600: on no command line, in no
+log, in no ``repr``.
 """
 
 import json
@@ -25,12 +26,12 @@ _OF_TLS: Final = ("FLEET_MQTT_CA", "FLEET_MQTT_CERT", "FLEET_MQTT_KEY")
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """What secures a line to a broker; its certificate must name the host.
+    """TLS files for a broker whose certificate must name the host.
 
     Attributes:
-        ca: file of the authorities (PEM) that may have signed the broker's certificate; None takes the system's.
-        cert: file of our own certificate (PEM), for a broker that asks for one.
-        key: file of its key (PEM); None where ``cert`` holds it.
+        ca: PEM file of the trusted certificate authorities; None trusts those of the system.
+        cert: PEM file of the client certificate, for a broker that requires one.
+        key: PEM file of the client key; None if ``cert`` contains it.
     """
 
     ca: str | None = None
@@ -40,14 +41,14 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """Where a broker is, and who may come in.
+    """Address and credentials of a broker.
 
     Attributes:
-        host: name or address.
+        host: host name or IP address.
         port: TCP port.
-        username: None where none is asked for.
-        password: never shown.
-        tls: None where the line is open.
+        username: user name; None if the broker requires none.
+        password: password, never shown.
+        tls: TLS files; None for an unencrypted connection.
     """
 
     host: str
@@ -57,15 +58,15 @@ class BrokerAddress:
     tls: Tls | None = None
 
     def __str__(self) -> str:
-        """Return it as people write it, the password masked."""
+        """Return the address as a URL with a masked password."""
         who = f"{self.username}:***@" if self.username else ""
         return f"{'mqtts' if self.tls else 'mqtt'}://{who}{self.host}:{self.port}"
 
     def context(self) -> "ssl.SSLContext | None":
-        """Return what secures the line; None where it is open.
+        """Return the TLS context; None for an unencrypted connection.
 
         Raises:
-            FleetError: a file cannot be read, or holds no certificate or key.
+            FleetError: a file cannot be read, or contains no certificate or key.
         """
         if self.tls is None:
             return None
@@ -78,7 +79,7 @@ class BrokerAddress:
                 context = ssl.create_default_context(cafile=self.tls.ca)
         except OSError as error:
             raise FleetError(
-                f'the authorities in "{self.tls.ca}" cannot be read ({_why(error)}); name a PEM file',
+                f'cannot read the certificate authorities in "{self.tls.ca}" ({_why(error)}); name a PEM file',
                 code="tls-authorities-unreadable",
             ) from None
         try:
@@ -87,7 +88,7 @@ class BrokerAddress:
         except OSError as error:
             files = f'"{self.tls.cert}"' + (f' and "{self.tls.key}"' if self.tls.key else "")
             raise FleetError(
-                f"our certificate and key cannot be read from {files} ({_why(error)}); name PEM files",
+                f"cannot read the client certificate and key from {files} ({_why(error)}); name PEM files",
                 code="tls-certificate-unreadable",
             ) from None
         return context
@@ -98,16 +99,19 @@ def _why(error: OSError) -> str:
 
 
 def parse_broker_url(url: str, environment: Mapping[str, str] = os.environ) -> BrokerAddress:
-    """Read ``mqtt://user@host:1883``, or ``mqtts://`` for a secured line; port and user may be left out.
+    """Parse a broker URL ``mqtt://user@host:1883``, or ``mqtts://`` for TLS.
+
+    Port and user are optional.
 
     Args:
-        url: the address.
-        environment: ``FLEET_MQTT_USERNAME`` stands in for a user that is left out; ``FLEET_MQTT_PASSWORD_FILE`` names the
-            password's file, ``FLEET_MQTT_PASSWORD`` is it; ``FLEET_MQTT_CA``, ``FLEET_MQTT_CERT`` and ``FLEET_MQTT_KEY``
-            are the files of `Tls`.
+        url: URL of the broker.
+        environment: environment variables. ``FLEET_MQTT_USERNAME`` is the default user,
+            ``FLEET_MQTT_PASSWORD_FILE`` the file of the password, ``FLEET_MQTT_PASSWORD`` the
+            password; ``FLEET_MQTT_CA``, ``FLEET_MQTT_CERT`` and ``FLEET_MQTT_KEY`` are the files
+            of `Tls`.
 
     Raises:
-        FleetError: it is not such an address, or what secures it cannot be had.
+        FleetError: the URL is invalid, or the password or a TLS file cannot be read.
     """
     try:
         parts = urlsplit(url)
@@ -117,13 +121,13 @@ def parse_broker_url(url: str, environment: Mapping[str, str] = os.environ) -> B
     if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname or parts.path.strip("/") or parts.query:
         shown = url if "@" not in url else f"...@{url.rpartition('@')[2]}"
         raise FleetError(
-            f'a broker is named mqtt://host:port; got "{shown}"; write one such as "mqtt://broker.example:1883"',
+            f'a broker URL is mqtt://host:port; got "{shown}"; write one such as "mqtt://broker.example:1883"',
             code="broker-url-invalid",
         )
     if parts.password:
         raise FleetError(
-            "a password in a command is read by whoever lists the processes; put it into a file, name that in "
-            "FLEET_MQTT_PASSWORD_FILE, and leave it out of the address",
+            "the broker URL contains a password, which every user who lists processes can read; put it into a file, "
+            "name the file in FLEET_MQTT_PASSWORD_FILE, and remove the password from the URL",
             code="password-in-url",
         )
     username = unquote(parts.username) if parts.username else environment.get("FLEET_MQTT_USERNAME")
@@ -132,15 +136,16 @@ def parse_broker_url(url: str, environment: Mapping[str, str] = os.environ) -> B
     if parts.scheme == "mqtt":
         if named := [name for name in _OF_TLS if environment.get(name)]:
             raise FleetError(
-                f"{' and '.join(named)} would secure the line, but mqtt:// is an open one; write mqtts://", code="tls-on-open-url"
+                f"TLS files are set ({' and '.join(named)}), but mqtt:// is unencrypted; write mqtts://", code="tls-on-open-url"
             )
         return BrokerAddress(parts.hostname, port or DEFAULT_PORT, username, password)
     if key and not cert:
         raise FleetError(
-            "FLEET_MQTT_KEY names a key without its certificate; name that in FLEET_MQTT_CERT", code="tls-certificate-missing"
+            "FLEET_MQTT_KEY names a key without a certificate; name the certificate in FLEET_MQTT_CERT",
+            code="tls-certificate-missing",
         )
     address = BrokerAddress(parts.hostname, port or DEFAULT_TLS_PORT, username, password, Tls(ca, cert, key))
-    address.context()  # what cannot be read is said at once, and not by each process in its log
+    address.context()  # fail here if a file is unreadable, not later in each process
     return address
 
 
@@ -152,12 +157,12 @@ def _password(environment: Mapping[str, str]) -> str | None:
         return Path(file).read_text().rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         raise FleetError(
-            f'the password cannot be read from "{file}" ({error}); see FLEET_MQTT_PASSWORD_FILE', code="password-unreadable"
+            f'cannot read the password from "{file}" ({error}); check FLEET_MQTT_PASSWORD_FILE', code="password-unreadable"
         ) from None
 
 
 def save_address(path: Path, address: BrokerAddress) -> None:
-    """Write an address for the other processes of a home, readable by its owner alone."""
+    """Write an address for the other processes of a home, with file mode 600."""
     write_secret(path, json.dumps(asdict(address)))
 
 
@@ -165,20 +170,20 @@ def load_address(path: Path) -> BrokerAddress:
     """Read an address that `save_address` wrote.
 
     Raises:
-        FleetError: there is none, or it cannot be read.
+        FleetError: the file is missing or invalid.
     """
     try:
         content: dict[str, Any] = json.loads(path.read_text())
         tls = content.pop("tls", None)
         return BrokerAddress(**content, tls=Tls(**tls) if tls else None)
     except FileNotFoundError:
-        raise FleetError(f'no broker is known in "{path}"; start one with: ./fleet up', code="broker-unknown") from None
+        raise FleetError(f'no broker address in "{path}"; start a broker with: ./fleet up', code="broker-unknown") from None
     except (ValueError, TypeError, AttributeError) as error:
         raise FleetError(
-            f'"{path}" does not hold a broker\'s address ({error}); remove it and start again', code="broker-address-damaged"
+            f'"{path}" holds no valid broker address ({error}); remove it and start again', code="broker-address-damaged"
         ) from None
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Write a file that its owner alone can read, whole or not at all, and on the disk."""
+    """Write a file of mode 600 atomically and durably."""
     atomic_write(path, text, mode=0o600, aside=path.with_name(f".{path.name}.{os.getpid()}"))

@@ -1,7 +1,8 @@
-"""Alerts over MQTT, for those who are told seldom: one that is sent, and a subscription that outlives who listens.
+"""Alerts over MQTT: a single publish, and a persistent subscription.
 
-Rule: what was taken is acknowledged when its taker says so; until then the broker keeps it, and sends it again, every
-few seconds and under the same number. What has no room here is left to it, unacknowledged.
+Rule: a message is acknowledged only when the caller asks for it. Until then the broker keeps the
+message and redelivers it every few seconds under the same number. Messages beyond the buffer limit
+are left unacknowledged at the broker.
 """
 
 from typing import Any, Final
@@ -13,23 +14,25 @@ from fleetpulse.io.mqtt.publisher import AT_LEAST_ONCE, Connection, Publisher
 
 _SENT_S: Final = 5.0
 _TEXT: Final = 1_000  # characters of a payload
-_MOST: Final = 10_000  # that wait here; the broker has the rest
+_MOST: Final = 10_000  # buffered messages; the broker keeps the rest
 
 
 class AlertLine(Connection):
-    """A session that the broker keeps: what is published meanwhile waits for the next one of that name.
+    """Subscription with a persistent session.
+
+    The broker keeps messages for the next connection with the same client id.
 
     Args:
-        address: the broker.
-        client_id: the session's name, a secret.
-        topic: the subscription.
+        address: address of the broker.
+        client_id: MQTT client id, which names the session; a secret.
+        topic: topic filter of the subscription.
     """
 
     def __init__(self, address: BrokerAddress, client_id: str, topic: str) -> None:
         super().__init__(address, client_id, lasting=True)
         self.topic = topic
         self.waiting: list[paho.MQTTMessage] = []
-        self._numbers: set[int] = set()  # of those that wait and are to be acknowledged
+        self._numbers: set[int] = set()  # packet ids of the buffered messages with QoS > 0
         self.subscribed = False
         self.client.manual_ack_set(True)
         self.client.on_message = self._on_message
@@ -37,7 +40,7 @@ class AlertLine(Connection):
 
     def _on_connect(self, client: paho.Client, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:
         super()._on_connect(client, userdata, flags, reason, properties)
-        self.waiting.clear()  # their numbers belong to the connection before: they come again
+        self.waiting.clear()  # their packet ids are of the previous connection; the broker redelivers them
         self._numbers.clear()
         if self.up:
             client.subscribe(self.topic, AT_LEAST_ONCE)
@@ -47,18 +50,18 @@ class AlertLine(Connection):
 
     def _on_message(self, client: paho.Client, userdata: Any, message: paho.MQTTMessage) -> None:
         if message.retain:
-            client.ack(message.mid, message.qos)  # it was said before anybody listened
+            client.ack(message.mid, message.qos)  # published before this subscription existed
         elif message.mid not in self._numbers and len(self.waiting) < _MOST:
             self.waiting.append(message)
-            if message.qos:  # what nobody acknowledges has no number, and does not come again
+            if message.qos:  # QoS 0 has no packet id and no redelivery
                 self._numbers.add(message.mid)
 
     def newest(self, count: int) -> list[tuple[str, str]]:
-        """Return the newest few that wait: topic and payload, as text."""
+        """Return topic and payload, as text, of the newest ``count`` buffered messages."""
         return [(one.topic, one.payload.decode(errors="replace")[:_TEXT]) for one in self.waiting[-count:]]
 
     def acknowledge(self, count: int) -> None:
-        """Let the broker forget the oldest ``count`` that wait."""
+        """Acknowledge and drop the oldest ``count`` buffered messages."""
         taken, self.waiting = self.waiting[:count], self.waiting[count:]
         for one in taken:
             self._numbers.discard(one.mid)
@@ -67,10 +70,10 @@ class AlertLine(Connection):
 
 
 def send(address: BrokerAddress, client_id: str, topic: str, payload: bytes) -> None:
-    """Publish one message, and wait until the broker has it.
+    """Publish one message and wait until the broker acknowledges it.
 
     Raises:
-        FleetError: it does not take it within five seconds.
+        FleetError: the broker did not acknowledge the message within five seconds.
     """
     with Publisher(address, client_id, patience_s=_SENT_S) as publisher:
         publisher.publish(topic, payload)

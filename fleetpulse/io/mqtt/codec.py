@@ -1,8 +1,8 @@
-"""MQTT 3.1.1 on the wire, as far as one who receives needs it: packets to bytes, and bytes to packets however they are cut.
+"""Incremental MQTT 3.1.1 codec for a receiving client: packets to bytes and back.
 
-Rule 1: no socket and no clock here; the standard is OASIS MQTT 3.1.1, section numbers are its own.
-Rule 2: memory is bounded: of a payload beyond the limit the beginning is kept, one byte more than may be; the rest is dropped.
-Topics that were met are kept, so many of them.
+Rule 1: the codec uses no socket and no clock. Section numbers refer to OASIS MQTT 3.1.1.
+Rule 2: memory is bounded. A payload beyond the limit is cut to one byte more than the limit.
+The cache of decoded topics has a maximum size.
 """
 
 import sys
@@ -15,33 +15,33 @@ CONNACK, PUBLISH, PUBACK, SUBACK, UNSUBACK, PINGRESP = 2, 3, 4, 9, 11, 13
 FAILURE: Final = 0x80  # of a subscription (3.9.3)
 DISCONNECT: Final = b"\xe0\x00"
 REFUSALS: Final = {
-    1: "it does not speak MQTT 3.1.1",
-    2: "it does not take our client id",
-    3: "it is not available",
-    4: "user name or password are wrong",
-    5: "we are not authorised",
+    1: "it does not support MQTT 3.1.1",
+    2: "it rejects the client id",
+    3: "it is unavailable",
+    4: "the user name or password is wrong",
+    5: "the client is not authorised",
 }
 _LONGEST_TOPIC: Final = 65_535
 _SHORT_TOPIC: Final = 128  # bytes
-_KNOWN_TOPICS: Final = 100_000  # short ones: at most 40 MB
+_KNOWN_TOPICS: Final = 100_000  # cached short topics: at most 40 MB
 _MAX_LENGTH_BYTES: Final = 4  # of a packet's length (2.2.3)
-_USUAL: Final = 0x32  # PUBLISH with QoS 1, sent again or not, retained or not
-_NOT_A_MESSAGE: Final = "a message came that is not as MQTT has it"
+_USUAL: Final = 0x32  # PUBLISH with QoS 1, with or without the DUP and RETAIN flags
+_NOT_A_MESSAGE: Final = "the broker sent a malformed PUBLISH packet"
 _ANSWERS: Final = (CONNACK, PUBACK, SUBACK, UNSUBACK, PINGRESP)
 
 
 class ProtocolError(Exception):
-    """The other side does not speak MQTT 3.1.1."""
+    """Data from the broker that violates MQTT 3.1.1."""
 
 
 class Published(NamedTuple):
-    """A message as the broker sent it.
+    """Message as the broker sent it.
 
     Attributes:
-        topic: UTF-8, or ``not-utf-8``.
-        payload: its bytes; one more than the limit where it is longer.
-        retained: it is an old one, sent because we subscribed.
-        number: the packet's; None with QoS 0.
+        topic: topic decoded from UTF-8, or ``not-utf-8``.
+        payload: bytes of the payload; a longer payload is cut to one byte more than the limit.
+        retained: whether this is a retained message, sent because of a new subscription.
+        number: packet identifier; None with QoS 0.
     """
 
     topic: str
@@ -50,35 +50,35 @@ class Published(NamedTuple):
     number: int | None
 
 
-_as_published: Final = partial(tuple.__new__, Published)  # by name it costs three times as much
+_as_published: Final = partial(tuple.__new__, Published)  # calling Published() costs three times as much
 
 
 class Answer(NamedTuple):
-    """What the broker answers to a packet of ours: the packet's type and its body."""
+    """Answer of the broker to a client packet: packet type and body."""
 
     kind: int
     body: bytes
 
 
 class Reader:
-    """Makes packets of what arrives.
+    """Incremental parser of the byte stream from a broker.
 
     Args:
-        max_payload: bytes.
+        max_payload: largest payload in bytes.
     """
 
     def __init__(self, max_payload: int) -> None:
         self.answers: list[Answer] = []
         self._max_payload = max_payload
         self._data = b""
-        self._topics: dict[bytes, str] = {}  # those met: most are met again
-        self._skip = 0  # bytes still to come of a packet of which enough is known
+        self._topics: dict[bytes, str] = {}  # cache: most topics occur again
+        self._skip = 0  # remaining bytes of an oversized packet, to be dropped
 
     def feed(self, data: bytes) -> list[Published]:
-        """Take in bytes; return the messages that are complete, and keep answers in ``answers``.
+        """Parse bytes; return the complete messages and append answers to ``answers``.
 
         Raises:
-            ProtocolError: they are no MQTT.
+            ProtocolError: the bytes are not valid MQTT.
         """
         if self._skip:
             skipped = min(self._skip, len(data))
@@ -90,7 +90,7 @@ class Reader:
         while end - at >= 2:
             header, length, body = data[at], data[at + 1], at + 2
             if length & 0x80:
-                if end - at >= 3 and not data[at + 2] & 0x80:  # as most are
+                if end - at >= 3 and not data[at + 2] & 0x80:  # two length bytes: the usual case
                     length, body = length & 0x7F | data[at + 2] << 7, at + 3
                 elif (found := _length(data, at + 1)) is None:
                     break
@@ -114,7 +114,7 @@ class Reader:
                     break
                 self.answers.append(Answer(header >> 4, data[body:after]))
             else:
-                raise ProtocolError(f"a packet of type {header >> 4} came from the broker")
+                raise ProtocolError(f"the broker sent a packet of unexpected type {header >> 4}")
             if after > end:
                 self._skip = after - end
                 after = end
@@ -131,7 +131,7 @@ class Reader:
         return topic
 
     def _suffices(self, header: int, length: int, data: bytes, body: int) -> bool:
-        """Whether enough is there of a message that is not complete: it is too long, and what is kept of it has come."""
+        """Return whether an incomplete, oversized message has reached the size limit."""
         if length <= self._max_payload + _LONGEST_TOPIC or len(data) < body + 2:
             return False
         topic = data[body] << 8 | data[body + 1]
@@ -158,7 +158,7 @@ def _topic(name: bytes) -> str:
 
 
 def _length(data: bytes, at: int) -> tuple[int, int] | None:
-    """Return a packet's length and where its body begins; None while it is incomplete."""
+    """Return the length of a packet and the offset of its body; None if incomplete."""
     length = 0
     for place in range(_MAX_LENGTH_BYTES):
         if at + place >= len(data):
@@ -167,7 +167,7 @@ def _length(data: bytes, at: int) -> tuple[int, int] | None:
         length |= (byte & 0x7F) << 7 * place
         if not byte & 0x80:
             return length, at + place + 1
-    raise ProtocolError("a packet's length has more than four bytes")
+    raise ProtocolError("the broker sent a packet length of more than four bytes")
 
 
 def _packet(header: int, body: bytes) -> bytes:
@@ -185,14 +185,14 @@ def _text(text: str | bytes) -> bytes:
 
 
 class Will(NamedTuple):
-    """What the broker publishes, retained and with QoS 1, when it loses us."""
+    """MQTT will, which the broker publishes retained and with QoS 1."""
 
     topic: str
     payload: bytes
 
 
 def connect(client_id: str, username: str | None, password: str | None, *, keep_session: bool, will: Will | None = None) -> bytes:
-    """Return CONNECT without a keep-alive: TCP's own finds out about a dead line."""
+    """Encode CONNECT without an MQTT keep-alive: TCP detects lost connections."""
     flags = (0 if keep_session else 0x02) | (0x80 if username else 0) | (0x40 if password else 0)
     flags |= 0 if will is None else 0x04 | 0x08 | 0x20  # a will, of QoS 1, retained (3.1.2)
     body = b"\x00\x04MQTT\x04" + bytes([flags]) + b"\x00\x00" + _text(client_id)
@@ -201,22 +201,22 @@ def connect(client_id: str, username: str | None, password: str | None, *, keep_
 
 
 def subscribe(number: int, topics: Sequence[str]) -> bytes:
-    """Return SUBSCRIBE, each topic with QoS 1."""
+    """Encode SUBSCRIBE with QoS 1 for each topic."""
     return _packet(0x82, number.to_bytes(2, "big") + b"".join(_text(topic) + b"\x01" for topic in topics))
 
 
 def unsubscribe(number: int, topics: Iterable[str]) -> bytes:
-    """Return UNSUBSCRIBE."""
+    """Encode UNSUBSCRIBE."""
     return _packet(0xA2, number.to_bytes(2, "big") + b"".join(_text(topic) for topic in topics))
 
 
 def publish(number: int, topic: str, payload: bytes, *, retain: bool = False) -> bytes:
-    """Return PUBLISH with QoS 1."""
+    """Encode PUBLISH with QoS 1."""
     return _packet(0x32 | retain, _text(topic) + number.to_bytes(2, "big") + payload)
 
 
 def acknowledge(numbers: Iterable[int]) -> bytes:
-    """Return a PUBACK for each packet."""
+    """Encode one PUBACK for each packet number."""
     written = array("H", numbers)
     if sys.byteorder == "little":
         written.byteswap()

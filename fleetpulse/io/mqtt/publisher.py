@@ -1,6 +1,6 @@
-"""Publishing over MQTT by paho, driven by its caller's thread: a `Publisher` that waits for acknowledgements.
+"""MQTT publisher on paho with acknowledgements, run by the caller's thread.
 
-Rule: every wait is bounded; a lost connection is come back to with growing pauses.
+Rule: every wait is bounded, and a lost connection is retried with growing pauses.
 """
 
 import select
@@ -22,18 +22,19 @@ AT_LEAST_ONCE: Final = 1
 
 
 class Connection:
-    """One client's connection, which comes back when it is lost.
+    """Connection of one MQTT client, reconnected when lost.
 
     Args:
-        address: the broker.
-        client_id: under which the broker knows the client.
-        lasting: whether the broker keeps the session, and what comes for it, while nobody is connected.
+        address: address of the broker.
+        client_id: MQTT client id.
+        lasting: whether the broker keeps the session and its messages while the client is
+            disconnected.
     """
 
     def __init__(self, address: BrokerAddress, client_id: str, *, lasting: bool = False) -> None:
         self.address = address
         self.problem: str | None = None
-        self.up = False  # the broker has let us in
+        self.up = False  # the broker has accepted the connection
         self._since_s = 0.0
         self._pauses = Backoff()
         self.client = paho.Client(CallbackAPIVersion.VERSION2, client_id, clean_session=not lasting, protocol=paho.MQTTv311)
@@ -49,7 +50,7 @@ class Connection:
 
     def _on_connect(self, client: paho.Client, userdata: Any, flags: Any, reason: ReasonCode, properties: Any) -> None:
         if reason.is_failure:
-            self.problem = f"the broker at {self.address} refuses us: {reason}"
+            self.problem = f"the broker at {self.address} refused the connection: {reason}"
             return
         self.up, self.problem = True, None
         self._pauses.held()
@@ -59,7 +60,7 @@ class Connection:
         self.problem = self.problem or f"the broker at {self.address} closed the connection"
 
     def drive(self, timeout_s: float) -> None:
-        """Connect if it is time to, then send and receive what is there; wait for it at most ``timeout_s``."""
+        """Connect if needed, then send and receive; wait at most ``timeout_s``."""
         if self.client.socket() is None and not self._connect(timeout_s):
             return
         sock: Any = self.client.socket()
@@ -92,12 +93,12 @@ class Connection:
         return self.client.socket() is not None
 
     def drop(self, problem: str) -> None:
-        """Give the connection up, for a new one."""
+        """Close the connection and record the reason; `drive` opens a new one."""
         self.close()
         self.problem = problem
 
     def close(self) -> None:
-        """Take leave; what was not acknowledged stays with the broker."""
+        """Disconnect; the broker keeps unacknowledged messages of a lasting session."""
         self.client.disconnect()
         deadline_s = time.monotonic() + 1.0
         while (sock := self.client.socket()) is not None and time.monotonic() < deadline_s:
@@ -111,14 +112,14 @@ def _on_socket_open(client: paho.Client, userdata: Any, sock: Any) -> None:
 
 
 class Publisher:
-    """Publishes with QoS 1 from one thread; a context manager.
+    """Publisher with QoS 1 for use from one thread; a context manager.
 
     Args:
-        address: the broker.
-        client_id: its name; a second client of that name throws the first one out.
-        in_flight: how many messages may wait for their acknowledgement.
-        patience_s: how long to wait without any acknowledgement before giving up.
-        cancelled: asked while waiting; True ends the wait with `FleetError`.
+        address: address of the broker.
+        client_id: MQTT client id; the broker disconnects an earlier client with the same id.
+        in_flight: maximum number of unacknowledged messages.
+        patience_s: longest wait in seconds without any acknowledgement before an error.
+        cancelled: callback polled while waiting; True ends the wait with `FleetError`.
     """
 
     def __init__(
@@ -155,41 +156,45 @@ class Publisher:
 
     @property
     def connected(self) -> bool:
-        """Whether the broker has let us in."""
+        """Whether the broker has accepted the connection."""
         return self._connection.up
 
     def publish(self, topic: str, payload: bytes) -> None:
-        """Hand a message over; it is acknowledged later, see `flush`. Waits while too many are in flight.
+        """Send a message without waiting for its acknowledgement; see `flush`.
+
+        Wait while the maximum number of messages is in flight.
 
         Raises:
-            FleetError: the topic cannot be published on, the payload is too large, the broker acknowledges nothing for long, or
-                it was cancelled.
+            FleetError: the topic is invalid, the payload is too large, the broker acknowledged
+                nothing for ``patience_s``, or the wait was cancelled.
         """
         if not topic or any(sign in topic for sign in " +#"):  # NATS never acknowledges a topic with a space
-            raise FleetError(f'a topic to publish on has neither spaces nor + nor #; got "{topic}"', code="topic-invalid")
-        if len(payload) > MAX_PAYLOAD_BYTES:  # the broker would close the connection, each time anew, and not say why
             raise FleetError(
-                f'a payload has at most {MAX_PAYLOAD_BYTES:,} bytes; got {len(payload):,} on "{topic}"; send it in parts',
+                f'a topic to publish on must not be empty or contain spaces, + or #; got "{topic}"', code="topic-invalid"
+            )
+        if len(payload) > MAX_PAYLOAD_BYTES:  # the broker would close each connection without a reason
+            raise FleetError(
+                f'a payload has at most {MAX_PAYLOAD_BYTES:,} bytes; got {len(payload):,} on "{topic}"; split it',
                 code="payload-too-large",
             )
         if len(self._waiting) >= self._limit:
             self._drive_until(lambda: len(self._waiting) <= self._limit // 2, self._patience_s)
         info = self._connection.client.publish(topic, payload, AT_LEAST_ONCE)
-        info.rc = MQTTErrorCode.MQTT_ERR_SUCCESS  # without a connection it is kept, and sent when there is one
+        info.rc = MQTTErrorCode.MQTT_ERR_SUCCESS  # without a connection, paho queues it and sends it later
         self._waiting.append(info)
         self.published += 1
         if self.published % 64 == 0:
             self._drive(0.0)
 
     def pump(self, timeout_s: float = 0.0) -> None:
-        """Take in acknowledgements and stay connected; for those who publish seldom."""
+        """Process acknowledgements and stay connected; call this if you publish seldom."""
         self._drive(timeout_s)
 
     def flush(self, timeout_s: float = 30.0) -> None:
-        """Wait until everything is acknowledged.
+        """Wait until every message is acknowledged.
 
         Raises:
-            FleetError: nothing was acknowledged for ``timeout_s``, or it was cancelled.
+            FleetError: no message was acknowledged for ``timeout_s``, or the wait was cancelled.
         """
         self._drive_until(lambda: not self._waiting, timeout_s)
 
@@ -205,11 +210,11 @@ class Publisher:
         deadline_s = time.monotonic() + patience_s
         while not done():
             if self._cancelled():
-                raise FleetError(f"stopped while {len(self._waiting)} messages were not acknowledged", code="publisher-stopped")
+                raise FleetError(f"publishing cancelled: {len(self._waiting)} messages unacknowledged", code="publisher-stopped")
             if time.monotonic() > deadline_s:
-                why = self._connection.problem or f"the broker at {self._connection.address} acknowledges nothing"
+                why = self._connection.problem or f"the broker at {self._connection.address} acknowledged no message"
                 raise FleetError(
-                    f"{why} ({patience_s:.0f} s, {len(self._waiting)} messages wait); see whether it runs",
+                    f"{why} (waited {patience_s:.0f} s, {len(self._waiting)} messages unacknowledged); check that it runs",
                     code="publisher-timeout",
                 )
             if self._drive(0.1):

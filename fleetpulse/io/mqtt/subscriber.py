@@ -1,8 +1,11 @@
-"""Receiving over MQTT in a session that the broker keeps, driven by its caller's thread; acknowledged is what the caller says.
+"""MQTT receiver with a persistent session and manual acknowledgement.
 
-Rule 1: every wait is bounded; a lost connection is come back to with growing pauses, and counted.
-Rule 2: no message of an earlier connection is acknowledged: the broker sends it again.
-Rule 3: packets are read by `io.packets`, many at a time: a message costs microseconds, by a general client thirty times that.
+The receiver has no thread: the caller's thread runs it.
+Rule 1: every wait is bounded. A lost connection is retried with growing pauses, and connections
+are counted.
+Rule 2: a message of an earlier connection is never acknowledged: the broker redelivers it.
+Rule 3: `io.mqtt.codec` parses packets in batches. A message costs microseconds; a general MQTT
+client takes thirty times that.
 """
 
 import select
@@ -22,20 +25,21 @@ POLL_MESSAGES: Final = 1_000
 POLL_BYTES: Final = 8 * 1024 * 1024
 READ_BYTES: Final = 256 * 1024
 MAX_UNSENT_BYTES: Final = 1024 * 1024
-READ_S: Final = 0.2  # the longest that one poll reads
+READ_S: Final = 0.2  # longest time that one poll reads
 CLOSE_S: Final = 1.0
 _WOULD_WAIT: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 Token = tuple[int, int]  # connection and packet number
 
 
 class Arrived(NamedTuple):
-    """A message as the broker delivered it.
+    """Message as the broker delivered it.
 
     Attributes:
-        topic: where it was published.
-        payload: its bytes.
-        retained: it is an old one, kept by the broker and sent because we subscribed.
-        token: to be given to `Receiver.ack`; None where it needs none (QoS 0) and would not be sent again.
+        topic: topic of the message.
+        payload: bytes of the payload.
+        retained: whether this is a retained message, sent because of a new subscription.
+        token: argument for `Receiver.ack`; None with QoS 0, which has no acknowledgement and no
+            redelivery.
     """
 
     topic: str
@@ -44,16 +48,16 @@ class Arrived(NamedTuple):
     token: Token | None
 
 
-_as_arrived: Final = partial(tuple.__new__, Arrived)  # by name it costs three times as much
+_as_arrived: Final = partial(tuple.__new__, Arrived)  # calling Arrived() costs three times as much
 
 
 class Presence(NamedTuple):
-    """What others are told of us, retained: on connecting, and when we leave or are lost.
+    """Retained presence of this client: published on connect, on close, by the will.
 
     Attributes:
-        topic: where it is published.
-        here: payload while we are connected.
-        gone: payload after that.
+        topic: topic of the presence.
+        here: payload while the client is connected.
+        gone: payload after the client closed or lost the connection.
     """
 
     topic: str
@@ -62,19 +66,21 @@ class Presence(NamedTuple):
 
 
 class Receiver:
-    """Receives in a session that the broker keeps.
+    """Receiver of MQTT messages in a session that the broker keeps.
 
     Args:
-        address: the broker.
-        client_id: the session's name.
-        topics: what to subscribe to, see `subscribe`.
-        persistent: whether the broker keeps the session while we are away.
-        presence: asked at each connection for what others are told of us.
+        address: address of the broker.
+        client_id: MQTT client id, which names the session.
+        topics: topic filters to subscribe to, see `subscribe`.
+        persistent: whether the broker keeps the session while the client is disconnected.
+        presence: callback that returns the presence to publish, called at each connection.
 
     Attributes:
-        connections: how many there have been; when it grows, all that was not acknowledged is sent again.
-        problem: why there is no connection; None where there is one.
-        cause: what the newest loss lies with: ``broker`` or ``network``.
+        connections: number of connections so far; each new one makes the broker redeliver all
+            unacknowledged messages.
+        problem: reason for the missing connection or for a refused subscription; None if there is
+            no problem.
+        cause: cause of the newest connection failure: ``broker`` or ``network``.
     """
 
     def __init__(
@@ -95,12 +101,12 @@ class Receiver:
         self._client_id = client_id
         self._persistent = persistent
         self._presence = presence
-        self._told: Presence | None = None  # by the will of this connection
+        self._told: Presence | None = None  # presence in the will of this connection
         self._socket: socket.socket | None = None
         self._reader = codec.Reader(MAX_PAYLOAD_BYTES)
         self._unsent = bytearray()
-        self._up = False  # the broker has let us in
-        self._asked: int | None = None  # number of the SUBSCRIBE that is not answered yet
+        self._up = False  # the broker has accepted the connection
+        self._asked: int | None = None  # number of the unanswered SUBSCRIBE
         self._number = 0
         self._since_s = 0.0
         self._pauses = Backoff()
@@ -110,18 +116,18 @@ class Receiver:
         self._refused = False
 
     def __str__(self) -> str:
-        """Return where the broker is."""
+        """Return the address of the broker."""
         return str(self._address)
 
     @property
     def connected(self) -> bool:
-        """Whether the broker has let us in and taken our subscriptions."""
+        """Whether the broker has accepted the connection and the subscriptions."""
         return self._up and self._asked is None and not self._refused
 
-    # ---- what the caller asks for
+    # ---- methods for the caller
 
     def subscribe(self, topics: Iterable[str]) -> None:
-        """Receive these topics, now and after every return, and others no longer."""
+        """Replace the subscriptions, for this connection and all later ones."""
         gone, self.topics = set(self.topics) - set(topics), tuple(topics)
         if self._up:
             if gone:
@@ -129,44 +135,48 @@ class Receiver:
             self._ask()
 
     def poll(self, timeout_s: float) -> list[Arrived]:
-        """Return what arrived; wait for it at most ``timeout_s``. About `POLL_MESSAGES` or `POLL_BYTES` at a time.
+        """Return the messages that arrived; wait for them at most ``timeout_s``.
 
-        What came just before its connection was lost is left out, since the broker sends it again.
+        One call returns about `POLL_MESSAGES` messages or `POLL_BYTES` bytes. If the connection was
+        lost, its messages with QoS 1 are dropped, because the broker redelivers them.
         """
         self._drive(timeout_s)
         arrived, self._arrived, self._arrived_bytes = self._arrived, [], 0
         return arrived if self._up else [message for message in arrived if message.token is None]
 
     def idle(self, timeout_s: float) -> None:
-        """Send what is to be sent but take nothing in, so that the broker waits; takes ``timeout_s``."""
+        """Send buffered packets and sleep ``timeout_s`` without reading (backpressure)."""
         if self._up:
             self._flush()
         time.sleep(timeout_s)
 
     def ack(self, tokens: Iterable[Token | None]) -> None:
-        """Acknowledge messages; those of an earlier connection are left out, since the broker sends them again."""
+        """Acknowledge messages; skip those of earlier connections, which are redelivered."""
         if self._up:
             numbers = [token[1] for token in tokens if token is not None and token[0] == self.connections]
             self._unacknowledged.difference_update(numbers)
             self._send(codec.acknowledge(numbers))
 
     def publish(self, topic: str, payload: bytes) -> bool:
-        """Publish with QoS 1 if there is a connection; return whether it was sent."""
+        """Publish with QoS 1 if connected; return whether the message was sent."""
         if not self.connected or len(self._unsent) > MAX_UNSENT_BYTES:
             return False
         self._send(codec.publish(self._next(), topic, payload))
         return self._up
 
     def reconnect(self, why: str, cause: str = "broker") -> None:
-        """Give the connection up for a new one, so that the broker sends again what was not acknowledged."""
+        """Close the connection, so that the broker redelivers unacknowledged messages.
+
+        The next poll opens a new connection.
+        """
         self.close()
         self.problem, self.cause = why, cause
 
     def close(self, *, forget: bool = False) -> None:
-        """Take leave; what was not acknowledged stays with the broker.
+        """Disconnect; the broker keeps unacknowledged messages of a persistent session.
 
         Args:
-            forget: end the subscriptions too, so that the broker keeps nothing for this session.
+            forget: whether to unsubscribe too, so that the broker keeps no messages for it.
         """
         if forget and self.connected and self.topics:
             self._send(codec.unsubscribe(self._next(), self.topics))
@@ -292,7 +302,7 @@ class Receiver:
         token = None
         if message.number is not None:
             if message.number in self._unacknowledged:
-                return  # sent again within the connection, since it waited long: we have it
+                return  # redelivery within the connection: already received
             self._unacknowledged.add(message.number)
             token = (self.connections, message.number)
         self._arrived.append(Arrived(message.topic, message.payload, message.retained, token))
@@ -302,7 +312,7 @@ class Receiver:
         if answer.kind == codec.CONNACK:
             code = answer.body[1] if len(answer.body) > 1 else 3
             if code:
-                self._lose(f"the broker at {self._address} refuses us: {codec.REFUSALS.get(code, f'code {code}')}")
+                self._lose(f"the broker at {self._address} refused the connection: {codec.REFUSALS.get(code, f'code {code}')}")
                 return
             self._up, self.problem = True, None
             self._pauses.held()
@@ -316,7 +326,7 @@ class Receiver:
             refused = [topic for topic, code in zip(self.topics, answer.body[2:], strict=False) if code >= codec.FAILURE]
             self._asked, self._refused = None, bool(refused)
             if refused:
-                self.problem = f"the broker refuses the subscription to {', '.join(refused)}"
+                self.problem = f"the broker refused the subscription to {', '.join(refused)}"
 
     def _ask(self) -> None:
         self._asked, self._refused = None, False

@@ -1,8 +1,10 @@
-"""Suites evaluated by Great Expectations: over a pandas DataFrame or a Spark one, with the same answers.
+"""Evaluation of data-quality suites by Great Expectations, on pandas or Spark.
 
-Rule 1: what is asked stands in the suite; here it is only put into the words of that library.
-Rule 2: of rows that fail no more are fetched than are to be shown, however many there are; how many there are is counted.
-Rule 3: results are kept by run, and pages made of them; both are removed by run, the oldest first.
+Results are the same for a pandas and a Spark DataFrame.
+
+Rule 1: suites define the expectations; this module only translates them to the library's classes.
+Rule 2: all failing rows are counted, but only as many are fetched as are shown.
+Rule 3: results and the pages made from them are stored by run, and removed by run, oldest first.
 """
 
 import logging
@@ -20,7 +22,7 @@ from fleetpulse.core.quality.suites import Expectation, Form, Suite
 from fleetpulse.core.quality.table_suites import SUITES
 from fleetpulse.io.system.locks import briefly
 
-SHOWN: Final = 100  # rows that fail an expectation, with their keys
+SHOWN: Final = 100  # failing rows shown per expectation, with their keys
 _IN_MEMORY: Final = {"class_name": "InMemoryStoreBackend"}
 _STORES: Final = {
     "expectations_store": "ExpectationsStore",
@@ -29,20 +31,20 @@ _STORES: Final = {
 }
 _DOCS: Final = "docs"
 _RESULTS: Final = "results"
-_NOTHING: Final = ("NaTType", "NAType")  # pandas' words for it
+_NOTHING: Final = ("NaTType", "NAType")  # types of pandas' missing values
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """What came of one expectation.
+    """Result of one expectation.
 
     Attributes:
-        expectation: which.
-        rows: how many there are.
-        failed: how many of them fail.
-        shown: some of these, by column: the suite's key, and what it shows.
-        fault: why it could not be evaluated; empty where it could.
+        expectation: expectation that was evaluated.
+        rows: number of rows evaluated.
+        failed: number of failing rows.
+        shown: some of the failing rows: values of the suite's key and shown columns, by column.
+        fault: reason why the expectation could not be evaluated; empty if it was.
     """
 
     expectation: Expectation
@@ -58,11 +60,11 @@ def _filesystem(folder: Path) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Expectations:
-    """The library, with its results in a folder.
+    """Context of Great Expectations that stores results and pages in a folder.
 
     Attributes:
-        folder: of results and pages.
-        run: names the results of this run.
+        folder: folder of results and pages.
+        run: name of this run, under which its results are stored.
     """
 
     folder: Path
@@ -70,10 +72,10 @@ class Expectations:
     _context: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        self.folder = self.folder.absolute()  # it takes no other
-        os.environ["GX_ANALYTICS_ENABLED"] = "false"  # read when it is imported
+        self.folder = self.folder.absolute()  # the library requires an absolute path
+        os.environ["GX_ANALYTICS_ENABLED"] = "false"  # read when the library is imported
         logging.getLogger("great_expectations").setLevel(logging.WARNING)
-        import great_expectations as gx  # it costs seconds, and is there only where operations are
+        import great_expectations as gx  # takes seconds, and is installed only with the extra "operations"
         from great_expectations.data_context.types.base import DataContextConfig, ProgressBarsConfig
 
         stores = {name: {"class_name": kind, "store_backend": _IN_MEMORY} for name, kind in _STORES.items()}
@@ -98,16 +100,19 @@ class Expectations:
 
     @property
     def page(self) -> Path:
-        """The first page of what `build_docs` makes."""
+        """Index page of the pages that `build_docs` creates."""
         return self.folder / _DOCS / "index.html"
 
     def evaluate(self, suite: Suite, frame: Any, shown: int = SHOWN) -> list[Evaluated]:
-        """Evaluate a suite over its rows, and keep the result.
+        """Evaluate a suite over its rows, and store the result.
 
         Args:
-            suite: which.
-            frame: its rows, as pandas or Spark has them.
-            shown: how many rows that fail are fetched of each expectation.
+            suite: suite to evaluate.
+            frame: rows of the suite, a pandas or Spark DataFrame.
+            shown: number of failing rows to fetch per expectation.
+
+        Returns:
+            Result of each expectation, in the order of the suite.
         """
         import great_expectations as gx
         from great_expectations.core.run_identifier import RunIdentifier
@@ -116,7 +121,7 @@ class Expectations:
         defined = gx.ValidationDefinition(name=suite.name, data=self._batch(suite.name, frame), suite=known)
         definition = self._context.validation_definitions.add_or_update(defined)
         wanted = {
-            "result_format": "SUMMARY",  # unlike COMPLETE it fetches so many rows, and not all that fail
+            "result_format": "SUMMARY",  # fetches a limited number of failing rows, COMPLETE all of them
             "partial_unexpected_count": shown,
             "unexpected_index_column_names": list(dict.fromkeys([*suite.key, *suite.shown])),
             "return_unexpected_index_query": False,
@@ -149,12 +154,15 @@ class Expectations:
         return asset.get_batch_definition("whole")
 
     def build_docs(self, *, anew: bool = False) -> Path:
-        """Make the pages that are missing, and the first page, which names all that are kept; return that one.
+        """Create missing pages of results, and the index page.
 
-        The library removes the page of each suite that it does not know, whoever made it: so it is told of all of them.
+        All suites are registered first, because the library removes pages of unknown suites.
 
         Args:
-            anew: make the pages of all results that are kept.
+            anew: whether the pages of all stored results are created again.
+
+        Returns:
+            Path of the index page.
         """
         for suite in SUITES:
             self._know(suite)
@@ -169,7 +177,14 @@ class Expectations:
         return self.folder.joinpath(_DOCS, "validations", *folders, f"{name}.html")
 
     def prune(self, keep: int) -> list[str]:
-        """Remove results and pages of all but the newest runs; return which."""
+        """Remove results and pages of all but the newest runs.
+
+        Args:
+            keep: number of runs to keep.
+
+        Returns:
+            Names of the removed runs.
+        """
         with self._alone():
             runs = sorted({path.name for path in (self.folder / _RESULTS).glob("*/*") if path.is_dir()})
             gone = runs[: max(0, len(runs) - keep)]
@@ -179,14 +194,17 @@ class Expectations:
         return gone
 
     def _alone(self) -> AbstractContextManager[None]:
-        """Keep others from the pages: the library lists what there is, and then removes what it did not find."""
+        """Lock the pages against other processes.
+
+        The library lists the results, and then removes pages whose result was not in the list.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         return briefly(self.folder / "pages.lock")
 
 
 def _asked(one: Expectation) -> Any:
-    """Return an expectation in the library's words."""
-    gxe: Any = import_module("great_expectations.expectations")  # its names are exported at run time
+    """Convert an expectation to an object of the library."""
+    gxe: Any = import_module("great_expectations.expectations")  # the library exports its names at run time
 
     common: dict[str, Any] = {"description": one.meaning, "severity": one.severity.value, "meta": {"name": one.name}}
     match one.form:
@@ -212,13 +230,13 @@ def _evaluated(one: Expectation, answer: Any) -> Evaluated:
 def _fault(info: Mapping[str, Any]) -> str:
     nested: Iterable[Any] = [info, *(value for value in info.values() if isinstance(value, Mapping))]
     said = [str(one["exception_message"]) for one in nested if one.get("exception_message")]
-    return said[0].splitlines()[0][:400] if said else "it gave no answer"
+    return said[0].splitlines()[0][:400] if said else "Great Expectations returned no result"
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of either engine as Python has it; nothing where there is none."""
-    if value is None or type(value).__name__ in _NOTHING or value != value:  # noqa: PLR0124 - not a number
+    """Convert a value of pandas or Spark to a Python value; None if it is missing."""
+    if value is None or type(value).__name__ in _NOTHING or value != value:  # noqa: PLR0124 - NaN
         return None
     if isinstance(value, datetime):
-        return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)  # Spark's are in UTC, and do not say so
+        return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)  # Spark's timestamps are UTC without a zone
     return value.item() if hasattr(value, "item") else value

@@ -1,8 +1,10 @@
-"""Where suites take their rows from: the tables of a home, and what was worked out, for DuckDB and for Spark.
+"""Inputs of data-quality suites: tables of a home and derived tables, for SQL.
 
-Rule 1: both read the same files and the same SQL; which of them does is a matter of how many rows there are.
-Rule 2: the files are those that the tables had when they were opened, listed once; what is said of messages before messages,
-so that whatever is said of one that lands meanwhile finds it; quarantine after messages, which count what landed in it before.
+Rule 1: DuckDB and Spark read the same files with the same SQL. The number of rows decides which of
+them is used.
+Rule 2: the files of each table are listed once, when the tables are opened. Judgements are opened
+before messages, so that each judgement finds its message. Quarantine is opened after messages,
+whose commits count the rows written to quarantine before.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
     from pyspark.sql import DataFrame, SparkSession
 
-_TURNS: Final = {JUDGEMENTS.name: 0, MESSAGES.name: 2, QUARANTINE.name: 3}  # when a table is opened, see Rule 2; others at 1
-STATE: Final = "state"  # what a snapshot is registered as, whichever it is
+_TURNS: Final = {JUDGEMENTS.name: 0, MESSAGES.name: 2, QUARANTINE.name: 3}  # order of opening, see Rule 2; others: 1
+STATE: Final = "state"  # table name of the snapshot or state being checked
 _SPARK: Final = {
     "string": "string",
     "long": "bigint",
@@ -38,16 +40,16 @@ _SPARK: Final = {
 
 @dataclass(slots=True)
 class Opened:
-    """Tables that SQL can read.
+    """Opened tables of a home, and derived tables, for queries in DuckDB.
 
     Attributes:
-        connection: DuckDB's.
-        home: whose tables they are.
-        files: of the tables, by name.
-        counted: what landing had taken by the version of ``messages`` that is read; None where nobody has counted.
-        removed: how many rows maintenance had removed from a table by the version that is read, by name.
-        made: tables that were worked out, by name.
-        states: the files of the state that is looked at; None where none is.
+        connection: DuckDB connection with a view for each table.
+        home: home that holds the tables.
+        files: files of the opened versions, by table.
+        counted: counters of landing in the opened version of ``messages``; None if it has none.
+        removed: number of rows that maintenance had removed as of the opened version, by table.
+        made: derived tables, by name.
+        states: files of the state being checked; None if no state is checked.
     """
 
     connection: "DuckDBPyConnection"
@@ -59,25 +61,28 @@ class Opened:
     states: Sequence[Path] | None = None
 
     def put(self, name: str, rows: pa.Table) -> None:
-        """Add a table that was worked out."""
+        """Add a derived table."""
         self.made[name] = rows
         self.connection.register(name, rows)
 
     def put_state(self, files: Sequence[Path]) -> None:
-        """Add the rows of a snapshot, or of a generation's state."""
+        """Add the rows of a snapshot, or of a generation's state, as table `STATE`."""
         self.states = files
         delta.open_files(self.connection, STATE, DEVICE_SNAPSHOTS, files)
 
     def arrow(self, sql: str) -> pa.Table:
-        """Return what SQL selects."""
+        """Run a query in DuckDB; return its rows as an Arrow table."""
         return self.connection.sql(sql).to_arrow_table()
 
     def count(self, sql: str) -> int:
-        """Return how many rows it selects."""
+        """Return the number of rows that a query selects."""
         return int(self.connection.execute(f"SELECT count(*) FROM ({sql})").fetchall()[0][0])
 
     def frame(self, sql: str) -> Any:
-        """Return what SQL selects as pandas has it: numbers stay whole, and what is not there is not there."""
+        """Run a query in DuckDB; return a pandas DataFrame with nullable types.
+
+        Integers and booleans with missing values keep their type.
+        """
         import pandas as pd
 
         kinds: Mapping[Any, Any] = {pa.bool_(): pd.BooleanDtype(), pa.int64(): pd.Int64Dtype(), pa.int32(): pd.Int32Dtype()}
@@ -86,7 +91,7 @@ class Opened:
 
 @contextmanager
 def opened(home: Home) -> Iterator[Opened]:
-    """Open the tables of a home as they stand now, for SQL that both engines read."""
+    """Open the newest version of all tables of a home in DuckDB."""
     in_turn = sorted(TABLES, key=lambda table: _TURNS.get(table.name, 1))
     found = [(table, at) for table in in_turn if (at := delta.newest(home, table)) is not None]
     files = {table.name: delta.paths_in(home, table, at) for table, at in found}
@@ -94,13 +99,20 @@ def opened(home: Home) -> Iterator[Opened]:
     with delta.reading(home, ()) as connection:
         for table in TABLES:
             delta.open_files(connection, table.name, table, files.get(table.name, ()))
-        connection.execute("CREATE MACRO unix_millis(instant) AS epoch_ms(instant)")  # as Spark calls it
+        connection.execute("CREATE MACRO unix_millis(instant) AS epoch_ms(instant)")  # Spark's name of the function
         yield Opened(connection, home, files, counted, {table.name: removed_in(at) for table, at in found})
 
 
 @contextmanager
 def on_spark(spark: "SparkSession", tables: Opened) -> Iterator["SparkRows"]:
-    """Give the same tables to Spark; what was worked out goes through files that are removed afterwards."""
+    """Make opened tables available in Spark.
+
+    Derived tables are written to temporary files, which are removed when the context exits.
+
+    Args:
+        spark: Spark session.
+        tables: opened tables.
+    """
     from fleetpulse.io.spark.session import folder_of
 
     with TemporaryDirectory(prefix="work-", dir=folder_of(spark)) as place:
@@ -109,12 +121,12 @@ def on_spark(spark: "SparkSession", tables: Opened) -> Iterator["SparkRows"]:
 
 @dataclass(slots=True)
 class SparkRows:
-    """The tables that `Opened` has, as Spark's views.
+    """Tables of `Opened` as temporary views in Spark.
 
     Attributes:
-        spark: the session.
-        tables: what was opened.
-        place: a folder for files.
+        spark: Spark session.
+        tables: opened tables.
+        place: folder for temporary files.
     """
 
     spark: "SparkSession"
@@ -123,7 +135,12 @@ class SparkRows:
     _views: set[str] = field(default_factory=set[str])
 
     def frame(self, sql: str, reads: Sequence[str]) -> "DataFrame":
-        """Return what SQL selects from some tables."""
+        """Run a query in Spark.
+
+        Args:
+            sql: query.
+            reads: names of the tables that the query reads.
+        """
         for name in {*reads} - self._views:
             self._view(name).createOrReplaceTempView(name)
             self._views.add(name)
@@ -145,7 +162,7 @@ class SparkRows:
             )
         reader = self.spark.read.option("mergeSchema", "true")
         root, divided, _ = files[0].partition(f"/{table.name}/")
-        if divided:  # the partition's column is in the names of its folders
+        if divided:  # the partition column is in the names of the folders
             reader = reader.option("basePath", root + divided)
         found = reader.parquet(*files)
         there = set(found.columns)

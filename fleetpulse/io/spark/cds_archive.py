@@ -1,7 +1,9 @@
-"""Spark's classes as the JVM has them when it has read and checked them, in a file: later starts map it, and do a third less.
+"""Class data sharing (CDS) archive of Spark's classes, for faster JVM starts.
 
-The JVM makes the file when it ends (JEP 350), and leaves it unused where Java, the JARs or their order are others by then. What
-it does not see is a file that is cut short: it would be killed by it. So the length stands in the name, which is given last.
+A JVM start with the archive does a third less work. The JVM writes the archive when it ends
+(JEP 350). It ignores an archive if Java, the JARs or their order have changed. It does not detect a
+truncated archive and would crash. The file name therefore contains the length, and the file gets
+this name last.
 """
 
 import os
@@ -16,17 +18,17 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.io.system.fsync import put_in_place
 from fleetpulse.paths import cache_dir
 
-_SILENT: Final = "-Xlog:cds*=off -Xlog:class+path=off"  # it says on standard output that a file does not fit
+_SILENT: Final = "-Xlog:cds*=off -Xlog:class+path=off"  # the JVM reports a mismatched archive on standard output
 
-_LEFT_S: Final = 3600.0  # nobody takes so long: who made it was killed
+_LEFT_S: Final = 3600.0  # an older unfinished file is from a killed process
 
 
 def class_archive(java: Path, jars: Sequence[Path]) -> Path | None:
-    """Return the file that fits; None where there is none.
+    """Return the matching archive; None if there is none.
 
     Args:
-        java: its home.
-        jars: all that Spark starts with, in order.
+        java: home folder of Java.
+        jars: all JARs of Spark's class path, in order.
     """
     for path in _folder().glob(f"{_ours(jars)}-{_key(java, jars)}-*.jsa"):
         with suppress(OSError, ValueError):
@@ -36,22 +38,28 @@ def class_archive(java: Path, jars: Sequence[Path]) -> Path | None:
 
 
 def makes_none(java: Path, jars: Sequence[Path]) -> bool:
-    """Whether it was seen that this Java makes no such file: some lack the one of their own classes, which it builds on."""
+    """Return whether this Java is known to write no archive.
+
+    Some Java installations lack the archive of the JDK classes, on which this archive is based.
+    """
     return _none(java, jars).exists()
 
 
 def using(archive: Path) -> str:
-    """Return the options by which a JVM uses a file: at its own address, since at another one 160 MB of it would be copied."""
+    """Return the JVM options to use an archive.
+
+    The archive is mapped at its requested address; relocation would copy 160 MB.
+    """
     return f'{_SILENT} -XX:+UnlockDiagnosticVMOptions -XX:ArchiveRelocationMode=0 "-XX:SharedArchiveFile={archive}"'
 
 
 def making(fresh: Path) -> str:
-    """Return the options by which a JVM makes a file when it ends."""
+    """Return the JVM options to write an archive when the JVM ends."""
     return f'{_SILENT} "-XX:ArchiveClassesAtExit={fresh}"'
 
 
 def fresh_archive() -> Path:
-    """Return where a file may be made; no other process is given the same.
+    """Return the path for a new archive, unique to this process.
 
     Raises:
         FleetError: the cache cannot be written.
@@ -70,10 +78,12 @@ def fresh_archive() -> Path:
 
 
 def keep(fresh: Path, java: Path, jars: Sequence[Path]) -> Path:
-    """Give a file that was made its name, and remove those that nothing fits any more; where there is none, remember that.
+    """Publish a new archive under its final name and remove outdated ones.
+
+    If the JVM wrote no archive, record that for `makes_none`.
 
     Raises:
-        OSError: there is none, or it cannot be kept.
+        OSError: the JVM wrote no archive, or it cannot be stored.
     """
     if not fresh.exists():
         _none(java, jars).touch()
@@ -81,7 +91,7 @@ def keep(fresh: Path, java: Path, jars: Sequence[Path]) -> Path:
     put_in_place(fresh, kept)
     for path in _folder().glob(f"{_ours(jars)}-*"):
         if path != kept:
-            path.unlink(missing_ok=True)  # a JVM that has it mapped keeps it
+            path.unlink(missing_ok=True)  # a JVM that mapped it can still use it
     return kept
 
 
@@ -94,12 +104,12 @@ def _none(java: Path, jars: Sequence[Path]) -> Path:
 
 
 def _ours(jars: Sequence[Path]) -> str:
-    """Return what tells installations apart that share a cache."""
+    """Return a key of this installation among those that share the cache."""
     return sha256("\0".join(map(str, jars)).encode()).hexdigest()[:8]
 
 
 def _key(java: Path, jars: Sequence[Path]) -> str:
-    """Return what says which Java and which JARs, as the JVM compares them: by place, size and time."""
+    """Return a key of Java and the JARs: their paths, sizes and times, as for the JVM."""
     seen = sha256()
     for path in (java / "release", *jars):
         with suppress(OSError):

@@ -1,6 +1,6 @@
-"""JARs of Delta and of Spark's way to Kafka: fetched once from Maven Central, pinned by version and checksum.
+"""JARs of Delta and Spark's Kafka source, pinned by version and checksum.
 
-After that no start asks anybody.
+They are downloaded once from Maven Central; later starts need no network.
 """
 
 import hashlib
@@ -19,20 +19,20 @@ from fleetpulse.paths import cache_dir
 
 MAVEN_CENTRAL: Final = "https://repo1.maven.org/maven2"
 _TRIES: Final = 3
-_TIMEOUT_S: Final = 60  # without a byte
-_DEADLINE_S: Final = 600  # for one JAR: a line that drips must end too
+_TIMEOUT_S: Final = 60  # without a received byte
+_DEADLINE_S: Final = 600  # for one JAR, so that a very slow download ends too
 _CHUNK_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Jar:
-    """One artifact of Maven Central.
+    """Pinned artifact of Maven Central.
 
     Attributes:
-        group: group id.
-        artifact: artifact id.
+        group: Maven group id.
+        artifact: Maven artifact id.
         version: pinned version.
-        sha256: of the JAR, in hexadecimal digits.
+        sha256: SHA-256 of the JAR, in hexadecimal digits.
     """
 
     group: str
@@ -47,13 +47,14 @@ class Jar:
 
     @property
     def path(self) -> str:
-        """Path below a repository's address."""
+        """Path below the URL of a Maven repository."""
         return f"{self.group.replace('.', '/')}/{self.artifact}/{self.version}/{self.name}"
 
 
-# The closure of delta-spark's POM, less what pyspark 4.2.0 ships itself. Kernel and catalog JARs are never asked for by
-# our own tables, but the connector names their classes: without them a rare path would end in NoClassDefFoundError.
-# RoaringBitmap's "shims" stays out: it belongs to a RoaringBitmap older than the one that pyspark ships.
+# Transitive dependencies of delta-spark's POM, without the JARs that pyspark 4.2.0 includes. The
+# tables of a home do not use the kernel and catalog JARs, but the connector references their
+# classes: without them, a rare code path would fail with NoClassDefFoundError. RoaringBitmap's
+# "shims" is left out: it belongs to an older RoaringBitmap than the one in pyspark.
 JARS: Final = (
     Jar("io.delta", "delta-spark_4.2_2.13", "4.4.0", "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead"),
     Jar("io.delta", "delta-storage", "4.4.0", "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc"),
@@ -91,8 +92,9 @@ JARS: Final = (
     ),
 )
 
-# The closure of spark-sql-kafka's POM, less what pyspark 4.2.0 ships itself. The token provider of 4.2.0 is not on Maven
-# Central: every class and method that the two name of each other, and of Spark 4.2.0, is there in that of 4.0.0.
+# Transitive dependencies of spark-sql-kafka's POM, without the JARs that pyspark 4.2.0 includes.
+# The token provider 4.2.0 is not on Maven Central. Version 4.0.0 is compatible: every class and
+# method that the two JARs reference in each other and in Spark 4.2.0 exists.
 KAFKA_JARS: Final = (
     Jar(
         "org.apache.spark",
@@ -112,42 +114,44 @@ KAFKA_JARS: Final = (
 
 
 def resolve_jars(folder: Path | None = None, jars: Sequence[Jar] = JARS) -> list[Path]:
-    """Return the JARs' paths, fetching what is not in the cache; safe when many processes ask at once.
+    """Return the paths of the JARs; download the missing ones to the cache.
+
+    Several processes can call this at the same time.
 
     Args:
-        folder: where they are kept; the project's cache by default.
-        jars: which.
+        folder: folder of the JARs; the cache of the project by default.
+        jars: JARs to resolve.
 
     Raises:
-        FleetError: one cannot be fetched, or is not what was pinned.
+        FleetError: a JAR cannot be downloaded, or its checksum differs.
     """
     folder = folder or cache_dir() / "jars"
     if absent := absent_jars(folder, jars):
         from concurrent.futures import ThreadPoolExecutor
 
-        with ThreadPoolExecutor(max_workers=4) as pool:  # the wait is the network's
+        with ThreadPoolExecutor(max_workers=4) as pool:  # the time is spent waiting for the network
             under_way = [pool.submit(_install, folder, jar) for jar in absent]
             try:
                 for one in under_way:
                     one.result()
             finally:
-                pool.shutdown(cancel_futures=True)  # one that cannot be had is enough to say so
+                pool.shutdown(cancel_futures=True)  # one failed download is enough to fail
     return [folder / jar.name for jar in jars]
 
 
 def jars_of_spark() -> list[Path]:
-    """Return all JARs that a session starts with, in order.
+    """Return all JARs of a session's class path, in order.
 
     Raises:
-        FleetError: one of ours cannot be had.
+        FleetError: a pinned JAR cannot be downloaded, or its checksum differs.
     """
     return [*resolve_jars(), *sorted((spark_home() / "jars").glob("*.jar"))]
 
 
 def spark_home() -> Path:
-    """Return where the pinned Spark lies; to look is a tenth of what importing it costs."""
+    """Return the folder of the pinned Spark, at a tenth of the cost of an import."""
     found = find_spec("pyspark")
-    assert found is not None and found.origin is not None, "it is among the locked packages"
+    assert found is not None and found.origin is not None, "pyspark is missing; it is among the pinned requirements"
     return Path(found.origin).parent
 
 
@@ -158,13 +162,13 @@ def absent_jars(folder: Path | None = None, jars: Sequence[Jar] = JARS) -> list[
 
 
 def _install(folder: Path, jar: Jar) -> None:
-    """Fetch, verify, then rename: a file of that name is whole and right, so no start has to hash it again."""
+    """Download, verify and then rename a JAR, so that later starts need not verify it."""
     content = _fetch(jar)
     found = hashlib.sha256(content).hexdigest()
     if found != jar.sha256:
         raise FleetError(
-            f"{jar.name} must have SHA-256 {jar.sha256}; got {found}; something on the way changes files: "
-            f"check the proxy, or FLEET_MAVEN, and try again",
+            f"the checksum of {jar.name} differs: expected SHA-256 {jar.sha256}; got {found}; a proxy or mirror changed "
+            f"the file: check the proxy and FLEET_MAVEN, and try again",
             code="jar-checksum-differs",
         )
     try:
@@ -172,18 +176,18 @@ def _install(folder: Path, jar: Jar) -> None:
         _keep(content, folder / jar.name)
     except OSError as error:
         raise FleetError(
-            f"cannot keep {folder / jar.name} ({error.strerror}); check permissions and free disk space, and try again",
+            f"cannot write {folder / jar.name} ({error.strerror}); check permissions and free disk space, and try again",
             code="jar-unwritable",
         ) from None
 
 
 def _keep(content: bytes, path: Path) -> None:
-    # A name of its own for each writer: two that fetch the same JAR rename the same content.
+    # The temporary name is unique to the writer; concurrent writers rename the same content.
     atomic_write(path, content, aside=path.with_name(f".{secrets.token_hex(4)}.part"))
 
 
 def _fetch(jar: Jar) -> bytes:
-    from http.client import HTTPException  # it costs as much as all else here, and the JARs are nearly always there
+    from http.client import HTTPException  # an expensive import, rarely needed: the JARs are usually cached
 
     address = f"{(os.environ.get('FLEET_MAVEN') or MAVEN_CENTRAL).rstrip('/')}/{jar.path}"
     reason: object = None
@@ -191,7 +195,7 @@ def _fetch(jar: Jar) -> bytes:
         time.sleep(attempt)
         try:
             return _download(address)
-        except (OSError, HTTPException, ValueError) as error:  # ValueError: FLEET_MAVEN is no address
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: FLEET_MAVEN is not a URL
             reason = error
     raise FleetError(
         f"cannot fetch {jar.name} from {address} ({reason}); check the network and the proxy (HTTPS_PROXY), or name "
@@ -211,6 +215,6 @@ def _download(address: str) -> bytes:
             content += chunk
             if time.monotonic() > deadline:
                 raise TimeoutError(f"only {len(content)} bytes after {_DEADLINE_S} s")
-        if answer.length:  # read1 does not say so by itself
+        if answer.length:  # read1 does not report a truncated answer
             raise IncompleteRead(bytes(content), answer.length)
     return bytes(content)

@@ -1,4 +1,4 @@
-"""Java: the machine's own where it is new enough, otherwise one fetched once into the project's cache."""
+"""Java of the machine if new enough, otherwise a JDK downloaded to the cache."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.io.system.fsync import atomic_write
 from fleetpulse.paths import cache_dir
 
-MINIMUM: Final = 17  # Spark 4 needs it
+MINIMUM: Final = 17  # required by Spark 4
 _CURE: Final = (
     "install a JDK 17 or newer (on Debian and Ubuntu: apt install openjdk-17-jre-headless; on macOS: "
     "brew install openjdk@17), or name one in JAVA_HOME, and try again"
@@ -19,12 +19,14 @@ _CURE: Final = (
 
 
 def find_java() -> Path:
-    """Return the home of a Java 17 or newer: JAVA_HOME, PATH, the project's cache, or fetched into that.
+    """Return the home of a Java 17 or newer from JAVA_HOME, PATH or the cache.
+
+    If there is none, download one to the cache.
 
     Raises:
-        FleetError: there is none, and none can be had.
+        FleetError: no such Java is installed, and the download failed.
     """
-    fetched = cache_dir() / "java_home"  # cjdk asks the network again when its index is a day old; we do not
+    fetched = cache_dir() / "java_home"  # remembered here, since cjdk needs the network if its index is a day old
     seen: list[str] = []
     for java in _candidates(fetched):
         version, home = _ask(java)
@@ -48,9 +50,9 @@ def _candidates(fetched: Path) -> list[Path]:
 
 
 def _ask(java: Path) -> tuple[int, Path | None]:
-    """Return major version and home as ``java`` itself states them; (0, None) where it does not start.
+    """Return the major version and home that ``java`` reports; (0, None) if it fails.
 
-    Its place says nothing of its home: on PATH there may be a shim of a version manager.
+    The path of ``java`` does not imply its home: PATH may contain the shim of a version manager.
     """
     command = [java, "-XshowSettings:properties", "-version"]
     try:
@@ -64,19 +66,19 @@ def _ask(java: Path) -> tuple[int, Path | None]:
 
 
 def _fetch(seen: str) -> Path:
-    import cjdk  # only where it is needed: it costs an import
+    import cjdk  # imported only if needed: the import takes time
 
     try:
         return Path(str(cjdk.java_home(vendor="temurin", version=str(MINIMUM), cache_dir=cache_dir() / "jdk")))
-    except Exception as error:  # what it lets through differs with its release: network, archive, disk
+    except Exception as error:  # cjdk's errors (network, archive, disk) differ between releases
         raise FleetError(
-            f"Java {MINIMUM} or newer is needed: {seen}, and none could be fetched ({_reason(error)}); {_CURE}",
+            f"Java {MINIMUM} or newer is required: {seen}, and the download failed ({_reason(error)}); {_CURE}",
             code="java-missing",
         ) from error
 
 
 def _reason(error: BaseException) -> str:
-    """Return the deepest cause in one line: what is above it repeats it, with addresses and objects."""
+    """Return the root cause in one line; the errors above it only repeat it."""
     while (deeper := error.__cause__ or error.__context__) is not None:
         error = deeper
     lines = str(error).splitlines()

@@ -1,4 +1,4 @@
-"""Spark's Python workers."""
+"""Garbage collection in Spark's Python workers."""
 
 import gc
 from functools import cache
@@ -6,10 +6,10 @@ from functools import cache
 
 @cache
 def freeze_gc() -> None:
-    """Spare a worker's garbage collections what it has loaded; call it where a task's work ends.
+    """Exempt loaded objects of a worker from garbage collection; call after a task.
 
-    PySpark collects all generations after each task of a worker that it uses again. What is loaded by then (numba, NumPy,
-    Arrow) stays for good, and to walk through it costs more than the task's own work on a small block.
+    PySpark collects all generations after each task of a reused worker. The loaded modules (numba,
+    NumPy, Arrow) stay in memory; traversing them costs more than a task with a small block.
     """
     gc.collect()
     gc.freeze()

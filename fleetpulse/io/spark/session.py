@@ -1,4 +1,4 @@
-"""The Spark session: local, bound to the loopback, everything that it writes in one folder."""
+"""Spark session: local, bound to the loopback, with one folder for all its files."""
 
 import os
 import sys
@@ -17,19 +17,20 @@ from fleetpulse.io.spark.scratch import TEMPORARY
 from fleetpulse.paths import LOG4J
 
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-# Spark's usual one starts a process for each file's permissions; both write aside and rename.
+# Spark's default starts a process to set the permissions of each file; both write aside and rename.
 _FILE_MANAGER: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-# Python workers keep a batch's memory for the next one: to hand it back, and get it cleared again, takes a tenth of it.
+# Python workers keep the memory of a batch for the next one. Returning it to the system and getting
+# it back zeroed would take a tenth of the batch's time.
 _ALLOCATOR: Final = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the most that glibc takes
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the maximum of glibc
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
     "MALLOC_TOP_PAD_": str(16 << 20),
 }
 _JVM: Final = (
-    "-XX:+UseParallelGC",  # blocks are humongous objects to G1, each of which may start a marking of the heap
-    "-XX:GCTimeRatio=19",  # the heap grows where collecting it takes a twentieth of the time, not a hundredth: 300 MB less
-    "-XX:CompileThresholdScaling=4",  # what runs once a batch is not worth compiling; what runs for each row still is
+    "-XX:+UseParallelGC",  # G1 treats blocks as humongous objects, each of which may start a heap marking
+    "-XX:GCTimeRatio=19",  # grow the heap if GC takes a twentieth of the time, not a hundredth: saves 300 MB
+    "-XX:CompileThresholdScaling=4",  # compile code that runs for each row, but not code that runs once a batch
     "-Duser.timezone=UTC",
 )
 OPTIONS: Final = "spark.driver.extraJavaOptions"
@@ -38,11 +39,11 @@ _FOLDER: Final = "spark.fleetpulse.folder"
 
 @dataclass(frozen=True, slots=True)
 class SparkResources:
-    """What a session may take of the machine.
+    """Resources of a session.
 
     Attributes:
-        cores: threads, and shuffle partitions.
-        memory: heap of the JVM, as Java writes it; Python's workers take theirs beside it.
+        cores: number of threads and of shuffle partitions.
+        memory: heap size of the JVM in Java's notation; Python workers use additional memory.
     """
 
     cores: int = 2
@@ -50,65 +51,68 @@ class SparkResources:
 
 
 def settings(local_dir: Path, size: SparkResources) -> dict[str, str]:
-    """Return the settings of a session, each with its reason."""
+    """Return the Spark settings of a session."""
     state = "spark.sql.streaming.stateStore"
     return {
         "spark.master": f"local[{size.cores}]",
         "spark.driver.memory": size.memory,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.ui.enabled": "false",  # a port that nobody asked for
+        "spark.ui.enabled": "false",  # opens no port
         "spark.ui.showConsoleProgress": "false",
-        _FOLDER: str(local_dir),  # for files of ours that are to go with the session, however it ends
+        _FOLDER: str(local_dir),  # for fleetpulse's files that are removed with the session
         "spark.sql.warehouse.dir": str(local_dir / "warehouse"),
-        "spark.sql.catalogImplementation": "in-memory",  # Hive's would leave a Derby database where the person stands
-        # spark.jars would copy them, and serve them over a socket to executors that do not exist.
+        "spark.sql.catalogImplementation": "in-memory",  # Hive's would create a Derby database in the current folder
+        # spark.jars would copy the JARs and serve them over a socket to nonexistent executors.
         "spark.driver.extraClassPath": os.pathsep.join(str(jar) for jar in resolve_jars()),
-        # As URI: the project's folder may have a space in its name, and these options are split at spaces.
+        # A URI, because these options are split at spaces and the folder's name may contain one.
         OPTIONS: " ".join([*_JVM, f"-Dlog4j2.configurationFile={LOG4J.as_uri()}", _temporary(local_dir)]),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        "spark.databricks.delta.snapshotPartitions": "1",  # small logs: 50 tasks to read one are 49 too many
-        "spark.databricks.delta.snapshotCache.storageLevel": "NONE",  # a version's state is read once
-        # Statistics of a row's first columns are worth their cost: what is looked for is a device, a site or a time.
+        "spark.databricks.delta.snapshotPartitions": "1",  # the logs are small: one task instead of 50
+        "spark.databricks.delta.snapshotCache.storageLevel": "NONE",  # the state of a version is read once
+        # Statistics are only worth their cost for the first columns: device, site and time.
         "spark.databricks.delta.properties.defaults.dataSkippingNumIndexedCols": str(INDEXED_COLUMNS),
-        "spark.sql.shuffle.partitions": str(size.cores),  # fixed with a checkpoint's first batch
-        "spark.shuffle.compress": "false",  # blocks are compressed where they are packed
-        # A batch with its Delta tables takes more than the default's hundred classes: each batch compiled five of them anew.
+        "spark.sql.shuffle.partitions": str(size.cores),  # fixed by the first batch of a checkpoint
+        "spark.shuffle.compress": "false",  # blocks are already compressed
+        # A batch needs more generated classes than the default of 100: each batch recompiled five.
         "spark.sql.codegen.cache.maxEntries": "1000",
-        "spark.sql.streaming.numRecentProgressUpdates": "50",  # they are asked for every few seconds
-        "spark.sql.adaptive.enabled": "false",  # a stateful query cannot use it, and planning it costs
-        f"{state}.providerClass": _ROCKSDB,  # transformWithState needs it
-        f"{state}.rocksdb.changelogCheckpointing.enabled": "true",  # a commit writes what changed, not the store
-        f"{state}.encodingFormat": "avro",  # unsaferow cannot evolve, and cannot be switched later
-        f"{state}.rowChecksum.enabled": "true",  # damaged state is an error, not a verdict
-        "spark.sql.streaming.minBatchesToRetain": "20",  # enough to look back, and not the default's hundred
+        "spark.sql.streaming.numRecentProgressUpdates": "50",  # the job polls them every few seconds
+        "spark.sql.adaptive.enabled": "false",  # no use for a stateful query, and its planning takes time
+        f"{state}.providerClass": _ROCKSDB,  # required by transformWithState
+        f"{state}.rocksdb.changelogCheckpointing.enabled": "true",  # a commit writes only the changes
+        f"{state}.encodingFormat": "avro",  # unsaferow has no schema evolution and cannot be changed later
+        f"{state}.rowChecksum.enabled": "true",  # damaged state is an error and cannot cause a verdict
+        "spark.sql.streaming.minBatchesToRetain": "20",  # enough to read earlier state; the default is 100
         "spark.sql.streaming.metricsEnabled": "false",
         "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,
-        "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled": "true",  # spares Python a conversion to rows
-        # It is a variable of some workers' environment and not of others', and each environment has a daemon of its own.
+        "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled": "true",  # avoids a conversion to rows in Python
+        # Only some workers would have this variable, and each distinct environment needs a daemon.
         "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
-        "spark.python.daemon.module": "fleetpulse.io.lifecycle.python_daemon",  # it imports once what each worker needs
+        "spark.python.daemon.module": "fleetpulse.io.lifecycle.python_daemon",  # imports the workers' modules once
         "spark.python.authenticate.socketTimeout": "180s",  # busy machines start Python workers slowly
-        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # a number; the default's twelve bytes are dear to write
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # a number: cheaper to write than the default
         **{f"spark.executorEnv.{name}": value for name, value in _ALLOCATOR.items()},
     }
 
 
 def _temporary(local_dir: Path) -> str:
-    """Return the option for the JVM's temporary files: a JVM that is killed leaves its native libraries there, 15 MB."""
+    """Return the JVM option for the folder of temporary files.
+
+    A killed JVM leaves its native libraries there (15 MB).
+    """
     path = str(local_dir / TEMPORARY).replace("\\", "\\\\").replace('"', '\\"')
     return f'"-Djava.io.tmpdir={path}"'
 
 
 def folder_of(spark: SparkSession) -> Path:
-    """Return where a session may write what it can lose."""
+    """Return the folder for files that a session can lose."""
     return Path(str(spark.conf.get(_FOLDER)))
 
 
 def _count_start(app_name: str) -> None:
-    """Write down that this process starts a session, where FLEET_STARTS names a file: the tests have a budget of them."""
+    """Append this start to the file in FLEET_STARTS, if set; tests limit the starts."""
     if (path := os.environ.get("FLEET_STARTS")) and SparkSession.getActiveSession() is None:
         with Path(path).open("a") as file:
             file.write(f"{os.getpid()} {app_name}\n")
@@ -117,26 +121,26 @@ def _count_start(app_name: str) -> None:
 def spark_session(
     app_name: str, *, local_dir: Path, size: SparkResources = SparkResources(), extra: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Start a session, or return the one that this process has.
+    """Start a session, or return the existing session of this process.
 
     Args:
-        app_name: shown in logs.
-        local_dir: where Spark may write what it can lose.
-        size: what it may take of the machine.
-        extra: further settings, which win.
+        app_name: name for the logs.
+        local_dir: folder for files that Spark can lose.
+        size: cores and memory of the session.
+        extra: further settings, which take precedence.
 
     Raises:
-        FleetError: Java or the JARs cannot be had.
+        FleetError: Java or a JAR is missing and cannot be downloaded.
     """
     java = find_java()
     os.environ["JAVA_HOME"] = str(java)
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable  # PATH's python3 is another one
-    os.environ["SPARK_HOME"] = str(spark_home())  # another Spark of this machine is not the pinned one
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable  # python3 on PATH may be another one
+    os.environ["SPARK_HOME"] = str(spark_home())  # the machine may have another Spark than the pinned one
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["TZ"] = "UTC"
     local_dir = local_dir.resolve()
     (local_dir / TEMPORARY).mkdir(parents=True, exist_ok=True)
-    # Wins over spark.local.dir, which would print a warning that it may be overridden by just this.
+    # Takes precedence over spark.local.dir, which would print a warning about this variable.
     os.environ["SPARK_LOCAL_DIRS"] = str(local_dir / "local")
     builder = SparkSession.builder.appName(app_name)
     usual = settings(local_dir, size)
@@ -146,5 +150,5 @@ def spark_session(
         builder = builder.config(name, value)
     _count_start(app_name)
     session = builder.getOrCreate()
-    _ = session.streams.active  # state is read with the help of an endpoint that is there from the first look at queries on
+    _ = session.streams.active  # the first access starts an endpoint that the state reader needs
     return session

@@ -1,4 +1,6 @@
-"""The operating system: processes, locks, files that survive a loss of power, ports, the wall clock.
+"""Operating system: processes, locks, durable files, ports, the wall clock.
 
-It imports nothing of ``fleetpulse.io``. Begin with ``process.py`` or ``fsync.py``.
+It imports no other package of ``io``. Every package of ``io`` and the layers above may import it.
+Only ``kernel_cache.py`` imports ``fleetpulse.columnar``, whose compiled kernels it stores.
+Start reading with ``process.py`` or ``fsync.py``.
 """

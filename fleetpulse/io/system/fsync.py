@@ -1,4 +1,4 @@
-"""What would survive a loss of power: a file by its content and, apart from that, by the name that its folder has of it."""
+"""Durable file operations: sync of file contents and of their names in folders."""
 
 import errno
 import os
@@ -7,25 +7,28 @@ from pathlib import Path
 
 
 def no_room(error: BaseException) -> bool:
-    """Return whether it says that the disk, or somebody's share of it, is full; Delta and DuckDB say so in words alone."""
+    """Return whether an error reports a full disk or quota.
+
+    The errors of Delta and DuckDB have no error number and are recognised by their text.
+    """
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
     return any(f"(os error {code})" in str(error) or os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
 
 
 def atomic_write(path: Path, content: str | bytes, *, sync: bool = True, mode: int = 0o666, aside: Path | None = None) -> None:
-    """Replace a file in one step: a reader finds the old one or the new one, whole.
+    """Replace a file atomically: a reader sees the complete old or new content.
 
     Args:
-        path: the file.
-        content: all of it.
-        sync: whether content and name survive a loss of power once this has returned.
-        mode: permission bits of the new file, less the umask.
-        aside: where it is written first, beside the file. By default one name for all writers, of which there is one at a
-            time: it writes over what a killed one left.
+        path: path of the file.
+        content: complete new content.
+        sync: whether content and name are durable when the function returns.
+        mode: permission bits of the new file, before the umask.
+        aside: path of the temporary file, in the same folder. The default is one name for all
+            writers, which requires one writer at a time; a leftover of a killed writer is replaced.
 
     Raises:
-        OSError: the system refuses; the old file stays, and nothing is left aside.
+        OSError: the write failed; the old file stays, and no temporary file is left.
     """
     fresh = aside or path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
@@ -45,10 +48,14 @@ def atomic_write(path: Path, content: str | bytes, *, sync: bool = True, mode: i
 
 
 def put_in_place(aside: Path, path: Path) -> None:
-    """Replace a file by one that somebody else has written aside, in one step, and on the disk.
+    """Replace a file atomically and durably by a finished temporary file.
+
+    Args:
+        aside: path of the temporary file.
+        path: path of the file to replace.
 
     Raises:
-        OSError: the system refuses; both stay as they are.
+        OSError: the replacement failed; both files stay unchanged.
     """
     sync_file(aside)
     aside.replace(path)
@@ -56,7 +63,7 @@ def put_in_place(aside: Path, path: Path) -> None:
 
 
 def sync_folder(directory: Path) -> None:
-    """Make the names in a folder, new or changed, survive a loss of power."""
+    """Make new and changed names in a folder durable."""
     folder = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -65,17 +72,17 @@ def sync_folder(directory: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Make what somebody else has written into a file survive a loss of power; its name is `sync_folder`'s.
+    """Make the content of an existing file durable; for its name, use `sync_folder`.
 
     Raises:
-        OSError: it is not there, or the disk refuses.
+        OSError: the file is missing or cannot be synced.
     """
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_tree(directory: Path) -> None:
-    """Make all that lies in a folder survive a loss of power, whoever wrote it; its own name too."""
+    """Make all contents of a folder durable, and the name of the folder too."""
     for folder, _, names in os.walk(directory):
         for name in names:
             sync_file(Path(folder) / name)

@@ -1,7 +1,9 @@
-"""The fold's compiled kernels, kept on disk: compiled once for each state of their sources, and by one process at a time.
+"""Disk cache of the fold's kernels, compiled once for each source version.
 
-Rule 1: a mark in the cache names the folder of the compiled kernels; a process that finds it compiles nothing.
-Rule 2: a process that does not find it holds a lock while it compiles: two would spend 40 CPU seconds each on the same code.
+Rule 1: a marker file in the cache names the folder of the compiled kernels. A process that finds
+the marker does not compile.
+Rule 2: a process that compiles holds a lock. Otherwise, two processes would spend 40 CPU seconds
+each on the same code.
 """
 
 import os
@@ -19,7 +21,10 @@ from fleetpulse.paths import PACKAGE, cache_dir
 
 
 def kernels_are_kept() -> bool:
-    """Whether the kernels of the sources as they are have been compiled, and lie where they were put; imports no numba."""
+    """Return whether the kernels of the current sources are compiled and available.
+
+    This does not import numba.
+    """
     try:
         folder = _mark().read_text()
     except OSError:
@@ -28,7 +33,7 @@ def kernels_are_kept() -> bool:
 
 
 def keep_kernels() -> None:
-    """Compile all kernels and keep them, unless that has been done; wait for another process that does it."""
+    """Compile all kernels unless cached; wait if another process compiles them."""
     if kernels_are_kept():
         return
     try:
@@ -36,12 +41,15 @@ def keep_kernels() -> None:
         with briefly(_mark().with_suffix(".lock")):
             if not kernels_are_kept():
                 atomic_write(_mark(), str(_compile()))
-    except OSError:  # the cache cannot be written: each process compiles for itself
+    except OSError:  # the cache is not writable: each process compiles for itself
         _compile()
 
 
 def compile_beside() -> "subprocess.Popen[bytes] | None":
-    """Start a process that does as `keep_kernels` does; None where there is nothing to compile. Numba stays out of this one."""
+    """Start a process that compiles the kernels; None if they are cached.
+
+    This process does not import numba.
+    """
     if kernels_are_kept():
         return None
     return subprocess.Popen([sys.executable, "-P", "-m", __name__], stdin=subprocess.DEVNULL)

@@ -1,6 +1,7 @@
-"""Locks of files: one holder each, or several that share it; the operating system lets go of one whatever way its process dies.
+"""File locks, exclusive or shared, released by the system when a process ends.
 
-Rule: who holds what is asked of the locks and never of process numbers, which two containers may both have.
+Rule: the holder is determined from the lock, never from a process id, which two containers may
+share.
 """
 
 import fcntl
@@ -14,11 +15,11 @@ from typing import Final, TextIO
 from fleetpulse.io.system.fsync import no_room
 
 _TRIES: Final = 5
-_UNNAMED: Final = "another run"  # which began on a full disk
+_UNNAMED: Final = "another run"  # a holder that could not write its name on a full disk
 
 
 def _flocked(held: TextIO, how: int = fcntl.LOCK_EX) -> bool:
-    """Take the lock; tried for a moment, since a command that asks who holds it holds it meanwhile."""
+    """Take the lock; retry briefly, since checking its holder takes the lock too."""
     for attempt in range(_TRIES):
         try:
             fcntl.flock(held, how | fcntl.LOCK_NB)
@@ -30,12 +31,12 @@ def _flocked(held: TextIO, how: int = fcntl.LOCK_EX) -> bool:
 
 @contextmanager
 def held(path: Path, by: str, refused: Callable[[str], Exception]) -> Iterator[None]:
-    """Hold a file's lock, and say in it who does.
+    """Hold the exclusive lock of a file until the context exits; record the holder.
 
     Args:
-        path: the file; it is made where it is absent.
-        by: who takes it, in words.
-        refused: makes the error of who holds it.
+        path: path of the file; a missing file is created.
+        by: description of the holder, written into the file.
+        refused: function that makes the error from the description of the present holder.
     """
     with path.open("a+") as file:
         if not _flocked(file):
@@ -45,7 +46,7 @@ def held(path: Path, by: str, refused: Callable[[str], Exception]) -> Iterator[N
         try:
             os.write(file.fileno(), f"{by} (process {os.getpid()})".encode())
         except OSError as error:
-            if not no_room(error):  # it is held all the same: what makes room must be let in
+            if not no_room(error):  # the lock is held anyway: a command that frees disk space must be able to run
                 raise
         try:
             yield
@@ -55,13 +56,15 @@ def held(path: Path, by: str, refused: Callable[[str], Exception]) -> Iterator[N
 
 @contextmanager
 def briefly(path: Path) -> Iterator[None]:
-    """Hold a file's lock for an instant, and wait for whoever has it: for what is read and written in one step.
+    """Wait for the exclusive lock of a file and hold it until the context exits.
+
+    Use it for short read-modify-write steps.
 
     Args:
-        path: the file; it is made where it is absent.
+        path: path of the file; a missing file is created.
 
     Raises:
-        OSError: the system refuses.
+        OSError: the file cannot be opened or locked.
     """
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -70,10 +73,12 @@ def briefly(path: Path) -> Iterator[None]:
 
 @contextmanager
 def folder_held(path: Path) -> Iterator[None]:
-    """Hold a folder for an instant as `briefly` holds a file: nothing is written, so that whoever may read it may hold it.
+    """Hold the lock of a folder as `briefly` holds that of a file.
+
+    Nothing is written, so that read access to the folder suffices.
 
     Raises:
-        OSError: there is none, or the system refuses.
+        OSError: the folder is missing or cannot be locked.
     """
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -85,29 +90,31 @@ def folder_held(path: Path) -> Iterator[None]:
 
 @contextmanager
 def shared(path: Path, by: str, refused: Callable[[str], Exception]) -> Iterator[None]:
-    """Hold a file's lock together with others who share it, and say in it who they are.
+    """Hold the shared lock of a file until the context exits; record the holders.
 
     Args:
-        path: the file; it is made where it is absent.
-        by: who they are, in the same words for each of them.
-        refused: makes the error of who holds it alone.
+        path: path of the file; a missing file is created.
+        by: description of the holders, the same for each, written into the file.
+        refused: function that makes the error from the description of an exclusive holder.
     """
     with path.open("r+" if path.exists() else "w+") as file:
         if not _flocked(file, fcntl.LOCK_SH):
             raise refused(file.read().strip() or _UNNAMED)
-        os.pwrite(file.fileno(), by.encode(), 0)  # all write the same, so that it does not matter who is last
+        os.pwrite(file.fileno(), by.encode(), 0)  # all holders write the same text, in any order
         file.truncate(len(by.encode()))
         yield
 
 
 def holder(path: Path) -> str | None:
-    """Say who holds a file's lock, as `held` wrote it; None where nobody does.
+    """Return the description of a lock's exclusive holder; None if it is not held.
+
+    A missing file is not held.
 
     Raises:
-        OSError: the file cannot be read; one that is absent is held by nobody.
+        OSError: the file cannot be read.
     """
     try:
-        with path.open() as file:  # one who may only read may ask as well
+        with path.open() as file:  # read access suffices
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:

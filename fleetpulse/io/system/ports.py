@@ -1,23 +1,24 @@
-"""Ports to listen on."""
+"""Free TCP ports to listen on."""
 
 import secrets
 import socket
 from collections.abc import Callable
 from typing import Final
 
-_OURS: Final = range(20_000, 30_000)  # Linux and macOS give none of these to whoever asks for any, or connects to somebody
+_OURS: Final = range(20_000, 30_000)  # outside the ephemeral ports of Linux and macOS
 _TRIES: Final = 50
 
 
 def free_port(host: str, wanted: int, refused: Callable[[str], Exception]) -> int:
-    """Return a port that can be listened on now: the one that is wanted, or any where that is 0.
+    """Return a port that is free to listen on: the wanted one, or any if that is 0.
 
-    Who listens on it may do so half a minute later: one that the system gives out could be somebody else's by then.
+    The caller may listen half a minute later. Another process could have an ephemeral port by then,
+    so the port is chosen outside the ephemeral range.
 
     Args:
-        host: the address to listen at.
-        wanted: the port; 0 for any.
-        refused: makes the error of the system's reason, where it cannot be had.
+        host: address to listen on.
+        wanted: port number; 0 for any.
+        refused: function that makes the error from the system's reason if the port is not free.
     """
     if not wanted:
         for _ in range(_TRIES):

@@ -1,7 +1,8 @@
-"""Processes of a home: they end when they are asked to, or when whoever started them is gone, and say how they are.
+"""Processes of a home: stop signals, end with the parent, status files, GC.
 
-Rule 1: nothing here kills; a process is asked by SIGTERM or SIGINT, and `Stop` is where it hears of it.
-Rule 2: a status file is whole or absent, and failing to write one never stops the work whose status it is.
+Rule 1: nothing here kills a process. A process is stopped by SIGTERM or SIGINT, which `Stop`
+receives.
+Rule 2: a status file is complete or absent. A failed write of a status never stops the work.
 """
 
 import ctypes
@@ -26,17 +27,20 @@ if TYPE_CHECKING:
     import psutil
 
 PR_SET_PDEATHSIG: Final = 1
-ASKED_BY: Final = "FLEET_ASKED_BY"  # in the environment: who asks, where it is not the user
-GIVEN_UP: Final = "given up"  # the state of a job that its run no longer starts by itself
+ASKED_BY: Final = "FLEET_ASKED_BY"  # environment variable: requester of the action, if not the user
+GIVEN_UP: Final = "given up"  # state of a job that its run no longer restarts automatically
 _PARENT_CHECK_S: Final = 1.0
-_OBJECTS: Final = 100_000  # more than the messages of a segment are
+_OBJECTS: Final = 100_000  # more than a segment has messages
 
 
 def die_with_parent(parent_pid: int | None) -> None:
-    """Ask the kernel for a SIGTERM when the thread that started this process ends; Linux alone can, elsewhere no effect.
+    """Request a SIGTERM for the time when the thread that started this process ends.
+
+    This works on Linux only and has no effect elsewhere.
 
     Args:
-        parent_pid: who started us; where that process is gone already, SIGTERM comes at once. None: no effect.
+        parent_pid: id of the parent process; if it has already ended, this process gets SIGTERM at
+            once. None has no effect.
     """
     if parent_pid is None or sys.platform != "linux":
         return
@@ -57,42 +61,44 @@ _DYING: Final = (
 
 
 def ending_with_parent(command: Sequence[str]) -> list[str]:
-    """Return a command line that runs a program which gets a SIGTERM when the thread that starts it ends.
+    """Return a command whose program gets a SIGTERM when the starting thread ends.
 
-    For programs that cannot call `die_with_parent` themselves; Linux alone can do that.
+    Use it for programs that cannot call `die_with_parent` themselves. The signal is sent on Linux
+    only.
     """
     return [sys.executable, "-I", "-S", "-c", _DYING, str(os.getpid()), *command]
 
 
 class _Absent:
-    """Says of some packages that they are not there."""
+    """Import finder that reports some packages as missing."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self.names = names
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
         if name in self.names:
-            raise ModuleNotFoundError(f"this process does without {name}", name=name)
+            raise ModuleNotFoundError(f"imports of {name} are blocked in this process", name=name)
 
 
 def block_imports(*names: str) -> None:
-    """Let imports of packages fail in this process, as where they are not installed, unless they are imported already.
+    """Make imports of packages fail in this process as if they were not installed.
 
-    PyArrow imports pandas at the first array that it makes of a list, if it finds it: that is 45 MB and most of a second
-    for nothing in a process that has no data frame.
+    Packages that are already imported stay available. PyArrow imports pandas, if installed, when it
+    makes its first array of a list. This costs 45 MB and most of a second, and is useless in a
+    process without data frames.
     """
     sys.meta_path.insert(0, cast("Any", _Absent(frozenset(names))))
 
 
 def unblock_imports(*names: str) -> None:
-    """Let imports of packages go again that this process did without; what PyArrow has found it does not look for again."""
+    """Allow imports of blocked packages again; PyArrow does not look for them again."""
     for finder in sys.meta_path:
         if isinstance(finder, _Absent):
             finder.names -= {*names}
 
 
 def asked_by() -> str:
-    """Return who asks for what this process does: the run of Airflow that started it, or the user and the machine."""
+    """Return the requester of this process: its Airflow run, or user and machine."""
     if said := os.environ.get(ASKED_BY):
         return said
     try:
@@ -103,33 +109,39 @@ def asked_by() -> str:
 
 
 def tune_gc() -> None:
-    """Look for garbage in cycles seldom, and not among what is loaded: for jobs that hold many messages, which have none.
+    """Run garbage collection rarely and exempt the loaded objects.
 
-    Python looks each 700 objects, and at all that there is after a while: 2 us a message in bridge and landing each.
+    Use it for jobs with many messages, which have no reference cycles. By default, Python collects
+    every 700 objects and sometimes traverses all objects, which costs 2 us a message in the bridge
+    and in landing.
     """
     gc.freeze()
     gc.set_threshold(_OBJECTS, 20, 20)
 
 
 def use_system_memory_pool() -> None:
-    """Let Arrow take memory where all else does: its own allocator keeps 15 to 20 MB more, for jobs that hold little."""
+    """Make Arrow use the system allocator, for jobs with little data.
+
+    Arrow's default allocator would keep 15 to 20 MB more.
+    """
     import pyarrow as pa
 
     pa.set_memory_pool(pa.system_memory_pool())
 
 
 class Stop:
-    """Whether to end: set by SIGTERM, by SIGINT, by `set`, or by the end of the parent, looked for each second.
+    """Stop request, set by SIGTERM, by SIGINT, by `set`, or by the end of the parent.
 
-    Signals are heard where it is made in the main thread. Their former handlers come back with `close`.
+    The parent is checked every second. Signal handlers are installed only if the object is created
+    in the main thread; `close` restores the former handlers.
 
     Args:
-        parent_pid: whose end is ours as well; None where nobody's is.
+        parent_pid: id of the parent process whose end sets the request; None for no parent.
     """
 
     def __init__(self, parent_pid: int | None = None) -> None:
         self._set = False
-        self._reader, self._writer = os.pipe()  # an Event's lock could be held by the very code the signal interrupts
+        self._reader, self._writer = os.pipe()  # the interrupted code could hold the lock of an Event
         os.set_blocking(self._writer, False)
         self._checked_s = time.monotonic()
         self._parent: psutil.Process | None = None
@@ -149,17 +161,17 @@ class Stop:
         self.set()
 
     def on_signals(self) -> Self:
-        """Return itself: signals are heard since it was made."""
+        """Return the object itself; the signal handlers are already installed."""
         return self
 
     def set(self) -> None:
-        """Stop; waiters wake at once."""
+        """Set the stop request and wake waiting calls at once."""
         if not self._set:
             self._set = True
             os.write(self._writer, b"!")
 
     def is_set(self) -> bool:
-        """Whether to stop."""
+        """Return whether a stop was requested."""
         if not self._set and self._parent is not None and time.monotonic() - self._checked_s >= _PARENT_CHECK_S:
             self._checked_s = time.monotonic()
             if not _runs(self._parent):
@@ -167,14 +179,14 @@ class Stop:
         return self._set
 
     def wait(self, seconds: float) -> bool:
-        """Wait until to stop, at most ``seconds``; return `is_set`."""
+        """Wait for a stop request, at most ``seconds``; return `is_set`."""
         deadline_s = time.monotonic() + seconds
         while not self.is_set() and (rest_s := deadline_s - time.monotonic()) > 0:
             select.select([self._reader], [], [], min(rest_s, _PARENT_CHECK_S))
         return self.is_set()
 
     def close(self) -> None:
-        """Give back the signals and the two file descriptors; the object is of no use afterwards."""
+        """Restore the signal handlers and close the file descriptors; call this last."""
         for number, former in self._former.items():
             signal.signal(number, former)
         self._former.clear()
@@ -195,10 +207,11 @@ def _runs(process: "psutil.Process") -> bool:
 
 
 def write_status(path: Path, mapping: Mapping[str, Any]) -> bool:
-    """Write a JSON file so that a reader finds the former one or the new one, whole.
+    """Write a JSON status file atomically: a reader sees the old or the new file.
 
     Returns:
-        False where the system refused, as a full disk does; the former file stays.
+        Whether the file was written. It is not if, for example, the disk is full; the old file then
+        stays.
     """
     try:
         atomic_write(path, json.dumps(dict(mapping)), sync=False, aside=path.with_name(f".{path.name}.{os.getpid()}"))
@@ -208,7 +221,7 @@ def write_status(path: Path, mapping: Mapping[str, Any]) -> bool:
 
 
 def silent_s(path: Path, now_s: float) -> float | None:
-    """Return for how long nobody has written a status, in seconds; None where there is none, or no longer."""
+    """Return the age of a status file in seconds; None if it does not exist."""
     try:
         return max(0.0, now_s - path.stat().st_mtime)
     except FileNotFoundError:
@@ -216,7 +229,7 @@ def silent_s(path: Path, now_s: float) -> float | None:
 
 
 def read_status(path: Path) -> dict[str, Any]:
-    """Read what `write_status` wrote; empty where there is nothing to read."""
+    """Read a status file of `write_status`; empty if it is missing or invalid."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -1,10 +1,12 @@
-"""Rows of bronze, as they lie in its files, packed into blocks: one of signals and one of other rows for each key group.
+"""Reading of bronze files, and packing of their rows into blocks by key group.
 
-Of a block's row ``received_at`` is that of the group's newest row, which moves Spark's watermark, and ``newest_ms`` that of the
-task's newest row, up to which the fold may judge.
+Each key group gets one block of signals and one of other rows. In the row of a block,
+``received_at`` is that of the group's newest row, which moves Spark's watermark. ``newest_ms`` is
+``received_at`` of the task's newest row, up to which the fold may judge.
 
-Rule: rows that concern everybody go to every key group, and so do deaths and returns of gateways, for the devices behind them;
-a tick goes to group 0: it only moves the watermark. One that flushes goes to all.
+Rule: these rows go to every key group: rows that concern all devices, deaths and returns of
+gateways (for the devices behind them), and ticks that flush. Any other tick goes to group 0, since
+it only moves the watermark.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,11 +37,11 @@ _BLOCK_SCHEMA: Final = pa.schema(
     ]
 )
 _MICROS: Final = pa.timestamp("us", tz="UTC")
-_INSTANTS: Final = {"received_at_ms": "received_at", "event_time_ms": "event_time"}  # in a block, and in bronze
-_READ_LATER: Final = frozenset({"presence_ms", "offset_ms", "trust", "device_clock"})  # columns of a signal that bronze has not
-_NEW: Final = {"session": pa.string(), "position": pa.int64()}  # columns that bronze of version 1 has not
+_INSTANTS: Final = {"received_at_ms": "received_at", "event_time_ms": "event_time"}  # name in a block -> name in bronze
+_READ_LATER: Final = frozenset({"presence_ms", "offset_ms", "trust", "device_clock"})  # derived columns, not in bronze
+_NEW: Final = {"session": pa.string(), "position": pa.int64()}  # columns that bronze of version 1 lacks
 _EVENT: Final = "gateway_event"
-_UNREAD: Final = frozenset({"metrics", "uptime_s"})  # by nobody who judges; metrics may have 256 KB a row
+_UNREAD: Final = frozenset({"metrics", "uptime_s"})  # the fold does not read them; metrics may have 256 KB a row
 _OF_DEVICES: Final = pa.array(sorted(kind.value for kind in FROM_DEVICES))
 _OF_EVERYBODY: Final = pa.array([Kind.GAP.value, Kind.POLICY.value])
 _KIND_WORDS: Final = pa.array([kind.value for kind in KINDS])
@@ -47,10 +49,14 @@ _ON_TIME, _INVALID = TRUSTS.index(Trust.ON_TIME), TRUSTS.index(Trust.INVALID)
 
 
 def read_bronze(path: str, row_group: int | None = None) -> pa.Table:
-    """Return the rows of a file, or of one of its row groups, as bronze has them, without what the fold does not read.
+    """Read rows of a bronze file, without columns that the fold does not use.
+
+    Args:
+        path: path of the file.
+        row_group: number of the row group to read; None reads the whole file.
 
     Raises:
-        DamagedError: it is damaged, or gone.
+        DamagedError: the file is damaged or missing.
     """
     names = {_INSTANTS.get(name, name) for name in SIGNAL_SCHEMA.names} - _READ_LATER | {"event_time", _EVENT}
     with reporting_corruption_of_file(Path(path)):
@@ -65,9 +71,10 @@ def read_bronze(path: str, row_group: int | None = None) -> pa.Table:
 
 
 def _whole_rows(table: pa.Table) -> pa.Table:
-    """Return rows with all columns, and text as bronze has it.
+    """Add columns that older files lack, and convert string views to strings.
 
-    What deltalake writes where somebody deletes rows is read as views, which cannot be taken.
+    Arrow reads strings of files that deltalake's DELETE rewrote as views, which `take` does not
+    support.
     """
     fields = [field.with_type(pa.string()) if pa.types.is_string_view(field.type) else field for field in table.schema]
     table = table.cast(pa.schema(fields))
@@ -80,7 +87,10 @@ def _whole_rows(table: pa.Table) -> pa.Table:
 
 
 def _events_before(table: pa.Table) -> pa.ChunkedArray:
-    """Return the deaths of gateways in rows of version 1: any will that names its own device as ``gateway``."""
+    """Return the gateway events of rows of version 1, which has only deaths.
+
+    A gateway's death is a will that names its own device as ``gateway``.
+    """
     died = _by_word(table["kind"], lambda words: pc.equal(words, Kind.DEATH.value))
     its = pc.fill_null(pc.equal(table["device_id"], table["gateway"].cast(pa.string())), fill_value=False)
     return pc.if_else(pc.and_(died, its), GatewayEvent.DEATH.value, pa.scalar(None, pa.string()))
@@ -91,7 +101,11 @@ def _are_signals(rows: pa.Table) -> pa.ChunkedArray:
 
 
 def _all_are_signals(rows: pa.Table) -> bool:
-    """Look at the words alone, and at the rows where some word is not a signal's: it may be nobody's any more."""
+    """Return whether all rows are signals.
+
+    The dictionary is checked first. If it has another kind, the rows are checked, since a
+    dictionary may have entries that no row uses.
+    """
     if all(pc.all(_of_devices(chunk.dictionary), min_count=0).as_py() for chunk in rows["kind"].chunks):
         return True
     return bool(pc.all(_are_signals(rows), min_count=0).as_py())
@@ -106,7 +120,7 @@ def _trust(clocks: pa.Array) -> pa.Array:
 
 
 def _by_word(column: pa.ChunkedArray, value: Callable[[pa.Array], pa.Array]) -> pa.ChunkedArray:
-    """Return the value of each row's word, found once a word."""
+    """Map a dictionary-encoded column, computing the value once per dictionary entry."""
     chunks = column.chunks or [pa.array([], column.type)]
     return pa.chunked_array([value(chunk.dictionary).take(chunk.indices) for chunk in chunks])
 
@@ -115,11 +129,11 @@ def _instants(table: pa.Table, name: str) -> pa.Array:
     micros = table[_INSTANTS[name]].cast(_MICROS).cast(pa.int64()).combine_chunks()
     if micros.null_count:
         return pc.divide(micros, 1000)
-    return pa.array(micros.to_numpy() // 1000)  # whole milliseconds by construction; NumPy divides in a quarter of the time
+    return pa.array(micros.to_numpy() // 1000)  # always whole milliseconds; NumPy divides in a quarter of the time
 
 
 def _signals(rows: pa.Table) -> pa.RecordBatch:
-    """Return rows of bronze as columns of `SIGNAL_SCHEMA`."""
+    """Convert rows of bronze to a batch of `SIGNAL_SCHEMA`."""
     columns = {name: rows[name] for name in ("device_id", "site", "boot", "session", "code", "firmware", "gateway")}
     received_ms, event_ms = (_instants(rows, name) for name in _INSTANTS)
     columns |= {"received_at_ms": received_ms, "presence_ms": event_ms}
@@ -133,7 +147,7 @@ def _signals(rows: pa.Table) -> pa.RecordBatch:
     columns["seq"], columns["digest"] = rows["seq"], pa.nulls(rows.num_rows, pa.int64()).fill_null(0)
     if rows["seq"].null_count:
         columns["seq"] = pc.fill_null(rows["seq"], -1)
-        columns["digest"] = pc.if_else(pc.is_null(rows["seq"]), rows["digest"], 0)  # see `told_apart`
+        columns["digest"] = pc.if_else(pc.is_null(rows["seq"]), rows["digest"], 0)  # see `distinguishing_digest`
     arrays = [_whole(columns[field.name].cast(field.type)) for field in SIGNAL_SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=SIGNAL_SCHEMA)
 
@@ -150,18 +164,21 @@ def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _others(rows: pa.Table) -> pa.RecordBatch:
-    """Return rows of bronze as columns of `ROW_SCHEMA`."""
+    """Convert rows of bronze to a batch of `ROW_SCHEMA`."""
     arrays = [_array_of(rows, field) for field in ROW_SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)
 
 
 def pack(rows: pa.Table, key_groups: int, started_ms: int) -> pa.RecordBatch:
-    """Sort rows of bronze into key groups: a block of signals and one of other rows for each group that has any.
+    """Pack rows of bronze into a block of signals and one of other rows per key group.
 
     Args:
-        rows: as `read_bronze` returns them, at least one.
-        key_groups: how many groups there are.
-        started_ms: ``received_at`` of the first row ever.
+        rows: rows as returned by `read_bronze`, at least one.
+        key_groups: number of key groups.
+        started_ms: ``received_at`` of the first row ever, epoch milliseconds.
+
+    Returns:
+        One row for each key group that has rows; ``newest_ms`` is null.
     """
     plain = None if _all_are_signals(rows) else _are_signals(rows)
     signals: dict[int, bytes] = {}
@@ -198,16 +215,19 @@ def pack(rows: pa.Table, key_groups: int, started_ms: int) -> pa.RecordBatch:
 
 
 def with_wake_rows(blocks: pa.RecordBatch, key_groups: int) -> pa.RecordBatch:
-    """Let a task's rows wake every key group at the newest ``received_at`` that the task has read.
+    """Set ``newest_ms`` of a task's blocks, and add a row for each absent key group.
+
+    The added rows wake the key groups without data. A batch thus judges all groups up to the newest
+    ``received_at`` that the task has read.
 
     Args:
-        blocks: as `pack` returns them, at least one row.
-        key_groups: how many groups there are.
+        blocks: blocks as returned by `pack`, at least one row.
+        key_groups: number of key groups.
 
     Returns:
-        The blocks with that instant as ``newest_ms``, and a row without blocks for each group that has none.
+        The blocks and the added rows, which have no block of signals or of other rows.
 
-    Source: docs/adr/0030-every-batch-wakes-every-key-group.md
+    Source: docs/adr/0030-wake-up-of-every-key-group.md
     """
     missing = np.setdiff1d(np.arange(key_groups, dtype=np.int32), blocks["key_group"].to_numpy())
     count, nothing = len(missing), pa.nulls(len(missing), pa.binary())
@@ -220,11 +240,15 @@ def with_wake_rows(blocks: pa.RecordBatch, key_groups: int) -> pa.RecordBatch:
 
 
 def _gateway_events(rows: pa.Table) -> pa.RecordBatch:
-    """Return deaths and returns of gateways as each key group receives them, see `core.messages.for_everyone`."""
+    """Convert deaths and returns of gateways to rows for every key group.
+
+    Such a row has the gateway as ``gateway``, `EVERYONE` as device, and ``received_at`` as event
+    time, see `core.rows.for_everyone`.
+    """
     if rows[_EVENT].null_count == rows.num_rows:
         return NO_ROWS
     found = rows.filter(pc.is_valid(rows[_EVENT]))
-    for field in ROW_SCHEMA:  # of signals alone not every column is read
+    for field in ROW_SCHEMA:  # if all rows are signals, `read_bronze` reads fewer columns
         if _INSTANTS.get(field.name, field.name) not in found.column_names:
             found = found.append_column(field, pa.nulls(found.num_rows, field.type))
     everyone = pa.repeat(EVERYONE, found.num_rows)
@@ -234,7 +258,16 @@ def _gateway_events(rows: pa.Table) -> pa.RecordBatch:
 
 
 def _shared_out(rows: pa.Table, events: pa.RecordBatch, key_groups: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the rows that are no signals, by key group; deaths and returns of gateways to each."""
+    """Yield each key group's rows that are not signals, with all gateway events.
+
+    Args:
+        rows: rows of bronze without signals.
+        events: deaths and returns of gateways, see `_gateway_events`.
+        key_groups: number of key groups.
+
+    Yields:
+        Number of the key group, and its rows.
+    """
     if not rows.num_rows:
         yield from ((group, events) for group in range(key_groups))
         return

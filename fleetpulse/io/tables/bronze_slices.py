@@ -1,8 +1,10 @@
-"""Bronze as it lies now, cut by ``received_at``: for jobs that read a history once, from its first row to its last.
+"""Slices of bronze by ``received_at``, for jobs that read the whole history once.
 
-Rule 1: what counts is which files the newest version has; the log's older versions may be gone, and files put together.
-Rule 2: slices follow each other in ``received_at``: no row of a slice was received before one of the slice before it.
-Rule 3: of a slice no more is in memory than the files, or row groups of large files, that reach into it.
+Rule 1: slices are made from the files of the newest version. Older versions may be gone from the
+log, and their files may be compacted.
+Rule 2: slices are ordered by ``received_at``: no row of a slice was received before a row of an
+earlier slice.
+Rule 3: memory holds only the files, or row groups of large files, that overlap one slice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,14 +29,14 @@ _COLUMN: Final = "received_at"
 
 @dataclass(frozen=True, slots=True)
 class BronzePiece:
-    """A file of bronze, or one row group of a large one. Instants are epoch milliseconds.
+    """A file of bronze, or one row group of a large file.
 
     Attributes:
-        path: of the file.
-        row_group: its number; None is the whole file.
-        rows: how many.
-        first_ms: the least ``received_at``.
-        last_ms: the greatest.
+        path: path of the file.
+        row_group: number of the row group; None for the whole file.
+        rows: number of rows.
+        first_ms: smallest ``received_at``, epoch milliseconds.
+        last_ms: greatest ``received_at``, epoch milliseconds.
     """
 
     path: str
@@ -46,13 +48,13 @@ class BronzePiece:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A span of bronze.
+    """A range of bronze by ``received_at``.
 
     Attributes:
-        number: its place, from 0.
-        pieces: that reach into it.
-        since_ms: the first instant of it.
-        until_ms: the first instant of the next one; None in the last.
+        number: index of the slice, from 0.
+        pieces: pieces that overlap the slice.
+        since_ms: first ``received_at`` of the slice, epoch milliseconds.
+        until_ms: first ``received_at`` of the next slice, epoch milliseconds; None for the last.
     """
 
     number: int
@@ -62,13 +64,19 @@ class Slice:
 
     @property
     def newest_ms(self) -> int:
-        """Return up to where every row has been read when the slice has, by ``received_at``."""
+        """Return the ``received_at`` up to which all rows are read once the slice is."""
         last_ms = max(piece.last_ms for piece in self.pieces)
         return last_ms if self.until_ms is None else min(last_ms, self.until_ms - 1)
 
 
 def pieces_of(home: Home, max_rows: int = MAX_ROWS) -> list[BronzePiece]:
-    """Return what bronze consists of, in order of the first ``received_at``; files of more rows by row group."""
+    """Return the pieces of bronze in order of their first ``received_at``.
+
+    Args:
+        home: home that holds the table.
+        max_rows: largest number of rows of a file that stays one piece. A larger file is split by
+            row group.
+    """
     found: list[BronzePiece] = []
     for file in files_of(home, MESSAGES, _COLUMN):
         if file.rows == 0:
@@ -96,11 +104,14 @@ def _millis(moment: datetime) -> int:
 
 
 def slices_of(pieces: Sequence[BronzePiece], max_rows: int = MAX_ROWS) -> list[Slice]:
-    """Cut pieces into slices of about ``max_rows``: between two pieces where that can be had, else within some.
+    """Divide pieces into slices of about ``max_rows`` rows.
+
+    A slice ends between two pieces that do not overlap. If they overlap, it ends within a piece
+    once it has twice as many rows.
 
     Args:
-        pieces: in order of the first ``received_at``.
-        max_rows: what a slice aims at.
+        pieces: pieces in order of their first ``received_at``.
+        max_rows: target number of rows of a slice.
     """
     starts: list[int] = []
     rows, last_ms = 0, 0
@@ -119,7 +130,7 @@ def slices_of(pieces: Sequence[BronzePiece], max_rows: int = MAX_ROWS) -> list[S
 
 
 def read_slice(wanted: Slice) -> pa.Table:
-    """Return a slice's rows, as `read_bronze` returns a file's."""
+    """Read the rows of a slice, with the columns of `read_bronze`."""
     tables: list[pa.Table] = []
     for piece in wanted.pieces:
         table = read_bronze(piece.path, piece.row_group)
@@ -136,5 +147,5 @@ def _inside(received: pa.ChunkedArray, wanted: Slice) -> pa.ChunkedArray:
 
 
 def blocks_of(wanted: Slice, key_groups: int, started_ms: int) -> pa.RecordBatch:
-    """Return a slice packed into blocks, see `bronze.pack`: one a key group that has rows in it."""
+    """Read a slice and pack it into blocks by key group, see `bronze.pack`."""
     return pack(read_slice(wanted), key_groups, started_ms)

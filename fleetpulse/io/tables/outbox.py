@@ -1,9 +1,11 @@
-"""Verdicts that are to be said with the work that a generation gets: beside its checkpoint until they are in the table.
+"""Outbox: judgements written with a new generation and published after the switch.
 
-Rule 1: they are there before the generation has the work, and are said after it has: whoever dies between, they are neither lost
-nor said for one that was not to be.
-Rule 2: who comes first says them: the verb that wrote them, the next one, or the job when it starts. The table knows how many of
-them it has, so that none is said twice.
+Rule 1: they are written into the generation's checkpoint before the switch, and published to the
+table ``judgements`` after it. A crash in between neither loses them nor publishes them for a
+generation that was never activated.
+Rule 2: they are published by the command that wrote them, by the next command, or by the job when
+it starts. The table's log records how many parts of each file it contains, so none is published
+twice.
 """
 
 import secrets
@@ -23,19 +25,25 @@ _NAMED: Final = "unsaid-"
 
 
 def outbox_path(checkpoint: Path) -> Path:
-    """Return a new name for verdicts that are to be said: columns of `JUDGEMENTS`. By that name the table knows them."""
+    """Return a new path for an outbox file in a checkpoint.
+
+    The file has the columns of `JUDGEMENTS`. Its name is the writer in the commits of the table.
+    """
     return checkpoint / f"{_NAMED}{secrets.token_hex(8)}.parquet"
 
 
 def flush_outbox(home: Home, number: int) -> int:
-    """Say the verdicts that a generation got with its work, and has not said; return how many.
+    """Publish the remaining judgements of a generation's outbox; remove its files.
 
     Args:
-        home: the home, its state held by the caller.
-        number: of the generation; it has the work.
+        home: home of the generation; the caller holds its state lock.
+        number: number of the generation, which must be the current one.
+
+    Returns:
+        Number of judgements published.
 
     Raises:
-        DamagedError: they cannot be read.
+        DamagedError: a file of the outbox cannot be read.
     """
     said = 0
     for path in sorted(checkpoint_of(home.lifecycle, number).glob(f"{_NAMED}*.parquet")):
@@ -50,6 +58,6 @@ def flush_outbox(home: Home, number: int) -> int:
 
 
 def _group(path: Path, number: int) -> pa.Table | None:
-    """Return a part of the verdicts; None behind the last."""
+    """Return a row group of an outbox file; None after the last one."""
     with reporting_corruption_of_file(path), pq.ParquetFile(path) as file:
         return None if number >= file.num_row_groups else file.read_row_group(number).cast(tables.arrow_schema(JUDGEMENTS))

@@ -1,8 +1,8 @@
-"""What landing has taken from the bridges' segments, and what maintenance has removed, counted: running numbers in commits.
+"""Running counters of landed and removed rows, stored in Delta commits.
 
-Rule 1: they are counted from the rows of segments, and stand in the very commit of what was made of these.
-Rule 2: each row that was taken is a row of ``messages``, or one of ``quarantine``.
-Rule 3: rows that are too old are counted in the very commit that removes them, of the table from which they go (ADR 24).
+Rule 1: landing counts the rows of segments, and stores the counters in the commit of these rows.
+Rule 2: each row that landing reads becomes a row of ``messages`` or of ``quarantine``.
+Rule 3: maintenance counts expired rows in the commit that removes them, for each table (ADR 24).
 """
 
 from collections.abc import Mapping
@@ -20,47 +20,52 @@ _REMOVED: Final = "removed"
 
 @dataclass(frozen=True, slots=True)
 class IngestCounters:
-    """How many rows landing has taken.
+    """Number of rows that landing has read from segments since the home was created.
 
     Attributes:
-        taken: in all; the line after a recording's last is none.
-        quarantined: how many of them went to quarantine.
+        taken: number of all rows. The marker after the last line of a recording does not count.
+        quarantined: number of those rows that were written to ``quarantine``.
     """
 
     taken: int
     quarantined: int
 
     def more(self, taken: int, quarantined: int) -> "IngestCounters":
-        """Return what it comes to with so many more rows, of which so many went to quarantine."""
+        """Return the counters increased by rows taken and by rows quarantined."""
         return IngestCounters(self.taken + taken, self.quarantined + quarantined)
 
     def numbers(self) -> dict[str, int]:
-        """Return it as a commit says it, see `tables.append_of`."""
+        """Return the counters as numbers of a commit, see `tables.append_of`."""
         return asdict(self)
 
 
 def read_counters(messages: DeltaTable) -> IngestCounters | None:
-    """Return how many rows had been taken by a version of ``messages``; None where nobody has counted."""
+    """Return the counters in a version of ``messages``; None if it has none."""
     taken, quarantined = map(messages.transaction_version, ("taken", "quarantined"))
     return None if taken is None or quarantined is None else IngestCounters(taken, quarantined)
 
 
 def removed_in(table: DeltaTable | None) -> int:
-    """Return how many rows maintenance has removed from a table, by the version that is open; 0 where there is no table."""
+    """Return the number of rows that maintenance removed, as of an opened version.
+
+    Args:
+        table: opened version of the table; None if the table does not exist, which returns 0.
+    """
     return 0 if table is None else table.transaction_version(_REMOVED) or 0
 
 
 def removal_txn(table: DeltaTable, rows: int) -> dict[str, int]:
-    """Return what a commit that removes so many rows says of it, see `commits.exchange`."""
+    """Return the numbers of a commit that removes rows, see `commits.replace_files`."""
     return {_REMOVED: removed_in(table) + rows}
 
 
 def count_from_tables(home: Home, places: Mapping[str, int]) -> IngestCounters:
-    """Return what the tables hold, and what was removed from them: where nobody has counted yet, counting begins with that.
+    """Compute initial counters from the tables, for a home whose commits have none.
 
     Args:
-        home: the home; nobody lands rows meanwhile.
-        places: by bridge, up to where ``messages`` has come. What quarantine has beyond is still to be counted.
+        home: home of the tables; no landing may run at the same time.
+        places: place after the last row in ``messages``, by bridge, see `merge.place`. Rows of
+            ``quarantine`` from that place on are not included: landing counts them later.
     """
     with tables.reading(home, (MESSAGES.name, QUARANTINE.name)) as connection:
         [found] = tables.fetch(connection, "SELECT (SELECT count(*) FROM messages) AS kept, count(*) AS refused FROM quarantine")

@@ -1,8 +1,10 @@
-"""Snapshots of the lifecycle job's state in Delta: each a version of one table, with what it was taken at beside it.
+"""Snapshots of the lifecycle job's state: versions of a Delta table with metadata.
 
-Rule 1: a snapshot replaces the one before in one commit; older ones are the table's history, as long as that is kept.
-Rule 2: what it was taken at has a form with a number. One that is not known here is listed and needs its bronze, and nobody
-begins with it or removes it: whoever took it knows what it says.
+Rule 1: a snapshot replaces the previous one in one commit. Older snapshots are older versions of
+the table, until maintenance removes them.
+Rule 2: the metadata of a snapshot has a format version. A snapshot with an unknown format version
+is listed, and pins its version of bronze. It is neither restored nor removed, since only the
+fleetpulse that took it can interpret it.
 """
 
 import json
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _CHECKPOINT: Final = "checkpoint.parquet"
-NOTE_FORM: Final = 1  # raise it where a reader of the form before would misread it; entries that it may pass over need not
+NOTE_FORM: Final = 1  # format version; increment it for changes that older readers would misread, not for optional entries
 _NUMBERS: Final = ("generation", "batch", "bronze", "devices", "key_groups")
 _INSTANTS: Final = ("newest_ms", "frontier_ms", "amended_ms")
 _LOGGED: Final = re.compile(rf"_delta_log/(\d{{20}})\.({re.escape(_CHECKPOINT)}|json)")
@@ -37,22 +39,24 @@ _LOGGED: Final = re.compile(rf"_delta_log/(\d{{20}})\.({re.escape(_CHECKPOINT)}|
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """What a snapshot was taken at.
+    """Metadata of a snapshot: the position of the job at which it was taken.
 
     Attributes:
-        generation: of the job.
-        batch: after which.
-        bronze: its version, the next to be read.
-        newest_ms: ``received_at`` of the newest row read, epoch milliseconds.
-        frontier_ms: up to which is judged, epoch milliseconds; None before there is one.
-        devices: how many.
-        key_groups: of the generation.
-        amended_ms: ``received_at`` up to which amend was done by then with what came late; None where it is not known.
-        version: of the table; None before it is written.
-        at_ms: when it was written, epoch milliseconds.
-        unmet: the devices for which ``amended_ms`` does not count: their judged and amended history had not met.
-        form: of this note, see `NOTE_FORM`. Where it is not known here, of the other entries those are true that are read all
-            the same; a number that is not there is 0.
+        generation: number of the job's generation.
+        batch: number of the last batch in the snapshot.
+        bronze: next version of bronze to be read.
+        newest_ms: ``received_at`` of the newest row read, epoch milliseconds; None before any.
+        frontier_ms: frontier, epoch milliseconds; None before there is one.
+        devices: number of devices.
+        key_groups: number of key groups of the generation.
+        amended_ms: ``received_at`` up to which amend had processed late messages, epoch
+            milliseconds; None if unknown.
+        version: version of the snapshot's table; None before it is written.
+        at_ms: time of the commit, epoch milliseconds; None before it is written.
+        unmet: devices that ``amended_ms`` excludes, because their judged and their amended history
+            still differed.
+        form: format version of the metadata, see `NOTE_FORM`. If it is unknown, the readable
+            entries are valid, and missing numbers are 0.
     """
 
     generation: int
@@ -70,17 +74,23 @@ class SnapshotInfo:
 
     @property
     def is_known(self) -> bool:
-        """Whether this version of fleetpulse knows what the snapshot says."""
+        """Whether this version of fleetpulse supports the snapshot's format version."""
         return is_known(self.form)
 
 
 def is_known(form: int) -> bool:
-    """Whether a form of notes is one of those that are known here."""
+    """Return whether a format version of snapshot metadata is supported."""
     return 1 <= form <= NOTE_FORM
 
 
 def write_snapshot(home: Home, rows: "DataFrame", about: SnapshotInfo) -> None:
-    """Replace the snapshot before; rows have the columns of `DEVICE_SNAPSHOTS`."""
+    """Write a snapshot in one commit, as the newest version of its table.
+
+    Args:
+        home: home that holds the table.
+        rows: rows with the columns of `DEVICE_SNAPSHOTS`.
+        about: metadata of the snapshot, stored in the commit.
+    """
     tables.create(home, DEVICE_SNAPSHOTS)
     note = json.dumps({name: value for name, value in asdict(about).items() if name not in ("version", "at_ms")})
     writer = rows.write.format("delta").mode("overwrite").partitionBy(*DEVICE_SNAPSHOTS.partitioned_by)
@@ -88,7 +98,7 @@ def write_snapshot(home: Home, rows: "DataFrame", about: SnapshotInfo) -> None:
 
 
 def snapshots(home: Home) -> list[SnapshotInfo]:
-    """Return the snapshots that are kept, the newest first: maintenance thins them out."""
+    """Return the metadata of the snapshots that maintenance has kept, newest first."""
     path = home.table(DEVICE_SNAPSHOTS.name)
     if not holds_table(path):
         return []
@@ -104,19 +114,27 @@ def snapshots(home: Home) -> list[SnapshotInfo]:
 
 
 def shown_snapshot(home: Home) -> SnapshotInfo | None:
-    """Return the snapshot that the table shows to who names no version; None where there is none, or it is not whole."""
+    """Return the snapshot that the table's newest version holds.
+
+    Returns:
+        Metadata of the snapshot; None if there is none, or if files of it are missing.
+    """
     newest = next(iter(snapshots(home)), None)
     path = home.table(DEVICE_SNAPSHOTS.name)
     return newest if newest is not None and is_whole(path, DeltaTable(str(path)).version()) else None
 
 
 def note_of(commit: Mapping[str, Any]) -> SnapshotInfo | None:
-    """Return what a commit says that a snapshot was taken at; None where it says nothing of the kind.
+    """Parse the snapshot metadata of a commit.
 
-    Further entries are passed over. A note without a form is of the first; one that lacks what the form wants has the form 0.
+    Unknown entries are ignored. The format version is 1 if the metadata has none, and 0 if required
+    entries are missing.
 
     Args:
-        commit: an entry of the table's history.
+        commit: entry of the table's history.
+
+    Returns:
+        Metadata of the snapshot; None if the commit has none.
     """
     try:
         told = json.loads(commit.get("userMetadata") or "null")
@@ -140,11 +158,11 @@ def note_of(commit: Mapping[str, Any]) -> SnapshotInfo | None:
 
 @dataclass(frozen=True, slots=True)
 class _There:
-    """What is there of a table, by one look.
+    """Existing files of a table, from one listing of its folder.
 
     Attributes:
-        files: their paths in its folder.
-        opened: the versions that the log leads to, from its begin or from a checkpoint on.
+        files: paths of the files, relative to the folder.
+        opened: versions that can be opened: the log is whole from version 0 or from a checkpoint.
     """
 
     files: frozenset[str]
@@ -162,9 +180,10 @@ def _look(table: Path) -> _There:
 
 
 def _is_kept(table: Path, commit: Mapping[str, Any], there: _There) -> bool:
-    """Whether a snapshot can be opened, and all its files are there.
+    """Return whether a snapshot can be opened and all its files exist.
 
-    A commit that wrote over all there was before names them all; to open the version tells the same, and costs far more.
+    A commit that overwrote the whole table lists all files of its version. Reading this commit is
+    much cheaper than opening the version.
     """
     parameters = commit.get("operationParameters") or {}
     if parameters.get("mode") != "Overwrite" or "predicate" in parameters or commit["version"] not in there.opened:
@@ -173,34 +192,40 @@ def _is_kept(table: Path, commit: Mapping[str, Any], there: _There) -> bool:
         with (table / "_delta_log" / f"{commit['version']:020d}.json").open() as lines:
             actions = (json.loads(line) for line in lines if '"add"' in line)
             return all(unquote(action["add"]["path"]) in there.files for action in actions if "add" in action)
-    except FileNotFoundError:  # it is no longer in the log
+    except FileNotFoundError:  # the version is no longer in the log
         return False
 
 
 def is_whole(table: Path, version: int) -> bool:
-    """Whether a version of a table can be opened, and all its files are there."""
+    """Return whether a version of a table can be opened and all its files exist."""
     try:
         return all(path.exists() for path in files_of(table, version))
-    except DeltaError:  # it is no longer in the log
+    except DeltaError:  # the version is no longer in the log
         return False
 
 
 def files_of(table: Path, version: int) -> list[Path]:
-    """Return the files of a version of a table."""
+    """Return the paths of the files of one version of a table."""
     added = DeltaTable(str(table), version=version).get_add_actions()
     return [table / unquote(str(name)) for name in added["path"].to_pylist()]
 
 
 def find_snapshot(home: Home, version: int | None = None, at_ms: int | None = None) -> SnapshotInfo:
-    """Return a snapshot: the newest, that of a version, or the newest that was there at an instant (epoch milliseconds).
+    """Return the newest snapshot, that of a version, or the newest one at an instant.
+
+    Args:
+        home: home of the snapshot.
+        version: version of the snapshot's table; None selects by ``at_ms``.
+        at_ms: instant, epoch milliseconds; the newest snapshot taken up to it is returned. None
+            returns the newest of all.
 
     Raises:
-        FleetError: there is none such, or another version of fleetpulse took it.
+        FleetError: no such snapshot exists, or its format version is not supported.
     """
     known = snapshots(home)
     if not known:
         raise FleetError(
-            f'the home "{home.path}" has no snapshot; take one: ./fleet state snapshot --home {home.path}',
+            f'the home "{home.path}" has no snapshot; take one with: ./fleet state snapshot --home {home.path}',
             code="snapshot-missing",
         )
     if version is not None:
@@ -211,21 +236,21 @@ def find_snapshot(home: Home, version: int | None = None, at_ms: int | None = No
         kept = snapshots(home)
         asked = f"of version {version}" if version is not None else f"from before {format_instant(at_ms or 0)}"
         raise FleetError(
-            f"there is no snapshot {asked}; kept are {', '.join(str(one.version) for one in reversed(kept))}, the oldest of "
-            f"{format_instant(kept[-1].at_ms or 0)}; name one of these",
+            f"there is no snapshot {asked}; available versions: {', '.join(str(one.version) for one in reversed(kept))}, "
+            f"the oldest from {format_instant(kept[-1].at_ms or 0)}; choose one of them",
             code="snapshot-unknown",
         )
     if not known[0].is_known:
         ours = [str(one.version) for one in snapshots(home) if one.is_known]
         raise FleetError(
-            f"snapshot version {known[0].version} was taken by {_taker(known[0])}: its note has form {known[0].form}, and "
-            f"this one knows forms up to {NOTE_FORM}; use the fleetpulse that took it, or name another with --version: "
-            f"this one knows {', '.join(reversed(ours)) or 'none of those that are kept'}",
+            f"snapshot version {known[0].version} was taken by {_taker(known[0])}: its metadata has format version "
+            f"{known[0].form}, this one supports up to {NOTE_FORM}; use the fleetpulse that took it, or choose another "
+            f"snapshot with --version; usable versions: {', '.join(reversed(ours)) or 'none of those that are kept'}",
             code="snapshot-version-unsupported",
         )
     return known[0]
 
 
 def _taker(taken: SnapshotInfo) -> str:
-    """Say in words who took a snapshot that is not known here."""
+    """Return text naming the writer of a snapshot with an unsupported format version."""
     return "a newer version of fleetpulse" if taken.form > NOTE_FORM else "another version of fleetpulse"

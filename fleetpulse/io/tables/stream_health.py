@@ -1,8 +1,9 @@
-"""``stream_health``: a row for every batch of the lifecycle job, written beside the stream.
+"""Metrics of each batch of the lifecycle job, written to table ``stream_health``.
 
-Rule 1: nothing here may hold up or fail the stream. One thread reads the query's recent progress every few seconds, and logs the
-rows that it cannot write. A listener, which the JVM calls back for each batch, costs ten times as much.
-Rule 2: a row is written once: the commit that appends it says up to which batch its run has come.
+Rule 1: this module must not delay or fail the stream. One thread reads the query's recent progress
+every few seconds, and logs a warning if rows cannot be written. A `StreamingQueryListener`, which
+the JVM calls for each batch, costs ten times as much.
+Rule 2: each row is written once: the commit that appends it records the run's newest batch.
 """
 
 import json
@@ -32,15 +33,16 @@ from fleetpulse.io.tables import tables
 _LOG: Final = structlog.get_logger("stream_health")
 KEPT_MS: Final = 7 * 86_400_000
 _MODES: Final = frozenset(mode.value for mode in Mode)
-_QUEUED: Final = 1_000  # batches whose rows wait where they cannot be written
-_EVERY_S: Final = 5.0  # between two appends: a commit a batch would be five a second
-_COMMITS: Final = 200  # between two tidyings
+_QUEUED: Final = 1_000  # rows kept in memory while the table cannot be written
+_EVERY_S: Final = 5.0  # interval between appends: one commit per batch would be five a second
+_COMMITS: Final = 200  # commits between two runs of `tidy`
 
 
 def _progress_since(query: StreamingQuery, batch_id: int) -> list[Progress]:
-    """Return the progress of the batches after one.
+    """Return the progress of all remembered batches after ``batch_id``.
 
-    Each costs the JVM milliseconds to write as JSON, so it is asked for all that it remembers only where several are new.
+    The JVM takes milliseconds to serialize one progress to JSON, so all remembered ones are read
+    only if several are new.
     """
     newest = query.lastProgress
     if newest is None or newest["batchId"] <= batch_id:
@@ -50,11 +52,11 @@ def _progress_since(query: StreamingQuery, batch_id: int) -> list[Progress]:
 
 
 class Commits:
-    """What each batch wrote into `judgements`, read from the table's log: counts by kind, and the summaries.
+    """Reader of commits to ``judgements``: row counts by kind, and summaries.
 
     Args:
-        home: whose.
-        generation: whose summaries count.
+        home: home that holds the table.
+        generation: generation of the job whose summaries are read.
     """
 
     def __init__(self, home: Home, generation: int) -> None:
@@ -64,10 +66,10 @@ class Commits:
         self._of_group: dict[int, Mapping[str, int]] | None = None
 
     def through(self, query_id: str, batch_id: int) -> dict[str, int] | None:
-        """Read on to a batch's commit; None where it is not, or no longer, in the log.
+        """Read the log through the commit of a batch.
 
         Returns:
-            Rows that the batch wrote, by kind.
+            Number of rows that the batch wrote, by kind; None if its commit is not in the log.
         """
         if self._of_group is None:
             self._of_group = self._newest_summaries()
@@ -88,20 +90,28 @@ class Commits:
         return self.path / "_delta_log" / f"{self.next:020d}.json"
 
     def _go_on(self) -> bool:
-        """Go on with the newest version where the next one was cleared from the log while nobody looked; whether there is one."""
+        """Skip to the newest version if the next one was removed from the log.
+
+        Returns:
+            Whether the log has a version to read.
+        """
         newest = DeltaLog(self.path).latest()
         if newest >= self.next and not self._commit().exists():
             self.next, self._of_group = newest, self._newest_summaries()
         return newest >= self.next
 
     def devices(self) -> dict[str, int] | None:
-        """Return devices by mode, as the newest summary of each key group says; None before the first."""
+        """Return the number of devices by mode, from the newest summary of each key group.
+
+        Returns:
+            Number of devices by mode; None before the first summary.
+        """
         if not self._of_group:
             return None
         modes: dict[str, int] = {}
         for counts in self._of_group.values():
             for mode, count in counts.items():
-                if mode in _MODES:  # a group may say more than modes
+                if mode in _MODES:  # a summary also counts other facts than modes
                     modes[mode] = modes.get(mode, 0) + count
         return modes
 
@@ -119,7 +129,7 @@ class Commits:
         for file in added:
             if file["partitionValues"].get("kind") == JudgementKind.SUMMARY.value:
                 rows = pq.ParquetFile(self.path / unquote(file["path"])).read(columns=["key_group", "counts"])
-                for row in rows.to_pylist():  # in the order in which the group said them
+                for row in rows.to_pylist():  # in the order in which the group emitted them
                     self._of_group[row["key_group"]] = json.loads(row["counts"])
 
 
@@ -132,7 +142,15 @@ def _by_kind(added: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def rows_between(table: Path, versions: tuple[int, int] | None) -> int | None:
-    """Return how many rows some versions of a table appended; None where its log does not tell."""
+    """Return the number of rows that versions of a table appended.
+
+    Args:
+        table: folder of the table.
+        versions: first version, and the version after the last; None if unknown.
+
+    Returns:
+        Number of rows; None if ``versions`` is None or a version is no longer in the log.
+    """
     if versions is None:
         return None
     rows = 0
@@ -142,7 +160,7 @@ def rows_between(table: Path, versions: tuple[int, int] | None) -> int | None:
         except FileNotFoundError:
             return None
         if any("remove" in action for action in actions):
-            continue  # it rewrites
+            continue  # the version rewrites or deletes rows
         for added in (action.get("add") for action in actions):
             if added and added.get("dataChange", True):
                 rows += json.loads(added.get("stats") or "{}").get("numRecords", 0)
@@ -150,14 +168,15 @@ def rows_between(table: Path, versions: tuple[int, int] | None) -> int | None:
 
 
 class StreamHealth:
-    """Writes ``stream_health`` for one run of a query.
+    """Writer of ``stream_health`` rows for one run of a query.
 
-    Make it before the query starts, let it follow the query, and stop it after the query.
+    Create it before the query starts, call `follow` after the start, and `stop` after the query
+    ends.
 
     Args:
-        home: whose.
-        generation: of the job.
-        kept_ms: how long rows are kept; None for ever.
+        home: home that holds the table.
+        generation: generation of the job.
+        kept_ms: retention of rows, milliseconds; None keeps all rows.
     """
 
     def __init__(self, home: Home, generation: int, kept_ms: int | None = KEPT_MS) -> None:
@@ -173,50 +192,52 @@ class StreamHealth:
         self._thread = threading.Thread(target=self._run, name="stream-health", daemon=True)
 
     def follow(self, query: StreamingQuery) -> None:
-        """Begin with a query that has just been started; what it has done already is not missed."""
+        """Start the thread for a query that has just started, including its first batches."""
         self._run_id, self._query = str(query.runId), query
         self._thread.start()
 
     def stop(self, limit_s: float = 5.0) -> None:
-        """Write what is left, within a limit; no effect where no query was followed."""
+        """Write the remaining rows within a time limit; no effect before `follow`."""
         self._closing.set()
         if self._query is None:
             return
         self._thread.join(limit_s)
         if self._thread.is_alive():
-            _LOG.warning("stream_health is left unfinished", limit_s=limit_s)
+            _LOG.warning("stream_health is incomplete: the last rows were not written in time", limit_s=limit_s)
 
     def _run(self) -> None:
-        """Append what has come every few seconds, until closed and once more after that."""
+        """Append new rows every few seconds, and a last time after `stop` was called."""
         version = -1
         while True:
             closing = self._closing.wait(_EVERY_S)
             try:
                 self._take()
-            except Exception as error:  # noqa: BLE001 - the JVM may be gone, and with it only figures
-                _LOG.warning("the newest batches are not in stream_health", reason=str(error))
+            except Exception as error:  # noqa: BLE001 - the JVM may have ended, which loses metrics only
+                _LOG.warning("the newest batches are missing in stream_health: progress cannot be read", reason=str(error))
             try:
                 if self._rows:
                     self._append()
                     version = self._tidy(version)
-            except Exception as error:  # noqa: BLE001 - figures must not end what they are about; the rows wait for the next try
-                _LOG.warning("stream_health cannot be written", rows=len(self._rows), reason=str(error))
+            except Exception as error:  # noqa: BLE001 - metrics must not end the stream; the next append retries the rows
+                _LOG.warning("stream_health cannot be written; the next append retries", rows=len(self._rows), reason=str(error))
                 self._appender = None
                 del self._rows[:-_QUEUED]
             if closing:
                 return
 
     def _take(self) -> None:
-        assert self._query is not None, "the thread starts with a query"
+        assert self._query is not None, "`follow` sets the query before it starts the thread"
         for progress in _progress_since(self._query, self._last_batch):
             if 0 <= self._last_batch < progress.batch_id - 1:
                 missed = progress.batch_id - self._last_batch - 1
-                _LOG.warning("batches are missing in stream_health: the query no longer remembers them", batches=missed)
+                _LOG.warning("batches are missing in stream_health: the query no longer has their progress", batches=missed)
             self._last_batch = progress.batch_id
             try:
                 self._rows.append(to_row(progress, self._beside(progress)))
-            except Exception as error:  # noqa: BLE001 - one batch that cannot be read must not keep the others
-                _LOG.warning("a batch is missing in stream_health", batch=progress.batch_id, reason=repr(error))
+            except Exception as error:  # noqa: BLE001 - one unreadable batch must not block the others
+                _LOG.warning(
+                    "a batch is missing in stream_health: its metrics cannot be read", batch=progress.batch_id, reason=repr(error)
+                )
             self._newest_received_ms = progress.newest_received_ms or self._newest_received_ms
 
     def _beside(self, progress: Progress) -> Beside:
@@ -232,7 +253,7 @@ class StreamHealth:
     def _append(self) -> None:
         if self._appender is None:
             tables.create(self.home, STREAM_HEALTH)
-            self._landed = tables.landed(self.home, STREAM_HEALTH, self._run_id)  # numbers are from 1: batch 0 is the first
+            self._landed = tables.landed(self.home, STREAM_HEALTH, self._run_id)  # batch id + 1: the first batch is 0
             self._appender = Appender(self.home.table(STREAM_HEALTH.name))
         fresh = [row for row in self._rows if row["batch_id"] >= self._landed]
         if fresh:
@@ -242,23 +263,29 @@ class StreamHealth:
         self._rows.clear()
 
     def _tidy(self, before: int) -> int:
-        """Keep the table small: now and then drop old rows, join small files, and clear the log."""
+        """Run `tidy` once every `_COMMITS` versions; return the newest version."""
         path = self.home.table(STREAM_HEALTH.name)
         log = DeltaLog(path)
         version = log.latest()
         if before >= 0 and version // _COMMITS > before // _COMMITS:
-            self._appender = None  # what it knows of the table is of before
+            self._appender = None  # its cached version of the table is outdated
             tidy(path, None if self._kept_ms is None else wall_clock_ms() - self._kept_ms)
             version = log.latest()
         return version
 
 
 def tidy(path: Path, before_ms: int | None) -> None:
-    """Drop rows of batches begun before an instant, join small files, delete files without use, clear the log."""
+    """Delete old rows, compact small files, vacuum, and clean up the log of a table.
+
+    Args:
+        path: folder of the table.
+        before_ms: rows of batches that started before it are deleted, epoch milliseconds; None
+            deletes no rows.
+    """
     table = DeltaTable(str(path))
     if before_ms is not None:
         table.delete(f"began_at < '{format_instant(before_ms)}'")
     table.optimize.compact()
-    table.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)  # a reader is done within seconds
+    table.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)  # queries finish within seconds
     table.create_checkpoint()
     table.cleanup_metadata()

@@ -1,4 +1,4 @@
-"""Delta tables from outside the JVM: made from their declaration, appended to exactly once, and read with SQL."""
+"""Delta tables without the JVM: create, append exactly once, query with SQL."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,17 +43,17 @@ _SQL: Final = {
 
 
 def arrow_schema(table: Table) -> pa.Schema:
-    """Return the Arrow schema of a declared table; its columns are nullable."""
+    """Return the Arrow schema of a declared table; all columns are nullable."""
     return pa.schema([pa.field(column.name, _ARROW[column.type]) for column in table.columns])
 
 
 def create(home: Home, table: Table) -> None:
-    """Make a table, unless it is there; columns and properties that were declared since are added."""
+    """Create a table of a home, or add newly declared columns and properties."""
     create_at(home.table(table.name), table)
 
 
 def create_at(path: Path, table: Table) -> None:
-    """Make a table in a folder, unless it is there; columns and properties that were declared since are added."""
+    """Create a table in a folder, or add newly declared columns and properties."""
     if holds_table(path):
         _add_columns(path, arrow_schema(table))
         _set_properties(path, dict(table.properties))
@@ -66,7 +66,7 @@ def create_at(path: Path, table: Table) -> None:
         description=table.meaning,
         configuration=dict(table.properties) or None,
     )
-    sync_tree(path)  # deltalake syncs nothing, and what is appended is on the disk at once
+    sync_tree(path)  # deltalake does not call fsync, and appended rows must be durable at once
 
 
 def _set_properties(path: Path, declared: dict[str, str]) -> None:
@@ -82,11 +82,15 @@ def _add_columns(path: Path, declared: pa.Schema) -> None:
         commit_verified(path, lambda said: DeltaTable(str(path)).alter.add_columns(added, commit_properties=said))
 
 
-_STORED: Final = {"integer": "int"}  # as Delta calls a type that is declared otherwise
+_STORED: Final = {"integer": "int"}  # Delta's type name -> name in table declarations
 
 
 def stored_types(home: Home, table: Table) -> dict[str, str] | None:
-    """Return the columns that a table has, with their types as tables are declared; None where there is no table."""
+    """Return the stored columns of a table with their declared type names.
+
+    Returns:
+        Types by column name; None if the table does not exist.
+    """
     path = home.table(table.name)
     if not holds_table(path):
         return None
@@ -95,14 +99,17 @@ def stored_types(home: Home, table: Table) -> dict[str, str] | None:
 
 
 def to_table(table: Table, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
-    """Return rows as a table; values named ``<column>_ms`` become the timestamp ``<column>``."""
+    """Convert rows to an Arrow table; ``<column>_ms`` becomes timestamp ``<column>``."""
     kept = list(rows)
     names = {name for row in kept for name in row}
     return from_columns(table, {name: [row.get(name) for row in kept] for name in names}, len(kept))
 
 
 def from_columns(table: Table, values: Mapping[str, Sequence[Any] | pa.Array], count: int) -> pa.Table:
-    """Return ``count`` rows as a table, from their columns; ``<column>_ms`` becomes the timestamp ``<column>``."""
+    """Convert columns of ``count`` values each to an Arrow table.
+
+    Values named ``<column>_ms`` become the timestamp ``<column>``. Missing columns are null.
+    """
     from fleetpulse.columnar.compute import pc
 
     schema = arrow_schema(table)
@@ -124,35 +131,36 @@ def _column(values: Any, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:
 
 
 def landed(home: Home, table: Table, writer: str) -> int:
-    """Return up to which of its own numbers ``writer`` has appended to a table; 0 at first."""
+    """Return the newest number that a writer has committed to a table; 0 at first."""
     return open_table(home.table(table.name)).transaction_version(writer) or 0
 
 
 def append(home: Home, table: Table, rows: pa.Table, writer: str, number: int) -> None:
-    """Append rows in one commit that also says that ``writer`` has come to ``number``."""
+    """Append rows in one commit that also records ``number`` as the writer's newest."""
     append_of(home, table, rows, {writer: number})
 
 
 def append_of(home: Home, table: Table, rows: pa.Table, numbers: Mapping[str, int], appender: "Appender | None" = None) -> None:
-    """Append rows of several writers in one commit that also says to which number each has come.
+    """Append rows of several writers in one commit that also records their numbers.
 
     Args:
-        home: the home.
-        table: which.
-        rows: columns of `arrow_schema`.
-        numbers: by writer.
-        appender: the table's, by one who appends often and keeps it: else its log is read for each commit.
+        home: home that holds the table.
+        table: declaration of the table.
+        rows: rows with the columns of `arrow_schema`.
+        numbers: newest number by writer; Delta stores each as a ``txn`` action.
+        appender: appender of this table, kept by callers that append often. Without it, the
+            table's log is read for each commit.
 
     Raises:
         FleetError: see `Appender.append`.
-        OSError: the disk refuses.
+        OSError: the rows cannot be written to the disk.
     """
-    from fleetpulse.io.delta.appender import Appender  # and with it what writes Parquet: a verb that reads does without
+    from fleetpulse.io.delta.appender import Appender  # loads the Parquet writer, which commands that only read do not need
 
     (appender or Appender(home.table(table.name))).append(rows, numbers)
 
 
-Only = Mapping[str, tuple[str, Sequence[Any]]]  # table -> a column, and the values of it that are looked for
+Only = Mapping[str, tuple[str, Sequence[Any]]]  # table -> a column, and the values of it to search for
 
 
 @contextmanager
@@ -162,21 +170,28 @@ def reading(
     only: Only = MappingProxyType({}),
     device_id: str | None = None,
 ) -> "Iterator[DuckDBPyConnection]":
-    """Open tables, and the readings of judgements (``transitions``, ``late_events`` ...), as they stand now, for SQL.
+    """Open the newest version of tables for SQL in DuckDB.
 
-    DuckDB reads the files itself: the way over ``pyarrow.dataset`` imports pandas, and costs ten times as much for a file.
-    A table that is not there yet reads as empty, and so does a column that a file does not have.
+    With ``judgements``, its views (``transitions``, ``late_events`` ...) are opened as well. A
+    table that does not exist is empty; a column that a file lacks is null.
+
+    DuckDB reads the files itself: `pyarrow.dataset` imports pandas and takes ten times as long
+    for a file.
 
     Args:
-        home: the home.
-        tables: their names.
-        only: spares files whose statistics say that none of these values is in them; the SQL must ask for them all the same.
-        device_id: this device's rows alone.
+        home: home that holds the tables.
+        tables: names of the tables.
+        only: values to search for, by table. Files whose statistics exclude these values are
+            skipped; the SQL must still filter the rows.
+        device_id: device whose rows are read; None reads the rows of all devices.
+
+    Yields:
+        DuckDB connection with a view for each table.
 
     Raises:
-        DamagedError: a file of them is damaged, or gone: here, or where the SQL is run.
+        DamagedError: a file is damaged or missing. The error may also occur while SQL runs.
     """
-    with connect() as connection, reporting_corruption(f'of "{home.path}" one of the tables {", ".join(tables)}'):
+    with connect() as connection, reporting_corruption(f'one of the tables {", ".join(tables)} of "{home.path}"'):
         for name in tables:
             table = declared(name)
             files = [file.path for file in files_of(home, table, *only[name])] if name in only else paths_of(home, table)
@@ -195,15 +210,22 @@ def _of_device(device_id: str) -> "Expression":
 
 
 def open_files(connection: "DuckDBPyConnection", name: str, table: Table, files: Sequence[Path]) -> None:
-    """Give files of a table a name of their own: a version of it that is not its newest, or rows of the same form."""
+    """Open given files as a view, such as an older version of a table.
+
+    Args:
+        connection: DuckDB connection in which the view is created.
+        name: name of the view.
+        table: declaration that the rows of the files follow.
+        files: paths of the files; without any, the view is empty.
+    """
     connection.execute(f"CREATE OR REPLACE VIEW {name} AS SELECT * FROM {_no_rows(table)}")
     if files:
         _from_files(connection, table, files).create_view(name, replace=True)
 
 
 def connect() -> "DuckDBPyConnection":
-    """Return a connection of DuckDB in which nothing is known yet, with instants in UTC."""
-    import duckdb  # 25 MB that who only writes does without
+    """Open an empty in-memory DuckDB connection with the time zone UTC."""
+    import duckdb  # 25 MB that processes which only write do not need
 
     connection = duckdb.connect()
     connection.execute("SET TimeZone='UTC'")
@@ -211,13 +233,14 @@ def connect() -> "DuckDBPyConnection":
 
 
 class Mirror:
-    """Tables of a home in memory, for one who looks again and again: a refresh reads only the files that are new.
+    """In-memory copy of tables for repeated queries; a refresh reads only new files.
 
     Args:
-        home: the home.
-        tables: their names.
-        columns: of a table these alone; the others are null.
-        rows: of a table these alone, as an SQL condition.
+        home: home that holds the tables.
+        tables: names of the tables.
+        columns: columns to read, by table; all others are null. A table without an entry is read
+            with all columns.
+        rows: SQL condition on the rows to read, by table.
     """
 
     def __init__(
@@ -236,7 +259,7 @@ class Mirror:
         _name_readings(self.connection, tables)
 
     def refresh(self) -> None:
-        """Take in what was written since; all of it anew where files were put together or removed."""
+        """Read files added since the last refresh; reload a table if files were removed."""
         for name, known in self._known.items():
             present = set(paths_of(self.home, declared(name)))
             if known - present:
@@ -249,7 +272,7 @@ class Mirror:
 
 
 def declared(name: str) -> Table:
-    """Return the declaration of a table."""
+    """Return the declaration of the table with a name."""
     return next(table for table in TABLES if table.name == name)
 
 
@@ -267,10 +290,10 @@ def _name_readings(connection: "DuckDBPyConnection", tables: Iterable[str]) -> N
 def _from_files(
     connection: "DuckDBPyConnection", table: Table, files: Iterable[Path], wanted: Collection[str] | None = None
 ) -> "DuckDBPyRelation":
-    names = [escape(str(file)) for file in files]  # DuckDB would take a bracket in a home's path for a pattern
+    names = [escape(str(file)) for file in files]  # DuckDB treats a bracket in a path as a glob pattern
     found = connection.read_parquet(names, hive_partitioning=bool(table.partitioned_by), union_by_name=True)
     there = set(found.columns) if wanted is None else set(found.columns) & set(wanted)
-    # Spark writes instants without their zone, Arrow with it: what a table declares is what is read.
+    # Spark writes timestamps without a time zone, Arrow with one: cast both to the declared type.
     columns = ", ".join(
         f"CAST({_quoted(column.name) if column.name in there else 'NULL'} AS {_SQL[column.type]}) AS {_quoted(column.name)}"
         for column in table.columns
@@ -280,13 +303,13 @@ def _from_files(
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of a table, as the log describes it.
+    """A data file of a table with its statistics from the log.
 
     Attributes:
-        path: where it lies.
-        rows: how many it holds; None where the log does not say.
-        least: the least value of the column that was asked about; None where the log does not say.
-        greatest: likewise the greatest.
+        path: path of the file.
+        rows: number of rows; None if the log has no count.
+        least: minimum of the requested column; None if the log has no statistics of it.
+        greatest: maximum of the requested column; None if the log has no statistics of it.
     """
 
     path: Path
@@ -296,13 +319,14 @@ class File:
 
 
 def files_of(home: Home, table: Table, column: str, values: Sequence[Any] | None = None) -> list[File]:
-    """Return the files of a table's newest version, without opening one.
+    """Return the files of a table's newest version with statistics from its log.
 
     Args:
-        home: the home.
-        table: the table.
-        column: whose statistics are wanted.
-        values: leave out the files that hold none of them for sure; None leaves out none.
+        home: home that holds the table.
+        table: declaration of the table; no file of it is opened.
+        column: column whose statistics are returned.
+        values: values of the column. Files whose statistics exclude all of them are omitted; None
+            omits no file.
     """
     if not holds_table(home.table(table.name)):
         return []
@@ -323,34 +347,41 @@ def files_of(home: Home, table: Table, column: str, values: Sequence[Any] | None
 
 
 def paths_of(home: Home, table: Table) -> list[Path]:
-    """Return the files of a table's newest version."""
+    """Return the paths of the files of a table's newest version."""
     opened = newest(home, table)
     return [] if opened is None else paths_in(home, table, opened)
 
 
 def newest(home: Home, table: Table) -> DeltaTable | None:
-    """Return a table as it stands now, for who reads several things of the same version; None where there is no table."""
+    """Open a table's newest version, to read several facts of the same version.
+
+    Returns:
+        The opened table; None if it does not exist.
+    """
     folder = home.table(table.name)
     return open_table(folder) if holds_table(folder) else None
 
 
 def paths_in(home: Home, table: Table, opened: DeltaTable) -> list[Path]:
-    """Return the files of the version that was opened; `DeltaTable.file_uris` would spell a space in a home's path ``%20``."""
+    """Return the paths of the files of an opened version.
+
+    `DeltaTable.file_uris` is not used: it encodes a space in the path of a home as ``%20``.
+    """
     return [home.table(table.name) / str(name) for name in opened.get_add_actions()["path"].to_pylist()]
 
 
 def files_of_version(home: Home, table: Table, version: int) -> tuple[Path, ...]:
-    """Return the files of a version of a table."""
+    """Return the paths of the files of one version of a table."""
     names = DeltaTable(str(home.table(table.name)), version=version).get_add_actions()["path"].to_pylist()
     return tuple(home.table(table.name) / unquote(str(name)) for name in names)
 
 
 def _quoted(name: str) -> str:
-    return f'"{name}"'  # a column is named trigger
+    return f'"{name}"'  # the name of the column "trigger" is an SQL keyword
 
 
 def fetch(connection: "DuckDBPyConnection", sql: str, parameters: Iterable[Any] = ()) -> list[dict[str, Any]]:
-    """Run SQL over opened tables; return rows by column name."""
+    """Run SQL over opened tables and return rows as dicts by column name."""
     result = connection.execute(sql, list(parameters))
     names = [column[0] for column in result.description]
     return [dict(zip(names, values, strict=True)) for values in result.fetchall()]
@@ -364,22 +395,22 @@ def query(
     only: Only = MappingProxyType({}),
     device_id: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Run SQL over tables, and over the readings of judgements (``transitions``, ``late_events`` ...).
+    """Run SQL over the newest version of tables; see `reading` for the arguments.
 
     Returns:
-        Rows by column name. A table that is not there yet reads as empty.
+        Rows as dicts by column name. A table that does not exist is empty.
     """
     with reading(home, tables, only, device_id) as connection:
         return fetch(connection, sql, parameters)
 
 
 def query_files(table: Table, files: Sequence[Path], sql: str, parameters: Iterable[Any] = ()) -> pa.Table:
-    """Run SQL over some files of a table, which it knows by its name."""
+    """Run SQL over some files of a table; the SQL refers to the table by its name."""
     with connect() as connection:
         open_files(connection, table.name, table, files)
         return connection.sql(sql, params=list(parameters)).to_arrow_table()
 
 
 def version(path: Path) -> int:
-    """Return a table's newest version."""
+    """Return the newest version number of a table."""
     return open_table(path).version()

@@ -1,4 +1,4 @@
-"""The plugin that Airflow finds in this folder: our pages below ``/fleet``, and the Data Docs in the navigation."""
+"""Airflow plugin: pages below ``/fleet``, and the Data Docs in the navigation."""
 
 from airflow.plugins_manager import AirflowPlugin
 
@@ -7,10 +7,10 @@ from fleetpulse.orchestration.pages import PREFIX, DataDocsLink, Pages, ReportLi
 
 
 class FleetPages(AirflowPlugin):
-    """What is shown beside Airflow's own pages."""
+    """Pages and links that extend Airflow's own UI."""
 
     name = "fleet_pages"
-    fastapi_apps = [{"app": Pages(PLACE), "url_prefix": PREFIX, "name": "fleet pages"}]  # noqa: RUF012 - as Airflow asks
+    fastapi_apps = [{"app": Pages(PLACE), "url_prefix": PREFIX, "name": "fleet pages"}]  # noqa: RUF012 - Airflow expects lists
     external_views = [  # noqa: RUF012 - as above
         {"name": "Data Docs", "href": f"{PREFIX}/quality/index.html", "destination": "nav", "url_route": "data-docs"}
     ]

@@ -1,6 +1,7 @@
-"""Sparkplug B payloads: protobuf bytes to plain values, by generated code.
+"""Sparkplug B decoder: protobuf payloads to rows, with generated protobuf code.
 
-Rule: whatever comes, it is a row or a rejection; nothing is raised, and nothing is kept of what was not asked for.
+Rule: every message becomes a row or a rejection. Decoding a message raises no error and keeps no
+more metrics and columns than allowed.
 """
 
 from collections.abc import Sequence
@@ -29,19 +30,19 @@ from fleetpulse.io.mqtt.sparkplug.sparkplug_b_pb2 import Payload as Message
 def decode_any(
     mappings: Sequence[TopicMapping], topic: str, payload: bytes, received_at_ms: int, origin: Origin = Origin.MQTT
 ) -> Row | Rejection:
-    """Decode a message by its topic: ours, one that a mapping is for, or Sparkplug's."""
+    """Decode a message by its topic: fleetpulse, mapped, or Sparkplug B."""
     if topic.startswith(PREFIX) and not any(mapping.match(topic) for mapping in mappings):
         return decode_sparkplug(topic, payload, received_at_ms)
     return decode_mapped(mappings, topic, payload, received_at_ms, origin)
 
 
 def decode_sparkplug(topic: str, payload: bytes, received_at_ms: int) -> Row | Rejection:
-    """Turn a message of Sparkplug B into a row, or say why it cannot be one.
+    """Decode a Sparkplug B message to a row, or to a rejection with the reason.
 
     Args:
         topic: ``spBv1.0/<group>/<type>/<node>[/<device>]``.
         payload: protobuf, see sparkplug_b.proto.
-        received_at_ms: when the bridge had it.
+        received_at_ms: time at which the bridge received the message.
     """
     source = parse_source(topic)
     if isinstance(source, Rejection):
@@ -51,15 +52,16 @@ def decode_sparkplug(topic: str, payload: bytes, received_at_ms: int) -> Row | R
     try:
         content = parse_payload(payload)
     except DecodeError as error:
-        return Rejection("sparkplug", f"a payload is a Sparkplug B protobuf; {error}"[:MAX_TEXT])
+        return Rejection("sparkplug", f"a payload must be a Sparkplug B protobuf; {error}"[:MAX_TEXT])
     return sparkplug_row(source, content, received_at_ms, digest64(payload))
 
 
 def parse_payload(payload: bytes) -> Payload:
-    """Return a payload as plain values; of its metrics one more than may be.
+    """Parse a payload to plain values; keep at most one metric more than allowed.
 
     Raises:
-        DecodeError: it is no protobuf, is nested too deep, or holds a text that is not UTF-8.
+        DecodeError: the payload is not protobuf, is nested too deeply, or contains text that is not
+            UTF-8.
     """
     message = Message.FromString(payload)
     return Payload(
@@ -93,7 +95,7 @@ def _value(metric: Message.Metric) -> Value:
 
 
 def _text(value: object) -> str:
-    """Return a text; protobuf hands over as bytes what is not UTF-8."""
+    """Check that a text is UTF-8; protobuf returns other text as bytes."""
     if not isinstance(value, str):
-        raise DecodeError("a text in it is not UTF-8")
+        raise DecodeError("it contains text that is not UTF-8")
     return value
