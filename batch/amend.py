@@ -27,21 +27,21 @@ from fleetpulse.core.times import format_instant
 from fleetpulse.io.checkpoints.checkpoint import WATERMARK_DELAY_MS, judged_up_to
 from fleetpulse.io.delta.corruption import open_table
 from fleetpulse.io.delta.log import holds_table
-from fleetpulse.io.home.amend_progress import AmendProgress, write_reached
-from fleetpulse.io.home.command_spool import commanded, spool
+from fleetpulse.io.home.amend_progress import AmendProgress, write_amend_progress
+from fleetpulse.io.home.command_spool import devices_with_pending_commands, spool
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import oldest_kept_ms
-from fleetpulse.io.system.locks import held
+from fleetpulse.io.system.locks import named_lock
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables import tables
 from fleetpulse.reports.device_judgements import judgements_by_device
-from fleetpulse.reports.replay_origin import CAME_LATE, DONE, Begun, reach
+from fleetpulse.reports.replay_origin import CAME_LATE, DONE, Begun, choose_origins
 
 _AT_ONCE: Final = 500  # devices whose rows are in memory together
-LOOKED_AT: Final = f"(kind = '{JudgementKind.LATE}' OR (kind = '{JudgementKind.REFUSED}' AND message_kind = '{Kind.REGISTRY}'))"
+AMENDABLE: Final = f"(kind = '{JudgementKind.LATE}' OR (kind = '{JudgementKind.REFUSED}' AND message_kind = '{Kind.REGISTRY}'))"
 _CONCERNED: Final = f"""
     SELECT device_id, epoch_ms(min(received_at)) AS first_ms FROM judgements
-    WHERE {LOOKED_AT} AND epoch_ms(received_at) > ? AND epoch_ms(received_at) <= ? GROUP BY device_id ORDER BY device_id
+    WHERE {AMENDABLE} AND epoch_ms(received_at) > ? AND epoch_ms(received_at) <= ? GROUP BY device_id ORDER BY device_id
 """
 
 
@@ -130,7 +130,7 @@ def amend_home(home: Home, wanted: AmendRequest, say: Say = silent) -> list[Amen
     """
     if wanted.since_ms is not None:
         _require_kept(home, wanted.since_ms)
-    with held(home.path / "amend.lock", "fleet amend", _refused):
+    with named_lock(home.path / "amend.lock", "fleet amend", _refused):
         judged = judged_up_to(home.checkpoint)
         if judged is None or judged[1] <= WATERMARK_DELAY_MS or not holds_table(home.table(JUDGEMENTS.name)):
             return []
@@ -142,7 +142,7 @@ def amend_home(home: Home, wanted: AmendRequest, say: Say = silent) -> list[Amen
         far = Paced(say)
         if order:
             say(f"devices to amend: {len(order):,}")
-        found = reach(home, order, through_ms)
+        found = choose_origins(home, order, through_ms)
         done = {
             device_id: Amended(device_id, 0, 0, corrected=False, left=why, final=True) for device_id, why in found.why.items()
         }
@@ -162,7 +162,7 @@ def amend_home(home: Home, wanted: AmendRequest, say: Say = silent) -> list[Amen
             unmet = sorted(one.device_id for one in done.values() if _is_unmet(one))
             last_ms = through_ms - 1  # more rows of the instant `through_ms` may follow
             done_ms = max(before_ms, min([last_ms, *(concerned[device_id] - 1 for device_id in unmet)]))
-            write_reached(home, AmendProgress(done_ms, through_ms, tuple(unmet)))
+            write_amend_progress(home, AmendProgress(done_ms, through_ms, tuple(unmet)))
             if done_ms > before_ms:
                 tables.append_of(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, []), {DONE: done_ms})
         return [done[device_id] for device_id in sorted(done)]
@@ -233,7 +233,7 @@ def _amend_some(home: Home, group: _Group, through_ms: int, wanted: AmendRequest
     before = group.begun.outcome(home, device_ids)
     both = histories(group.begun.rows(home, device_ids, through_ms), deployment, before)
     emitted = judgements_by_device(home, device_ids)
-    strange = _strange(both, emitted, deployment)
+    strange = _inconsistent_devices(both, emitted, deployment)
     ours = {one: [each for each in emitted[one] if each.kind in AMENDMENTS] for one in device_ids if one not in strange}
     fresh = amend(both, ours)
     if fresh and not wanted.dry_run:
@@ -259,7 +259,7 @@ def _amend_some(home: Home, group: _Group, through_ms: int, wanted: AmendRequest
     ]
 
 
-def _strange(both: Histories, emitted: Mapping[str, Sequence[Judgement]], deployment: Deployment) -> set[str]:
+def _inconsistent_devices(both: Histories, emitted: Mapping[str, Sequence[Judgement]], deployment: Deployment) -> set[str]:
     """Return the devices whose emitted transitions do not follow from bronze.
 
     Transitions that the verdict jitter may still delay are not compared.
@@ -268,7 +268,7 @@ def _strange(both: Histories, emitted: Mapping[str, Sequence[Judgement]], deploy
 
     def counted(device_id: str, some: Iterable[Judgement]) -> Counter[tuple[Any, ...]]:
         through_ms = both.through_ms(device_id)
-        last_ms = -1 if through_ms is None else deployment.said_through_ms(through_ms)
+        last_ms = -1 if through_ms is None else deployment.emitted_through_ms(through_ms)
         transition = (one for one in some if one.kind is JudgementKind.TRANSITION and both.is_after(one))
         judged = (one for one in transition if (one.event_time_ms or 0) <= last_ms)
         return Counter((one.transition_no, *content(one)) for one in judged)
@@ -300,7 +300,7 @@ def _correct(
     Returns:
         Event time at which the correction takes effect, by device; and the remaining action.
     """
-    idle = sorted({*device_ids} - commanded(home))
+    idle = sorted({*device_ids} - devices_with_pending_commands(home))
     found = corrections(begun.rows(home, idle, None), home.deployment(), idle, before)
     if found is None:
         return {}, "no bridge is listening, so no correction can take effect: amend again after the coverage gap"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from batch.common.progress import Paced, Say, Steps, silent, watched
-from fleetpulse.columnar.backtest.replay import BacktestRequest, BacktestResult, DualReplay, together
+from fleetpulse.columnar.backtest.replay import BacktestRequest, BacktestResult, DualReplay, merge_results
 from fleetpulse.columnar.codec.arrow import NO_SIGNALS, batch_to_rows, from_bytes
 from fleetpulse.columnar.codec.wire import from_wire
 from fleetpulse.core.errors import FleetError, Misuse
@@ -52,7 +52,7 @@ _BLOCK: Final = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class BacktestReport:
     """Result of a backtest.
 
     Attributes:
@@ -118,7 +118,7 @@ def planned(home: Home, policy: Policy, from_ms: int | None, to_ms: int | None, 
 
 def backtest(
     home: Home, policy: Policy, from_ms: int | None, to_ms: int | None, *, spark: bool | None = None, say: Say = silent
-) -> Answer:
+) -> BacktestReport:
     """Replay a history under the recorded policies and a candidate, and compare.
 
     Args:
@@ -137,9 +137,9 @@ def backtest(
     """
     plan = planned(home, policy, from_ms, to_ms, spark=spark)
     question, slices = plan.question, slices_of(plan.pieces)
-    found = _on_spark(question, slices, home, say) if plan.on_spark else here(question, slices, say)
+    found = _on_spark(question, slices, home, say) if plan.on_spark else replay_here(question, slices, say)
     end_ms = plan.end_ms(home, found.frontier_ms)
-    return Answer(found, figures(found, policy.version, plan.begin_ms, end_ms, plan.rows))
+    return BacktestReport(found, figures(found, policy.version, plan.begin_ms, end_ms, plan.rows))
 
 
 def _question(
@@ -171,17 +171,17 @@ def _question(
     return BacktestRequest(home.deployment(), policy.normalised(), from_ms, to_ms, started_ms, newest_ms)
 
 
-def here(question: BacktestRequest, slices: Sequence[Slice], say: Say = silent) -> BacktestResult:
+def replay_here(question: BacktestRequest, slices: Sequence[Slice], say: Say = silent) -> BacktestResult:
     """Replay in this process as one key group, slice by slice, in bounded memory."""
     rejudged, far = DualReplay(question, 0), Paced(say)
     for each in slices:
         for signals, others in unpacked(blocks_of(each, 1, question.started_ms)):
             rejudged.fold(signals, others, each.newest_ms)
-        far(partial(judged_so_far, each, len(slices)))
-    return together([rejudged.finish()])
+        far(partial(progress_line, each, len(slices)))
+    return merge_results([rejudged.finish()])
 
 
-def judged_so_far(done: Slice, count: int) -> str:
+def progress_line(done: Slice, count: int) -> str:
     """Format the progress of a replay after a slice.
 
     Args:
@@ -236,7 +236,7 @@ def on_spark(session: "SparkSession", question: BacktestRequest, slices: Sequenc
         found = ordered.mapInArrow(_folder(question), "found binary").collect()  # a row per key group
     finally:
         session.conf.set(_RECORDS, usual)
-    return together(BacktestResult.from_bytes(bytes(row.found)) for row in found)
+    return merge_results(BacktestResult.from_bytes(bytes(row.found)) for row in found)
 
 
 Batches = Iterator[pa.RecordBatch]

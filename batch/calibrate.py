@@ -23,7 +23,7 @@ from deltalake import write_deltalake
 from fleetpulse.columnar.codec.arrow import KINDS, SIGNAL_SCHEMA
 from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.fold.key_group import FoldResult, KeyGroup, begin
-from fleetpulse.columnar.snapshot.rows import taken
+from fleetpulse.columnar.snapshot.rows import snapshot_rows
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.replay import Deployment
@@ -38,7 +38,7 @@ from fleetpulse.planning.model import Figures, Fleet, Parquet, group_bytes
 START_MS: Final = 1_700_006_400_000  # some hours after midnight
 DEPLOYMENT: Final = Deployment(30_000)
 FILE: Final = "planning.json"
-REFERENCE_FOLD_US: Final = 0.85  # `fold_us` on the two cores of docs/reference/benchmarks.md, which were busy
+REFERENCE_FOLD_US: Final = 0.85  # `fold_cpu_us` on the two cores of docs/reference/benchmarks.md, which were busy
 _CALLS: Final = 24
 _CALL_MS: Final = 600_000
 _AWAY: Final = range(4, 14)  # intervals of silence, longer than the default timeout
@@ -65,7 +65,7 @@ def calibrate(report: Callable[[str], None]) -> Figures:
         report("snapshots")
         figures = _of_snapshots(figures, Path(folder))
     report("the fold")
-    slower = max(0.5, fold_us() / REFERENCE_FOLD_US)
+    slower = max(0.5, fold_cpu_us() / REFERENCE_FOLD_US)
     of_this = {name: getattr(figures, name) * slower for name in ("message_us", "touched_us", "batch_s", "ingest_us")}
     return replace(figures, source="this machine, by: fleet plan --calibrate", **of_this)
 
@@ -141,14 +141,14 @@ def _end_ms(call: int) -> int:
     return START_MS + (call + 1) * _CALL_MS
 
 
-def built(devices: int, calls: int, errors: float, away: float) -> tuple[KeyGroup, FoldResult]:
+def sample_key_group(devices: int, calls: int, errors: float, away: float) -> tuple[KeyGroup, FoldResult]:
     """Return a key group after some calls of `signals`, and its last fold result."""
     group, chunks = begin(START_MS), dict[int, bytes]()
     step = None
     for call in range(calls):
         step = group.fold(signals(devices, call, errors, away), [], _end_ms(call), DEPLOYMENT, chunks.__getitem__)
         chunks |= dict(step.chunks)
-        for number in step.gone:
+        for number in step.deleted_chunks:
             del chunks[number]
     assert step is not None, "there is at least one interval"
     return group, step
@@ -178,13 +178,13 @@ def _of_groups(figures: Figures) -> Figures:
         [predicted(errors, **{name: 1.0}) - predicted(errors) for name in ("remembered_bytes", "code_bytes")] for errors in shares
     ]
     remembered, code = np.linalg.lstsq(np.array(terms), np.array(rest), rcond=None)[0].tolist()
-    group, step = built(8_000, 2, 0, 0)
+    group, step = sample_key_group(8_000, 2, 0, 0)
     waiting = sum(len(rows) for _, rows in step.chunks) / sum(map(len, group.waiting))
     return replace(alone, remembered_bytes=remembered, code_bytes=code, waiting_bytes=waiting)
 
 
 def _block_bytes(devices: int, errors: float, away: float) -> int:
-    return len(built(devices, _CALLS, errors, away)[0].to_bytes())
+    return len(sample_key_group(devices, _CALLS, errors, away)[0].to_bytes())
 
 
 def bronze(rows: int, devices: int, number: int, *, metrics: bool = False) -> pa.Table:
@@ -255,7 +255,7 @@ def piece_bytes(home: Home, rows: int, devices: int, versions: int = 12) -> floa
     )
     assert planned is not None, "there are rows"
     assert len(planned.merges) == 1, "all rows are of one day"
-    part = compaction.put_together(home.table(MESSAGES.name), planned.merges[0])
+    part = compaction.compact(home.table(MESSAGES.name), planned.merges[0])
     assert part is not None, "there is no other writer"
     return part.size_bytes
 
@@ -278,7 +278,9 @@ def _fit(sizes: tuple[tuple[int, int], ...], found: list[float]) -> Parquet:
 def transitions(devices: int) -> pa.Table:
     """Return stored judgements of devices of which most fall silent, and return later."""
     calls = (_AWAY.start + 5, _AWAY.start + 6, _AWAY.start + 7, _AWAY.stop + 1)
-    judgements = pa.concat_tables([pa.Table.from_batches([built(devices, call, 0, 0.9)[1].judgements]) for call in calls])
+    judgements = pa.concat_tables(
+        [pa.Table.from_batches([sample_key_group(devices, call, 0, 0.9)[1].judgements]) for call in calls]
+    )
     changes = judgements.filter(pc.equal(judgements["kind"], JudgementKind.TRANSITION.value))
     columns: dict[str, Any] = {name: changes[name] for name in changes.schema.names}
     columns["judged_at_ms"] = pa.array(np.full(changes.num_rows, _end_ms(_AWAY.stop)))
@@ -303,8 +305,8 @@ def snapshot_files(folder: Path, devices: int, away: float = 0.1) -> tuple[dict[
 
     The parts are ``device``, ``signal`` and ``group``.
     """
-    group, step = built(devices, _CALLS, 0.01, away)
-    rows = pa.Table.from_batches(taken(0, group.to_bytes(), dict(step.chunks), _end_ms(_CALLS - 1), DEPLOYMENT))
+    group, step = sample_key_group(devices, _CALLS, 0.01, away)
+    rows = pa.Table.from_batches(snapshot_rows(0, group.to_bytes(), dict(step.chunks), _end_ms(_CALLS - 1), DEPLOYMENT))
     names = [column.name for column in DEVICE_SNAPSHOTS.columns]
     write_deltalake(str(folder), rows.select(names), partition_by=list(DEVICE_SNAPSHOTS.partitioned_by))
     sizes = {path.parent.name.partition("=")[2]: path.stat().st_size for path in folder.rglob("*.parquet")}
@@ -336,7 +338,7 @@ def _of_health(home: Home) -> float:
     return newest_file(home, STREAM_HEALTH.name) / len(rows)
 
 
-def fold_us(devices: int = 8_000, calls: int = 12) -> float:
+def fold_cpu_us(devices: int = 8_000, calls: int = 12) -> float:
     """Return the median CPU time of a message in the fold, microseconds.
 
     Each device sends one message per call.
@@ -350,6 +352,6 @@ def fold_us(devices: int = 8_000, calls: int = 12) -> float:
         chunks |= dict(step.chunks)
         stored = group.to_bytes()
         costs.append((time.process_time() - began) / block.num_rows * 1e6)
-        for number in step.gone:
+        for number in step.deleted_chunks:
             del chunks[number]
     return float(np.median(costs[2:]))

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from batch.common.progress import silent
 from batch.state import snapshot
-from batch.state.generation import await_end
+from batch.state.generation import await_termination
 from batch.state.operations import StateOperation, rescale
 from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.replay import Deployment
@@ -25,16 +25,16 @@ from fleetpulse.core.rows import Origin, Row, hash64
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.home.home import KEY_GROUPS, Home
 from fleetpulse.io.lifecycle.query import start
-from fleetpulse.io.spark.cds_archive import making
-from fleetpulse.io.spark.session import OPTIONS, SparkResources, settings, spark_session
-from fleetpulse.io.system.process import Stop
+from fleetpulse.io.spark.cds_archive import create_options
+from fleetpulse.io.spark.session import JAVA_OPTIONS_KEY, SparkResources, settings, spark_session
+from fleetpulse.io.system.process import StopSignal
 from fleetpulse.io.tables import tables
 
 _WRITTEN_S: Final = 240.0  # timeout of writing the archive, which takes a few seconds on an idle machine
 _AT_MS: Final = 1_700_000_000_000
 
 
-def rehearse(folder: Path, archive: Path) -> None:
+def train(folder: Path, archive: Path) -> None:
     """Run the sample; the JVM writes the archive of loaded classes when it ends.
 
     Args:
@@ -46,9 +46,9 @@ def rehearse(folder: Path, archive: Path) -> None:
     tables.create(home, MESSAGES)
     tables.append(home, MESSAGES, _messages(), "rehearsal", 1)
     quick = "-XX:TieredStopAtLevel=1"  # code of the second compiler would be discarded with the process
-    extra = {OPTIONS: f"{settings(local, SparkResources())[OPTIONS]} {quick} {making(archive)}"}
+    extra = {JAVA_OPTIONS_KEY: f"{settings(local, SparkResources())[JAVA_OPTIONS_KEY]} {quick} {create_options(archive)}"}
     spark = spark_session("fleetpulse-rehearsal", local_dir=local, extra=extra)
-    await_end(start(spark, home, None))
+    await_termination(start(spark, home, None))
     snapshot.take(spark, home, None, silent)
     with home.state_held("fleet fetch"):
         rescale(StateOperation(spark, home, silent), KEY_GROUPS + 1)
@@ -71,7 +71,7 @@ def _end_with(parent: int) -> None:
 
     Otherwise the JVM would continue, and write the archive.
     """
-    gone = Stop(parent)
+    gone = StopSignal(parent)
     while not gone.wait(1):
         pass
     os.killpg(0, signal.SIGKILL)
@@ -79,4 +79,4 @@ def _end_with(parent: int) -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    rehearse(Path(sys.argv[1]), Path(sys.argv[2]))
+    train(Path(sys.argv[1]), Path(sys.argv[2]))

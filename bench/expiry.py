@@ -29,8 +29,8 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from bench.contenders import key_groups, start_ours
-from bench.generate import LATENESS_MS, START_MS
+from bench.lifecycle.contenders import key_groups, start_ours
+from bench.lifecycle.generate import LATENESS_MS, START_MS
 from cli.common.output import as_table, console
 from fleetpulse.columnar.snapshot.bootstrap import REGISTERED_SCHEMA
 from fleetpulse.core.errors import FleetError
@@ -43,7 +43,7 @@ from fleetpulse.core.tables import MESSAGES
 from fleetpulse.core.times import format_duration
 from fleetpulse.io.checkpoints.generations import Generation
 from fleetpulse.io.lifecycle.initial_state import initial_state
-from fleetpulse.io.lifecycle.query import Begin, judged
+from fleetpulse.io.lifecycle.query import InitialState, judgement_stream
 from fleetpulse.io.spark.session import SparkResources, spark_session
 from fleetpulse.io.tables.tables import arrow_schema, to_table
 from fleetpulse.paths import ROOT, cache_dir
@@ -162,19 +162,21 @@ def _run(spark: SparkSession, messages: Path, place: Path, devices: int, jitter_
     groups = key_groups(devices)
     initial = initial_state(spark, _fleet(devices), shards, policies, groups)
     deployment = Deployment(LATENESS_MS, verdict_jitter_ms=jitter_ms)
-    rows = judged(spark, messages, deployment, Generation.first(groups), begin=Begin(initial), max_rows=1, table=place / "out")
+    rows = judgement_stream(
+        spark, messages, deployment, Generation.first(groups), begin=InitialState(initial), max_rows=1, table=place / "out"
+    )
     query = start_ours(rows, place)
     try:
         query.processAllAvailable()
         took_ms = {one["batchId"]: one["durationMs"]["triggerExecution"] for one in query.recentProgress if one["batchId"] > 1}
     finally:
         query.stop()
-    said = _said(place / "out", devices)
+    said = _transitions_per_batch(place / "out", devices)
     shutil.rmtree(place)
     return {"jitter": format_duration(jitter_ms), "devices": devices, "key_groups": groups, **figures(took_ms, said)}
 
 
-def _said(out: Path, devices: int) -> dict[int, int]:
+def _transitions_per_batch(out: Path, devices: int) -> dict[int, int]:
     """Return the number of transitions per batch, checked against the common deadline."""
     found: dict[int, int] = {}
     ids: list[pa.ChunkedArray] = []

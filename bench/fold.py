@@ -52,7 +52,7 @@ def _block(devices: int, each: int, call: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({name: columns[name] for name in SIGNAL_SCHEMA.names}, schema=SIGNAL_SCHEMA)
 
 
-def us_a_message(devices: int, each: int) -> float:
+def cpu_us_per_message(devices: int, each: int) -> float:
     """Return the median CPU time of a message in a call, microseconds."""
     stored, chunks, costs = begin(_START_MS).to_bytes(), dict[int, bytes](), list[float]()
     for call in range(_CALLS):
@@ -63,7 +63,7 @@ def us_a_message(devices: int, each: int) -> float:
         chunks |= dict(step.chunks)
         stored = group.to_bytes()
         costs.append((time.process_time() - began) / block.num_rows * 1e6)
-        for number in step.gone:
+        for number in step.deleted_chunks:
             del chunks[number]
     return median(costs[2:])
 
@@ -71,7 +71,7 @@ def us_a_message(devices: int, each: int) -> float:
 def bench_fold(*, json_lines: bool) -> None:
     """Measure all shapes, and print the results."""
     rows = [
-        {"shape": name, "devices": devices, "messages": each, "us_a_message": round(us_a_message(devices, each), 3)}
+        {"shape": name, "devices": devices, "messages": each, "us_a_message": round(cpu_us_per_message(devices, each), 3)}
         for name, devices, each in SHAPES
     ]
     if json_lines:

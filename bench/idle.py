@@ -27,7 +27,7 @@ from typing import Any, Final
 import psutil
 
 from bench.folders import own_folder
-from bench.measure import Meter, own_bytes
+from bench.measure import Meter, pss_bytes
 from cli.common.output import as_json, as_table, console
 from cli.supervisor.processes import ROOT
 from fleetpulse.core.errors import FleetError
@@ -204,7 +204,7 @@ def _measure(contender: Contender, devices: int, place: Path, settle_s: float, w
             began_s, before, sizes = time.time(), meter.cpu_s(_part_of), list[int]()
             for _ in range(10):
                 _sleep(window_s / 10, commits)
-                sizes.append(own_bytes(tree) or 0)
+                sizes.append(pss_bytes(tree) or 0)
             ended_s, after = time.time(), meter.cpu_s(_part_of)
             _sleep(_LATENESS_MS / 1000 + _LAST_S, commits)  # for verdicts about messages of the window
         finally:

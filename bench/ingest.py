@@ -31,7 +31,7 @@ import psutil
 from deltalake import DeltaTable
 
 from bench.folders import own_folder
-from bench.measure import own_bytes, read, resident_bytes
+from bench.measure import pss_bytes, read, resident_bytes
 from cli.common.output import as_table, console
 from cli.supervisor.processes import Run
 from fleetpulse.core.errors import FleetError
@@ -78,7 +78,7 @@ def fill(address: BrokerAddress, count: int) -> None:
         FleetError: the broker refuses the connection, or stops acknowledging.
     """
     with socket.create_connection((address.host, address.port), 5.0) as line:
-        line.sendall(codec.connect("fleetpulse-bench", address.username, address.password, keep_session=False))
+        line.sendall(codec.encode_connect("fleetpulse-bench", address.username, address.password, keep_session=False))
         if line.recv(4)[-1:] != b"\x00":
             raise FleetError(f"the broker at {address} refuses the benchmark's connection", code="broker-refuses")
         line.setblocking(False)
@@ -88,7 +88,7 @@ def fill(address: BrokerAddress, count: int) -> None:
         while acknowledged < count:
             while sent < count and sent - acknowledged < _IN_FLIGHT and len(unsent) < _SEND_BYTES:
                 topic = f"fleet/site-{sent % 5}/meter-{sent % DEVICES:06d}/heartbeat"
-                unsent += codec.publish(sent % 65_535 + 1, topic, payload(sent, now_ms))
+                unsent += codec.encode_publish(sent % 65_535 + 1, topic, payload(sent, now_ms))
                 sent += 1
             readable, writable, _ = select.select([line], [line] if unsent else [], [], 1.0)
             if writable:
@@ -193,7 +193,7 @@ def _until(run: Run, reached: Callable[[], bool]) -> Drained:
     while not reached():
         peak = max(peak, sum(resident_bytes(tree) for tree in trees))
         if time.monotonic() > next_s:  # less often: the kernel walks over all pages
-            shared = max(shared, sum(own_bytes(tree) or 0 for tree in trees))
+            shared = max(shared, sum(pss_bytes(tree) or 0 for tree in trees))
             next_s = time.monotonic() + _WALK_S
         if time.monotonic() - began_s > LIMIT_S:
             raise FleetError(

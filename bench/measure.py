@@ -61,7 +61,7 @@ def open_files(tree: psutil.Process) -> int:
     return found
 
 
-def own_bytes(tree: psutil.Process) -> int | None:
+def pss_bytes(tree: psutil.Process) -> int | None:
     """Return the proportional memory (PSS) of a process tree; None if unavailable.
 
     Shared pages count once in total. Only Linux reports it (``smaps_rollup``).

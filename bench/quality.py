@@ -26,7 +26,7 @@ from bench.load import LATENESS_MS, Load
 from bench.measure import Reading, read
 from fleetpulse.columnar.codec.arrow import NO_SIGNALS
 from fleetpulse.columnar.fold.key_group import KeyGroup
-from fleetpulse.columnar.snapshot.rows import taken
+from fleetpulse.columnar.snapshot.rows import snapshot_rows
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment
@@ -72,7 +72,7 @@ def bench_quality(*, quick: bool, say: Callable[[str], None]) -> Iterable[dict[s
         with lazy_session(home, SparkResources()) as session:
             report = run(home, session=session)
             reading = read(tree)
-        for one in report.looked:
+        for one in report.suite_runs:
             raised = sum(each.outcome in ("failed", "fault") for each in one.findings)
             same = {"what": one.suite, "engine": one.engine, "rows": one.rows}
             yield {**same, "wall_s": round(one.took_ms / 1000, 1), "cpu_s": None, "raised": raised}
@@ -133,7 +133,7 @@ def _judge(home: Home) -> int:
 
     def fold(number: int, signals: pa.RecordBatch, others: Any, through_ms: int) -> pa.RecordBatch:
         step = groups[number].fold(signals, others, through_ms, deployment, chunks[number].__getitem__)
-        for gone in step.gone:
+        for gone in step.deleted_chunks:
             del chunks[number][gone]
         chunks[number].update(step.chunks)
         return step.judgements
@@ -162,7 +162,7 @@ def _publish(home: Home, groups: list[KeyGroup], chunks: list[dict[int, bytes]],
     rows = [
         batch
         for number, group in enumerate(groups)
-        for batch in taken(number, group.to_bytes(), chunks[number], newest_ms, home.deployment())
+        for batch in snapshot_rows(number, group.to_bytes(), chunks[number], newest_ms, home.deployment())
     ]
     about = SnapshotInfo(1, 1, 1, newest_ms, groups[0].shards.frontier_ms, sum(len(group.devices) for group in groups), _GROUPS)
     note = {name: value for name, value in asdict(about).items() if name not in ("version", "at_ms")}

@@ -19,8 +19,8 @@ from typing import Any, Final
 import psutil
 
 from bench.folders import own_folder
-from bench.generate import START_MS
 from bench.idle import OURS, Contender, checkout
+from bench.lifecycle.generate import START_MS
 from bench.measure import Meter
 from cli.common.output import as_json, as_table, console
 from fleetpulse.core.errors import FleetError

@@ -21,10 +21,10 @@ from pyspark.sql import SparkSession
 
 from batch.common.spark_session import batch_session
 from batch.state import snapshot
-from batch.state.generation import await_end
+from batch.state.generation import await_termination
 from batch.state.operations import StateOperation, bootstrap, migrate, repartition, rollback
-from bench.contenders import key_groups
-from bench.generate import LATENESS_MS, Fleet, prepare
+from bench.lifecycle.contenders import key_groups
+from bench.lifecycle.generate import LATENESS_MS, Fleet, prepare
 from bench.measure import Meter, size_bytes
 from fleetpulse.columnar.codec.versions import WRITTEN_FORMS
 from fleetpulse.core.errors import FleetError
@@ -92,7 +92,7 @@ def _measured(
     spark: SparkSession, home: Home, devices: int, meter: Meter, say: Callable[[str], None]
 ) -> Iterable[dict[str, Any]]:
     say("judging the history")
-    await_end(start(spark, home, None))
+    await_termination(start(spark, home, None))
     work = StateOperation(spark, home, say)
     yield _size(spark, home)
     taken = snapshot.take(spark, home, None, say)

@@ -11,7 +11,7 @@ import typer
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.delta.corruption import DamagedError, corruption_message
-from fleetpulse.io.system.fsync import no_room
+from fleetpulse.io.system.fsync import is_disk_full
 
 _JOB = "job"
 
@@ -31,15 +31,15 @@ def run() -> None:
         typer.echo(f"fleet: {error}", err=True)
         sys.exit(error.exit_code)
     except Exception as error:
-        if (refused := _refused(error)) is None:
+        if (refused := _expected_error(error)) is None:
             raise  # a bug: print the whole traceback
         typer.echo(f"fleet: {refused}", err=True)
         sys.exit(refused.exit_code)
 
 
-def _refused(error: Exception) -> FleetError | None:
+def _expected_error(error: Exception) -> FleetError | None:
     """Return the error for a full disk or a damaged file; None for a bug."""
-    if no_room(error):
+    if is_disk_full(error):
         where = f' ("{error.filename}")' if isinstance(error, OSError) and error.filename else ""
         return FleetError(
             f"the disk is full{where}; free some space, as ./fleet maintain does, and run the command again", code="disk-full"

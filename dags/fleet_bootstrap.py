@@ -24,7 +24,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
-from fleetpulse.orchestration.config import PLACE
+from fleetpulse.orchestration.config import CONFIG
 from fleetpulse.orchestration.dag_factory import change_state, fleet_dag
 
 FORM = {
@@ -41,7 +41,7 @@ def build(*, alarmed: bool = True) -> DAG:
     with fleet_dag(
         "fleet_bootstrap",
         __doc__,
-        schedule=PLACE.bootstrap_schedule,
+        schedule=CONFIG.bootstrap_schedule,
         within=timedelta(hours=3),
         tags=["state"],
         params=FORM,

@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages.decode import site_fault
-from fleetpulse.core.presence.coverage import MAX_OURS
+from fleetpulse.core.presence.coverage import MAX_OWN_BRIDGES
 from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import BRIDGE, KAFKA
@@ -31,7 +31,7 @@ _DAY_MS: Final = 86_400_000
 _HEAP: Final = re.compile(r"([1-9][0-9]{0,5})([mg])")
 _LEAST_HEAP_MB: Final = 512
 _BOUNDS: Final = {"greater_than_equal": ("ge", "at least"), "less_than_equal": ("le", "at most")}
-_MOST_BRIDGES: Final = MAX_OURS - 2  # without the first bridge and the one of Kafka
+_MAX_BRIDGES: Final = MAX_OWN_BRIDGES - 2  # without the first bridge and the one of Kafka
 
 
 def _to_ms(value: Any) -> int:
@@ -102,8 +102,8 @@ def _is_heap(value: str) -> str:
 
 def _are_bridges(bridges: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     taken: dict[str, str] = {}
-    if len(bridges) > _MOST_BRIDGES:
-        raise ValueError(f"a fleet has at most {_MOST_BRIDGES} further bridges; got {len(bridges):,}; assign more sites to each")
+    if len(bridges) > _MAX_BRIDGES:
+        raise ValueError(f"a fleet has at most {_MAX_BRIDGES} further bridges; got {len(bridges):,}; assign more sites to each")
     for name, sites in bridges.items():
         if not _BRIDGE_NAME.fullmatch(name) or name in (BRIDGE, KAFKA):
             raise ValueError(f'a bridge name has 1 to 32 of a-z, 0-9 and -, and is not "{BRIDGE}" or "{KAFKA}"; got {name!a}')

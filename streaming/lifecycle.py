@@ -23,10 +23,10 @@ from fleetpulse.io.home.exclusive import is_maintaining, is_making
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.query import start
 from fleetpulse.io.maintenance.vacuum import shorten_log
-from fleetpulse.io.spark.scratch import remains_of, remove_folders
+from fleetpulse.io.spark.scratch import leftovers, remove_folders
 from fleetpulse.io.spark.session import SparkResources, spark_session
-from fleetpulse.io.system.kernel_cache import compile_beside
-from fleetpulse.io.system.process import Stop, write_status
+from fleetpulse.io.system.kernel_cache import compile_in_background
+from fleetpulse.io.system.process import StopSignal, write_status
 from fleetpulse.io.tables.adaptive_batching import trigger_ms
 from fleetpulse.io.tables.stream_health import StreamHealth
 
@@ -58,7 +58,7 @@ class LifecycleOptions:
     versions_ms: int
 
 
-def run_lifecycle(home: Home, stop: Stop, habits: LifecycleOptions, size: SparkResources) -> None:
+def run_lifecycle(home: Home, stop: StopSignal, habits: LifecycleOptions, size: SparkResources) -> None:
     """Run the lifecycle job of a home until stopped.
 
     Args:
@@ -79,12 +79,12 @@ def run_lifecycle(home: Home, stop: Stop, habits: LifecycleOptions, size: SparkR
         if stop.wait(0.5):
             return
     with home.state_held("the lifecycle job"):
-        remove_folders(remains_of(home.path / _SPARK))
+        remove_folders(leftovers(home.path / _SPARK))
         _run(home, stop, habits, size)
 
 
-def _run(home: Home, stop: Stop, habits: LifecycleOptions, size: SparkResources) -> None:
-    compiling = compile_beside()  # in parallel to the start of the JVM, before Spark forks Python workers
+def _run(home: Home, stop: StopSignal, habits: LifecycleOptions, size: SparkResources) -> None:
+    compiling = compile_in_background()  # in parallel to the start of the JVM, before Spark forks Python workers
     spark = spark_session("fleetpulse-lifecycle", local_dir=home.path / _SPARK, size=size)
     if compiling:
         with suppress(subprocess.TimeoutExpired):
@@ -105,7 +105,7 @@ def _run(home: Home, stop: Stop, habits: LifecycleOptions, size: SparkResources)
             status = _status(home, query, status)
             write_status(home.run("lifecycle"), status)
             if time.monotonic() >= next_s:
-                shorten(home, str(query.id), habits.versions_ms)
+                trim_judgements_log(home, str(query.id), habits.versions_ms)
                 next_s = time.monotonic() + _SHORTEN_EVERY_S
     except _JVM_GONE as error:
         raise FleetError(
@@ -121,7 +121,7 @@ def _run(home: Home, stop: Stop, habits: LifecycleOptions, size: SparkResources)
             spark.stop()
 
 
-def shorten(home: Home, query: str, kept_ms: int) -> None:
+def trim_judgements_log(home: Home, query: str, kept_ms: int) -> None:
     """Remove old versions from the log of `judgements`, which every reader lists.
 
     Nothing is removed while a generation is created or the home is maintained. A canary generation

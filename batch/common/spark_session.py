@@ -17,7 +17,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.io.checkpoints.checkpoint import relocate_each
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.spark.session import SparkResources, spark_session
-from fleetpulse.io.system.locks import held, holder
+from fleetpulse.io.system.locks import lock_holder, named_lock
 
 _PREFIX = "batch-"
 _LOCK = "lock"
@@ -50,11 +50,11 @@ def _own_folder(place: Path) -> Iterator[Path]:
         with (place / "batch.lock").open("a") as turn:
             fcntl.flock(turn, fcntl.LOCK_EX)  # a folder that is created and not locked yet must not be removed as a leftover
             for left in place.glob(f"{_PREFIX}*"):
-                if holder(left / _LOCK) is None:
+                if lock_holder(left / _LOCK) is None:
                     shutil.rmtree(left, ignore_errors=True)
             own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
             ours.callback(shutil.rmtree, own, ignore_errors=True)
-            ours.enter_context(held(own / _LOCK, "a session", partial(FleetError, code="session-in-use")))
+            ours.enter_context(named_lock(own / _LOCK, "a session", partial(FleetError, code="session-in-use")))
         yield own
 
 

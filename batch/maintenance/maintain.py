@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from batch.maintenance.plan import AHEAD_MS, BUSY, Keep, Step, ahead, as_room_allows, since
+from batch.maintenance.plan import AHEAD_MS, BUSY, Keep, Step, ahead, since, unless_disk_full
 from batch.maintenance.retention import remove_aged
-from batch.state.prune import going, prune
+from batch.state.prune import prunable, prune
 from fleetpulse.core.tables import (
     DEVICE_SNAPSHOTS,
     JUDGEMENTS,
@@ -32,10 +32,10 @@ from fleetpulse.io.home.exclusive import exclusive_maintenance, pause_state_chan
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import promise
 from fleetpulse.io.maintenance import compaction, disk_cleanup, vacuum
-from fleetpulse.io.maintenance.readers import ReaderPin, judged_through, oldest_live_pin, reader_pins
+from fleetpulse.io.maintenance.readers import ReaderPin, newest_job_commit, oldest_live_pin, reader_pins
 from fleetpulse.io.spark import scratch
 
-_WAYS_BACK: Final = 1  # retired generations to keep, regardless of age
+_RETIRED_KEPT: Final = 1  # retired generations to keep, regardless of age
 _COMMITTED_MS: Final = 600_000  # age of an abandoned commit file; landing writes one in milliseconds meanwhile
 _OURS_ASIDE: Final = re.compile(r"\.\d{20}\.json\.[0-9a-f]{32}\.tmp")
 _REPLACED_MS: Final = {JUDGEMENTS.name: vacuum.HOUR_MS}  # its readers open the newest version each time
@@ -63,21 +63,21 @@ def maintain(
         there = [path for path in sorted((home.path / "tables").glob("*")) if holds_table(path)]
         if not dry_run:
             _remove_aside(there, now_s)
-        yield from as_room_allows("checkpoints", _generations(home, keep, now_ms, say, dry_run=dry_run))
+        yield from unless_disk_full("checkpoints", _generations(home, keep, now_ms, say, dry_run=dry_run))
         wanted = reader_pins(home)
         if home.table(DEVICE_SNAPSHOTS.name) in there:
-            yield from _thin_out(home, keep, now_ms, dry_run=dry_run)
+            yield from _delete_snapshots(home, keep, now_ms, dry_run=dry_run)
             wanted = reader_pins(home)
         if home.table(MESSAGES.name) in there:
-            yield from as_room_allows(MESSAGES.name, _bronze(home, keep, wanted, now_ms, dry_run=dry_run))
+            yield from unless_disk_full(MESSAGES.name, _bronze(home, keep, wanted, now_ms, dry_run=dry_run))
         yield from remove_aged(home, keep, there, now_ms, dry_run=dry_run)
         known = {table.name for table in TABLES} - {MESSAGES.name, DEVICE_SNAPSHOTS.name}
         for path in there:
             if path.name in known:
-                yield from as_room_allows(path.name, _join(path, dry_run=dry_run))
+                yield from unless_disk_full(path.name, _join(path, dry_run=dry_run))
         for path in there:
             yield from _delete(home, path, keep, wanted, now_s, dry_run=dry_run)
-        yield from _beside(home, keep, now_s, dry_run=dry_run)
+        yield from _clean_other_files(home, keep, now_s, dry_run=dry_run)
 
 
 def _remove_aside(there: list[Path], now_s: float) -> None:
@@ -100,15 +100,17 @@ def _generations(home: Home, keep: Keep, now_ms: int, say: Callable[[str], None]
         return
     before_ms = now_ms - keep.generations_ms
     record = load_generations(home.lifecycle)
-    if not going(record, _WAYS_BACK, before_ms) and not left_over(home.lifecycle, record):
+    if not prunable(record, _RETIRED_KEPT, before_ms) and not left_over(home.lifecycle, record):
         return
     with pause_state_changes(home, "fleet maintain") as other:
         if other:
             yield Step("checkpoints", "hold", note=f"old generations stay until the next maintenance: {other} is running")
             return
         record = load_generations(home.lifecycle)
-        doomed = [(number, *_size(checkpoint_of(home.lifecycle, number))) for number in going(record, _WAYS_BACK, before_ms)]
-        prune(home, _WAYS_BACK, say, dry=dry_run, before_ms=before_ms)
+        doomed = [
+            (number, *_size(checkpoint_of(home.lifecycle, number))) for number in prunable(record, _RETIRED_KEPT, before_ms)
+        ]
+        prune(home, _RETIRED_KEPT, say, dry=dry_run, before_ms=before_ms)
     for number, files, size in doomed:
         retired = format_instant(record.retired_at_ms(number) or 0)
         yield Step("checkpoints", "delete", files, size, note=f"of generation {number}, retired {retired}")
@@ -137,7 +139,7 @@ def _bronze(home: Home, keep: Keep, wanted: list[ReaderPin], now_ms: int, *, dry
     for group in planned.merges:
         parts = [part for unit in group for part in unit.parts]
         note = f"versions {group[0].begin} to {group[-1].end - 1}"
-        if not dry_run and compaction.put_together(table, group) is None:
+        if not dry_run and compaction.compact(table, group) is None:
             note = BUSY
         yield Step(MESSAGES.name, "join", len(parts), sum(one.size_bytes for one in parts), sum(one.rows for one in parts), note)
 
@@ -145,10 +147,10 @@ def _bronze(home: Home, keep: Keep, wanted: list[ReaderPin], now_ms: int, *, dry
 def _drop(home: Home, table: Path, planned: compaction.CompactionPlan, now_ms: int, *, dry_run: bool) -> Step:
     parts = [part for unit in planned.drop for part in unit.parts]
     note = since(f"received before {format_instant(planned.cutoff_ms)}", planned.newest_ms, now_ms)
-    rows = compaction.doomed(table, planned)
+    rows = compaction.count_expired(table, planned)
     if not dry_run:
         promise(home, MESSAGES.name, planned.cutoff_ms)
-        if compaction.cut_off(table, planned) is None:
+        if compaction.drop_expired(table, planned) is None:
             note, rows = BUSY, 0
     return Step(MESSAGES.name, "remove", len(parts), sum(part.size_bytes for part in parts), rows, note)
 
@@ -156,16 +158,16 @@ def _drop(home: Home, table: Path, planned: compaction.CompactionPlan, now_ms: i
 def _join(table: Path, *, dry_run: bool) -> Iterator[Step]:
     for small in vacuum.small_files(table):
         note = " ".join(f"{column} {value}" for column, _, value in small.partition)
-        if not dry_run and not vacuum.join(table, small):
+        if not dry_run and not vacuum.compact_small_files(table, small):
             note = BUSY
         yield Step(table.name, "join", small.files, small.size_bytes, small.rows, note)
 
 
-def _thin_out(home: Home, keep: Keep, now_ms: int, *, dry_run: bool) -> Iterator[Step]:
+def _delete_snapshots(home: Home, keep: Keep, now_ms: int, *, dry_run: bool) -> Iterator[Step]:
     """Delete the files of snapshots beyond retention; each version is complete."""
     table = home.table(DEVICE_SNAPSHOTS.name)
     kept = vacuum.kept_versions(table, keep.device_snapshots_ms, now_ms)
-    files = vacuum.unneeded(table, keep.replaced_ms, kept)
+    files = vacuum.unneeded_files(table, keep.replaced_ms, kept)
     if not files:
         return
     yield Step(DEVICE_SNAPSHOTS.name, "delete", *vacuum.remove_files(files, dry_run=dry_run), note=f"{len(kept)} snapshots stay")
@@ -175,7 +177,7 @@ def _delete(home: Home, table: Path, keep: Keep, wanted: list[ReaderPin], now_s:
     """Delete replaced files, and old versions of the Delta log."""
     snapshots, bronze = table.name == DEVICE_SNAPSHOTS.name, table.name == MESSAGES.name
     if not snapshots:
-        files = vacuum.unneeded(table, min(keep.replaced_ms, _REPLACED_MS.get(table.name, keep.replaced_ms)))
+        files = vacuum.unneeded_files(table, min(keep.replaced_ms, _REPLACED_MS.get(table.name, keep.replaced_ms)))
         if files:
             count, size = vacuum.remove_files(files, dry_run=dry_run)
             yield Step(table.name, "delete", count, size, note="files that were replaced, or never committed")
@@ -183,7 +185,7 @@ def _delete(home: Home, table: Path, keep: Keep, wanted: list[ReaderPin], now_s:
         yield Step(table.name, "checkpoint")
     below = min(vacuum.kept_versions(table, keep.device_snapshots_ms, int(now_s * 1000))) if snapshots else None
     if table.name == JUDGEMENTS.name:
-        below = judged_through(home)
+        below = newest_job_commit(home)
     spared = _StillRead(table, oldest_live_pin(wanted).version) if bronze else _none
     log = vacuum.outdated_log(table, keep.replaced_ms, now_s, below, spared)
     if log:
@@ -210,7 +212,7 @@ def _none(_: int) -> bool:
     return False
 
 
-def _beside(home: Home, keep: Keep, now_s: float, *, dry_run: bool) -> Iterator[Step]:
+def _clean_other_files(home: Home, keep: Keep, now_s: float, *, dry_run: bool) -> Iterator[Step]:
     """Delete old logs, backtest pages and remains of killed runs; rotate long logs."""
     old = disk_cleanup.old_logs(home, keep.logs_ms, now_s)
     if old:
@@ -223,7 +225,7 @@ def _beside(home: Home, keep: Keep, now_s: float, *, dry_run: bool) -> Iterator[
     yield from _folders("backtests", disk_cleanup.old_backtests(home, keep.logs_ms, now_s), "of Airflow", dry_run=dry_run)
     yield from _folders("spark", disk_cleanup.spark_remains(home, now_s), "of a run that was killed", dry_run=dry_run)
     for path in disk_cleanup.long_logs(home):
-        yield from as_room_allows("logs", _put_aside(path, dry_run=dry_run))
+        yield from unless_disk_full("logs", _put_aside(path, dry_run=dry_run))
 
 
 def _put_aside(log: Path, *, dry_run: bool) -> Iterator[Step]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fleetpulse.core.times import format_instant
-from fleetpulse.io.system.fsync import no_room
+from fleetpulse.io.system.fsync import is_disk_full
 
 AHEAD_MS: Final = 3_600_000  # lead of the newest row that is not reported: rows land meanwhile, and clocks differ
 FULL: Final = "postponed to the next run: the disk is full"
@@ -60,7 +60,7 @@ def since(note: str, newest_ms: int, now_ms: int) -> str:
     return f"{note}; {ahead(newest_ms)}" if newest_ms > now_ms + AHEAD_MS else note
 
 
-def as_room_allows(table: str, steps: Iterator[Step]) -> Iterator[Step]:
+def unless_disk_full(table: str, steps: Iterator[Step]) -> Iterator[Step]:
     """Run steps that write; postpone them to the next run if the disk is full.
 
     Later steps delete files, and so free disk space.
@@ -68,6 +68,6 @@ def as_room_allows(table: str, steps: Iterator[Step]) -> Iterator[Step]:
     try:
         yield from steps
     except Exception as error:
-        if not no_room(error):
+        if not is_disk_full(error):
             raise
         yield Step(table, "hold", note=FULL)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from batch import amend
-from batch.maintenance.plan import BUSY, Keep, Step, as_room_allows, since
+from batch.maintenance.plan import BUSY, Keep, Step, since, unless_disk_full
 from fleetpulse.core.judgements import AMENDMENTS, JudgementKind
 from fleetpulse.core.tables import JUDGEMENTS, QUALITY_FAILURES, QUALITY_RESULTS, QUARANTINE, STREAM_HEALTH
 from fleetpulse.core.times import format_instant
@@ -43,8 +43,8 @@ class _Aged:
     column: str
     keep_ms: int | None
     promised: str
-    such: str = ""
-    but: Callable[[Home, int], str] = lambda _home, _cutoff_ms: ""
+    condition: str = ""
+    exceptions: Callable[[Home, int], str] = lambda _home, _cutoff_ms: ""
 
 
 def _aged(keep: Keep) -> tuple[_Aged, ...]:
@@ -63,7 +63,7 @@ def remove_aged(home: Home, keep: Keep, there: list[Path], now_ms: int, *, dry_r
     """Remove old rows of the tables other than bronze."""
     for aged in _aged(keep):
         if aged.keep_ms is not None and home.table(aged.table) in there:
-            yield from as_room_allows(aged.table, _remove(home, aged, aged.keep_ms, now_ms, dry_run=dry_run))
+            yield from unless_disk_full(aged.table, _remove(home, aged, aged.keep_ms, now_ms, dry_run=dry_run))
 
 
 def _remove(home: Home, aged: _Aged, keep_ms: int, now_ms: int, *, dry_run: bool) -> Iterator[Step]:
@@ -71,18 +71,18 @@ def _remove(home: Home, aged: _Aged, keep_ms: int, now_ms: int, *, dry_run: bool
     if newest_ms is None:
         return
     cutoff_ms = (min(newest_ms, now_ms) - keep_ms) // vacuum.DAY_MS * vacuum.DAY_MS
-    old = " AND ".join(one for one in (f"{aged.column} < {vacuum.cutoff_text(cutoff_ms)}", aged.such) if one)
-    but = aged.but(home, cutoff_ms) if _count(home, aged.table, old) else ""
+    old = " AND ".join(one for one in (f"{aged.column} < {vacuum.cutoff_text(cutoff_ms)}", aged.condition) if one)
+    but = aged.exceptions(home, cutoff_ms) if _count(home, aged.table, old) else ""
     gone = f"{old} AND NOT ({but})" if but else old
     doomed = _count(home, aged.table, gone)
-    if aged.but is _not_amended and (left := _count(home, aged.table, old) - doomed):
+    if aged.exceptions is _not_amended and (left := _count(home, aged.table, old) - doomed):
         yield Step(aged.table, "hold", rows=left, note="late messages not amended yet stay; run ./fleet amend")
     if not doomed:
         return
-    note = f"{aged.column} before {format_instant(cutoff_ms)}" + (f", {aged.promised}" if aged.such else "")
+    note = f"{aged.column} before {format_instant(cutoff_ms)}" + (f", {aged.promised}" if aged.condition else "")
     note = since(note, newest_ms, now_ms)
     if not dry_run:
-        if aged.but is _not_amended:
+        if aged.exceptions is _not_amended:
             _promise_late(home, gone)
         promise(home, aged.promised, cutoff_ms)
         table = home.table(aged.table)
@@ -93,7 +93,7 @@ def _remove(home: Home, aged: _Aged, keep_ms: int, now_ms: int, *, dry_run: bool
 
 
 def _newest_ms(home: Home, aged: _Aged) -> int | None:
-    such = f"WHERE {aged.such}" if aged.such else ""
+    such = f"WHERE {aged.condition}" if aged.condition else ""
     sql = f"SELECT epoch_ms(max({aged.column})) AS newest FROM {aged.table} {such}"
     return tables.query(home, sql, tables=[aged.table])[0]["newest"]
 
@@ -108,7 +108,7 @@ def _not_amended(home: Home, _: int) -> str:
     Empty if amend has never run.
     """
     reached_ms = tables.landed(home, JUDGEMENTS, DONE)
-    return f"{amend.LOOKED_AT} AND received_at > {vacuum.cutoff_text(reached_ms)}" if reached_ms else ""
+    return f"{amend.AMENDABLE} AND received_at > {vacuum.cutoff_text(reached_ms)}" if reached_ms else ""
 
 
 def _promise_late(home: Home, gone: str) -> None:
@@ -134,9 +134,9 @@ def _newest_summaries(home: Home, cutoff_ms: int) -> str:
     record, current = load_generations(home.lifecycle), home.generation().number
     spoke = tables.query(home, f"SELECT DISTINCT generation FROM judgements WHERE {_SUMMARIES} ORDER BY 1 DESC NULLS LAST")
     newest: list[int | None] = [one["generation"] for one in spoke]
-    copied = record.of_the_same_groups(current)
+    copied = record.repartitioned_from(current)
     if not {*copied} & {*newest}:
-        copied = [] if newest[0] is None else record.of_the_same_groups(newest[0])
+        copied = [] if newest[0] is None else record.repartitioned_from(newest[0])
     of_them = "generation IS NULL" if not copied else f"generation IN ({', '.join(map(str, copied))})"
     found = tables.query(
         home,

@@ -13,14 +13,14 @@ import pyarrow as pa
 from batch.common.progress import Say, silent
 from batch.quality import facts as evidence
 from batch.quality.facts import EvaluationPoint, one_row
-from batch.quality.rejudge import is_there_still, judged_again
+from batch.quality.rejudge import is_still_complete, replay_bronze
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.quality.suites import Suite
-from fleetpulse.core.replay import NOTHING
+from fleetpulse.core.replay import EMPTY_OUTCOME
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES, QUARANTINE
 from fleetpulse.io.checkpoints.generations import load_generations
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.quality.suite_inputs import Opened
+from fleetpulse.io.quality.suite_inputs import OpenedTables
 from fleetpulse.io.tables import tables as delta
 from fleetpulse.io.tables.snapshots import SnapshotInfo, snapshots
 from fleetpulse.reports.messages import span
@@ -79,12 +79,12 @@ class DerivedTables:
     """
 
     def __init__(
-        self, home: Home, tables: Opened, judged: EvaluationPoint | None, state: State | None, say: Say = silent
+        self, home: Home, tables: OpenedTables, judged: EvaluationPoint | None, state: State | None, say: Say = silent
     ) -> None:
         self.tables, self._say = tables, say
         self._home, self._judged, self._state = home, judged, state
         self._of_state: EvaluationPoint | None = None
-        self._known = NOTHING  # coverage, frontier and policies that bronze gives at the position of the state
+        self._known = EMPTY_OUTCOME  # coverage, frontier and policies that bronze gives at the position of the state
         self._unread = ""  # reason if the position of the state cannot be read
         landed = span(home)
         self._landed_ms = 0 if landed is None else landed[1]
@@ -97,7 +97,7 @@ class DerivedTables:
         self.tables.put_state(state.files)
         try:
             heads = evidence.heads_of(self.tables)
-            self._of_state = evidence.stand_of_state(self._home, heads.worlds[0], state.about)
+            self._of_state = evidence.state_position(self._home, heads.worlds[0], state.about)
         except DAMAGED as error:
             self._unread = f"the position of the state cannot be read: {error!r}"
             return
@@ -106,10 +106,10 @@ class DerivedTables:
         stated = {"stated_newest_ms": about.newest_ms, "stated_frontier_ms": about.frontier_ms or 0}
         job_ms = None if self._judged is None else self._judged.frontier_ms
         more = {"frontier_before_ms": state.before_ms, "job_frontier_ms": job_ms, "chosen": state.chosen}
-        listens = {"listens_as_bronze": evidence.listens_as(heads.worlds[0], self._known)}
+        listens = {"listens_as_bronze": evidence.has_same_coverage(heads.worlds[0], self._known)}
         self.tables.put("taken", one_row({**self._of_state.row(), **facts, **stated, **more, **listens}))
 
-    def why_not(self, suite: Suite) -> str:
+    def skip_reason(self, suite: Suite) -> str:
         """Return the reason to skip a suite; empty if it can be evaluated."""
         if "landed" in suite.reads:
             return "" if self.tables.counted else _NOT_COUNTED
@@ -121,15 +121,15 @@ class DerivedTables:
         if of_state and self._unread:
             return ""  # not skipped: `make` raises the error, so that it is reported as a fault
         stand = self._of_state if of_state else self._judged
-        if suite.again and stand is None:
+        if suite.needs_replay and stand is None:
             return _NOTHING_JUDGED
-        return _FROM_NOWHERE if suite.again and not (stand and stand.origin) else ""
+        return _FROM_NOWHERE if suite.needs_replay and not (stand and stand.origin) else ""
 
-    def why_no_more(self, suite: Suite) -> str:
+    def skip_reason_after(self, suite: Suite) -> str:
         """Return the reason to skip a suite if retention removed its rows meanwhile."""
         stand = self._of_state if "state" in suite.reads else self._judged
-        origin = stand.origin if suite.again and stand else None
-        return _GONE if origin and not is_there_still(self._home, origin) else ""
+        origin = stand.origin if suite.needs_replay and stand else None
+        return _GONE if origin and not is_still_complete(self._home, origin) else ""
 
     def make(self, suite: Suite) -> None:
         """Derive the tables that a suite reads, unless they exist already.
@@ -156,7 +156,7 @@ class DerivedTables:
             self.tables.put("shards", self._of_state.shards())
             self.tables.put("roaming", evidence.roaming(self.tables, self._of_state.world.shards))
         if self._of_state is not None and "dues" in wanted:
-            self.tables.put("dues", evidence.dues(self.tables, self._of_state, self._known))
+            self.tables.put("dues", evidence.next_deadlines(self.tables, self._of_state, self._known))
         if self._of_state is not None and "own_rows" in wanted:
             self.tables.put("own_rows", evidence.own_rows(self.tables))
         if self._of_state is not None and "defined_state" in wanted:
@@ -164,4 +164,4 @@ class DerivedTables:
 
     def _judge_again(self, stand: EvaluationPoint) -> tuple[pa.Table, pa.Table]:
         assert stand.origin is not None, "why_not skips suites without an origin"
-        return judged_again(self._home, stand.newest_ms, stand.origin, self._say)
+        return replay_bronze(self._home, stand.newest_ms, stand.origin, self._say)

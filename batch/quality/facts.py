@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from batch.quality.rejudge import Origin, had_work, origin_of
+from batch.quality.rejudge import Origin, ever_current, origin_of
 from fleetpulse.columnar.codec.world_json import world_from_plain
-from fleetpulse.columnar.snapshot.rows import GROUP, OWN_ROW, the_world
+from fleetpulse.columnar.snapshot.rows import GROUP, OWN_ROW, shared_context
 from fleetpulse.core.device import Device, EvaluationContext
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.fold import next_due
@@ -31,7 +31,7 @@ from fleetpulse.io.checkpoints.checkpoint import judged_up_to
 from fleetpulse.io.checkpoints.generations import Generations, load_generations
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import oldest_kept_ms
-from fleetpulse.io.quality.suite_inputs import Opened
+from fleetpulse.io.quality.suite_inputs import OpenedTables
 from fleetpulse.io.tables import tables as delta
 from fleetpulse.io.tables.snapshots import SnapshotInfo
 from fleetpulse.reports.messages import rows_through, span
@@ -153,7 +153,7 @@ class EvaluationPoint:
         return pa.table({"of_site": pa.array(sites, pa.string()), "judged_to": _instants(instants), "settled_to": settled})
 
 
-def roaming(tables: Opened, shards: Shards) -> pa.Table:
+def roaming(tables: OpenedTables, shards: Shards) -> pa.Table:
     """Return the devices with messages from several shards.
 
     The tables do not show the order in which messages of different shards were judged.
@@ -171,7 +171,7 @@ def _has_late_rules(policy: Policy) -> bool:
     return any(rules.late_proves_alive is not None for rules in (policy.rules, *policy.classes.values()))
 
 
-def stand_of(home: Home) -> EvaluationPoint | None:
+def job_position(home: Home) -> EvaluationPoint | None:
     """Return the position of the job; None if it has judged nothing yet."""
     judged = judged_up_to(home.checkpoint)
     if judged is None or span(home) is None:
@@ -179,10 +179,10 @@ def stand_of(home: Home) -> EvaluationPoint | None:
     known = by_bronze(home, judged[1])
     if known.shards is None or known.frontier_ms is None:
         return None
-    return stand_at(home, judged[1], known.shards, known.policies, origin_of(home, judged[1]))
+    return position_from(home, judged[1], known.shards, known.policies, origin_of(home, judged[1]))
 
 
-def stand_at(home: Home, newest_ms: int, shards: Shards, policies: Policies, origin: Origin | None) -> EvaluationPoint:
+def position_from(home: Home, newest_ms: int, shards: Shards, policies: Policies, origin: Origin | None) -> EvaluationPoint:
     """Build the position that follows from coverage, frontier and policies."""
     deployment, kept_ms, told_ms = home.deployment(), oldest_kept_ms(home, MESSAGES.name), oldest_kept_ms(home, _LISTED)
     frontiers_ms = [_BEFORE_ALL if one is None else one for one in shards.frontiers_ms]
@@ -191,7 +191,7 @@ def stand_at(home: Home, newest_ms: int, shards: Shards, policies: Policies, ori
         newest_ms,
         EvaluationContext(shards, policies),
         max(frontiers_ms),
-        deployment.said_through_ms(min(frontiers_ms)),
+        deployment.emitted_through_ms(min(frontiers_ms)),
         frontiers_ms[0],
         min(frontiers_ms),
         deployment.verdict_jitter_ms,
@@ -199,9 +199,9 @@ def stand_at(home: Home, newest_ms: int, shards: Shards, policies: Policies, ori
         _BEFORE_ALL if told_ms is None else told_ms + deployment.max_clock_lead_ms,
         origin,
         kept_ms is None and oldest_kept_ms(home, QUARANTINE.name) is None,
-        any(one.made_from.get("devices") for one in had_work(record)),
-        any(one.made_from.get("own_limits") for one in had_work(record)),
-        any(_chosen_before(record, one.number) - record.choices_in(one.number) for one in had_work(record)),
+        any(one.made_from.get("devices") for one in ever_current(record)),
+        any(one.made_from.get("own_limits") for one in ever_current(record)),
+        any(_chosen_before(record, one.number) - record.with_chosen_devices(one.number) for one in ever_current(record)),
         deployment.max_clock_lead_ms,
         deployment.max_backlog_ms,
         any(_has_late_rules(dated.policy) for dated in policies.dated),
@@ -214,11 +214,11 @@ def is_chosen(record: Generations, number: int) -> bool:
     They may if this generation, one of its sources, or an earlier generation was made of chosen
     devices.
     """
-    return bool(record.choices_in(number) | _chosen_before(record, number))
+    return bool(record.with_chosen_devices(number) | _chosen_before(record, number))
 
 
 def _chosen_before(record: Generations, number: int) -> frozenset[int]:
-    before = (record.choices_in(one.number) for one in had_work(record) if one.number < number)
+    before = (record.with_chosen_devices(one.number) for one in ever_current(record) if one.number < number)
     return frozenset[int]().union(*before)
 
 
@@ -259,7 +259,7 @@ def declared_columns(home: Home) -> pa.Table:
     return pa.table({name: pa.array([row[name] for row in rows], pa.string()) for name in names})
 
 
-def deadlines(tables: Opened, stand: EvaluationPoint) -> pa.Table:
+def deadlines(tables: OpenedTables, stand: EvaluationPoint) -> pa.Table:
     """Return the transitions by silence, each with its deadline as derived."""
     excused, own = _ends(tables), _own_timeouts(tables)
     found = tables.arrow(_SILENCES)
@@ -301,7 +301,7 @@ def _silent(one: Mapping[str, Any], world: EvaluationContext, own_ms: int | None
     return None
 
 
-def _ends(tables: Opened) -> Mapping[str, set[int]]:
+def _ends(tables: OpenedTables) -> Mapping[str, set[int]]:
     """Return per device the instants of ends of holds and of registry entries."""
     found: defaultdict[str, set[int]] = defaultdict(set)
     for one in _rows(tables.arrow(_OWN)):
@@ -310,7 +310,7 @@ def _ends(tables: Opened) -> Mapping[str, set[int]]:
     return found
 
 
-def _own_timeouts(tables: Opened) -> Mapping[str, list[tuple[int, int | None]]]:
+def _own_timeouts(tables: OpenedTables) -> Mapping[str, list[tuple[int, int | None]]]:
     """Return per device its registry entries in order: instant and own timeout."""
     found: defaultdict[str, list[tuple[int, int | None]]] = defaultdict(list)
     for one in _rows(tables.arrow(_ENTRIES)):
@@ -321,7 +321,7 @@ def _own_timeouts(tables: Opened) -> Mapping[str, list[tuple[int, int | None]]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
+class KeyGroupHeaders:
     """Header rows of the key groups of a state.
 
     Attributes:
@@ -334,7 +334,7 @@ class Heads:
     devices: int | None
 
 
-def heads_of(tables: Opened) -> Heads:
+def heads_of(tables: OpenedTables) -> KeyGroupHeaders:
     """Read the header rows of the key groups of a state.
 
     Raises:
@@ -345,10 +345,10 @@ def heads_of(tables: Opened) -> Heads:
     if not rows:
         raise FleetError(f'its position is missing: it has no row of part "{GROUP}"', code="snapshot-position-missing")
     counts = [json.loads(one).get("devices") for one in rows]
-    return Heads(tuple(sorted({the_world([one]) for one in rows})), None if None in counts else sum(counts))
+    return KeyGroupHeaders(tuple(sorted({shared_context([one]) for one in rows})), None if None in counts else sum(counts))
 
 
-def stand_of_state(home: Home, world: str, about: SnapshotInfo) -> EvaluationPoint:
+def state_position(home: Home, world: str, about: SnapshotInfo) -> EvaluationPoint:
     """Return the position of a state.
 
     Args:
@@ -358,16 +358,16 @@ def stand_of_state(home: Home, world: str, about: SnapshotInfo) -> EvaluationPoi
     """
     shards, policies = world_from_plain(json.loads(world))
     origin = origin_of(home, shards.newest_ms, about.generation, about.version)
-    return stand_at(home, shards.newest_ms, shards, policies, origin)
+    return position_from(home, shards.newest_ms, shards, policies, origin)
 
 
-def pending(tables: Opened) -> pa.Table:
+def pending(tables: OpenedTables) -> pa.Table:
     """Return the judgements that are pending in a state."""
     contents = tables.arrow("SELECT content FROM state WHERE part = 'pending' AND content IS NOT NULL")["content"].to_pylist()
     return delta.to_table(JUDGEMENTS, map(json.loads, contents))
 
 
-def own_rows(tables: Opened) -> pa.Table:
+def own_rows(tables: OpenedTables) -> pa.Table:
     """Return the pending rows of registry and operators, and those for all devices."""
     rows = tables.arrow(f"SELECT content FROM state WHERE part = '{OWN_ROW}'")["content"].to_pylist()
     found = [json.loads(one) for one in rows]
@@ -380,7 +380,7 @@ def by_bronze(home: Home, newest_ms: int) -> Outcome:
     return outcome(rows_through(home, (), newest_ms), home.deployment())
 
 
-def listens_as(world: str, known: Outcome) -> bool:
+def has_same_coverage(world: str, known: Outcome) -> bool:
     """Return whether a state has the frontier, gaps and policies that bronze gives.
 
     Gaps and policies that the state has pruned are not compared.
@@ -406,7 +406,7 @@ def _gaps_from(coverage: Coverage, since_ms: int) -> Coverage:
     return replace(kept, base_ms=0, until_ms=kept.until_ms if late else None)
 
 
-def dues(tables: Opened, stand: EvaluationPoint, known: Outcome) -> pa.Table:
+def next_deadlines(tables: OpenedTables, stand: EvaluationPoint, known: Outcome) -> pa.Table:
     """Return the next deadline of each device, its action, and expected covered time.
 
     The covered time is the one at the start of the device's silence.
@@ -438,7 +438,7 @@ def _covered(device: Device, stand: EvaluationPoint, known: Outcome) -> int | No
     return in_state.coverage.covered(frontier_ms) - since_ms
 
 
-def _devices(tables: Opened) -> Iterator[Device]:
+def _devices(tables: OpenedTables) -> Iterator[Device]:
     """Yield the devices of known mode of a state, with the fields for deadlines."""
     for one in _rows(tables.arrow(_DUE)):
         if one["mode"] not in {*Mode} or any(one[name] is None for name in ("mode_since_ms", "class_since_ms", "life_ms")):

@@ -17,7 +17,7 @@ from batch.quality.derived_tables import State
 from batch.quality.facts import is_chosen
 from batch.quality.run import gate, refuse
 from batch.state.generation import state_of
-from batch.state.snapshot import about
+from batch.state.snapshot import snapshot_metadata
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS
 from fleetpulse.io.checkpoints.checkpoint import position_after, relocate
@@ -52,12 +52,12 @@ def generation_state(spark: SparkSession, home: Home, number: int) -> Iterator[S
     generation = generation_of(home, number)
     relocate(checkpoint_of(home.lifecycle, number))  # the home may have been moved
     at = position_after(checkpoint_of(home.lifecycle, number))
-    what = about(spark, home, generation, at)
+    what = snapshot_metadata(spark, home, generation, at)
     with written_aside(state_of(spark, home, generation, at).each) as files:
         yield State(f"generation {number}", files, what, chosen=is_chosen(load_generations(home.lifecycle), number))
 
 
-def require_sound(spark: SparkSession, home: Home, made: Generation, keep: int, say: Say = silent) -> None:
+def gate_generation(spark: SparkSession, home: Home, made: Generation, keep: int, say: Say = silent) -> None:
     """Evaluate the gate for a new generation before it is activated.
 
     Raises:
@@ -80,7 +80,7 @@ def written_aside(rows: DataFrame) -> Iterator[tuple[Path, ...]]:
 
 
 @contextmanager
-def gated(
+def gate_snapshot_rows(
     spark: SparkSession, home: Home, rows: DataFrame, what: SnapshotInfo, keep: int, say: Say = silent
 ) -> Iterator[DataFrame]:
     """Evaluate the gate for the rows of a new snapshot; yield the rows if it passes.

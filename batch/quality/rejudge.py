@@ -16,14 +16,14 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from batch.backtest import judged_so_far, unpacked
+from batch.backtest import progress_line, unpacked
 from batch.common.progress import Paced, Say, silent
 from fleetpulse.columnar.codec.arrow import NO_SIGNALS
 from fleetpulse.columnar.codec.versions import STORED_FORM
 from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.fold.judgement_batches import drop_broadcast_copies
 from fleetpulse.columnar.fold.key_group import KeyGroup
-from fleetpulse.columnar.snapshot.rows import GROUP, OWN_ROW, PENDING, seed, shared_rows, taken, the_world
+from fleetpulse.columnar.snapshot.rows import GROUP, OWN_ROW, PENDING, restore_group, shared_context, shared_rows, snapshot_rows
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.rows import EVERYONE
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES
@@ -35,7 +35,7 @@ from fleetpulse.io.tables.bronze import pack, read_bronze
 from fleetpulse.io.tables.bronze_slices import BronzePiece, blocks_of, pieces_of, slices_of
 from fleetpulse.io.tables.snapshots import SnapshotInfo
 from fleetpulse.reports.messages import files_beside
-from fleetpulse.reports.replay_origin import removed_below, rows_of_snapshot, whole_behind
+from fleetpulse.reports.replay_origin import complete_snapshots, removed_below, rows_of_snapshot
 
 MOST_ROWS: Final = 10_000_000  # most rows of bronze to replay: about ten minutes of a core
 
@@ -73,13 +73,13 @@ def is_whole(home: Home) -> bool:
     return not chosen and oldest_kept_ms(home, MESSAGES.name) is None and home.judged_by_version_1_ms() is None
 
 
-def had_work(record: Generations) -> Iterator[Generation]:
+def ever_current(record: Generations) -> Iterator[Generation]:
     """Yield the generations that have been current and so emitted judgements."""
     return (one for one in record.known.values() if one.status in (CURRENT, RETIRED, PRUNED))
 
 
 def _choices(record: Generations) -> frozenset[int]:
-    return frozenset[int]().union(*(record.choices_in(one.number) for one in had_work(record)))
+    return frozenset[int]().union(*(record.with_chosen_devices(one.number) for one in ever_current(record)))
 
 
 def origin_of(
@@ -107,10 +107,10 @@ def origin_of(
     if whole and _rows_behind(pieces, -1) <= most_rows:
         return Origin()
     record, by_version_1_ms = load_generations(home.lifecycle), home.judged_by_version_1_ms()
-    chosen = record.choices_in(record.current if number is None else number)
+    chosen = record.with_chosen_devices(record.current if number is None else number)
     known = [
         one.taken
-        for one in whole_behind(home, removed_below(home), through_ms)
+        for one in complete_snapshots(home, removed_below(home), through_ms)
         if one.taken.version != but
         and one.newest_ms < through_ms
         and (by_version_1_ms is None or one.newest_ms >= by_version_1_ms)
@@ -127,12 +127,12 @@ def _rows_behind(pieces: Sequence[BronzePiece], newest_ms: int) -> int:
     return sum(piece.rows for piece in pieces if piece.last_ms > newest_ms)
 
 
-def is_there_still(home: Home, origin: Origin) -> bool:
+def is_still_complete(home: Home, origin: Origin) -> bool:
     """Return whether bronze still has all rows after an origin."""
     return is_whole(home) if origin.snapshot is None else origin.snapshot.bronze >= removed_below(home)
 
 
-def judged_again(home: Home, newest_ms: int, origin: Origin, say: Say = silent) -> tuple[pa.Table, pa.Table]:
+def replay_bronze(home: Home, newest_ms: int, origin: Origin, say: Say = silent) -> tuple[pa.Table, pa.Table]:
     """Replay bronze up to a row.
 
     Args:
@@ -156,7 +156,7 @@ def judged_again(home: Home, newest_ms: int, origin: Origin, say: Say = silent) 
         for key_group, (signals, others) in packed:
             kept = chunks[key_group]
             step = groups[key_group].fold(signals, others, through_ms, deployment, kept.__getitem__)
-            for number in step.gone:
+            for number in step.deleted_chunks:
                 del kept[number]
             kept.update(step.chunks)
             batches.append(drop_broadcast_copies(key_group, step.judgements))
@@ -170,10 +170,11 @@ def judged_again(home: Home, newest_ms: int, origin: Origin, say: Say = silent) 
         until_ms = newest_ms + 1 if each.until_ms is None else min(each.until_ms, newest_ms + 1)
         wanted = replace(each, since_ms=max(each.since_ms, origin.newest_ms + 1), until_ms=until_ms)
         fold(blocks_of(wanted, len(groups), pieces[0].first_ms), min(each.newest_ms, newest_ms))
-        far(partial(judged_so_far, each, len(slices)))
+        far(partial(progress_line, each, len(slices)))
     fold(None, newest_ms)
     devices = [
-        taken(key_group, group.to_bytes(), chunks[key_group], newest_ms, deployment)[0] for key_group, group in enumerate(groups)
+        snapshot_rows(key_group, group.to_bytes(), chunks[key_group], newest_ms, deployment)[0]
+        for key_group, group in enumerate(groups)
     ]
     judgements = pa.Table.from_batches(batches)
     defined = tables.from_columns(
@@ -195,12 +196,12 @@ def _begun(home: Home, origin: Origin, first_ms: int) -> tuple[list[KeyGroup], l
     heads = rows_of_snapshot(home, origin.snapshot, f"{rows} part = '{GROUP}'")
     everybody = f"{rows} part = '{OWN_ROW}' AND device_id = '{EVERYONE}' AND key_group = 0"  # equal in all groups
     shared = shared_rows(rows_of_snapshot(home, origin.snapshot, everybody)["content"].to_pylist())
-    world = the_world(heads["content"].to_pylist())
+    world = shared_context(heads["content"].to_pylist())
     begun: list[KeyGroup] = []
     chunks: list[dict[int, bytes]] = []
     for number in range(origin.snapshot.key_groups):
         mine = rows_of_snapshot(home, origin.snapshot, f"{rows} key_group = ? AND part NOT IN ('{GROUP}', '{PENDING}')", [number])
-        [made] = seed(number, mine, shared, world, home.deployment(), STORED_FORM).to_pylist()
+        [made] = restore_group(number, mine, shared, world, home.deployment(), STORED_FORM).to_pylist()
         begun.append(KeyGroup.from_bytes(made["block"]))
         chunks.append({chunk["number"]: chunk["rows"] for chunk in made["chunks"]})
     return begun, chunks

@@ -26,7 +26,7 @@ from fleetpulse.core.quality.table_suites import SUITES
 from fleetpulse.core.tables import QUALITY_FAILURES, QUALITY_RESULTS
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.quality.great_expectations import Evaluated, Expectations
+from fleetpulse.io.quality.great_expectations import ExpectationResult, Expectations
 from fleetpulse.io.quality.suite_inputs import SparkRows, on_spark, opened
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables import tables as delta
@@ -67,7 +67,7 @@ class Finding:
     examples: tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...] = ()
 
     @property
-    def shuts(self) -> bool:
+    def fails_gate(self) -> bool:
         """Whether the result fails the gate; a fault counts as a failure."""
         return self.severity == Severity.CRITICAL and self.outcome in (FAILED, FAULT)
 
@@ -114,26 +114,27 @@ class Report:
     run_id: str
     at_ms: int
     subject: str
-    looked: list[SuiteRun] = field(default_factory=list[SuiteRun])
+    suite_runs: list[SuiteRun] = field(default_factory=list[SuiteRun])
     docs: Path | None = None
 
     def findings(self) -> Iterator[Finding]:
         """Yield the result of each expectation."""
-        for one in self.looked:
+        for one in self.suite_runs:
             yield from one.findings
 
-    def shut(self) -> list[Finding]:
+    def gate_failures(self) -> list[Finding]:
         """Return the results that fail the gate, those with most failed rows first."""
-        return sorted((one for one in self.findings() if one.shuts), key=lambda one: -(one.failed or 0))
+        return sorted((one for one in self.findings() if one.fails_gate), key=lambda one: -(one.failed or 0))
 
     def plain(self) -> dict[str, Any]:
         """Return the report, ready for JSON."""
         counted = {name: sum(one.outcome == name for one in self.findings()) for name in (PASSED, FAILED, SKIPPED, FAULT)}
         suites = [
-            {**asdict(one), "findings": [_plain(each) for each in one.findings if each.outcome != PASSED]} for one in self.looked
+            {**asdict(one), "findings": [_plain(each) for each in one.findings if each.outcome != PASSED]}
+            for one in self.suite_runs
         ]
         docs = None if self.docs is None else str(self.docs)
-        shut = [one.sentence() for one in self.shut()]
+        shut = [one.sentence() for one in self.gate_failures()]
         return {"run_id": self.run_id, "at_ms": self.at_ms, "subject": self.subject, "holds": not shut, "why": shut,
                 "outcomes": counted, "docs": docs, "suites": suites}  # fmt: skip
 
@@ -153,7 +154,7 @@ def refuse(report: Report, what: str) -> None:
     Raises:
         FleetError: a critical expectation failed; the first line names it, with its first row.
     """
-    shut = report.shut()
+    shut = report.gate_failures()
     if shut:
         more = [f"  {one.sentence()}" for one in shut[1:]]
         ended = f"{what}; all failures are in quality_failures, run {report.run_id}"
@@ -192,7 +193,7 @@ def run(
         say: callback for progress lines of long suites.
     """
     suites = chosen_suites(names)
-    return _look(home, suites, snapshot_state(home), "tables", _Evaluation(session, engine, keep, say))
+    return _evaluate_all(home, suites, snapshot_state(home), "tables", _Evaluation(session, engine, keep, say))
 
 
 def gate(
@@ -213,7 +214,7 @@ def gate(
         keep: number of quality runs whose pages and results of the library are kept.
         say: callback for progress lines of long suites.
     """
-    return _look(home, OF_STATE, state, state.subject, _Evaluation(session, engine, keep, say))
+    return _evaluate_all(home, OF_STATE, state, state.subject, _Evaluation(session, engine, keep, say))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,10 +227,10 @@ class _Evaluation:
     say: Say
 
 
-def _look(home: Home, suites: Sequence[Suite], state: State | None, subject: str, how: _Evaluation) -> Report:
+def _evaluate_all(home: Home, suites: Sequence[Suite], state: State | None, subject: str, how: _Evaluation) -> Report:
     at_ms = wall_clock_ms()
     report = Report(f"{format_instant(at_ms).replace(':', '').replace('.', '')}", at_ms, subject)
-    judged = facts.stand_of(home)
+    judged = facts.job_position(home)
     with opened(home) as tables, ExitStack() as stack:
         made = DerivedTables(home, tables, judged, state, how.say)
         expectations = Expectations(home.path / "quality", report.run_id)
@@ -244,9 +245,9 @@ def _look(home: Home, suites: Sequence[Suite], state: State | None, subject: str
         far = Paced(how.say)
         for place, suite in enumerate(suites, 1):
             far(partial("evaluating suite {} of {}, {}".format, place, len(suites), suite.name))
-            why = made.why_not(suite)
+            why = made.skip_reason(suite)
             looked = _skipped(suite, why) if why else _evaluated(suite, made, expectations, how, spark_rows)
-            report.looked.append(looked)
+            report.suite_runs.append(looked)
             _write(home, report, looked)  # after each suite: an interrupted run keeps its results
         expectations.prune(how.keep)
         report.docs = expectations.build_docs()
@@ -268,7 +269,7 @@ def _evaluated(
         why = f"its input cannot be derived: {error!r}"[:400]
         findings = (Finding(suite.name, one.name, one.severity.value, FAULT, why=why) for one in suite.expectations)
         return SuiteRun(suite.name, "", 0, round((time.monotonic() - began) * 1000), tuple(findings))
-    if why := made.why_no_more(suite):
+    if why := made.skip_reason_after(suite):
         return _skipped(suite, why)
     count = made.tables.count(suite.rows)
     large = how.session is not None and (how.engine == _SPARK or (how.engine is None and count >= SPARK_FROM_ROWS))
@@ -278,7 +279,7 @@ def _evaluated(
     return SuiteRun(suite.name, _SPARK if large else _PANDAS, count, took_ms, tuple(_found(suite, one) for one in answers))
 
 
-def _found(suite: Suite, one: Evaluated) -> Finding:
+def _found(suite: Suite, one: ExpectationResult) -> Finding:
     named = (suite.name, one.expectation.name, one.expectation.severity.value)
     if one.fault:
         return Finding(*named, FAULT, why=one.fault)

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from batch.common.progress import Paced
-from batch.state.generation import GenerationSpec, activate, await_end, build, drain, judged_version, state_of
+from batch.state.generation import GenerationSpec, activate, await_termination, build, drain, judged_version, state_of
 from batch.state.operations import StateOperation
 from batch.state.transfer import compare, pack_by_key_group, with_checksum
 from fleetpulse.core.errors import FleetError
@@ -38,7 +38,7 @@ _LOOK_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class CanaryPlan:
     """Parameters of a canary.
 
     Attributes:
@@ -55,7 +55,7 @@ class Trial:
     stopped: Callable[[], AbstractContextManager[None]]
 
 
-def canary(work: StateOperation, verb: str, trial: Trial) -> Generation:
+def canary(work: StateOperation, verb: str, trial: CanaryPlan) -> Generation:
     """Run a new generation beside the current one; activate it if both judge alike.
 
     Raises:
@@ -71,7 +71,7 @@ def canary(work: StateOperation, verb: str, trial: Trial) -> Generation:
         trial.key_groups,
         began.partitions,
         trial.form,
-        chosen=True,
+        has_other_devices=True,
     )
     with pack_by_key_group(
         plan.rows, plan.key_groups
@@ -85,12 +85,12 @@ def canary(work: StateOperation, verb: str, trial: Trial) -> Generation:
         with trial.stopped():
             at = drain(spark, home, say, newest_begun(checkpoint_of(home.lifecycle, made.number)))
             query = start(spark, home, None, generation=made, through=at.version, told=aside)
-            await_end(query, lambda version: say(f"canary: bronze is judged up to version {version} of {at.version}"))
+            await_termination(query, lambda version: say(f"canary: bronze is judged up to version {version} of {at.version}"))
             say("comparing the judgements of both")
             was = _files(home.table(JUDGEMENTS.name), query_id(home.checkpoint), began.batch, at.batch)
             now = _files(aside, query_id(checkpoint_of(home.lifecycle, made.number)))
             try:
-                judged = _agreed(aside / "spilled", was, now, given.account.pending)
+                judged = _compare_judgements(aside / "spilled", was, now, given.account.pending)
             except FleetError as error:
                 raise FleetError(
                     f"generation {made.number} judged otherwise than generation {current.number}, and is discarded: "
@@ -113,7 +113,7 @@ def canary(work: StateOperation, verb: str, trial: Trial) -> Generation:
 
 def _side_by_side(work: StateOperation, made: Generation, aside: Path, for_s: float) -> None:
     query = start(work.spark, work.home, generation=made, told=aside)
-    began, far, said = time.monotonic(), Paced(work.say), Said(aside)
+    began, far, said = time.monotonic(), Paced(work.say), RowCounter(aside)
 
     def watched() -> str:
         gone_s, judged = time.monotonic() - began, position_after(work.home.checkpoint).version
@@ -137,7 +137,7 @@ def _side_by_side(work: StateOperation, made: Generation, aside: Path, for_s: fl
         query.stop()
 
 
-class Said:
+class RowCounter:
     """Row counter of a Delta table under write; reads each entry of the log once.
 
     Args:
@@ -159,7 +159,7 @@ class Said:
         return self._count
 
 
-def _agreed(scratch: Path, was: Iterable[Path], now: Iterable[Path], pending: Iterable[str]) -> int:
+def _compare_judgements(scratch: Path, was: Iterable[Path], now: Iterable[Path], pending: Iterable[str]) -> int:
     """Compare the judgements of two generations, except summaries, in bounded memory.
 
     Args:

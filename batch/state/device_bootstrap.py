@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from fleetpulse.columnar.codec.world_json import world_from_plain
-from fleetpulse.columnar.snapshot.bootstrap import seeds, sound
-from fleetpulse.columnar.snapshot.rows import DEVICE, GROUP, taken, the_world
+from fleetpulse.columnar.snapshot.bootstrap import bootstrap_groups, validated_devices
+from fleetpulse.columnar.snapshot.rows import DEVICE, GROUP, shared_context, snapshot_rows
 from fleetpulse.core.device import EvaluationContext
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
@@ -35,7 +35,7 @@ def devices_at(listed: Callable[[int | None], pa.Table], frontier_ms: int | None
         raise FleetError(
             "a bootstrap from a list needs at least one device; the list is empty; nothing has changed", code="list-empty"
         )
-    return sound(devices, frontier_ms)
+    return validated_devices(devices, frontier_ms)
 
 
 def rows_of_devices(
@@ -61,12 +61,14 @@ def rows_of_devices(
     Raises:
         FleetError: see `devices_at`.
     """
-    world = the_world(row.content for row in state.filter(F.col("part") == GROUP).select("content").collect())
+    world = shared_context(row.content for row in state.filter(F.col("part") == GROUP).select("content").collect())
     shards, kept = world_from_plain(json.loads(world))
     devices = devices_at(listed, shards.least_frontier_ms)
     frontier_ms = shards.frontier_ms
     assert frontier_ms is not None, "devices_at refuses a list without a frontier"
-    pieces = seeds(devices, shards.covering(known.shards), kept.with_past(known.policies), 1 + len(devices) // _DEVICES_A_PIECE)
+    pieces = bootstrap_groups(
+        devices, shards.covering(known.shards), kept.with_past(known.policies), 1 + len(devices) // _DEVICES_A_PIECE
+    )
     blocks = spark.createDataFrame(pieces.select(["key_group", "block"]))
     rows = blocks.mapInArrow(_taker(shards.newest_ms, deployment), SNAPSHOT_COLUMNS).filter(F.col("part") == DEVICE)
     rows = rows.withColumn("life", F.timestamp_millis(F.lit(frontier_ms + 1)))
@@ -77,6 +79,6 @@ def _taker(newest_ms: int, deployment: Deployment) -> Callable[[Iterator[pa.Reco
     def take(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for group, block in zip(batch["key_group"].to_pylist(), batch["block"].to_pylist(), strict=True):
-                yield from taken(group, block, {}, newest_ms, deployment)
+                yield from snapshot_rows(group, block, {}, newest_ms, deployment)
 
     return take

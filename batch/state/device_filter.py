@@ -27,7 +27,7 @@ def check_condition(only: str) -> None:
         )
 
 
-def fitting(rows: DataFrame, only: str) -> DataFrame:
+def matching_devices(rows: DataFrame, only: str) -> DataFrame:
     """Return the devices that fit a condition.
 
     Args:
@@ -51,7 +51,7 @@ def fitting(rows: DataFrame, only: str) -> DataFrame:
     return chosen
 
 
-def these(rows: DataFrame, fit: DataFrame) -> DataFrame:
+def keep_devices(rows: DataFrame, fit: DataFrame) -> DataFrame:
     """Remove the devices that do not fit, and their pending rows, from a state.
 
     Pending rows of devices without a state yet stay.

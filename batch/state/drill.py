@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from batch.common.progress import Say
 from batch.state import snapshot
-from batch.state.generation import await_end
+from batch.state.generation import await_termination
 from batch.state.operations import StateOperation, bootstrap, migrate, repartition, rescale, rollback
 from fleetpulse.columnar.codec.versions import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.core.errors import FleetError
@@ -51,7 +51,7 @@ STEPS: Final = (
 )
 
 
-def disturbed(spark: SparkSession, home: Home, undisturbed: Home, say: Say) -> None:
+def run_drill(spark: SparkSession, home: Home, undisturbed: Home, say: Say) -> None:
     """Judge the history of another home in parts, with state operations in between.
 
     Args:
@@ -79,7 +79,7 @@ def disturbed(spark: SparkSession, home: Home, undisturbed: Home, say: Say) -> N
     for number, (begin, end) in enumerate(pairwise(edges), 1):
         say(f"part {number} of {parts}: {end - begin} batches of landing")
         _land(home, landings[begin:end], begin)
-        await_end(start(spark, home, None), partial(_say_how_far, say, number, end + 1))
+        await_termination(start(spark, home, None), partial(_say_how_far, say, number, end + 1))
         if number <= len(STEPS):
             step = STEPS[number - 1]
             say(f"step {number} of {len(STEPS)}: {step.name}")

@@ -20,16 +20,16 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from batch.common.progress import Say
 from batch.common.spark_session import cause_of
-from batch.state.transfer import TransferredRows, compare, pack_by_key_group, seeds, with_checksum
+from batch.state.transfer import TransferredRows, build_key_groups, compare, pack_by_key_group, with_checksum
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.io.checkpoints.checkpoint import (
     CheckpointPosition,
-    committed,
+    committed_batches,
     is_settled,
     newest_begun,
-    note_begin,
     position_after,
+    write_start_position,
 )
 from fleetpulse.io.checkpoints.generations import (
     Generation,
@@ -37,12 +37,12 @@ from fleetpulse.io.checkpoints.generations import (
     checkpoint_of,
     discard_generation,
     load_generations,
-    made_durable,
     save_generations,
+    sync_checkpoint,
 )
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.lifecycle.query import Begin, start
-from fleetpulse.io.lifecycle.state_reader import Rows, state_as_rows
+from fleetpulse.io.lifecycle.query import InitialState, start
+from fleetpulse.io.lifecycle.state_reader import SnapshotRows, state_as_rows
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables.outbox import flush_outbox
 
@@ -68,12 +68,12 @@ class GenerationSpec:
 
     verb: str
     made_from: dict[str, Any]
-    rows: Rows
+    rows: SnapshotRows
     bronze: int
     key_groups: int
     partitions: int
     form: int
-    chosen: bool = False
+    has_other_devices: bool = False
 
 
 def drain(spark: SparkSession, home: Home, say: Say, through: int = 0) -> CheckpointPosition:
@@ -96,17 +96,17 @@ def drain(spark: SparkSession, home: Home, say: Say, through: int = 0) -> Checkp
     home.upgrade()
     checkpoint = home.checkpoint
     flush_outbox(home, home.generation().number)
-    if not committed(checkpoint):
+    if not committed_batches(checkpoint):
         return position_after(checkpoint)  # raises: the checkpoint has no batch
     if not is_settled(checkpoint) or newest_begun(checkpoint) < through:
         say(f"finishing the open batch of generation {home.generation().number}")
         end = max(through, newest_begun(checkpoint))
         query = start(spark, home, None, through=end)
-        await_end(query, lambda version: say(f"finishing: bronze is judged up to version {version} of {end}"))
+        await_termination(query, lambda version: say(f"finishing: bronze is judged up to version {version} of {end}"))
     return position_after(checkpoint)
 
 
-def await_end(query: StreamingQuery, far: Callable[[int], None] = lambda _: None) -> None:
+def await_termination(query: StreamingQuery, far: Callable[[int], None] = lambda _: None) -> None:
     """Wait until a bounded query has ended.
 
     Args:
@@ -147,7 +147,7 @@ def judged_version(query: StreamingQuery) -> int | None:
     return None if reached is None else int(reached["version"])
 
 
-def make(spark: SparkSession, home: Home, plan: GenerationSpec, at: CheckpointPosition, say: Say) -> Generation:
+def build_and_check(spark: SparkSession, home: Home, plan: GenerationSpec, at: CheckpointPosition, say: Say) -> Generation:
     """Build a generation up to the current position, and check it against the current.
 
     The current generation stays current.
@@ -164,11 +164,11 @@ def make(spark: SparkSession, home: Home, plan: GenerationSpec, at: CheckpointPo
     """
     with pack_by_key_group(plan.rows, plan.key_groups) as given:
         made = build(spark, home, plan, given, at, say)
-        if plan.chosen:
+        if plan.has_other_devices:
             return made
         say("comparing all devices and pending rows with the running generation")
         try:
-            before = given if is_the_running(home, plan, at) else with_checksum(state_of(spark, home, home.generation(), at))
+            before = given if starts_from_current(home, plan, at) else with_checksum(state_of(spark, home, home.generation(), at))
             require_emitted(before.account.pending)
             compare(before, with_checksum(state_of(spark, home, made)), made)
         except BaseException:
@@ -199,7 +199,7 @@ def require_emitted(pending: Iterable[str]) -> None:
         )
 
 
-def is_the_running(home: Home, plan: GenerationSpec, at: CheckpointPosition) -> bool:
+def starts_from_current(home: Home, plan: GenerationSpec, at: CheckpointPosition) -> bool:
     """Return whether a plan starts from the running generation's current state."""
     return plan.made_from == {"generation": home.generation().number, "batch": at.batch} and plan.bronze == at.version
 
@@ -234,14 +234,14 @@ def build(
     )
     try:
         say(f"building generation {made.number}")
-        groups = seeds(spark, given, plan.key_groups, plan.form, home.deployment())
-        begin = Begin(groups, plan.bronze, alone=True)
+        groups = build_key_groups(spark, given, plan.key_groups, plan.form, home.deployment())
+        begin = InitialState(groups, plan.bronze, alone=True)
         if at.version > plan.bronze:
             say(f"replaying {at.version - plan.bronze} versions of bronze without emitting judgements")
         with _partitions(spark, plan.partitions):  # a new checkpoint takes the number from the session
             query = start(spark, home, None, generation=made, begin=begin, through=at.version, told=aside, silent=True)
-            await_end(query, lambda version: say(f"replaying: bronze is judged up to version {version} of {at.version}"))
-        note_begin(checkpoint_of(home.lifecycle, made.number), at.newest_ms)
+            await_termination(query, lambda version: say(f"replaying: bronze is judged up to version {version} of {at.version}"))
+        write_start_position(checkpoint_of(home.lifecycle, made.number), at.newest_ms)
     except BaseException:
         discard_generation(home.lifecycle, made)
         raise
@@ -265,13 +265,13 @@ def activate(home: Home, made: Generation, at: CheckpointPosition, say: Say) -> 
             f"the checkpoint of generation {made.number} is missing; nothing has changed; make the generation again",
             code="generation-checkpoint-missing",
         )
-    made_durable(home.lifecycle, made.number)
+    sync_checkpoint(home.lifecycle, made.number)
     record = load_generations(home.lifecycle)
     save_generations(home.lifecycle, record.switched(made.number, {**asdict(at), "retired_at_ms": wall_clock_ms()}))
     say(f"generation {made.number} is current; generation {record.current} is kept; to return to it: ./fleet state rollback")
 
 
-def state_of(spark: SparkSession, home: Home, generation: Generation, at: CheckpointPosition | None = None) -> Rows:
+def state_of(spark: SparkSession, home: Home, generation: Generation, at: CheckpointPosition | None = None) -> SnapshotRows:
     """Return the state of a generation as snapshot rows.
 
     Args:

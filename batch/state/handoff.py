@@ -16,15 +16,15 @@ from fleetpulse.io.checkpoints.generations import (
     Generation,
     discard_generation,
     load_generations,
-    made_durable,
     save_generations,
+    sync_checkpoint,
 )
 from fleetpulse.io.home.home import Home
 
 
 def hold(home: Home, made: Generation, at: CheckpointPosition, say: Say) -> None:
     """Record a new generation as held, with the position of the current one."""
-    made_durable(home.lifecycle, made.number)
+    sync_checkpoint(home.lifecycle, made.number)
     record = load_generations(home.lifecycle)
     held = replace(made, status=HELD, stands={**asdict(at), "beside": record.current})
     save_generations(home.lifecycle, record.with_one(held))

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition, committed, position_after, unfinished, watermark_after
+from fleetpulse.io.checkpoints.checkpoint import (
+    CheckpointPosition,
+    committed_batches,
+    position_after,
+    unfinished,
+    watermark_after,
+)
 from fleetpulse.io.checkpoints.generations import load_generations
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.desired_state import get_desired
@@ -31,19 +37,19 @@ def inspect(spark: "SparkSession", home: Home, batch: int | None) -> dict[str, A
         batch: batch to inspect; None takes the newest.
 
     Returns:
-        The entries of `of_files`, and ``groups``: an overview of each key group.
+        The entries of `checkpoint_facts`, and ``groups``: an overview of each key group.
 
     Raises:
         FleetError: the checkpoint has no such batch, or is not of the lifecycle job.
     """
-    from fleetpulse.io.lifecycle.state_reader import overview  # imports pyspark, which `of_files` does not need
+    from fleetpulse.io.lifecycle.state_reader import overview  # imports pyspark, which `checkpoint_facts` does not need
 
     at = position_after(home.checkpoint, batch)
     groups = overview(spark, home.checkpoint, at.batch)
-    return {**of_files(home, at, wall_clock_ms()), "groups": [asdict(group) for group in groups]}
+    return {**checkpoint_facts(home, at, wall_clock_ms()), "groups": [asdict(group) for group in groups]}
 
 
-def of_files(home: Home, at: CheckpointPosition, now_ms: int) -> dict[str, Any]:
+def checkpoint_facts(home: Home, at: CheckpointPosition, now_ms: int) -> dict[str, Any]:
     """Return facts about the current checkpoint that its files show, ready for JSON.
 
     Args:
@@ -55,7 +61,7 @@ def of_files(home: Home, at: CheckpointPosition, now_ms: int) -> dict[str, Any]:
         FleetError: the checkpoint is not of the lifecycle job.
     """
     checkpoint = home.checkpoint
-    kept = committed(checkpoint)
+    kept = committed_batches(checkpoint)
     newest = [{**asdict(one), "age_ms": now_ms - (one.at_ms or now_ms)} for one in snapshots(home)[:1]]
     return {
         "generation": asdict(home.generation()),

@@ -17,10 +17,10 @@ from pyspark.sql import functions as F
 from batch.common.progress import Say
 from batch.state.checkpoint_copy import copy_checkpoint, require_same
 from batch.state.device_bootstrap import devices_at, rows_of_devices
-from batch.state.device_filter import fitting, these
-from batch.state.generation import GenerationSpec, activate, drain, make, state_of
+from batch.state.device_filter import keep_devices, matching_devices
+from batch.state.generation import GenerationSpec, activate, build_and_check, drain, state_of
 from batch.state.handoff import hold
-from batch.state.recover import go_on, require_since, where_it_stopped
+from batch.state.recover import go_on, require_judgements_since, where_it_stopped
 from fleetpulse.columnar.codec.versions import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.columnar.snapshot.bootstrap import LIMIT_FIELDS
 from fleetpulse.columnar.snapshot.rows import DEVICE
@@ -37,7 +37,7 @@ from fleetpulse.io.checkpoints.generations import (
 )
 from fleetpulse.io.home.checkpoint_ownership import require_own
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.lifecycle.state_reader import Rows, read_snapshot, reporting_corruption_of_snapshot, rows_as_given
+from fleetpulse.io.lifecycle.state_reader import SnapshotRows, read_snapshot, reporting_corruption_of_snapshot, rows_as_given
 from fleetpulse.io.tables.outbox import flush_outbox
 from fleetpulse.io.tables.snapshots import SnapshotInfo
 from fleetpulse.reports.effective_policy import world
@@ -172,7 +172,7 @@ def _anew(
     rows = state_of(work.spark, work.home, current, at)
     source = {"generation": current.number, "batch": at.batch}
     plan = GenerationSpec(verb, source, rows, at.version, key_groups=wanted[0], partitions=wanted[1], form=wanted[2])
-    made = make(work.spark, work.home, plan, at, work.say)
+    made = build_and_check(work.spark, work.home, plan, at, work.say)
     activate_or_hold(work, made, at)
     return made
 
@@ -262,8 +262,10 @@ def rollback(work: StateOperation, to: int | None = None) -> Generation | None:
     at = drain(work.spark, home, work.say)
     rows = state_of(work.spark, home, chosen, then)
     source = {"generation": chosen.number, "batch": then.batch}
-    plan = GenerationSpec("rollback", source, rows, then.version, chosen.key_groups, then.partitions, chosen.form, chosen=others)
-    made = make(work.spark, home, plan, at, work.say)
+    plan = GenerationSpec(
+        "rollback", source, rows, then.version, chosen.key_groups, then.partitions, chosen.form, has_other_devices=others
+    )
+    made = build_and_check(work.spark, home, plan, at, work.say)
     activate_or_hold(work, made, at)
     return made
 
@@ -271,7 +273,7 @@ def rollback(work: StateOperation, to: int | None = None) -> Generation | None:
 def _know_others(work: StateOperation, one: int, other: int) -> bool:
     """Return whether two generations were made of different devices, and report it."""
     record = load_generations(work.home.lifecycle)
-    others = record.choices_in(one) != record.choices_in(other)
+    others = record.with_chosen_devices(one) != record.with_chosen_devices(other)
     if others:
         work.say(f"generations {one} and {other} have different devices; they are not compared")
     return others
@@ -306,9 +308,11 @@ def bootstrap(
         return _from_rows(work, snapshot, read_snapshot(work.spark, home, snapshot.version), only, damaged=damaged)
 
 
-def _from_rows(work: StateOperation, snapshot: SnapshotInfo, rows: Rows, only: str | None, *, damaged: bool) -> Generation | None:
+def _from_rows(
+    work: StateOperation, snapshot: SnapshotInfo, rows: SnapshotRows, only: str | None, *, damaged: bool
+) -> Generation | None:
     home = work.home
-    chosen = rows.each.filter(F.col("part") == DEVICE) if only is None else fitting(rows.each, only)
+    chosen = rows.each.filter(F.col("part") == DEVICE) if only is None else matching_devices(rows.each, only)
     devices = chosen.count()
     if not devices and snapshot.devices:
         raise FleetError(
@@ -333,15 +337,17 @@ def _from_rows(work: StateOperation, snapshot: SnapshotInfo, rows: Rows, only: s
     source = {"snapshot": snapshot.version, "generation": snapshot.generation, "batch": snapshot.batch, "only": only}
     bronze = snapshot.bronze
     if only is not None:  # the snapshot only selects the devices; their state is the present one
-        rows, bronze = rows_as_given(these(state_of(work.spark, home, current, at).each, chosen)), at.version
+        rows, bronze = rows_as_given(keep_devices(state_of(work.spark, home, current, at).each, chosen)), at.version
     plan = GenerationSpec("bootstrap", source, rows, bronze, current.key_groups, at.partitions, current.form,
-                chosen=damaged or others or only is not None)  # fmt: skip
-    made = make(work.spark, home, plan, at, work.say)
+                has_other_devices=damaged or others or only is not None)  # fmt: skip
+    made = build_and_check(work.spark, home, plan, at, work.say)
     activate_or_hold(work, made, at)
     return made
 
 
-def _by_what_was_said(work: StateOperation, snapshot: SnapshotInfo, rows: Rows, why: str, *, others: bool) -> Generation | None:
+def _by_what_was_said(
+    work: StateOperation, snapshot: SnapshotInfo, rows: SnapshotRows, why: str, *, others: bool
+) -> Generation | None:
     """Make a generation from a snapshot if the current stop position is unknown."""
     home, current = work.home, work.home.generation()
     work.say(
@@ -360,7 +366,7 @@ def _by_what_was_said(work: StateOperation, snapshot: SnapshotInfo, rows: Rows, 
             "omit --hold and --gate, and check afterwards: ./fleet quality run",
             code="option-conflict",
         )
-    require_since(home, snapshot)
+    require_judgements_since(home, snapshot)
     if work.dry:
         return None
     flush_outbox(home, current.number)
@@ -396,8 +402,10 @@ def bootstrap_devices(work: StateOperation, listed: Listed, named: str) -> Gener
     rows = rows_as_given(rows_of_devices(work.spark, state, listed, known, home.deployment()))
     own = any(devices[field.name].null_count < len(devices) for field in LIMIT_FIELDS)
     source = {"devices": named, "own_limits": own, "generation": current.number, "batch": at.batch}
-    plan = GenerationSpec("bootstrap", source, rows, at.version, current.key_groups, at.partitions, current.form, chosen=True)
-    made = make(work.spark, home, plan, at, work.say)
+    plan = GenerationSpec(
+        "bootstrap", source, rows, at.version, current.key_groups, at.partitions, current.form, has_other_devices=True
+    )
+    made = build_and_check(work.spark, home, plan, at, work.say)
     activate_or_hold(work, made, at)
     return made
 

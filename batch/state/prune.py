@@ -10,13 +10,13 @@ from fleetpulse.io.checkpoints.generations import (
     Generations,
     checkpoint_of,
     load_generations,
+    remove_leftovers,
     save_generations,
-    sweep,
 )
 from fleetpulse.io.home.home import Home
 
 
-def going(record: Generations, keep: int, before_ms: int | None = None) -> list[int]:
+def prunable(record: Generations, keep: int, before_ms: int | None = None) -> list[int]:
     """Return the numbers of the retired generations to prune.
 
     Args:
@@ -33,23 +33,23 @@ def going(record: Generations, keep: int, before_ms: int | None = None) -> list[
 
 
 def prune(home: Home, keep: int, say: Callable[[str], None], *, dry: bool, before_ms: int | None = None) -> list[int]:
-    """Remove checkpoints of retired generations, see `going`; return their numbers.
+    """Remove checkpoints of retired generations, see `prunable`; return their numbers.
 
     Args:
         home: the home; the caller prevents that a generation is made meanwhile. The job may run.
         keep: number of retired generations to keep.
         say: callback for a line about each generation.
         dry: whether to report only.
-        before_ms: see `going`.
+        before_ms: see `prunable`.
 
     Raises:
         FleetError: the record cannot be read or written.
     """
     record = load_generations(home.lifecycle)
     if record.known and not dry:
-        record = sweep(home.lifecycle, record)
+        record = remove_leftovers(home.lifecycle, record)
         save_generations(home.lifecycle, record)
-    numbers = going(record, keep, before_ms)
+    numbers = prunable(record, keep, before_ms)
     for number in numbers:
         say(f"generation {number} is {'to be ' if dry else ''}removed")
         if not dry:

@@ -23,20 +23,20 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import AMENDMENTS, COMPARED, JudgementKind
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.core.times import format_instant
-from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition, committed, is_settled, position_after, query_id
+from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition, committed_batches, is_settled, position_after, query_id
 from fleetpulse.io.checkpoints.generations import (
     Generation,
     checkpoint_of,
     discard_generation,
     load_generations,
-    made_durable,
     save_generations,
+    sync_checkpoint,
 )
 from fleetpulse.io.delta.corruption import open_table
 from fleetpulse.io.delta.log import DeltaLog, holds_table, is_committed
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import oldest_kept_ms
-from fleetpulse.io.system.fsync import put_in_place
+from fleetpulse.io.system.fsync import replace_durably
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.outbox import flush_outbox, outbox_path
@@ -62,7 +62,7 @@ def where_it_stopped(home: Home) -> tuple[CheckpointPosition | None, str]:
     """
     number, checkpoint = home.generation().number, home.checkpoint
     try:
-        if not committed(checkpoint):
+        if not committed_batches(checkpoint):
             return None, "its checkpoint has no committed batch"
         at = position_after(checkpoint)
         if not is_settled(checkpoint):
@@ -77,7 +77,7 @@ def where_it_stopped(home: Home) -> tuple[CheckpointPosition | None, str]:
     return at, ""
 
 
-def require_since(home: Home, snapshot: SnapshotInfo) -> None:
+def require_judgements_since(home: Home, snapshot: SnapshotInfo) -> None:
     """Check that the table still has every judgement emitted since a snapshot.
 
     Raises:
@@ -127,7 +127,7 @@ def _switched(
     try:
         say("comparing the judgements that follow from the snapshot with those emitted since")
         counts = _left(home, made, aside, pending, snapshot)
-        made_durable(home.lifecycle, made.number)
+        sync_checkpoint(home.lifecycle, made.number)
         record = load_generations(home.lifecycle)
         stands = {"damaged": True, "retired_at_ms": wall_clock_ms()}
         save_generations(home.lifecycle, record.switched(made.number, stands))
@@ -198,4 +198,4 @@ def _write(connection: "DuckDBPyConnection", sql: str, path: Path) -> None:
     fresh = path.with_suffix(".new")
     named = str(fresh).replace("'", "''")
     connection.execute(f"COPY ({sql}) TO '{named}' (FORMAT parquet, ROW_GROUP_SIZE {_AT_ONCE})")
-    put_in_place(fresh, path)
+    replace_durably(fresh, path)

@@ -18,17 +18,17 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition, position_after
 from fleetpulse.io.checkpoints.generations import Generation, checkpoint_of
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.lifecycle.state_reader import Rows, frontier_of, overview, read_snapshot, rows_as_given, state_as_rows
+from fleetpulse.io.lifecycle.state_reader import SnapshotRows, frontier_of, overview, read_snapshot, rows_as_given, state_as_rows
 from fleetpulse.io.tables.snapshots import SnapshotInfo, shown_snapshot, snapshots, write_snapshot
-from fleetpulse.reports.replay_origin import done_with
+from fleetpulse.reports.replay_origin import applicable_amend_progress
 
 
-def about(spark: SparkSession, home: Home, generation: Generation, at: CheckpointPosition) -> SnapshotInfo:
+def snapshot_metadata(spark: SparkSession, home: Home, generation: Generation, at: CheckpointPosition) -> SnapshotInfo:
     """Return the metadata of a snapshot of a generation at a position."""
     groups = overview(spark, checkpoint_of(home.lifecycle, generation.number), at.batch)
     frontier_ms = frontier_of(groups, at.newest_ms, home.deployment())
     devices = sum(group.devices for group in groups)
-    amended_ms, unmet = done_with(home, at.newest_ms)
+    amended_ms, unmet = applicable_amend_progress(home, at.newest_ms)
     return SnapshotInfo(
         generation.number,
         at.batch,
@@ -70,15 +70,15 @@ def take(
     generation = home.generation()
     at = position_after(home.checkpoint, batch)
     say(f"reading generation {generation.number} after batch {at.batch}")
-    what = about(spark, home, generation, at)
+    what = snapshot_metadata(spark, home, generation, at)
     rows = state_as_rows(spark, home.checkpoint, at, home.deployment())
     if dry:
-        return _held_already(spark, home, what, rows, say) or what
+        return _equal_snapshot(spark, home, what, rows, say) or what
     if gate is not None:
         say("checking the rows before they are published")
     with gate(rows.each, what) if gate is not None else nullcontext(rows.each) as checked:
         given = rows if gate is None else rows_as_given(checked)
-        if (held := _held_already(spark, home, what, given, say)) is not None:
+        if (held := _equal_snapshot(spark, home, what, given, say)) is not None:
             return held
         say(f"writing {what.devices:,} devices")
         write_snapshot(home, checked, what)
@@ -87,7 +87,7 @@ def take(
     return written
 
 
-def _held_already(spark: SparkSession, home: Home, what: SnapshotInfo, rows: Rows, say: Say) -> SnapshotInfo | None:
+def _equal_snapshot(spark: SparkSession, home: Home, what: SnapshotInfo, rows: SnapshotRows, say: Say) -> SnapshotInfo | None:
     """Return the newest snapshot if its metadata and rows are the same, and report it.
 
     Older snapshots do not count: a bootstrap takes the newest, which must be the one requested
@@ -113,7 +113,7 @@ def _held_already(spark: SparkSession, home: Home, what: SnapshotInfo, rows: Row
     return newest
 
 
-def _told(rows: Rows) -> tuple[object, ...]:
+def _told(rows: SnapshotRows) -> tuple[object, ...]:
     account = with_checksum(rows).account
     return account.sums, account.world, account.waiting, sorted(account.pending)
 

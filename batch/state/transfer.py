@@ -16,12 +16,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from fleetpulse.columnar.snapshot.checksum import Fingerprint
-from fleetpulse.columnar.snapshot.rows import COMPARED_PARTS, seed, shared_rows
-from fleetpulse.columnar.snapshot.shuffle import Account, account, rows_of
+from fleetpulse.columnar.snapshot.rows import COMPARED_PARTS, restore_group, shared_rows
+from fleetpulse.columnar.snapshot.shuffle import SnapshotFacts, collect_facts, rows_of
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.io.checkpoints.generations import Generation
-from fleetpulse.io.lifecycle.state_reader import Rows
+from fleetpulse.io.lifecycle.state_reader import SnapshotRows
 
 _SEEDS: Final = "key_group int, block binary, chunks array<struct<number: bigint, rows: binary>>"
 _PLACE: Final = "key_group"  # column that is left out of comparisons
@@ -39,13 +39,13 @@ class TransferredRows:
             checksums were computed.
     """
 
-    rows: Rows
-    account: Account
+    rows: SnapshotRows
+    account: SnapshotFacts
     parcels: DataFrame | None = None
 
 
 @contextmanager
-def pack_by_key_group(rows: Rows, key_groups: int) -> Iterator[TransferredRows]:
+def pack_by_key_group(rows: SnapshotRows, key_groups: int) -> Iterator[TransferredRows]:
     """Pack rows by key group and compute checksums.
 
     The packed rows stay on disk until the context exits.
@@ -60,7 +60,7 @@ def pack_by_key_group(rows: Rows, key_groups: int) -> Iterator[TransferredRows]:
         parcels.unpersist()
 
 
-def with_checksum(rows: Rows) -> TransferredRows:
+def with_checksum(rows: SnapshotRows) -> TransferredRows:
     """Compute the checksums of rows.
 
     Raises:
@@ -69,13 +69,15 @@ def with_checksum(rows: Rows) -> TransferredRows:
     return TransferredRows(rows, _accounted(rows.parcels(None)))
 
 
-def _accounted(parcels: DataFrame) -> Account:
+def _accounted(parcels: DataFrame) -> SnapshotFacts:
     told = parcels.filter(F.col("rows").isNull()).select("place", "part", "content").collect()
-    return account((row.place, row.part, row.content) for row in told)
+    return collect_facts((row.place, row.part, row.content) for row in told)
 
 
-def seeds(spark: SparkSession, given: TransferredRows, key_groups: int, form: int, deployment: Deployment) -> DataFrame:
-    """Build key groups from packed rows, see `Begin.groups`.
+def build_key_groups(
+    spark: SparkSession, given: TransferredRows, key_groups: int, form: int, deployment: Deployment
+) -> DataFrame:
+    """Build key groups from packed rows, see `InitialState.groups`.
 
     Args:
         spark: Spark session.
@@ -91,7 +93,7 @@ def seeds(spark: SparkSession, given: TransferredRows, key_groups: int, form: in
 
     def grown(key: tuple[pa.Scalar, ...], table: pa.Table) -> pa.Table:
         mine = rows_of(table["rows"].drop_null().to_pylist())
-        return seed(key[0].as_py(), mine, of_all, world, deployment, form)
+        return restore_group(key[0].as_py(), mine, of_all, world, deployment, form)
 
     return rows.unionByName(empty, allowMissingColumns=True).groupBy("place").applyInArrow(grown, _SEEDS)
 
@@ -114,7 +116,7 @@ def compare(before: TransferredRows, after: TransferredRows, made: Generation) -
     )
 
 
-def _of_all(was: Account, now: Account) -> str:
+def _of_all(was: SnapshotFacts, now: SnapshotFacts) -> str:
     """Describe differences in the parts that all key groups share; empty if equal."""
     differs = {"frontier, gaps or policies": was.world != now.world, "rows for all devices": was.waiting != now.waiting}
     found = " and ".join(name for name, differing in differs.items() if differing)

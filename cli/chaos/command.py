@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from cli.chaos.targets import Victim
+from cli.chaos.targets import KillKind
 from cli.common.output import as_json, as_table, console
 from fleetpulse.core.errors import FleetError
 
@@ -41,7 +41,7 @@ def chaos(
         int,
         typer.Option("--reconnecting", min=0, max=200, help="Number of devices that lose their connections and reconnect."),
     ] = 8,
-    only: Annotated[list[Victim] | None, typer.Option("--only", help="Only this kind of kill; repeatable.")] = None,
+    only: Annotated[list[KillKind] | None, typer.Option("--only", help="Only this kind of kill; repeatable.")] = None,
     pause: Annotated[float, typer.Option("--pause", min=0, help="Seconds between two kills, on average.")] = 4,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the home, and print its path.")] = False,
     json_lines: Annotated[
@@ -62,7 +62,7 @@ def chaos(
         shown.print(line, highlight=False, soft_wrap=True)
 
     say(f"seed {chosen}: repeat the same kills and messages with --seed {chosen}")
-    victims = tuple(victim for victim in Victim if not only or victim in only)
+    victims = tuple(victim for victim in KillKind if not only or victim in only)
     found = run(ChaosPlan(rounds, chosen, rate, devices, reconnecting, victims, pause, keep), say)
     rows = [line.shown(victim.value) for victim, line in sorted(found.lines.items())]
     total = _total(rows)

@@ -16,7 +16,7 @@ from typing import Final
 
 import psutil
 
-from cli.chaos.targets import Victim
+from cli.chaos.targets import KillKind
 from cli.supervisor.processes import Job, Run
 from cli.supervisor.up import WATCH_S
 from fleetpulse.core.errors import FleetError
@@ -24,16 +24,16 @@ from fleetpulse.core.rows import BRIDGE, Origin
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoints.checkpoint import judged_up_to
 from fleetpulse.io.ingest.segments import list_segments, read_segment
-from fleetpulse.io.system.process import Stop
+from fleetpulse.io.system.process import StopSignal
 from fleetpulse.io.system.wall_clock import wall_clock_ms
-from streaming.landing.landing import places_of
+from streaming.landing.landing import landed_places
 from streaming.landing.merge import place
 
 RECOVERY_S: Final = 600.0  # longest wait for one recovery
 _LOOK_S: Final = 0.1
 
 
-_OF_BROKER: Final = (Victim.BROKER, Victim.OUTAGE)
+_OF_BROKER: Final = (KillKind.BROKER, KillKind.OUTAGE)
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Kill:
             until then.
     """
 
-    victim: Victim
+    victim: KillKind
     at_ms: int
     of: int
     began_s: float
@@ -61,7 +61,7 @@ class Kill:
     recovered_s: float | None = None
 
 
-class Killing:
+class KillExecutor:
     """Executor of kills, which watches the killed processes until they recover.
 
     Args:
@@ -71,7 +71,7 @@ class Killing:
         outage_s: duration of an outage of the broker, in seconds.
     """
 
-    def __init__(self, run: Run, random: Random, stop: Stop, outage_s: float) -> None:
+    def __init__(self, run: Run, random: Random, stop: StopSignal, outage_s: float) -> None:
         self.kills: list[Kill] = []
         self._run = run
         self._random = random
@@ -107,22 +107,22 @@ class Killing:
         if self._stop.wait(seconds):
             raise KeyboardInterrupt
 
-    def await_recovery(self, victim: Victim | None = None) -> None:
+    def await_recovery(self, victim: KillKind | None = None) -> None:
         """Wait until the process of a victim has recovered; None waits for all processes."""
         same = _OF_BROKER if victim in _OF_BROKER else (victim,)
         while any(kill.recovered_s is None and (victim is None or kill.victim in same) for kill in self.kills):
             self.tend(_LOOK_S)
 
-    def kill(self, victim: Victim) -> None:
+    def kill(self, victim: KillKind) -> None:
         """Send SIGKILL to a process, once it has recovered from earlier kills."""
         self.await_recovery(victim)
         of = self._broker_pid() if victim in _OF_BROKER else self._alive(self._job(victim))
-        killed = self._random.choice([of, *_jvm(of)]) if victim is Victim.LIFECYCLE else of
+        killed = self._random.choice([of, *_jvm(of)]) if victim is KillKind.LIFECYCLE else of
         kill = Kill(victim, wall_clock_ms(), of, time.monotonic())
         os.kill(killed, signal.SIGKILL)
         self.kills.append(kill)
         if victim in _OF_BROKER:
-            self._start_broker_after(self._outage_s if victim is Victim.OUTAGE else 0.0)
+            self._start_broker_after(self._outage_s if victim is KillKind.OUTAGE else 0.0)
             kill.mark = self._written()
 
     def _start_broker_after(self, seconds: float) -> None:
@@ -146,7 +146,7 @@ class Killing:
         assert self._run.broker is not None and self._run.broker.pid is not None, "it was seen running"
         return self._run.broker.pid
 
-    def _job(self, victim: Victim) -> Job:
+    def _job(self, victim: KillKind) -> Job:
         return next(job for job in self._run.jobs if job.name == victim.value)
 
     def _alive(self, job: Job) -> int:
@@ -177,16 +177,16 @@ class Killing:
     def _mark(self, kill: Kill) -> None:
         if kill.victim in _OF_BROKER or not self._job(kill.victim).alive() or self._job(kill.victim).pid == kill.of:
             return
-        if kill.victim is Victim.LIFECYCLE:
+        if kill.victim is KillKind.LIFECYCLE:
             kill.mark = self._judged()
         else:
-            kill.mark = self._landed() if kill.victim is Victim.LANDING else self._written()
+            kill.mark = self._landed() if kill.victim is KillKind.LANDING else self._written()
 
     def _has_recovered(self, kill: Kill, mark: int) -> bool:
         """Return whether a device's row was landed or judged after the restart."""
-        if kill.victim is Victim.LIFECYCLE:
+        if kill.victim is KillKind.LIFECYCLE:
             return self._judged() > mark
-        if kill.victim is Victim.LANDING:
+        if kill.victim is KillKind.LANDING:
             return self._landed() > mark
         kill.due = kill.due or self._with_device_after(mark)
         return kill.due is not None and self._landed() > place(kill.due, 0)
@@ -197,7 +197,7 @@ class Killing:
 
     def _landed(self) -> int:
         """Return the position of landing, see `merge.place`."""
-        return places_of(self._run.home, MESSAGES)[BRIDGE]
+        return landed_places(self._run.home, MESSAGES)[BRIDGE]
 
     def _written(self) -> int:
         return max((number for number, _ in list_segments(self._run.home.segments)), default=0)

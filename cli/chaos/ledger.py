@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from cli.chaos.kills import Kill
 from cli.chaos.load import Acknowledged, Identity
-from cli.chaos.targets import Victim
+from cli.chaos.targets import KillKind
 from fleetpulse.core.lifecycle import Trigger
 from fleetpulse.core.replay import outcome
 from fleetpulse.core.rows import FROM_DEVICES, Row, Trust, distinguishing_digest
@@ -33,7 +33,7 @@ _TRANSITIONS: Final = """SELECT device_id, epoch_ms(life) AS life_ms, transition
 
 
 @dataclass(slots=True)
-class Line:
+class KillCounts:
     """Counts for one kind of kill.
 
     Attributes:
@@ -75,7 +75,7 @@ class Account:
         faults: descriptions of the first faults.
     """
 
-    lines: Mapping[Victim, Line]
+    lines: Mapping[KillKind, KillCounts]
     balance: Mapping[str, int]
     transitions: int
     reconnects: int
@@ -97,16 +97,16 @@ class Ledger:
     """Counts by kind of kill, with faults entered by their instant."""
 
     def __init__(self, kills: Sequence[Kill]) -> None:
-        self.lines: dict[Victim, Line] = {}
+        self.lines: dict[KillKind, KillCounts] = {}
         self.faults: list[str] = []
         self._victims = [kill.victim for kill in kills]
         self._edges = [(earlier.at_ms + later.at_ms) // 2 for earlier, later in pairwise(kills)]
         for kill in kills:
-            line = self.lines.setdefault(kill.victim, Line())
+            line = self.lines.setdefault(kill.victim, KillCounts())
             line.kills += 1
             line.recovery_s.append(kill.recovered_s or 0.0)
 
-    def at(self, instant_ms: int) -> Line:
+    def at(self, instant_ms: int) -> KillCounts:
         """Return the line of the kill that is nearest to an instant."""
         return self.lines[self._victims[bisect(self._edges, instant_ms)]]
 
@@ -148,7 +148,7 @@ def account(
     quarantined = Counter(one["payload"] for one in judgements.quarantine(home))
     for one in missing(acknowledged, landed, quarantined):
         ledger.enter("lost", one.at_ms, one.message)
-    pending = outcome(rows, home.deployment()).waiting
+    pending = outcome(rows, home.deployment()).pending
     waiting = Counter(identity_of(row) for row in pending if row.trust is not Trust.LATE)  # late rows are listed instead
     listed = judgements_about(home)
     for identity in acted_twice(landed, distinct, waiting, listed):

@@ -25,11 +25,11 @@ from fleetpulse.io.system.wall_clock import wall_clock_ms
 
 PUBLISHERS: Final = 2
 PATIENCE_S: Final = 180.0  # timeout of a publisher whose broker does not acknowledge
-BY_TURNS: Final = 10  # every tenth device is silent half of the time, for longer than its timeout
-TURN_MS: Final = 25_000
+SILENT_EVERY: Final = 10  # every tenth device is silent half of the time, for longer than its timeout
+SILENT_MS: Final = 25_000
 _LATE_MS: Final = 600_000
 _KEPT: Final = 1_000_000  # maximum number of unacknowledged messages
-_GARBLED, _LATE, _TWICE, _ERROR = 0.005, 0.01, 0.02, 0.04  # cumulative shares of the messages
+_UNDECODABLE, _LATE, _TWICE, _ERROR = 0.005, 0.01, 0.02, 0.04  # cumulative shares of the messages
 
 Identity = tuple[str, str, int, str, int]  # device, kind, event time in epoch milliseconds, boot, seq
 
@@ -79,19 +79,19 @@ class Devices:
         self._boot = f"b{random.randrange(10**6)}"
         self._count = 0
 
-    def speak(self, now_ms: int) -> list[Message]:
+    def next_messages(self, now_ms: int) -> list[Message]:
         """Return the messages of the next device: none, one, or one and its copy."""
         number = self._numbers[self._count % len(self._numbers)]
         self._count += 1
-        if number % BY_TURNS == 0 and now_ms // TURN_MS % 2:
+        if number % SILENT_EVERY == 0 and now_ms // SILENT_MS % 2:
             return []
         drawn = self._random.random()
         kind = Kind.ERROR if _TWICE <= drawn < _ERROR else Kind.HEARTBEAT
-        at_ms = now_ms - _LATE_MS if _GARBLED <= drawn < _LATE else now_ms
+        at_ms = now_ms - _LATE_MS if _UNDECODABLE <= drawn < _LATE else now_ms
         device, seq = f"chaos-{number:05d}", self._count
         content = {"ts": at_ms, "boot": self._boot, "seq": seq} | ({"code": "e1"} if kind is Kind.ERROR else {})
         payload, topic = json.dumps(content).encode(), f"fleet/site-{number % 3}/{device}/{kind.value}"
-        if drawn < _GARBLED:
+        if drawn < _UNDECODABLE:
             return [Message(topic, payload[:-1] + device.encode(), None, None)]
         message = Message(topic, payload, (device, kind.value, at_ms, self._boot, seq), now_ms if at_ms == now_ms else None)
         return [message, message] if _LATE <= drawn < _TWICE else [message]
@@ -157,7 +157,7 @@ class Load:
             with Publisher(self._address, f"fleet-chaos-{place}", **more) as publisher:
                 next_s = time.monotonic()
                 while not self._over.is_set():
-                    for message in devices.speak(wall_clock_ms()):
+                    for message in devices.next_messages(wall_clock_ms()):
                         publisher.publish(message.topic, message.payload)
                         under_way.append(message)
                     next_s += self._pause_s

@@ -26,7 +26,7 @@ from fleetpulse.core.rows import Kind
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 
-CLOCKS_S: Final = (-3_600, -600, -5, -1, 0, 1, 600, 3_600)  # seconds by which clocks are ahead
+CLOCK_OFFSETS_S: Final = (-3_600, -600, -5, -1, 0, 1, 600, 3_600)  # seconds by which clocks are ahead
 _ANSWER_S: Final = 5.0  # timeout of an answer of the broker
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close by a reset
 _RESETS: Final = 0.25  # share of a device's turns in which its connection is lost
@@ -137,7 +137,9 @@ class ReconnectingDevices:
 
     def __init__(self, address: BrokerAddress, count: int, seed: int) -> None:
         self._devices = [
-            ReconnectingDevice(address, f"again-{number:03d}", f"site-{number % 3}", CLOCKS_S[number % len(CLOCKS_S)])
+            ReconnectingDevice(
+                address, f"again-{number:03d}", f"site-{number % 3}", CLOCK_OFFSETS_S[number % len(CLOCK_OFFSETS_S)]
+            )
             for number in range(count)
         ]
         self._random = Random(f"{seed} again")

@@ -9,11 +9,11 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from cli.chaos.kills import Killing
+from cli.chaos.kills import KillExecutor
 from cli.chaos.ledger import Account, account
 from cli.chaos.load import PATIENCE_S, Load
 from cli.chaos.reconnecting import ReconnectingDevices
-from cli.chaos.targets import OF_JOBS, Victim
+from cli.chaos.targets import OF_JOBS, KillKind
 from cli.supervisor.processes import Run
 from cli.supervisor.progress import judged_to_the_end
 from fleetpulse.core.errors import FleetError
@@ -25,13 +25,13 @@ from fleetpulse.core.times import format_instant
 from fleetpulse.io.checkpoints.checkpoint import judged_up_to
 from fleetpulse.io.home.command_spool import spool
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.ingest.segments import position
+from fleetpulse.io.ingest.segments import bridge_position
 from fleetpulse.io.mqtt.address import BrokerAddress
-from fleetpulse.io.system.process import Stop
+from fleetpulse.io.system.process import StopSignal
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.reports import judgements
-from streaming.landing.landing import places_of
-from streaming.landing.merge import PLACES
+from streaming.landing.landing import landed_places
+from streaming.landing.merge import MAX_SEGMENT_ROWS
 
 TIMEOUT_S: Final = 10
 GRACE_S: Final = 3  # grace period after a will
@@ -69,7 +69,7 @@ class ChaosPlan:
     rate_per_s: float
     devices: int
     reconnecting: int
-    victims: tuple[Victim, ...]
+    victims: tuple[KillKind, ...]
     pause_s: float
     keep: bool = False
 
@@ -109,14 +109,14 @@ def chaos(plan: ChaosPlan, say: Say) -> Account:
 
 
 def _run(plan: ChaosPlan, home: Home, say: Say) -> Account:
-    stop, random = Stop().on_signals(), Random(plan.seed)
+    stop, random = StopSignal().on_signals(), Random(plan.seed)
     restarts = plan.rounds + _SPARE
     try:
         with Run(home) as run:
             address = _start(run, restarts, stop)
             with Load(address, plan.devices, plan.rate_per_s, plan.seed) as load:
                 run.await_that("the first verdicts", lambda: _frontier_ms(home) is not None or _ended(stop), _START_S)
-                killing = Killing(run, random, stop, OUTAGE_S)
+                killing = KillExecutor(run, random, stop, OUTAGE_S)
                 with ReconnectingDevices(address, plan.reconnecting, plan.seed) as others:  # slow clocks need a frontier
                     _kill(plan, killing, load, random, say)
                     say("the load has ended; waiting until its last messages are judged")
@@ -130,7 +130,7 @@ def _run(plan: ChaosPlan, home: Home, say: Say) -> Account:
     return account(home, heard, killing.kills, reconnects=others.reconnects, unasked=unasked, **limits)
 
 
-def _start(run: Run, restarts: int, stop: Stop) -> BrokerAddress:
+def _start(run: Run, restarts: int, stop: StopSignal) -> BrokerAddress:
     """Start the processes of ``fleet up`` in its order, with a short timeout."""
     policy = parse_policy({"rules": {"timeout": f"{TIMEOUT_S}s", "death_grace": f"{GRACE_S}s"}}).normalised()
     spool(run.home, [(f"fleet/{EVERYONE}/{EVERYONE}/policy", {"policy": policy, "effective_from": 0})])
@@ -143,13 +143,13 @@ def _start(run: Run, restarts: int, stop: Stop) -> BrokerAddress:
     return address
 
 
-def _ended(stop: Stop) -> bool:
+def _ended(stop: StopSignal) -> bool:
     if stop.is_set():
         raise KeyboardInterrupt
     return False
 
 
-def _kill(plan: ChaosPlan, killing: Killing, load: Load, random: Random, say: Say) -> None:
+def _kill(plan: ChaosPlan, killing: KillExecutor, load: Load, random: Random, say: Say) -> None:
     for number in range(1, plan.rounds + 1):
         for victim in random.sample(plan.victims, len(plan.victims)):
             killing.tend(random.uniform(0, 2 * plan.pause_s))
@@ -159,7 +159,7 @@ def _kill(plan: ChaosPlan, killing: Killing, load: Load, random: Random, say: Sa
     killing.await_recovery()
 
 
-def _drain(killing: Killing, load: Load, run: Run) -> None:
+def _drain(killing: KillExecutor, load: Load, run: Run) -> None:
     """Wait until all messages are judged, stop the bridge, and wait for its last rows.
 
     Raises:
@@ -188,7 +188,7 @@ def _frontier_ms(home: Home) -> int | None:
     return None if reached is None else judgements.frontier_ms(home, reached[1])
 
 
-def _await(what: str, patience_s: float, reached: Callable[[], bool], killing: Killing, run: Run) -> None:
+def _await(what: str, patience_s: float, reached: Callable[[], bool], killing: KillExecutor, run: Run) -> None:
     limit_s = time.monotonic() + patience_s
     while not reached():
         if time.monotonic() > limit_s:
@@ -197,8 +197,8 @@ def _await(what: str, patience_s: float, reached: Callable[[], bool], killing: K
 
 
 def _stands(home: Home) -> str:
-    written, reached = position(home.segments), judged_up_to(home.checkpoint)
-    landed = places_of(home, MESSAGES)[BRIDGE] // PLACES
+    written, reached = bridge_position(home.segments), judged_up_to(home.checkpoint)
+    landed = landed_places(home, MESSAGES)[BRIDGE] // MAX_SEGMENT_ROWS
     return (
         f"the bridge has written segment {written.number if written else 0}, segment {landed} is landed, judged up to: "
         f'{format_instant(reached[1]) if reached else "nothing"}; see the logs in "{home.logs}"'

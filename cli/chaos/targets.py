@@ -4,7 +4,7 @@ from enum import StrEnum
 from typing import Final
 
 
-class Victim(StrEnum):
+class KillKind(StrEnum):
     """Kinds of kill."""
 
     BRIDGE = "bridge"
@@ -14,4 +14,4 @@ class Victim(StrEnum):
     OUTAGE = "outage"  # the broker, down for longer than the timeout
 
 
-OF_JOBS: Final = (Victim.BRIDGE, Victim.LANDING, Victim.LIFECYCLE)
+OF_JOBS: Final = (KillKind.BRIDGE, KillKind.LANDING, KillKind.LIFECYCLE)

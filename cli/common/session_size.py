@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from fleetpulse.io.spark.session import SparkResources
 
 
-def size_of(home: Home) -> "SparkResources":
+def session_resources_of(home: Home) -> "SparkResources":
     """Return the cores and memory of a session, from the settings of a home."""
     from fleetpulse.io.spark.session import SparkResources  # imports pyspark, which read-only verbs do not need
     from fleetpulse.settings import load_settings

@@ -27,7 +27,7 @@ LOCKS: Final = {  # in this order: larger locks, with more requirements, constra
     "runtime": ["pyproject.toml", "--constraint", "requirements/operations.txt"],
     "uv": ["-"],
 }
-PEER_LOCK: Final = ("bench/pyflink/requirements.in", "bench/pyflink/requirements.txt")  # of a separate environment
+PEER_LOCK: Final = ("bench/peers/pyflink/requirements.in", "bench/peers/pyflink/requirements.txt")  # of a separate environment
 _MISUSE: Final = 2  # exit code of argparse
 _ABSENT: Final[tuple[tuple[str, ...], bool]] = ((), False)
 
@@ -205,7 +205,7 @@ def bench_lifecycle(
     rows: Annotated[int | None, typer.Option("--rows", min=1, help="Messages per batch, with --flat.")] = None,
 ) -> None:
     """Compare the lifecycle job with its peers; their results are compared row by row."""
-    from bench.lifecycle import bench_lifecycle as run
+    from bench.lifecycle.benchmark import bench_lifecycle as run
 
     plans = {"quick": quick, "small": small, "python": python, "flat": flat}
     chosen = [name for name, given in plans.items() if given]

@@ -22,7 +22,7 @@ from fleetpulse.core.lifecycle import TRANSITIONS, Mode, Trigger
 from fleetpulse.core.policy import MAX_BYTES, MAX_CLASSES, RULES, Rules
 from fleetpulse.core.quality.table_suites import SUITES
 from fleetpulse.core.rows import FORMAT_VERSION, FROM_DEVICES
-from fleetpulse.core.tables import READINGS, TABLES
+from fleetpulse.core.tables import TABLES, VIEWS
 from fleetpulse.core.text import MAX_TEXT
 from fleetpulse.core.times import format_duration
 from fleetpulse.paths import ROOT
@@ -43,7 +43,7 @@ def tables() -> str:
         for column in table.columns:
             text += f"| `{column.name}` | {column.type} | {'yes' if column.required else ''} | {column.meaning} |\n"
     text += "\n## Views of judgements\n\n| view | rows |\n| --- | --- |\n"
-    return text + "".join(f"| `{one.name}` | {one.meaning} |\n" for one in READINGS)
+    return text + "".join(f"| `{one.name}` | {one.meaning} |\n" for one in VIEWS)
 
 
 def lifecycle() -> str:
@@ -153,7 +153,9 @@ def suites() -> str:
     for suite in SUITES:
         text += f"\n## {suite.name}\n\n{suite.meaning}\nTable: `{suite.about}`."
         text += (
-            " Compared with a replay of all messages since the first row of bronze, or since a snapshot." if suite.again else ""
+            " Compared with a replay of all messages since the first row of bronze, or since a snapshot."
+            if suite.needs_replay
+            else ""
         )
         text += "\n\n| expectation | severity | condition |\n| --- | --- | --- |\n"
         text += "".join(f"| {one.name} | {one.severity} | {one.meaning} |\n" for one in suite.expectations)

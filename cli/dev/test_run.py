@@ -47,9 +47,9 @@ from cli.dev.test_plan import (
     usual_jobs,
     wholly_extended,
 )
-from cli.supervisor.cds import keep_classes
+from cli.supervisor.cds import create_archive
 from fleetpulse.io.system.fsync import atomic_write
-from fleetpulse.io.system.kernel_cache import compile_beside
+from fleetpulse.io.system.kernel_cache import compile_in_background
 from fleetpulse.paths import ROOT, cache_dir
 
 EVERY_S: Final = 10.0  # interval of progress lines; on a terminal it is 1 s
@@ -61,9 +61,9 @@ _ENDS_S: Final = 30.0  # timeout for the parts of an interrupted run to end
 _NO_TESTS: Final = 5  # exit code of pytest if no test is selected, as -k may cause in a part
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _STOPS: Final = re.compile(r"-[a-zA-Z]*x[a-zA-Z]*|--exitfirst|--maxfail(=.*)?")  # options that end a run at a failure
-_JUDGING: Final = ("unit", "property", "spark", "e2e")  # layers that need the compiled fold
-_STARTS_SPARK: Final = ("spark", "e2e")
-_PEERS: Final = "from bench.scala_jobs import compiled; compiled()"
+_FOLD_LAYERS: Final = ("unit", "property", "spark", "e2e")  # layers that need the compiled fold
+_SPARK_LAYERS: Final = ("spark", "e2e")
+_PEERS: Final = "from bench.peers.scala_jar import compiled; compiled()"
 # One repetition of the calibration. Its work resembles the suite's: imports in a new process, and
 # plain Python.
 _CALIBRATION: Final = """
@@ -443,7 +443,7 @@ def run_tests(chosen: Chosen) -> bool:
             reaps=reaps,
             expected=lambda part: sum(counts[path] or _functions(path) for path in part.targets),
         )
-        with _ended_in_order():
+        with _signals_as_exit():
             ended = scheduler.run(parts)
         scheduler.reap()  # orphans that ended in the meantime
         starts = sum(one.spark_starts() for one in ended)
@@ -540,11 +540,11 @@ def _pytest(chosen: Chosen, part: Part, events: Path) -> list[str]:
 
 def _prepare(layers: Sequence[str], screen: Screen) -> None:
     """Compile the fold and create shared files once, instead of in each part."""
-    kernels = compile_beside() if any(layer in _JUDGING for layer in layers) else None
+    kernels = compile_in_background() if any(layer in _FOLD_LAYERS for layer in layers) else None
     if kernels is not None:
         screen.line("== compiling the fold")
-    if any(layer in _STARTS_SPARK for layer in layers):
-        screen.line(f"== {keep_classes()}")
+    if any(layer in _SPARK_LAYERS for layer in layers):
+        screen.line(f"== {create_archive()}")
     if "spark" in layers:
         subprocess.run(
             [sys.executable, "-P", "-c", _PEERS], cwd=ROOT, check=False
@@ -578,7 +578,7 @@ def _children_cpu_s() -> float:
 
 
 @contextmanager
-def _ended_in_order() -> Iterator[None]:
+def _signals_as_exit() -> Iterator[None]:
     """Convert SIGTERM and SIGHUP into `SystemExit`, so that the parts end too."""
 
     def end(number: int, _: Any) -> None:

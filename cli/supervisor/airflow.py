@@ -24,7 +24,7 @@ import structlog
 from cli.supervisor.airflow_env import HOST, environment
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.system.process import Stop, die_with_parent, write_status
+from fleetpulse.io.system.process import StopSignal, die_with_parent, write_status
 from fleetpulse.paths import BOOTSTRAP, ROOT
 
 _LOG: Final = structlog.get_logger("airflow")
@@ -42,7 +42,7 @@ _RESTARTS: Final = 5
 _WITHIN_S: Final = 600.0
 
 
-def run_airflow(home: Home, port: int, stop: Stop) -> None:
+def run_airflow(home: Home, port: int, stop: StopSignal) -> None:
     """Run Airflow until stopped.
 
     Args:
@@ -54,7 +54,7 @@ def run_airflow(home: Home, port: int, stop: Stop) -> None:
         FleetError: Airflow cannot be installed or prepared, or does not answer, or a component
             died too often.
     """
-    told = _Told(home, port)
+    told = _AirflowStatus(home, port)
     told.say("installing", problem="")
     install = [sys.executable, "-I", "-B", str(BOOTSTRAP), str(ROOT), "operations"]
     _await(install, dict(os.environ), "installing Airflow", _INSTALL_S, stop)
@@ -89,13 +89,13 @@ def run_airflow(home: Home, port: int, stop: Stop) -> None:
                     )
     finally:
         for part in reversed(parts):
-            part.ask()
+            part.terminate()
         limit = time.monotonic() + _STOP_S
         for part in reversed(parts):
             part.stop(max(0.1, limit - time.monotonic()))
 
 
-class _Told:
+class _AirflowStatus:
     """Writer of Airflow's status file."""
 
     def __init__(self, home: Home, port: int) -> None:
@@ -138,7 +138,7 @@ class Part:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self.settings,
-                cwd=folder_of(self.settings),
+                cwd=working_directory(self.settings),
                 preexec_fn=lambda: die_with_parent(us),  # noqa: PLW1509 - this process has no other thread
                 start_new_session=True,
             )
@@ -166,7 +166,7 @@ class Part:
         self._kill(self._begun)
         self.start()
 
-    def ask(self) -> None:
+    def terminate(self) -> None:
         """Send SIGTERM to the process, and record its descendants."""
         if self._process is not None and self._process.poll() is None:
             self._begun = self._descendants() or self._begun
@@ -200,7 +200,7 @@ class Part:
                     one.kill()
 
 
-def folder_of(settings: dict[str, str]) -> Path:
+def working_directory(settings: dict[str, str]) -> Path:
     """Return the working directory of Airflow's processes.
 
     It is not the project's folder: there, Python would import the project's packages instead of
@@ -209,7 +209,7 @@ def folder_of(settings: dict[str, str]) -> Path:
     return Path(settings["AIRFLOW_HOME"])
 
 
-def _await(command: Sequence[str], settings: dict[str, str], what: str, patience_s: float, stop: Stop) -> None:
+def _await(command: Sequence[str], settings: dict[str, str], what: str, patience_s: float, stop: StopSignal) -> None:
     """Run a program until it ends or a stop is requested; its output goes to this log.
 
     Raises:

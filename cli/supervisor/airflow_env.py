@@ -22,7 +22,7 @@ USERS: Final = {"admin": "admin", "operator": "op", "viewer": "viewer"}  # name 
 _TASKS: Final = 4  # concurrent tasks, one more than the slots of all pools: each is a process, and each verb has its own JVM
 
 
-def folder(home: Home) -> Path:
+def airflow_home(home: Home) -> Path:
     """Return the folder of Airflow's database, logs and passwords."""
     return home.path.absolute() / "airflow"
 
@@ -32,7 +32,7 @@ def passwords(home: Home) -> tuple[dict[str, str], bool]:
 
     The caller shows new passwords once.
     """
-    path = folder(home) / "passwords.json"
+    path = airflow_home(home) / "passwords.json"
     if path.exists():
         return json.loads(path.read_text()), False
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def passwords(home: Home) -> tuple[dict[str, str], bool]:
 
 def _secret(home: Home, name: str) -> str:
     """Return a secret of the home; the first call creates it."""
-    path = folder(home) / f"{name}.secret"
+    path = airflow_home(home) / f"{name}.secret"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_secret(path, urlsafe_b64encode(secrets.token_bytes(32)).decode())
@@ -58,7 +58,7 @@ def environment(home: Home, port: int) -> dict[str, str]:
         port: port of the UI and the API.
     """
     url = f"http://{HOST}:{port}"
-    at = folder(home)
+    at = airflow_home(home)
     return {
         "AIRFLOW_HOME": str(at),
         "FLEET_HOME": str(home.path.absolute()),

@@ -13,22 +13,22 @@ from pathlib import Path
 from typing import Final
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.spark.cds_archive import class_archive, fresh_archive, keep, makes_none
+from fleetpulse.io.spark.cds_archive import class_archive, fresh_archive, publish_archive, writes_no_archive
 from fleetpulse.io.spark.jars import jars_of_spark
 from fleetpulse.io.spark.java import find_java
-from fleetpulse.io.system.process import Stop
+from fleetpulse.io.system.process import StopSignal
 
-_REHEARSED_S: Final = 600.0  # the training run takes about 40 s on an idle machine
+_TRAINING_TIMEOUT_S: Final = 600.0  # the training run takes about 40 s on an idle machine
 _ABSENT: Final = "Spark starts take a few seconds longer, and nothing else differs"
 
 
-def classes_are_kept() -> bool:
+def archive_is_ready() -> bool:
     """Return whether the archive exists, or this Java cannot create one."""
     java, jars = find_java(), jars_of_spark()
-    return class_archive(java, jars) is not None or makes_none(java, jars)
+    return class_archive(java, jars) is not None or writes_no_archive(java, jars)
 
 
-def keep_classes(stop: Stop | None = None) -> str:
+def create_archive(stop: StopSignal | None = None) -> str:
     """Create the class archive of Spark, unless it exists.
 
     The archive is optional: if it cannot be created, the returned text gives the reason.
@@ -49,8 +49,8 @@ def keep_classes(stop: Stop | None = None) -> str:
         fresh = fresh_archive()
         with tempfile.TemporaryDirectory(prefix="fleet-", ignore_cleanup_errors=True) as folder:
             try:
-                _rehearse(Path(folder), fresh, stop)
-                kept = keep(fresh, java, jars)
+                _run_training(Path(folder), fresh, stop)
+                kept = publish_archive(fresh, java, jars)
             finally:
                 fresh.unlink(missing_ok=True)
     except (FleetError, OSError) as error:
@@ -58,12 +58,12 @@ def keep_classes(stop: Stop | None = None) -> str:
     return f"Spark's class archive is ready: {kept.stat().st_size / 1e6:.0f} MB"
 
 
-def _rehearse(folder: Path, fresh: Path, stop: Stop | None) -> None:
+def _run_training(folder: Path, fresh: Path, stop: StopSignal | None) -> None:
     log = folder / "log"
     command = [sys.executable, "-P", "-m", "batch.cds_training", str(folder), str(fresh)]
     with log.open("wb") as said:
         running = subprocess.Popen(command, stdout=said, stderr=said, stdin=subprocess.DEVNULL, start_new_session=True)
-    limit = time.monotonic() + _REHEARSED_S
+    limit = time.monotonic() + _TRAINING_TIMEOUT_S
     try:
         while running.poll() is None and time.monotonic() < limit:
             if stop is not None and stop.is_set():

@@ -15,14 +15,14 @@ from fleetpulse.io.home.command_spool import spool, spooled
 from fleetpulse.io.home.desired_state import RUNNING, get_desired
 from fleetpulse.io.home.home import Home, bridge_job
 from fleetpulse.io.home.services import runs
-from fleetpulse.io.ingest.segments import BridgeOffset, position
+from fleetpulse.io.ingest.segments import BridgePosition, bridge_position
 from fleetpulse.io.system.process import read_status
 
 PATIENCE_S: Final = 30.0
 _TOPIC: Final = f"fleet/{EVERYONE}/{BRIDGE}/{Kind.TICK.value}"
 
 
-def say_held_back(home: Home) -> bool:
+def flush_delayed_verdicts(home: Home) -> bool:
     """Flush delayed verdicts, and wait until the running job has emitted them.
 
     The bridge writes a tick that requests the flush. This function waits until that tick is judged,
@@ -33,20 +33,20 @@ def say_held_back(home: Home) -> bool:
     """
     if not home.deployment().verdict_jitter_ms:
         return True
-    if why := _out_of_reach(home):
+    if why := _reason_not_judging(home):
         say(f"delayed verdicts were not flushed: {why}")
         return False
     say("flushing the verdicts that verdict_jitter delays")
     spool(home, [(_TOPIC, {"op": FLUSH})])
     limit = time.monotonic() + PATIENCE_S
-    stand: BridgeOffset | None = None  # of the bridge, once it has written the tick
+    stand: BridgePosition | None = None  # of the bridge, once it has written the tick
     while stand is None or not judged_through(home, {BRIDGE: stand}):
-        if (why := _out_of_reach(home)) or time.monotonic() > limit:
+        if (why := _reason_not_judging(home)) or time.monotonic() > limit:
             say(f"some delayed verdicts were not flushed: {why or f'not within {PATIENCE_S:.0f} s'}")
             return False
         time.sleep(0.1)
         if stand is None and _TOPIC not in spooled(home, taken=True):
-            stand = position(home.segments_of(BRIDGE))
+            stand = bridge_position(home.segments_of(BRIDGE))
     return True
 
 
@@ -73,7 +73,7 @@ def stop_listening(run: Run, verbs: Sequence[str], judging: Callable[[], bool], 
         time.sleep(0.1)
 
 
-def _out_of_reach(home: Home) -> str:
+def _reason_not_judging(home: Home) -> str:
     """Return why the lifecycle job cannot judge a flush now; empty if it can."""
     for job in (BRIDGE, "landing", "lifecycle"):
         if not runs(home, job):

@@ -22,14 +22,14 @@ from fleetpulse.io.mqtt.address import BrokerAddress, save_address
 from fleetpulse.io.mqtt.broker import LOOPBACK, Broker
 from fleetpulse.io.spark.jars import JARS, KAFKA_JARS, absent_jars, resolve_jars
 from fleetpulse.io.spark.java import find_java
-from fleetpulse.io.system.process import GIVEN_UP, read_status, write_status
+from fleetpulse.io.system.process import NOT_RESTARTED, read_status, write_status
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.paths import ROOT
 
 _STOP_S: Final = 20
 _FULL_BYTES: Final = 50_000_000  # more than a start of the lifecycle job writes
-_WORDS: Final = 700  # longer than any error message, whose end states what to do
-_WITHIN_S: Final = 600.0
+_MAX_ERROR_CHARS: Final = 700  # longer than any error message, whose end states what to do
+_RESTART_WINDOW_S: Final = 600.0
 
 
 class Job:
@@ -61,12 +61,12 @@ class Job:
         self.died = 0
         self._died_at_s: list[float] = []
         self.verb = verb or name
-        self.aloud = aloud
-        self.comes_back = restarts > 0
+        self.inherits_output = aloud
+        self.is_restarted = restarts > 0
         self.held = False  # stopped by the desired state
         self.supervised = False  # whether another supervisor starts it once this run no longer restarts it
         self.optional = False  # whether the run continues without it
-        self.ends = False  # whether exit code 0 means that its work is done
+        self.is_finite = False  # whether exit code 0 means that its work is done
         self._given_up_ms = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._group_killed = False
@@ -82,7 +82,7 @@ class Job:
         command += ["--parent", str(os.getpid()), *self.arguments]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *_inherited_path()])}
         self.home.run(self.name).unlink(missing_ok=True)
-        with nullcontext() if self.aloud else self.log.open("ab") as log:
+        with nullcontext() if self.inherits_output else self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
                 stdout=log,
@@ -113,7 +113,7 @@ class Job:
         Raises:
             FleetError: the process died too often, or must not be restarted.
         """
-        if self._process is None or self.held or self.alive() or (self.ends and self._process.returncode == 0):
+        if self._process is None or self.held or self.alive() or (self.is_finite and self._process.returncode == 0):
             return
         if self._given_up_ms:
             if self.supervised or self.optional:
@@ -121,17 +121,17 @@ class Job:
             raise self._ended()
         self._kill_group()
         if full := disk_full(self.home.path):
-            if self.comes_back:
+            if self.is_restarted:
                 return
             raise FleetError(
                 f"the {self.name} ended, because {full}; then run the same command again: it resumes where it stopped",
                 code="job-ended",
             )
         now_s = time.monotonic()
-        self._died_at_s = [at_s for at_s in self._died_at_s if now_s - at_s < _WITHIN_S]
+        self._died_at_s = [at_s for at_s in self._died_at_s if now_s - at_s < _RESTART_WINDOW_S]
         if len(self._died_at_s) >= self.restarts:
             if self.supervised or self.optional:
-                self._give_up()
+                self._stop_restarting()
                 return
             raise self._ended()
         self.died += 1
@@ -155,21 +155,21 @@ class Job:
     def _ended(self) -> FleetError:
         assert self._process is not None
         return FleetError(
-            f"the {self.name} ended unexpectedly (exit {self._process.returncode}): {self._last_words()}; "
+            f"the {self.name} ended unexpectedly (exit {self._process.returncode}): {self._failure_text()}; "
             f"run the same command again: it resumes where it stopped",
             code="job-ended",
         )
 
-    def _give_up(self) -> None:
+    def _stop_restarting(self) -> None:
         """Stop restarting the process until its desired state is set again."""
         assert self._process is not None
         self._given_up_ms = wall_clock_ms()
-        why = f"it ended unexpectedly (exit {self._process.returncode}): {last_words(self.log)}"
-        write_status(self.home.run(self.name), {"state": GIVEN_UP, "why": why, "at_ms": self._given_up_ms})
+        why = f"it ended unexpectedly (exit {self._process.returncode}): {last_error_line(self.log)}"
+        write_status(self.home.run(self.name), {"state": NOT_RESTARTED, "why": why, "at_ms": self._given_up_ms})
         after = "its supervisor may start it" if self.supervised else f'the run continues without it; its log is "{self.log}"'
         typer.echo(f"the {self.name} is not restarted any more: {why}; {after}", err=True)
 
-    def obey(self, *, runs: bool, said_ms: int = 0) -> None:
+    def apply_desired_state(self, *, runs: bool, said_ms: int = 0) -> None:
         """Stop or start the process to match the desired state.
 
         Args:
@@ -189,8 +189,8 @@ class Job:
             else:
                 self.stop()
 
-    def _last_words(self) -> str:
-        return "see its output above" if self.aloud else f'{last_words(self.log)}; its log is "{self.log}"'
+    def _failure_text(self) -> str:
+        return "see its output above" if self.inherits_output else f'{last_error_line(self.log)}; its log is "{self.log}"'
 
     def _kill_group(self) -> None:
         """Kill the process group of the job, with its JVM and Python workers.
@@ -217,17 +217,17 @@ def disk_full(path: Path) -> str | None:
     return f'the disk of "{path}" is full ({free // 1_000_000} MB left); free some space' if free < _FULL_BYTES else None
 
 
-def last_words(log: Path) -> str:
+def last_error_line(log: Path) -> str:
     """Return the last error line of a log, or its last line if it has none."""
     try:
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines()[-200:] if line.strip()]
     except OSError:
         return "it has no log"
     telling = [line for line in lines if "Error" in line or "fleet:" in line]
-    return (telling or lines or ["no output"])[-1][:_WORDS]
+    return (telling or lines or ["no output"])[-1][:_MAX_ERROR_CHARS]
 
 
-def _leave(number: int, _: FrameType | None) -> NoReturn:
+def _exit_on_signal(number: int, _: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
@@ -251,7 +251,7 @@ class Run:
 
     def __enter__(self) -> Self:
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # the default would end this process at once and orphan its jobs
-            signal.signal(signal.SIGTERM, _leave)
+            signal.signal(signal.SIGTERM, _exit_on_signal)
         for stale in (self.home.path / "run").glob("*.json") if self.alone else ():
             stale.unlink(missing_ok=True)
         return self
@@ -268,7 +268,7 @@ class Run:
                 self.home.run("broker").unlink(missing_ok=True)
         finally:
             for number, handler in previous:
-                signal.signal(number, signal.SIG_DFL if handler is _leave else handler)
+                signal.signal(number, signal.SIG_DFL if handler is _exit_on_signal else handler)
 
     def use_broker(
         self, address: BrokerAddress | None, port: int = 0, host: str = LOOPBACK, known_as: str | None = None
@@ -351,14 +351,14 @@ class Run:
         """
         if self.broker and not self.broker.alive():
             raise FleetError(
-                f'the embedded broker ended unexpectedly: {last_words(self.broker.log)}; its log is "{self.broker.log}"; '
+                f'the embedded broker ended unexpectedly: {last_error_line(self.broker.log)}; its log is "{self.broker.log}"; '
                 f"run the same command again: it resumes where it stopped",
                 code="broker-ended",
             )
         for job in self.jobs:
             if job.name == "lifecycle":
                 word = get_desired(self.home)
-                job.obey(runs=word.what == RUNNING, said_ms=word.at_ms)
+                job.apply_desired_state(runs=word.what == RUNNING, said_ms=word.at_ms)
             job.watch()
 
     def await_that(self, what: str, reached: Callable[[], bool], patience_s: float) -> None:

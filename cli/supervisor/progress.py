@@ -10,8 +10,8 @@ from fleetpulse.io.checkpoints.checkpoint import judged_up_to
 from fleetpulse.io.delta.log import holds_table
 from fleetpulse.io.home.command_spool import spooled
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.ingest.segments import BridgeOffset, list_segments, position, read_segment
-from streaming.landing.landing import places_of
+from fleetpulse.io.ingest.segments import BridgePosition, bridge_position, list_segments, read_segment
+from streaming.landing.landing import landed_places
 from streaming.landing.merge import place
 
 
@@ -23,11 +23,11 @@ def judged_ms(home: Home) -> int | None:
 
 def judged_to_the_end(home: Home) -> bool:
     """Return whether all rows that the bridges wrote are landed and judged."""
-    stand = {name: stands for name in home.bridges() if (stands := position(home.segments_of(name))) is not None}
+    stand = {name: stands for name in home.bridges() if (stands := bridge_position(home.segments_of(name))) is not None}
     return not stand or judged_through(home, stand)
 
 
-def judged_through(home: Home, stand: Mapping[str, BridgeOffset]) -> bool:
+def judged_through(home: Home, stand: Mapping[str, BridgePosition]) -> bool:
     """Return whether all rows up to the given bridge positions are landed and judged.
 
     Args:
@@ -36,14 +36,14 @@ def judged_through(home: Home, stand: Mapping[str, BridgeOffset]) -> bool:
     """
     if not holds_table(home.table(MESSAGES.name)):
         return False
-    places = places_of(home, MESSAGES)
+    places = landed_places(home, MESSAGES)
     if any(places[name] <= place(stands.number, 0) for name, stands in stand.items()):
         return False
     reached = judged_up_to(home.checkpoint)
     return reached is not None and reached[1] >= max(stands.received_at_ms for stands in stand.values())
 
 
-def on_its_way(home: Home, device_id: str, kind: Kind) -> bool:
+def is_command_pending(home: Home, device_id: str, kind: Kind) -> bool:
     """Return whether an own row about a device is spooled or not landed yet.
 
     Own rows are the rows that no device sent, such as commands. If this returns False, all landed
@@ -56,7 +56,7 @@ def on_its_way(home: Home, device_id: str, kind: Kind) -> bool:
 
 def _to_land(home: Home) -> Iterator[str]:
     """Yield the topics of rows that have not landed, except messages of devices."""
-    places = places_of(home, MESSAGES)  # the last table that is written
+    places = landed_places(home, MESSAGES)  # the last table that is written
     for name in home.bridges():
         for number, path in list_segments(home.segments_of(name)):
             if place(number + 1, 0) <= places[name]:
@@ -69,7 +69,7 @@ def _to_land(home: Home) -> Iterator[str]:
             yield from (topic for topic, origin in pairs if origin != Origin.MQTT)
 
 
-def troubles(status: Mapping[str, Any]) -> list[str]:
+def problems_of(status: Mapping[str, Any]) -> list[str]:
     """Return the problems that the status of a job reports."""
     problems = [str(status["problem"])] if status.get("problem") else []
     return [*problems, "a coverage gap is open: silence at its sites does not count"] if status.get("gap_open") else problems

@@ -18,8 +18,8 @@ from fleetpulse.core.times import format_instant
 from fleetpulse.io.checkpoints.checkpoint import judged_up_to
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.ingest import recording
-from fleetpulse.io.ingest.recording import Recorded, Recording
-from fleetpulse.io.ingest.segments import BridgeOffset, position
+from fleetpulse.io.ingest.recording import RecordedMessage, Recording
+from fleetpulse.io.ingest.segments import BridgePosition, bridge_position
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.publisher import Publisher
 from fleetpulse.settings import load_settings
@@ -28,7 +28,7 @@ from streaming.simulator.replay_publisher import play
 _PATIENCE_S = 600.0
 
 
-def policy_line(policy: Policy, received_at_ms: int, *, first_ever: bool) -> Recorded:
+def policy_line(policy: Policy, received_at_ms: int, *, first_ever: bool) -> RecordedMessage:
     """Return the policy as the first line of a recording.
 
     If it is the first row of the home, it applies to all rows that the home ever judges. Otherwise
@@ -37,7 +37,9 @@ def policy_line(policy: Policy, received_at_ms: int, *, first_ever: bool) -> Rec
     import json
 
     content = {"policy": policy.normalised(), "effective_from": 0 if first_ever else received_at_ms}
-    return Recorded(received_at_ms, f"fleet/{EVERYONE}/{EVERYONE}/policy", json.dumps(content, separators=(",", ":")).encode())
+    return RecordedMessage(
+        received_at_ms, f"fleet/{EVERYONE}/{EVERYONE}/policy", json.dumps(content, separators=(",", ":")).encode()
+    )
 
 
 def replay(home: Home, path: Path, policy: Policy, deployment: Deployment | None, broker: BrokerAddress | None) -> None:
@@ -54,14 +56,14 @@ def replay(home: Home, path: Path, policy: Policy, deployment: Deployment | None
     bridges = settings.all_bridges()
     with home.locked("fleet replay"):
         home.divide(bridges)
-        stands = position(home.segments)
+        stands = bridge_position(home.segments)
         _check(home, played, policy, stands)
         home.remember(played.id, {"policy_version": policy.version, "lines": played.lines + 1})
         if not _is_judged(home, played):
             _run(home, played, policy, stands, broker, console)
 
 
-def _check(home: Home, played: Recording, policy: Policy, stands: BridgeOffset | None) -> None:
+def _check(home: Home, played: Recording, policy: Policy, stands: BridgePosition | None) -> None:
     """Refuse a recording that would mix histories.
 
     Raises:
@@ -92,7 +94,7 @@ def _check(home: Home, played: Recording, policy: Policy, stands: BridgeOffset |
 
 def _is_judged(home: Home, played: Recording) -> bool:
     """Whether the recording has been played, landed and judged to its last row."""
-    stands = position(home.segments)
+    stands = bridge_position(home.segments)
     return stands is not None and stands.played == played.id and judged_to_the_end(home)
 
 
@@ -100,7 +102,7 @@ def _run(
     home: Home,
     played: Recording,
     policy: Policy,
-    stands: BridgeOffset | None,
+    stands: BridgePosition | None,
     broker: BrokerAddress | None,
     console: Console,
 ) -> None:
@@ -127,8 +129,8 @@ def _run(
             progress.update(bar, completed=total)
 
 
-def _publish(run: Run, address: BrokerAddress, played: Recording, opening: Recorded, first: int, on_progress: Any) -> None:
-    def history() -> Iterator[Recorded]:
+def _publish(run: Run, address: BrokerAddress, played: Recording, opening: RecordedMessage, first: int, on_progress: Any) -> None:
+    def history() -> Iterator[RecordedMessage]:
         return chain([opening], recording.read(played.path))
 
     def watched(line: int) -> None:

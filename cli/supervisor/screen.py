@@ -12,7 +12,7 @@ from rich.text import Text
 
 from cli.common.output import MODE_COLOURS, TRANSITION_COLUMNS, as_table
 from cli.supervisor.processes import Run, disk_full
-from cli.supervisor.progress import judged_ms, troubles
+from cli.supervisor.progress import judged_ms, problems_of
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import JUDGEMENTS, QUARANTINE
 from fleetpulse.core.times import format_duration, format_instant
@@ -23,7 +23,7 @@ from fleetpulse.io.tables.tables import Mirror
 from fleetpulse.reports import devices, judgements
 
 _REFRESH_S = 2.0  # between two reads of the tables before the first verdict, and after a read that failed
-_COUNTED_S = 15.0  # between two reads after the first verdict: each one reads the new rows of the tables
+_REFRESH_RUNNING_S = 15.0  # between two reads after the first verdict: each one reads the new rows of the tables
 _LAST = 12
 _PICTURE_COLUMNS = 118
 
@@ -43,7 +43,7 @@ class Screen:
         self._mirror = Mirror(
             run.home, devices.COUNTED, only, {JUDGEMENTS.name: "kind != 'summary'"}
         )  # there is up to one summary per key group and batch
-        self._trouble = ""
+        self._read_error = ""
         self._counts: dict[str, Any] = {"devices": {}, "messages": 0, "judgements": {}, "quarantine": {}}
         self._last: list[dict[str, Any]] = []
         self._frontier_ms: int | None = None
@@ -52,17 +52,17 @@ class Screen:
     def _refresh(self) -> None:
         from duckdb import Error  # already loaded by the mirror
 
-        settled = self.first_verdict_s is not None and not self._trouble
-        if time.monotonic() - self._read_at < (_COUNTED_S if settled else _REFRESH_S):
+        settled = self.first_verdict_s is not None and not self._read_error
+        if time.monotonic() - self._read_at < (_REFRESH_RUNNING_S if settled else _REFRESH_S):
             return
         self._read_at = time.monotonic()
         try:
-            self._look()
-            self._trouble = ""
+            self._read_tables()
+            self._read_error = ""
         except (Error, FleetError, OSError) as error:  # the run continues even if its figures cannot be read
-            self._trouble = f"the figures are stale: {str(error).splitlines()[0]}"
+            self._read_error = f"the figures are stale: {str(error).splitlines()[0]}"
 
-    def _look(self) -> None:
+    def _read_tables(self) -> None:
         home = self.run.home
         self._mirror.refresh()
         self._frontier_ms = judgements.frontier_ms(home, judged_ms(home))
@@ -87,11 +87,11 @@ class Screen:
         if airflow := self.run.status("airflow"):
             words.append(f"airflow {airflow.get('state', 'starting')}")
         jobs = (*bridges.values(), self.run.status("landing"))
-        words += dict.fromkeys(word for status in jobs for word in troubles(status))  # several bridges may report the same gap
+        words += dict.fromkeys(word for status in jobs for word in problems_of(status))  # several bridges may report the same gap
         if full := disk_full(self.run.home.path):
             words.append(f"{full}: until then messages wait in the broker")
-        if self._trouble:
-            words.append(self._trouble)
+        if self._read_error:
+            words.append(self._read_error)
         return ", ".join(words)
 
     def _bridges(self) -> dict[str, dict[str, Any]]:

@@ -3,12 +3,12 @@
 They start after the first verdicts, and the stream does not depend on them.
 """
 
-from cli.supervisor.airflow_env import HOST, folder, passwords
-from cli.supervisor.cds import classes_are_kept
+from cli.supervisor.airflow_env import HOST, airflow_home, passwords
+from cli.supervisor.cds import archive_is_ready
 from cli.supervisor.processes import Job, Run
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.system.ports import free_port
-from fleetpulse.io.system.process import GIVEN_UP
+from fleetpulse.io.system.process import NOT_RESTARTED
 
 _RESTARTS = 2
 
@@ -33,7 +33,7 @@ def airflow_port(wanted: int) -> int:
     return free_port(HOST, wanted, refused)
 
 
-class Beside:
+class AirflowSidecar:
     """Airflow of a run.
 
     Args:
@@ -55,9 +55,12 @@ class Beside:
         known, fresh = passwords(self.run.home)
         lines = [f"airflow: http://{HOST}:{self.port}, available one or two minutes after the first verdicts"]
         if not fresh:
-            return [*lines, f'users:   {", ".join(known)}; their passwords are in "{folder(self.run.home) / "passwords.json"}"']
+            return [
+                *lines,
+                f'users:   {", ".join(known)}; their passwords are in "{airflow_home(self.run.home) / "passwords.json"}"',
+            ]
         lines += [f"user:    {user:9} password: {password}" for user, password in known.items()]
-        return [*lines, f'         shown only once, and stored in "{folder(self.run.home) / "passwords.json"}"']
+        return [*lines, f'         shown only once, and stored in "{airflow_home(self.run.home) / "passwords.json"}"']
 
     def start(self) -> None:
         """Start Airflow, unless it was started."""
@@ -71,11 +74,11 @@ class Beside:
         True once Airflow has run, until the run no longer restarts it.
         """
         state = self.run.status("airflow").get("state")
-        self._has_run = state == "running" or (self._has_run and state != GIVEN_UP)
+        self._has_run = state == "running" or (self._has_run and state != NOT_RESTARTED)
         return self._has_run
 
 
-class Classes:
+class ClassArchiveSidecar:
     """Class archive of Spark, created by the first run of an installation.
 
     Args:
@@ -88,7 +91,7 @@ class Classes:
 
     def start(self) -> None:
         """Create the archive if it does not exist; only the first call has an effect."""
-        if not self._asked and not classes_are_kept():
+        if not self._asked and not archive_is_ready():
             job = self.run.start("classes")
-            job.optional = job.ends = True
+            job.optional = job.is_finite = True
         self._asked = True

@@ -14,20 +14,20 @@ from rich.live import Live
 from cli.supervisor.flush import stop_listening
 from cli.supervisor.processes import Run
 from cli.supervisor.screen import Screen
-from cli.supervisor.sidecars import Beside, Classes, airflow_port
+from cli.supervisor.sidecars import AirflowSidecar, ClassArchiveSidecar, airflow_port
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import Policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import EVERYONE
 from fleetpulse.io.home.command_spool import spool
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.ingest.segments import position
+from fleetpulse.io.ingest.segments import bridge_position
 from fleetpulse.io.kafka.config import parse_kafka
 from fleetpulse.io.mqtt.address import BrokerAddress
-from fleetpulse.io.system.process import Stop
+from fleetpulse.io.system.process import StopSignal
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.settings import load_settings
-from streaming.simulator.simulator import Simulated, remembered
+from streaming.simulator.simulator import SimulatedFleet, load_fleet
 
 _LEAST_FREE_BYTES = 500_000_000
 _DEVICES, _SEED = 100, 1  # defaults of the simulated fleet
@@ -81,11 +81,11 @@ def up(home: Home, wanted: UpOptions, deployment: Deployment | None) -> None:
             code="disk-nearly-full",
         )
     with home.locked("fleet up"):
-        stop = Stop().on_signals()
+        stop = StopSignal().on_signals()
         home.divide(settings.all_bridges())
         with Run(home) as run:
             history = _prepare(home, wanted)
-            airflow = None if wanted.airflow_port is None else Beside(run, airflow_port(wanted.airflow_port))
+            airflow = None if wanted.airflow_port is None else AirflowSidecar(run, airflow_port(wanted.airflow_port))
             address = run.use_broker(wanted.broker, wanted.port)
             restarts = settings.restarts
             run.start("lifecycle", restarts=restarts)
@@ -106,13 +106,13 @@ def _prepare(home: Home, wanted: UpOptions) -> bool:
     Returns:
         Whether the history of the simulated fleet is not played to its end yet.
     """
-    stands = position(home.segments)
-    known = remembered(home)
+    stands = bridge_position(home.segments)
+    known = load_fleet(home)
     if wanted.simulate and known is not None:
         _require_same(home, wanted, known)
     if wanted.simulate and known is None:
         seed = _SEED if wanted.seed is None else wanted.seed
-        known = Simulated.begin(seed, wanted.devices or _DEVICES, wall_clock_ms(), wanted.policy)
+        known = SimulatedFleet.begin(seed, wanted.devices or _DEVICES, wall_clock_ms(), wanted.policy)
         known.remember(home)
     elif wanted.policy is not None:
         content = {"policy": wanted.policy.normalised()}
@@ -123,7 +123,7 @@ def _prepare(home: Home, wanted: UpOptions) -> bool:
     return stands is None or unfinished
 
 
-def _require_same(home: Home, wanted: UpOptions, known: Simulated) -> None:
+def _require_same(home: Home, wanted: UpOptions, known: SimulatedFleet) -> None:
     """Refuse options that differ from the simulated fleet of the home."""
     has, asked = (known.scenario.devices, known.scenario.seed), (wanted.devices, wanted.seed)
     if any(one is not None and one != other for one, other in zip(asked, has, strict=True)):
@@ -135,12 +135,14 @@ def _require_same(home: Home, wanted: UpOptions, known: Simulated) -> None:
         )
 
 
-def _watch(run: Run, wanted: UpOptions, address: BrokerAddress, stop: Stop, restarts: int, airflow: Beside | None) -> None:
+def _watch(
+    run: Run, wanted: UpOptions, address: BrokerAddress, stop: StopSignal, restarts: int, airflow: AirflowSidecar | None
+) -> None:
     console = Console()
-    screen, classes = Screen(run, address), Classes(run)
+    screen, classes = Screen(run, address), ClassArchiveSidecar(run)
     limit = time.monotonic() + wanted.for_s if wanted.for_s else None
     if not wanted.simulate and wanted.broker is None:
-        for line in _invitation(run.home, address):
+        for line in _access_examples(run.home, address):
             typer.echo(line)
     for line in airflow.invitation() if airflow else ():
         typer.echo(line)
@@ -165,7 +167,7 @@ def _watch(run: Run, wanted: UpOptions, address: BrokerAddress, stop: Stop, rest
                     live.update(screen.render(), refresh=True)
                     drawn_s = time.monotonic()
     else:
-        _watch_quietly(screen, goes_on, console)
+        _print_lines(screen, goes_on, console)
     if wanted.picture:
         _draw(wanted.picture, screen)
 
@@ -180,7 +182,7 @@ def _draw(path: Path, screen: Screen) -> None:
         ) from None
 
 
-def _watch_quietly(screen: Screen, goes_on: Callable[[], bool], console: Console) -> None:
+def _print_lines(screen: Screen, goes_on: Callable[[], bool], console: Console) -> None:
     """Print the figures as a line when they change, at most every five seconds."""
     said, next_at = "", 0.0
     while goes_on():
@@ -190,7 +192,7 @@ def _watch_quietly(screen: Screen, goes_on: Callable[[], bool], console: Console
             said, next_at = line, time.monotonic() + 5
 
 
-def _invitation(home: Home, address: BrokerAddress) -> list[str]:
+def _access_examples(home: Home, address: BrokerAddress) -> list[str]:
     """Return example commands: grant a device access, publish for it, watch it.
 
     They do not show the fleet's own password, which has all permissions.

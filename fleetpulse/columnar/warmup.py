@@ -10,9 +10,9 @@ from fleetpulse.columnar.codec.wire import to_wires
 from fleetpulse.columnar.fold.key_group import KeyGroup, begin
 from fleetpulse.columnar.jit.cache import remove_outdated
 from fleetpulse.columnar.jit.kernel import apply_rows
-from fleetpulse.columnar.jit.take import shared_out
+from fleetpulse.columnar.jit.take import partition_by_hash
 from fleetpulse.columnar.snapshot.checksum import fingerprint
-from fleetpulse.columnar.snapshot.rows import taken
+from fleetpulse.columnar.snapshot.rows import snapshot_rows
 from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Kind, Origin, Row
@@ -28,7 +28,7 @@ def warm() -> None:
     """
     row = decode("fleet/site/device/error", b'{"code": "E1"}', 0, Origin.MQTT)
     assert isinstance(row, Row), "a code suffices for an error"
-    order, ends = shared_out(signals_to_batch([row, row])["received_at_ms"].to_numpy(), 1)
+    order, ends = partition_by_hash(signals_to_batch([row, row])["received_at_ms"].to_numpy(), 1)
     for bits in _BITS:
         early, late = (
             replace(row, event_time_ms=at_ms, kind=kind) for at_ms, kind in ((0, Kind.HEARTBEAT), (2 ** (bits - 2), Kind.ERROR))
@@ -40,6 +40,6 @@ def warm() -> None:
         step = group.fold(signals, [], group.shards.newest_ms + 2 * _LATENESS_MS, deployment, lambda _: b"")
         assert not step.chunks, "the new row is due at once"
         group = KeyGroup.from_bytes(group.to_bytes())
-    for rows in taken(0, group.to_bytes(), {}, group.shards.newest_ms, deployment):
+    for rows in snapshot_rows(0, group.to_bytes(), {}, group.shards.newest_ms, deployment):
         fingerprint(rows)
     remove_outdated(apply_rows)

@@ -22,8 +22,8 @@ from fleetpulse.core.device import EvaluationContext
 from fleetpulse.core.judgements import COMPARED, CORRECTED_ENTRY, REASONS, Judgement, JudgementKind
 from fleetpulse.core.lifecycle import Mode
 from fleetpulse.core.presence.identities import topic_of
-from fleetpulse.core.registry.device_patch import alike, fingerprint, plain
-from fleetpulse.core.replay import NOTHING, Deployment, Outcome, outcome
+from fleetpulse.core.registry.device_patch import encode_device, fingerprint, same_state
+from fleetpulse.core.replay import EMPTY_OUTCOME, Deployment, Outcome, outcome
 from fleetpulse.core.rows import EVERYONE, Kind, Row
 
 LEAD_MS: Final = 10_000  # least distance of a correction row from the frontier: time to reach the lifecycle job
@@ -31,12 +31,12 @@ _NEVER: Final = 2**63
 _SAID: Final = tuple(name for name in COMPARED if name not in ("kind", "transition_no"))  # columns of `content`
 
 
-def numbered(one: Judgement) -> tuple[int, int]:
+def transition_order(one: Judgement) -> tuple[int, int]:
     """Return the sort key of a device's transitions, judged or added."""
     return (one.event_time_ms or 0, one.amendment_no or one.transition_no or 0)
 
 
-def shown(emitted: Iterable[Judgement]) -> list[Judgement]:
+def effective_transitions(emitted: Iterable[Judgement]) -> list[Judgement]:
     """Return the effective transitions of a device: amended, and in order.
 
     Args:
@@ -49,7 +49,7 @@ def shown(emitted: Iterable[Judgement]) -> list[Judgement]:
     ]
     taken = {number for number, _, _ in retracted}
     added = [one for one in kept if one.kind is JudgementKind.ADD and one.amendment_no not in taken]
-    return sorted([*judged, *added], key=numbered)
+    return sorted([*judged, *added], key=transition_order)
 
 
 def content(one: Judgement) -> tuple[Any, ...]:
@@ -79,7 +79,7 @@ def amendments(
     def known(some: Iterable[Judgement]) -> dict[int, list[Judgement]]:
         return _by_instant(one for one in some if (one.event_time_ms or 0) <= through_ms and is_after(one))
 
-    now, then = known(shown(kept)), known(sorted(wanted, key=numbered))
+    now, then = known(effective_transitions(kept)), known(sorted(wanted, key=transition_order))
     number = max((one.amendment_no or 0 for one in kept), default=0)
     rows: list[Judgement] = []
     for instant_ms in sorted({*now, *then}):
@@ -112,14 +112,14 @@ def retracted_offline(emitted: Iterable[Judgement]) -> list[tuple[int, int | Non
     if not any(one.kind is JudgementKind.RETRACT and one.reason == REASONS[JudgementKind.RETRACT] for one in kept):
         return []
     left = _offline(one for one in kept if one.kind is JudgementKind.TRANSITION)
-    for since_ms, until_ms in _offline(shown(kept)):
+    for since_ms, until_ms in _offline(effective_transitions(kept)):
         parts = [(begin, min(end, since_ms)) for begin, end in left] + [(max(begin, until_ms), end) for begin, end in left]
         left = sorted(part for part in parts if part[0] < part[1])
     return [(since_ms, None if until_ms == _NEVER else until_ms) for since_ms, until_ms in left]
 
 
 def _offline(some: Iterable[Judgement]) -> list[tuple[int, int]]:
-    ordered = sorted(some, key=numbered)
+    ordered = sorted(some, key=transition_order)
     ends = [*(one.event_time_ms or 0 for one in ordered[1:]), _NEVER]
     return [(one.event_time_ms or 0, end) for one, end in zip(ordered, ends, strict=False) if one.to_mode is Mode.OFFLINE]
 
@@ -136,7 +136,7 @@ class Histories:
 
     judged: Outcome
     amended: Outcome
-    begun: Outcome = NOTHING
+    begun: Outcome = EMPTY_OUTCOME
 
     def is_after(self, one: Judgement) -> bool:
         """Whether a judgement lies after the frontier at which its device starts.
@@ -158,13 +158,13 @@ class Histories:
 
     def differ(self, device_id: str) -> bool:
         """Whether the states of a device differ between the two histories."""
-        return not alike(self.judged.devices.get(device_id), self.amended.devices.get(device_id))
+        return not same_state(self.judged.devices.get(device_id), self.amended.devices.get(device_id))
 
 
 def histories(
     rows: Iterable[Row],
     deployment: Deployment,
-    begun: Outcome = NOTHING,
+    begun: Outcome = EMPTY_OUTCOME,
     through_ms: int | None = None,
     through_site: str | None = None,
 ) -> Histories:
@@ -208,7 +208,7 @@ def transitions(judged: Outcome) -> dict[str, list[Judgement]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class ReplayOrigin:
     """Snapshot from which a history can be judged again, as from the first row.
 
     Attributes:
@@ -258,7 +258,7 @@ class Correction:
 
 
 def corrections(
-    rows: Iterable[Row], deployment: Deployment, device_ids: Iterable[str], begun: Outcome = NOTHING
+    rows: Iterable[Row], deployment: Deployment, device_ids: Iterable[str], begun: Outcome = EMPTY_OUTCOME
 ) -> list[Correction] | None:
     """Return a correction row for each device whose two histories differ.
 
@@ -279,7 +279,7 @@ def corrections(
     now = outcome(kept, deployment, begun=begun)
     if now.shards is None:
         return []
-    under_way = {row.device_id for row in now.waiting if row.kind is Kind.CORRECT}
+    under_way = {row.device_id for row in now.pending if row.kind is Kind.CORRECT}
     sites = {row.device_id: row.site for row in sorted(kept, key=lambda row: row.arrival) if row.site != EVERYONE}
     sites |= {one.device_id: one.current_site for one in now.devices.values()}
     found: list[Correction] = []
@@ -296,7 +296,7 @@ def corrections(
         if at_ms is None:
             blocked = True
             continue
-        taken = {row.at_ms for row in now.waiting}
+        taken = {row.at_ms for row in now.pending}
         while at_ms in taken:  # rows at one instant would depend on their order
             at_ms += 1
         site = next((sites[one] for one in its if one in sites), EVERYONE)
@@ -336,7 +336,7 @@ def _corrections(
             "effective_from": at_ms,
             "frontier_ms": frontier_ms,
             "was": fingerprint(was, world.covered(site, at_ms), at_ms),
-            "device": None if wanted is None else plain(wanted, world.covered(wanted.current_site, at_ms), at_ms),
+            "device": None if wanted is None else encode_device(wanted, world.covered(wanted.current_site, at_ms), at_ms),
         }
         found.append(Correction(device_id, payload, site))
     return found

@@ -78,13 +78,13 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fleetpulse.core.device import Device, EvaluationContext
-from fleetpulse.core.judgements import Judgement, JudgementKind, about, clock_fault, identity_conflict
+from fleetpulse.core.judgements import Judgement, JudgementKind, clock_fault, identity_conflict, message_judgement
 from fleetpulse.core.lifecycle import HELD, PRESENT, Mode, Trigger, next_mode
 from fleetpulse.core.policy import DEFAULT_CLASS, Rules
 from fleetpulse.core.presence.coverage import Coverage
 from fleetpulse.core.presence.presence_time import FAULTS, offset_ms
 from fleetpulse.core.presence.shards import Advance, Due
-from fleetpulse.core.registry.device_patch import corrected, fingerprint
+from fleetpulse.core.registry.device_patch import decode_device, fingerprint
 from fleetpulse.core.registry.registry import limits
 from fleetpulse.core.rows import EVERYONE, POSITION_BITS, SIGNALS, GatewayEvent, Kind, Row, Trust, session_number
 
@@ -102,7 +102,7 @@ class Fold:
         judgements: judgements emitted so far, in order.
     """
 
-    world: EvaluationContext
+    context: EvaluationContext
     judgements: list[Judgement] = field(default_factory=list[Judgement])
 
     def run(self, device: Device | None, rows: list[Row], through_ms: int | None) -> Device | None:
@@ -153,10 +153,10 @@ class Fold:
     def expire(self, device: Device | None, before_ms: int) -> Device | None:
         """Fire deadlines, earliest first, until none lies before ``before_ms``."""
         while device is not None:
-            due = next_due(device, self.world)
+            due = next_due(device, self.context)
             if due is None or due[0] >= before_ms:
                 return device
-            device = self._act(device, *due)
+            device = self._fire(device, *due)
         return None
 
     def apply(self, device: Device | None, row: Row) -> Device | None:
@@ -177,9 +177,9 @@ class Fold:
         return device
 
     def _rules(self, device: Device, instant_ms: int) -> Rules:
-        return device.rules(self.world.policies.at(instant_ms).policy)
+        return device.rules(self.context.policies.at(instant_ms).policy)
 
-    def _change(self, device: Device, trigger: Trigger, at_ms: int, row: Row | None = None, why: str = "") -> None:
+    def _transition(self, device: Device, trigger: Trigger, at_ms: int, row: Row | None = None, why: str = "") -> None:
         """Make and emit the transition that the table defines; no-op if there is none."""
         mode = next_mode(
             device.mode,
@@ -191,7 +191,7 @@ class Fold:
         )
         if mode is device.mode:
             return
-        self._tell(device, (device.mode, mode), trigger, at_ms, row, why)
+        self._emit_transition(device, (device.mode, mode), trigger, at_ms, row, why)
         device.mode, device.mode_since_ms = mode, at_ms
         if mode not in HELD:
             device.held_until_ms = None
@@ -202,17 +202,21 @@ class Fold:
         """Whether the gateway of a device is dead and the grace period over."""
         if device.outage_covered_ms is None:
             return False
-        return self.world.coverage(device).covered(at_ms) - device.outage_covered_ms >= self._rules(device, at_ms).death_grace_ms
+        return (
+            self.context.coverage(device).covered(at_ms) - device.outage_covered_ms >= self._rules(device, at_ms).death_grace_ms
+        )
 
     def _end_outage(self, device: Device, at_ms: int) -> None:
         """Count silence again; no-op if the gateway is not dead."""
         if device.outage_covered_ms is not None:
-            device.excused_ms += self.world.coverage(device).covered(at_ms) - device.outage_covered_ms
+            device.excused_ms += self.context.coverage(device).covered(at_ms) - device.outage_covered_ms
             device.outage_ms = device.outage_covered_ms = None
 
-    def _tell(self, device: Device, way: tuple[Mode, Mode], trigger: Trigger, at_ms: int, row: Row | None, why: str = "") -> None:
+    def _emit_transition(
+        self, device: Device, way: tuple[Mode, Mode], trigger: Trigger, at_ms: int, row: Row | None, why: str = ""
+    ) -> None:
         """Number a change of the mode, and emit it as a transition."""
-        dated = self.world.policies.at(at_ms)
+        dated = self.context.policies.at(at_ms)
         shown = dated.policy.of(device.device_class).last_errors
         device.transition_no += 1
         self.judgements.append(
@@ -240,7 +244,7 @@ class Fold:
             )
         )
 
-    def _act(self, device: Device, at_ms: int, trigger: Trigger) -> Device | None:
+    def _fire(self, device: Device, at_ms: int, trigger: Trigger) -> Device | None:
         """Fire one deadline."""
         if trigger is Trigger.RECOVERED:
             device.degraded_until_ms = None
@@ -250,11 +254,11 @@ class Fold:
             device.held_until_ms = None
         elif trigger is Trigger.SILENCE and device.outage_ms is not None:  # forget_after counts from this instant
             device.outage_ms = device.outage_covered_ms = None
-            device.excused_ms = self.world.coverage(device).covered(at_ms) - device.quiet_covered_ms
-        self._change(device, trigger, at_ms)
+            device.excused_ms = self.context.coverage(device).covered(at_ms) - device.quiet_covered_ms
+        self._transition(device, trigger, at_ms)
         return None if device.mode is Mode.FORGOTTEN else device
 
-    def _born(self, row: Row, device_class: str) -> Device:
+    def _new_device(self, row: Row, device_class: str) -> Device:
         at_ms = row.at_ms
         return Device(
             row.device_id,
@@ -263,7 +267,7 @@ class Fold:
             None if row.trust is Trust.LATE else row.gateway,
             life_ms=at_ms,
             quiet_since_ms=at_ms,
-            quiet_covered_ms=self.world.covered(row.site, at_ms),
+            quiet_covered_ms=self.context.covered(row.site, at_ms),
             mode_since_ms=at_ms,
             class_since_ms=at_ms,
         )
@@ -275,7 +279,7 @@ class Fold:
             if device is None:
                 self._refuse(row, "there is no such device to decommission")
             else:
-                self._change(device, Trigger.DECOMMISSION, at_ms, row)
+                self._transition(device, Trigger.DECOMMISSION, at_ms, row)
             return device
         if operation != "add":
             self._refuse(row, f'a registry row adds or decommissions; got "{operation}"')
@@ -287,7 +291,7 @@ class Fold:
             return device
         device_class = str(content.get("class") or DEFAULT_CLASS)
         if device is None:
-            device = self._born(row, device_class)
+            device = self._new_device(row, device_class)
         elif device.mode is Mode.DECOMMISSIONED:
             self._recommission(device, row)
         if (device.device_class, device.timeout_ms, device.death_grace_ms) != (device_class, timeout_ms, death_grace_ms):
@@ -295,7 +299,7 @@ class Fold:
             device.timeout_ms, device.death_grace_ms = timeout_ms, death_grace_ms
         gateway = content.get("gateway") or device.gateway
         moved = device.outage_ms is not None and gateway != device.gateway
-        before = self.world.coverage(device)
+        before = self.context.coverage(device)
         if row.site != device.site:
             device.speaks_from = device.spoke_from = device.moved_ms = None
         device.site, device.gateway = row.site, gateway
@@ -303,7 +307,7 @@ class Fold:
             device.class_since_ms = at_ms  # later rows count for no earlier instant
         if moved:
             self._end_outage(device, at_ms)
-            self._change(device, Trigger.REGISTERED, at_ms, row)
+            self._transition(device, Trigger.REGISTERED, at_ms, row)
         return device
 
     def _recount(self, device: Device, before: Coverage, at_ms: int) -> bool:
@@ -314,7 +318,7 @@ class Fold:
         Returns:
             Whether the coverage has changed.
         """
-        after = self.world.coverage(device)
+        after = self.context.coverage(device)
         if after is before:
             return False
         moved_ms = after.covered(at_ms) - before.covered(at_ms)
@@ -333,8 +337,8 @@ class Fold:
         device.degraded_until_ms = device.flagged_until_ms = device.death_ms = device.death_covered_ms = None
         device.outage_ms, device.outage_covered_ms, device.excused_ms = None, None, 0
         device.error_times_ms, device.progress = (), ()
-        device.quiet_since_ms, device.quiet_covered_ms = row.at_ms, self.world.coverage(device).covered(row.at_ms)
-        self._change(device, Trigger.REGISTERED, row.at_ms, row)
+        device.quiet_since_ms, device.quiet_covered_ms = row.at_ms, self.context.coverage(device).covered(row.at_ms)
+        self._transition(device, Trigger.REGISTERED, row.at_ms, row)
 
     def _control(self, device: Device | None, row: Row) -> None:
         content, at_ms = row.contents(), row.at_ms
@@ -347,14 +351,14 @@ class Fold:
                 return
             device.flagged_until_ms = None
             device.progress = ()
-            self._change(device, Trigger.RELEASED, at_ms, row)
+            self._transition(device, Trigger.RELEASED, at_ms, row)
         elif operation in ("maintain", "update"):
             until, rules = content.get("until"), self._rules(device, at_ms)
             if type(until) is not int or not rules.may_hold(at_ms, until):
                 self._refuse(row, f"until lies after the command, by {rules.longest_hold_ms} ms at most; got {until}")
                 return
             trigger = Trigger.MAINTAIN if operation == "maintain" else Trigger.UPDATE
-            self._change(device, trigger, at_ms, row)
+            self._transition(device, trigger, at_ms, row)
             device.held_until_ms = until
         else:
             self._refuse(row, f'a control row maintains, updates or releases; got "{operation}"')
@@ -362,16 +366,16 @@ class Fold:
     def _correct(self, device: Device | None, row: Row) -> Device | None:
         """Replace the state by the amended one if the row's fingerprint matches."""
         content, at_ms = row.contents(), row.at_ms
-        covered_ms = self.world.covered(row.site if device is None else device.current_site, at_ms)
+        covered_ms = self.context.covered(row.site if device is None else device.current_site, at_ms)
         if content.get("was") != fingerprint(device, covered_ms, at_ms):
             self._refuse(row, "the device has moved on since this was worked out: amend again")
             return device
         try:
-            wanted = corrected(row.device_id, content.get("device"), lambda site: self.world.covered(site, at_ms))
+            wanted = decode_device(row.device_id, content.get("device"), lambda site: self.context.covered(site, at_ms))
         except ValueError as fault:
             self._refuse(row, str(fault))
             return device
-        due = next_due(wanted, self.world) if wanted is not None else None
+        due = next_due(wanted, self.context) if wanted is not None else None
         if due is not None and due[0] < at_ms:
             self._refuse(row, "what is due of the device by now has not acted in what it is to be: amend again")
             return device
@@ -379,11 +383,11 @@ class Fold:
         after = wanted.mode if wanted is not None else Mode.FORGOTTEN
         about_it = wanted or device
         if about_it is not None and after is not before:
-            self._tell(about_it, (before, after), Trigger.AMENDED, at_ms, row)
+            self._emit_transition(about_it, (before, after), Trigger.AMENDED, at_ms, row)
         return wanted
 
     def _refuse(self, row: Row, why: str) -> None:
-        self.judgements.append(about(row, JudgementKind.REFUSED, why))
+        self.judgements.append(message_judgement(row, JudgementKind.REFUSED, why))
 
     def _death(self, device: Device | None, row: Row) -> None:
         """Record a will, which starts the grace period.
@@ -394,7 +398,7 @@ class Fold:
         if device is None or device.mode is Mode.DECOMMISSIONED:
             return
         if _is_of_its_session(device, row) and not _was_heard_after(device, row):
-            device.death_ms, device.death_covered_ms = row.received_at_ms, self.world.coverage(device).covered(row.at_ms)
+            device.death_ms, device.death_covered_ms = row.received_at_ms, self.context.coverage(device).covered(row.at_ms)
 
     def _gateway(self, device: Device | None, row: Row) -> None:
         """Apply the death or the return of the gateway of a device.
@@ -406,15 +410,15 @@ class Fold:
             return
         if row.gateway_event is GatewayEvent.RETURN:
             self._end_outage(device, row.at_ms)
-            self._change(device, Trigger.GATEWAY_RETURN, row.at_ms)
+            self._transition(device, Trigger.GATEWAY_RETURN, row.at_ms)
             return
         stays = device.outage_ms is not None or device.mode in (Mode.OFFLINE, Mode.DECOMMISSIONED)
         if not stays and not _was_heard_after(device, row):
-            device.outage_ms, device.outage_covered_ms = row.at_ms, self.world.coverage(device).covered(row.at_ms)
+            device.outage_ms, device.outage_covered_ms = row.at_ms, self.context.coverage(device).covered(row.at_ms)
 
     def _signal(self, device: Device | None, row: Row) -> Device | None:
         at_ms = row.at_ms
-        dated, is_late = self.world.policies.at(at_ms), row.trust is Trust.LATE
+        dated, is_late = self.context.policies.at(at_ms), row.trust is Trust.LATE
         rules = dated.policy.of(DEFAULT_CLASS) if device is None else device.rules(dated.policy)
         if is_late and not proves_alive(row, rules):
             return device
@@ -422,18 +426,18 @@ class Fold:
             if dated.policy.unknown_devices == "quarantine":
                 self._list(row, JudgementKind.UNKNOWN_DEVICE)
                 return None
-            device = self._born(row, DEFAULT_CLASS)
+            device = self._new_device(row, DEFAULT_CLASS)
         if device.mode is Mode.DECOMMISSIONED:
             self._list(row, JudgementKind.AFTER_DECOMMISSION)
             return device
         copied, reboots, firmware = _is_copy(device, row), device.reboots, device.firmware
         self._end_outage(device, at_ms)
-        self._heard(device, row)
+        self._record_signal(device, row)
         if device.death_ms is None or voids(row, device.death_ms):
             device.death_ms = device.death_covered_ms = None
-            self._change(device, Trigger.SIGNAL, at_ms, row)
+            self._transition(device, Trigger.SIGNAL, at_ms, row)
         if device.reboots > reboots or (firmware is not None and device.firmware != firmware):
-            self._change(device, Trigger.UPDATED, at_ms, row)
+            self._transition(device, Trigger.UPDATED, at_ms, row)
         if row.kind is Kind.ERROR and not (is_late or copied):
             self._error(device, row)
         return device
@@ -441,14 +445,14 @@ class Fold:
     def _list(self, row: Row, verdict: JudgementKind) -> None:
         """List a signal that has no effect; a late one is listed already."""
         if row.trust is not Trust.LATE:
-            self.judgements.append(about(row, verdict))
+            self.judgements.append(message_judgement(row, verdict))
 
-    def _heard(self, device: Device, row: Row) -> None:
+    def _record_signal(self, device: Device, row: Row) -> None:
         """Record a signal: last seen, runtime, clock, gateway, session and counter.
 
         A late signal changes neither gateway nor counter; a late birth only names the session.
         """
-        at_ms, covered = row.at_ms, self.world.coverage(device).covered(row.at_ms)
+        at_ms, covered = row.at_ms, self.context.coverage(device).covered(row.at_ms)
         gap = covered - device.quiet_covered_ms - device.excused_ms
         present = device.mode in PRESENT or device.mode in HELD or device.mode is Mode.UNREACHABLE
         if device.last_seen_ms is not None and present and gap <= self._rules(device, at_ms).timeout_ms:
@@ -456,41 +460,41 @@ class Fold:
         device.last_seen_ms = device.quiet_since_ms = at_ms
         device.quiet_covered_ms, device.excused_ms = covered, 0
         if row.trust in FAULTS and row.trust is not device.clock:
-            self.judgements.append(about(row, JudgementKind.CLOCK, clock_fault(row.trust, offset_ms(row))))
+            self.judgements.append(message_judgement(row, JudgementKind.CLOCK, clock_fault(row.trust, offset_ms(row))))
         device.clock, device.clock_offset_ms = row.trust, offset_ms(row)
         newest = device.heard_arrival is None or device.heard_arrival < row.arrival
         if row.trust is not Trust.LATE:
             device.gateway = row.gateway if row.gateway is not None else device.gateway
             if newest:
-                self._numbered(device, row)
+                self._record_counters(device, row)
         elif newest and row.kind is Kind.BIRTH and row.is_direct:
-            self._named(device, row)  # it names the current connection, even if its clock is slow
+            self._record_session(device, row)  # it names the current connection, even if its clock is slow
         if newest:
             device.heard_arrival = row.arrival
         if row.is_direct or row.kind is Kind.BIRTH:
             device.proved_arrival = max(device.proved_arrival or row.arrival, row.arrival)
 
-    def _numbered(self, device: Device, row: Row) -> None:
+    def _record_counters(self, device: Device, row: Row) -> None:
         """Record session, boot, counter, firmware and site of the signal received last.
 
         A signal from another site is not counted as a reboot: its numbers may be of another device.
         """
         if row.site != (device.speaks_from or device.site):
-            self._moved(device, row)
+            self._record_move(device, row)
         elif row.boot is not None and device.boot is not None:
             device.reboots += row.boot != device.boot
         elif row.seq is not None and device.seq is not None:
             device.reboots += fell_back(device.seq, row.seq)
-        self._named(device, row)
+        self._record_session(device, row)
         device.seq = row.seq if row.seq is not None else device.seq
         device.firmware = row.firmware if row.firmware is not None else device.firmware
 
-    def _named(self, device: Device, row: Row) -> None:
+    def _record_session(self, device: Device, row: Row) -> None:
         """Record the session and boot that a signal names."""
         device.boot = row.boot if row.boot is not None else device.boot
         device.session = session_number(row.session) if row.session is not None else device.session
 
-    def _moved(self, device: Device, row: Row) -> None:
+    def _record_move(self, device: Device, row: Row) -> None:
         """Record the new site of a device; report an identity conflict.
 
         The conflict is reported if the device is back at its previous site within a day.
@@ -499,8 +503,8 @@ class Fold:
         is_back = row.site == device.spoke_from and device.moved_ms is not None and at_ms - device.moved_ms < CONFLICT_MS
         if is_back and (device.conflict_ms is None or at_ms - device.conflict_ms >= CONFLICT_MS):
             device.conflict_ms = at_ms
-            self.judgements.append(about(row, JudgementKind.IDENTITY_CONFLICT, identity_conflict(row.site, here)))
-        before = self.world.coverage(device)
+            self.judgements.append(message_judgement(row, JudgementKind.IDENTITY_CONFLICT, identity_conflict(row.site, here)))
+        before = self.context.coverage(device)
         device.spoke_from, device.moved_ms = here, at_ms
         device.speaks_from = None if row.site == device.site else row.site
         self._recount(device, before, at_ms)
@@ -513,10 +517,10 @@ class Fold:
         device.codes = (*device.codes, row.code or NO_CODE)[-rules.last_errors :] if rules.last_errors else ()
         if len(device.error_times_ms) == rules.degraded_errors:
             device.degraded_until_ms = device.error_times_ms[0] + rules.degraded_window_ms
-            self._change(device, Trigger.ERRORS, at_ms, row)
+            self._transition(device, Trigger.ERRORS, at_ms, row)
         if _advance(device, rules, row.code or NO_CODE, at_ms):
             device.flagged_until_ms = at_ms + rules.flagged_hold_ms
-            self._change(device, Trigger.SEQUENCE, at_ms, row)
+            self._transition(device, Trigger.SEQUENCE, at_ms, row)
 
 
 def proves_alive(row: Row, rules: Rules) -> bool:
@@ -572,7 +576,7 @@ def fell_back(before: int, after: int) -> bool:
     return after < before and not wraps
 
 
-def settle(device: Device, frontier_ms: int) -> None:
+def drop_settled_arrivals(device: Device, frontier_ms: int) -> None:
     """Drop places in arrival order up to the frontier.
 
     Every row that is judged later was received after it.

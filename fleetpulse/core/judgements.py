@@ -119,7 +119,7 @@ class Judgement:
 MAX_REASON: Final = 1_000  # characters
 
 
-def about(row: Row, kind: JudgementKind, reason: str = "", late_by_ms: int | None = None) -> Judgement:
+def message_judgement(row: Row, kind: JudgementKind, reason: str = "", late_by_ms: int | None = None) -> Judgement:
     """Return a judgement about a message.
 
     A reason may quote the message: it is truncated, and characters that UTF-8 cannot encode are

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
-from fleetpulse.core.fold import Device, EvaluationContext, Fold, settle
-from fleetpulse.core.judgements import Judgement, JudgementKind, about, clock_behind
+from fleetpulse.core.fold import Device, EvaluationContext, Fold, drop_settled_arrivals
+from fleetpulse.core.judgements import Judgement, JudgementKind, clock_behind, message_judgement
 from fleetpulse.core.policy import MAX_AHEAD, Dated, Policies, PolicyFault, from_row
 from fleetpulse.core.presence.coverage import MAX_DEAF
-from fleetpulse.core.presence.presence_time import present, trusted
+from fleetpulse.core.presence.presence_time import classify_event_time, with_presence_time
 from fleetpulse.core.presence.shards import Advance, Scope, Shards
 from fleetpulse.core.rows import FOR_EVERYONE, RANK, SIGNALS, Identity, Kind, Row, Trust, for_everyone, identity, order
 
@@ -38,7 +38,7 @@ class Deployment:
     verdict_jitter_ms: int = 0
     max_backlog_ms: int = 31 * 86_400_000
 
-    def said_through_ms(self, frontier_ms: int) -> int:
+    def emitted_through_ms(self, frontier_ms: int) -> int:
         """Return the event time up to which no verdict is held back at a frontier."""
         return frontier_ms - self.verdict_jitter_ms
 
@@ -93,15 +93,15 @@ class LatenessFilter:
     def _signal(self, frontier_ms: int | None, row: Row) -> list[Row]:
         """Return a signal with its presence time; list it if it is late."""
         deployment = self.deployment
-        trust = trusted(row, frontier_ms, deployment.max_clock_lead_ms, deployment.max_backlog_ms)
+        trust = classify_event_time(row, frontier_ms, deployment.max_clock_lead_ms, deployment.max_backlog_ms)
         if trust is not Trust.LATE:
-            return [present(row, trust)]
+            return [with_presence_time(row, trust)]
         assert frontier_ms is not None and row.event_time_ms is not None, "a late row lies at or before the frontier"
         if self._amends(row.kind, row.event_time_ms):
-            return [present(row, trust), present(row, Trust.ON_TIME)]
+            return [with_presence_time(row, trust), with_presence_time(row, Trust.ON_TIME)]
         reason = clock_behind(row.event_time_ms - row.received_at_ms)
-        self.judgements.append(about(row, JudgementKind.LATE, reason, frontier_ms - row.event_time_ms))
-        return [present(row, trust)]
+        self.judgements.append(message_judgement(row, JudgementKind.LATE, reason, frontier_ms - row.event_time_ms))
+        return [with_presence_time(row, trust)]
 
     def _gap(self, shards: Shards, row: Row) -> Shards:
         content = row.contents()
@@ -110,12 +110,14 @@ class LatenessFilter:
             shards = shards.read(read_before(row), self.deployment.allowed_lateness_ms)
             if not shards.has_room_for(row.device_id):
                 reason = f"at most {MAX_DEAF:,} bridges do not listen at the same time; the gap of the others goes on without it"
-                self.judgements.append(about(row, JudgementKind.REFUSED, reason))
+                self.judgements.append(message_judgement(row, JudgementKind.REFUSED, reason))
                 return shards
             return shards.open_gap(row.received_at_ms, since_ms, row.device_id, Scope.of_gap(content))
         if operation == "close" and type(until_ms) is int:
             return shards.close_gap(row.received_at_ms, until_ms, row.device_id)
-        self.judgements.append(about(row, JudgementKind.REFUSED, "a gap row opens from an instant or closes until one"))
+        self.judgements.append(
+            message_judgement(row, JudgementKind.REFUSED, "a gap row opens from an instant or closes until one")
+        )
         return shards
 
     def _policy(self, shards: Shards, row: Row) -> None:
@@ -126,13 +128,13 @@ class LatenessFilter:
         try:
             policy = from_row(row.contents().get("policy"))
         except PolicyFault as fault:
-            self.judgements.append(about(row, JudgementKind.REFUSED, str(fault)))
+            self.judgements.append(message_judgement(row, JudgementKind.REFUSED, str(fault)))
             return
         least_ms = shards.least_frontier_ms
-        said_ms = None if least_ms is None else self.deployment.said_through_ms(least_ms)
+        said_ms = None if least_ms is None else self.deployment.emitted_through_ms(least_ms)
         if self.policies.after(said_ms) >= MAX_AHEAD:
             reason = f"at most {MAX_AHEAD:,} policies wait to take effect; give it again when some have"
-            self.judgements.append(about(row, JudgementKind.REFUSED, reason))
+            self.judgements.append(message_judgement(row, JudgementKind.REFUSED, reason))
             return
         dated = Dated(row.event_time_ms, row.received_at_ms, policy.version, policy)
         self.policies = self.policies.including(dated)
@@ -142,7 +144,7 @@ class LatenessFilter:
         assert row.event_time_ms is not None, "a will counts when it is received; a row of a reserved kind names an instant"
         if frontier_ms is None or row.event_time_ms > frontier_ms or self._amends(row.kind, row.event_time_ms):
             return True
-        self.judgements.append(about(row, JudgementKind.REFUSED, "effective_from lies in what has been judged"))
+        self.judgements.append(message_judgement(row, JudgementKind.REFUSED, "effective_from lies in what has been judged"))
         return False
 
     def _amends(self, kind: Kind, event_time_ms: int) -> bool:
@@ -171,7 +173,7 @@ def read_before(gap: Row) -> int:
     return min(after_ms, gap.received_at_ms) if content.get("op") == "open" and type(after_ms) is int else 0
 
 
-def in_order(due: Iterable[Row], due_at: Callable[[Row], int] = lambda _: 0) -> tuple[list[Row], list[Judgement]]:
+def judging_order(due: Iterable[Row], due_at: Callable[[Row], int] = lambda _: 0) -> tuple[list[Row], list[Judgement]]:
     """Return the rows of a device in judging order, and the judgements about copies.
 
     Of copies that become due at one instant, the one received first counts. One call must receive
@@ -187,7 +189,7 @@ def in_order(due: Iterable[Row], due_at: Callable[[Row], int] = lambda _: 0) -> 
     for row in sorted(due, key=lambda each: (each.arrival, each.code or "", each.site, each.gateway or "")):
         is_copy = first.setdefault((identity(row), due_at(row)), row) is not row
         if is_copy and row.trust is not Trust.LATE:  # a late one is listed already
-            copies.append(about(row, JudgementKind.DUPLICATE))
+            copies.append(message_judgement(row, JudgementKind.DUPLICATE))
     return sorted(first.values(), key=order), copies
 
 
@@ -229,7 +231,7 @@ class Outcome:
 
     judgements: list[Judgement]
     devices: dict[str, Device]
-    waiting: list[Row]
+    pending: list[Row]
     shards: Shards | None
     policies: Policies
 
@@ -239,14 +241,14 @@ class Outcome:
         return self.shards.frontier_ms if self.shards is not None else None
 
 
-NOTHING: Final = Outcome([], {}, [], None, Policies())  # outcome of an empty history
+EMPTY_OUTCOME: Final = Outcome([], {}, [], None, Policies())  # outcome of an empty history
 
 
 def outcome(
     rows: Iterable[Row],
     deployment: Deployment,
     *,
-    begun: Outcome = NOTHING,
+    begun: Outcome = EMPTY_OUTCOME,
     amending: bool = False,
     through_ms: int | None = None,
     through_site: str | None = None,
@@ -264,7 +266,7 @@ def outcome(
         through_site: site that has ``through_ms`` as its frontier; None: every site.
     """
     intake = LatenessFilter(deployment, begun.shards, begun.policies, [], amending, begun.frontier_ms)
-    pending = [row for row in begun.waiting if not (amending and row.kind is Kind.CORRECT)]
+    pending = [row for row in begun.pending if not (amending and row.kind is Kind.CORRECT)]
     kept, advances, since = sorted(rows, key=arrival), list[Advance](), begun.shards
     cuts = {*cuts_at_gaps(kept, begun.shards)}
     for at, row in enumerate(kept):
@@ -281,7 +283,7 @@ def outcome(
         advances = [*(one.up_to(through_ms) for one in advances[:-1]), advances[-1].judged_to(through_ms, through_site)]
     fold, devices = Fold(EvaluationContext(intake.shards, intake.policies), intake.judgements), dict(begun.devices)
     for advance in advances:
-        fold.world = EvaluationContext(advance.shards, intake.policies)
+        fold.context = EvaluationContext(advance.shards, intake.policies)
         devices = _judged(fold, devices, pending, advance)
     waiting = [row for row in pending if _waits(row, advances[-1].shards)]
     return Outcome(fold.judgements, devices, waiting, intake.shards, intake.policies)
@@ -318,7 +320,7 @@ def _judged(fold: Fold, begun: Mapping[str, Device], pending: Sequence[Row], adv
         device = device if frontier_ms is None else fold.expire(device, frontier_ms + 1)
         if device is not None:
             if (least_ms := advance.shards.least_frontier_ms) is not None:
-                settle(device, least_ms)
+                drop_settled_arrivals(device, least_ms)
             devices[device_id] = device
     return devices
 
@@ -343,7 +345,7 @@ def run_due(fold: Fold, device: Device | None, due: Sequence[Row], events: Itera
         The state afterwards; None if the device is unknown or forgotten.
     """
     shards = advance.shards
-    ordered, copies = in_order(due, advance.due_at) if len(shards) > 1 else in_order(due)
+    ordered, copies = judging_order(due, advance.due_at) if len(shards) > 1 else judging_order(due)
     fold.judgements += copies
     numbers = {shards.number(row.site) for row in ordered}
     numbers |= {shards.number(device.current_site)} if device else set[int]()
@@ -363,4 +365,15 @@ def replay(rows: Iterable[Row], deployment: Deployment) -> list[Judgement]:
     return outcome(rows, deployment).judgements
 
 
-__all__ = ["AMENDED", "NOTHING", "Deployment", "LatenessFilter", "Outcome", "arrival", "in_order", "outcome", "replay", "run_due"]
+__all__ = [
+    "AMENDED",
+    "EMPTY_OUTCOME",
+    "Deployment",
+    "LatenessFilter",
+    "Outcome",
+    "arrival",
+    "judging_order",
+    "outcome",
+    "replay",
+    "run_due",
+]

@@ -89,7 +89,7 @@ class GatewayEvent(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of bronze, and the fields `OF_READING` that are set when it is read.
+    """One row of bronze, and the fields `SET_WHEN_READ` that are set when it is read.
 
     Instants are epoch milliseconds.
 
@@ -169,7 +169,7 @@ class Row:
         return json.loads(self.body) if self.body else {}
 
 
-OF_READING: Final = ("presence_ms", "trust")  # fields of a row that are not in bronze
+SET_WHEN_READ: Final = ("presence_ms", "trust")  # fields of a row that are not in bronze
 Identity = tuple[str, Kind, int | None, int, str | None, int | None, int]
 
 

@@ -88,8 +88,8 @@ class _Member:
         return self.topic(kind), _json({key: value for key, value in content.items() if value is not None})
 
 
-Spoken = tuple[int, int, str, bytes]  # time of sending, delay in transit, topic, payload
-Behaviour = Callable[[_Member, int], Iterator[Spoken]]
+TimedMessage = tuple[int, int, str, bytes]  # time of sending, delay in transit, topic, payload
+Behaviour = Callable[[_Member, int], Iterator[TimedMessage]]
 
 
 def _json(content: Mapping[str, Any]) -> bytes:
@@ -104,30 +104,30 @@ def _beats(member: _Member, from_ms: int, until_ms: int | None = None) -> Iterat
         at_ms += int(member.interval_ms * member.rng.uniform(0.9, 1.1))
 
 
-def _steady(member: _Member, from_ms: int, until_ms: int | None = None) -> Iterator[Spoken]:
+def _steady(member: _Member, from_ms: int, until_ms: int | None = None) -> Iterator[TimedMessage]:
     for at_ms, kind in _beats(member, from_ms, until_ms):
         yield at_ms, member.rng.randint(20, 900), *member.says(at_ms, kind)
 
 
-def _dies(member: _Member, from_ms: int) -> Iterator[Spoken]:
+def _dies(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
     yield from _steady(member, from_ms, from_ms + member.rng.randint(5, 25) * _MINUTE)
 
 
-def _flaps(member: _Member, from_ms: int) -> Iterator[Spoken]:
+def _flaps(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
     while True:
         spell_ms = member.rng.randint(10, 25) * _MINUTE
         yield from _steady(member, from_ms, from_ms + spell_ms)
         from_ms += spell_ms + int(member.timeout_ms * member.rng.uniform(1.1, 1.4))
 
 
-def _is_held_up(member: _Member, from_ms: int) -> Iterator[Spoken]:
+def _is_held_up(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
     for at_ms, kind in _beats(member, from_ms):
         chance = member.rng.random()
         delay_ms = 90_000 + member.rng.randint(0, 120_000) if chance < 0.05 else 20_000 if chance < 0.15 else 300
         yield at_ms, delay_ms, *member.says(at_ms, kind)
 
 
-def _says_twice(member: _Member, from_ms: int) -> Iterator[Spoken]:
+def _says_twice(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
     for at_ms, kind in _beats(member, from_ms):
         said = member.says(at_ms, kind)
         yield at_ms, 200, *said
@@ -135,22 +135,22 @@ def _says_twice(member: _Member, from_ms: int) -> Iterator[Spoken]:
             yield at_ms, 2_500, *said
 
 
-def _is_ahead(member: _Member, from_ms: int) -> Iterator[Spoken]:
+def _is_ahead(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
     for at_ms, kind in _beats(member, from_ms):
         yield at_ms, 200, *member.says(at_ms + 20 * _MINUTE, kind)
 
 
-def _has_no_clock(member: _Member, from_ms: int) -> Iterator[Spoken]:
+def _has_no_clock(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
     for at_ms, kind in _beats(member, from_ms):
         yield at_ms, 200, *member.says(at_ms, kind, ts=None)
 
 
-def _counts_seconds(member: _Member, from_ms: int) -> Iterator[Spoken]:
+def _counts_seconds(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
     for at_ms, kind in _beats(member, from_ms):
         yield at_ms, 200, *member.says(at_ms // 1000, kind)
 
 
-def _fails_at_times(member: _Member, from_ms: int) -> Iterator[Spoken]:
+def _fails_at_times(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
     while True:
         spell_ms = member.rng.randint(20, 40) * _MINUTE
         yield from _steady(member, from_ms, from_ms + spell_ms)
@@ -160,7 +160,7 @@ def _fails_at_times(member: _Member, from_ms: int) -> Iterator[Spoken]:
             from_ms += 30_000
 
 
-def _is_attacked(member: _Member, from_ms: int) -> Iterator[Spoken]:
+def _is_attacked(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
     yield from _steady(member, from_ms, from_ms + 40 * _MINUTE)
     from_ms += 40 * _MINUTE
     for code in ("reconnaissance", "auth_failed", "auth_failed", "escalation"):
@@ -169,7 +169,7 @@ def _is_attacked(member: _Member, from_ms: int) -> Iterator[Spoken]:
     yield from _steady(member, from_ms)
 
 
-def _leaves_a_will(member: _Member, from_ms: int) -> Iterator[Spoken]:
+def _leaves_a_will(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
     while True:
         spell_ms = member.rng.randint(30, 50) * _MINUTE
         yield from _steady(member, from_ms, from_ms + spell_ms)
@@ -181,7 +181,7 @@ def _leaves_a_will(member: _Member, from_ms: int) -> Iterator[Spoken]:
         from_ms += 5_000
 
 
-def _reboots(member: _Member, from_ms: int) -> Iterator[Spoken]:
+def _reboots(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
     while True:
         spell_ms = member.rng.randint(25, 45) * _MINUTE
         yield from _steady(member, from_ms, from_ms + spell_ms)
@@ -191,14 +191,14 @@ def _reboots(member: _Member, from_ms: int) -> Iterator[Spoken]:
         from_ms += 5_000
 
 
-def _is_taken_out(member: _Member, from_ms: int) -> Iterator[Spoken]:
+def _is_taken_out(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
     yield from _steady(member, from_ms, from_ms + 60 * _MINUTE)
     from_ms += 60 * _MINUTE
     yield from_ms, 0, member.topic("registry"), _json({"op": "decommission"})
     yield from _steady(member, from_ms + 30_000, from_ms + 10 * _MINUTE)
 
 
-def _sends_garbage(member: _Member, from_ms: int) -> Iterator[Spoken]:
+def _sends_garbage(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
     for at_ms, kind in _beats(member, from_ms):
         if member.rng.random() < 0.04:
             yield at_ms, 200, member.topic(kind), b'{"ts": 12'
@@ -206,7 +206,7 @@ def _sends_garbage(member: _Member, from_ms: int) -> Iterator[Spoken]:
             yield at_ms, 200, *member.says(at_ms, kind)
 
 
-def _never_speaks(_member: _Member, _from_ms: int) -> Iterator[Spoken]:
+def _never_speaks(_member: _Member, _from_ms: int) -> Iterator[TimedMessage]:
     return iter(())
 
 
@@ -253,7 +253,7 @@ def simulate(scenario: Scenario) -> Iterator[Sent]:
 
 def _in_order(scenario: Scenario, members: list[_Member]) -> Iterator[Sent]:
     lives = [_behaviour(number, member)(member, _first(scenario, member)) for number, member in enumerate(members)]
-    spoken: list[tuple[int, int, Spoken]] = []
+    spoken: list[tuple[int, int, TimedMessage]] = []
     for number, life in enumerate(lives):
         said = next(life, None)
         if said is not None:

@@ -413,7 +413,7 @@ TABLES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class View:
     """SQL view of judgements.
 
     Attributes:
@@ -427,8 +427,8 @@ class Reading:
     sql: str
 
 
-def _of_kind(name: str, kind: str) -> Reading:
-    return Reading(name, f"kind {kind}", f"SELECT * FROM judgements WHERE kind = '{kind}'")
+def _of_kind(name: str, kind: str) -> View:
+    return View(name, f"kind {kind}", f"SELECT * FROM judgements WHERE kind = '{kind}'")
 
 
 def transitions_in(judgements: str) -> str:
@@ -451,8 +451,8 @@ def transitions_in(judgements: str) -> str:
     """
 
 
-READINGS: Final = (
-    Reading(
+VIEWS: Final = (
+    View(
         "transitions",
         "effective transitions: kinds transition and add, without those that were retracted",
         transitions_in("judgements"),

@@ -12,7 +12,7 @@ from airflow.sdk import Asset, AssetWatcher
 
 from fleetpulse.core.rows import ALERTS as ALERTS_BELOW
 from fleetpulse.io.delta.log import holds_table
-from fleetpulse.orchestration.config import PLACE
+from fleetpulse.orchestration.config import CONFIG
 from fleetpulse.orchestration.triggers import AlertWatch, DeltaLogWatch, judged_of
 
 _LOG: Final = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ ALERT_TOPIC: Final = f"{ALERTS_BELOW}/#"
 
 
 def _table(name: str, watchers: list[AssetWatcher] | None = None) -> Asset:
-    return Asset(name, uri=(PLACE.home / "tables" / name).as_uri(), group=GROUP, watchers=watchers or [])
+    return Asset(name, uri=(CONFIG.home / "tables" / name).as_uri(), group=GROUP, watchers=watchers or [])
 
 
 MESSAGES: Final = _table("messages")
@@ -38,16 +38,16 @@ QUALITY_FAILURES: Final = _table("quality_failures")
 STREAM_HEALTH: Final = _table("stream_health")
 LATE: Final = Asset(
     "late_events",
-    uri=(PLACE.home / "tables" / "judgements" / "kind=late").as_uri(),
+    uri=(CONFIG.home / "tables" / "judgements" / "kind=late").as_uri(),
     group=GROUP,
     watchers=[
         AssetWatcher(
             name="late_events_log",
             trigger=DeltaLogWatch(
-                table=str(PLACE.home / "tables" / "judgements"),
-                notes=str(PLACE.notes),
+                table=str(CONFIG.home / "tables" / "judgements"),
+                notes=str(CONFIG.data_folder),
                 name="late_events",
-                home=str(PLACE.home),
+                home=str(CONFIG.home),
                 part="kind=late",
                 least_s=LATE_EVERY_S,
             ),
@@ -59,7 +59,7 @@ ALERTS: Final = Asset(
     uri=f"x-mqtt:{ALERTS_BELOW}",
     group=GROUP,
     watchers=[
-        AssetWatcher(name="alerts_topic", trigger=AlertWatch(home=str(PLACE.home), topic=ALERT_TOPIC, least_s=ALERTS_EVERY_S))
+        AssetWatcher(name="alerts_topic", trigger=AlertWatch(home=str(CONFIG.home), topic=ALERT_TOPIC, least_s=ALERTS_EVERY_S))
     ],
 )
 

@@ -14,10 +14,10 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from fleetpulse.orchestration.config import PLACE, ROOT, OrchestrationConfig, folder_of
-from fleetpulse.orchestration.operators import FleetOperator, given, leave
+from fleetpulse.orchestration.config import CONFIG, ROOT, OrchestrationConfig, backtest_folder
+from fleetpulse.orchestration.operators import FleetOperator, drop_empty_words, publish_reason
 from fleetpulse.orchestration.pages import ReportLink
-from fleetpulse.orchestration.subprocess import SENTENCE
+from fleetpulse.orchestration.subprocess import ERROR_PREFIX
 
 SPARK: Final = "spark_default"  # Airflow connection of the Spark master
 _WORDS: Final = ("backtest", "--from={{ params['from'] or '' }}", "--to={{ params.to or '' }}")
@@ -26,7 +26,7 @@ _RUN: Final = "{{ run_id }}"
 
 def files(place: OrchestrationConfig, run: str) -> list[str]:
     """Return the arguments for the paths of a run's policy and page."""
-    folder = folder_of(place.notes, run)
+    folder = backtest_folder(place.data_folder, run)
     return [f"--policy={folder / 'policy.toml'}", f"--html={folder / 'report.html'}"]
 
 
@@ -35,7 +35,7 @@ class WritePolicy(BaseOperator):
 
     template_fields: ClassVar[Sequence[str]] = ("policy", "run_name")
 
-    def __init__(self, *, place: OrchestrationConfig = PLACE, **kwargs: Any) -> None:
+    def __init__(self, *, place: OrchestrationConfig = CONFIG, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.place = place
         self.policy = "{{ params.policy }}"
@@ -43,7 +43,7 @@ class WritePolicy(BaseOperator):
 
     def execute(self, context: Mapping[str, Any]) -> str:
         """Write the policy; return the path of the folder."""
-        folder = folder_of(self.place.notes, self.run_name)
+        folder = backtest_folder(self.place.data_folder, self.run_name)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "policy.toml").write_text(self.policy)
         return str(folder)
@@ -62,7 +62,7 @@ class Backtest(FleetOperator):
     def execute(self, context: Mapping[str, Any]) -> Any:
         """Run the verb; return the path of the page and the figures."""
         self.words = [*self.words, *files(self.place, self.run_name)]
-        page = folder_of(self.place.notes, self.run_name) / "report.html"
+        page = backtest_folder(self.place.data_folder, self.run_name) / "report.html"
         return {"page": str(page), "figures": super().execute(context)}
 
 
@@ -72,7 +72,7 @@ class BacktestOnSpark(SparkSubmitOperator):
     template_fields: ClassVar[Sequence[str]] = ("words", "run_name")
     operator_extra_links = (ReportLink(),)
 
-    def __init__(self, *, place: OrchestrationConfig = PLACE, **kwargs: Any) -> None:
+    def __init__(self, *, place: OrchestrationConfig = CONFIG, **kwargs: Any) -> None:
         super().__init__(conn_id=SPARK, application=str(ROOT / "cli" / "__main__.py"), name="fleet-backtest", **kwargs)
         self.place = place
         self.words = [*_WORDS, "--spark"]
@@ -91,9 +91,9 @@ class BacktestOnSpark(SparkSubmitOperator):
         from fleetpulse.settings import load_settings
 
         wanted = load_settings(self.place.home)
-        folder = folder_of(self.place.notes, self.run_name)
+        folder = backtest_folder(self.place.data_folder, self.run_name)
         words = [*self.words, *files(self.place, self.run_name)]
-        self.application_args = [*given(words), "--home", str(self.place.home)]
+        self.application_args = [*drop_empty_words(words), "--home", str(self.place.home)]
         self.conf = {
             name: value
             for name, value in settings(folder, SparkResources(wanted.cores, wanted.heap)).items()
@@ -111,9 +111,9 @@ class BacktestOnSpark(SparkSubmitOperator):
         try:
             super().execute(context)  # pyright: ignore[reportArgumentType]  # Airflow's context is a mapping
         except AirflowException as error:
-            before, found, sentence = str(error).rpartition(SENTENCE)
+            before, found, sentence = str(error).rpartition(ERROR_PREFIX)
             if not found:
                 raise
-            leave(context, sentence)
+            publish_reason(context, sentence)
             raise AirflowFailException(f"{sentence}\n{before}") from None
         return {"page": str(folder / "report.html")}

@@ -46,11 +46,11 @@ class OrchestrationConfig:
         )
 
     @property
-    def notes(self) -> Path:
+    def data_folder(self) -> Path:
         """Folder for data of the DAGs: watcher positions, sent notifications, reports."""
         return self.home / "airflow" / "fleet"
 
-    def line(self, words: list[str]) -> list[str]:
+    def command_line(self, words: list[str]) -> list[str]:
         """Return the command line of a verb, as you would type it."""
         return [self.command, *words, "--home", str(self.home)]
 
@@ -62,10 +62,10 @@ def _secret(path: str | None) -> str | None:
         return None  # without the webhook, a failed run is still red
 
 
-PLACE: Final = OrchestrationConfig.of(os.environ)
+CONFIG: Final = OrchestrationConfig.of(os.environ)
 
 
-def folder_of(notes: Path, run: str) -> Path:
+def backtest_folder(notes: Path, run: str) -> Path:
     """Return the folder of a backtest run.
 
     Its name is the run id, reduced to characters that are safe in paths and URLs.

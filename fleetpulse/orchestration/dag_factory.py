@@ -14,7 +14,7 @@ from typing import Any, Final
 from airflow.sdk import DAG, CronTriggerTimetable, chain
 from airflow.sdk.definitions.param import ParamsDict
 
-from fleetpulse.orchestration.notifications import deadline, tell_of_failure
+from fleetpulse.orchestration.notifications import deadline, notify_failure
 from fleetpulse.orchestration.operators import (
     FleetOperator,
     QualityOperator,
@@ -67,7 +67,7 @@ def fleet_dag(
             "retries": 2,  # after a signal or a system error; refusals and timeouts are not retried
             "retry_delay": timedelta(seconds=20),
             "execution_timeout": timedelta(minutes=30),
-            "on_failure_callback": tell_of_failure,
+            "on_failure_callback": notify_failure,
         },
     )
 

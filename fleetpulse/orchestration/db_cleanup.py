@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from airflow.sdk.exceptions import AirflowFailException
 
-from fleetpulse.orchestration.operators import FleetOperator, leave
+from fleetpulse.orchestration.operators import FleetOperator, publish_reason
 
 TABLES: Final = (  # tables that grow with each run; dependent rows are deleted with their run
     "asset_event",
@@ -55,7 +55,7 @@ class TidyAirflow(FleetOperator):
             return "nothing was deleted: logs are kept forever"
         if not _is_found(os.environ):
             reason = f"cannot find Airflow's database: {_BARRED[0]} is hidden from tasks; set {_NAMED[0]} instead"
-            leave(context, reason)
+            publish_reason(context, reason)
             raise AirflowFailException(reason)
         before = datetime.fromtimestamp(time.time() - keep_ms / 1000, UTC).isoformat(timespec="seconds")
         self.run_verb([*self.words, "--clean-before-timestamp", before], context)

@@ -26,7 +26,7 @@ from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
 
 from fleetpulse.core.rows import FAILURES
 from fleetpulse.io.system.wall_clock import wall_clock_ms
-from fleetpulse.orchestration.config import PLACE, OrchestrationConfig
+from fleetpulse.orchestration.config import CONFIG, OrchestrationConfig
 
 _LOG: Final = logging.getLogger(__name__)
 AGAIN_S: Final = 3_600.0
@@ -38,18 +38,18 @@ _FIGURES: Final = re.compile(r"""(?<![\w./:'"-])(?:\d+(?:[.,]\d+)*(?:ms|[smhd])?
 _BY_ITSELF: Final = ("scheduled__", "asset_triggered__", "backfill__")  # prefixes of runs without a person
 
 
-def tell_of_failure(context: Mapping[str, Any]) -> None:
+def notify_failure(context: Mapping[str, Any]) -> None:
     """Notify about a failed task; a callback for Airflow."""
     try:
         ti = context["ti"]
         error = context.get("exception")
         reason = "no reason given; see the log of the task" if error is None else str(error).strip() or repr(error)
-        tell(PLACE, {"dag": ti.dag_id, "run": ti.run_id, "task": ti.task_id, "reason": reason})
+        notify(CONFIG, {"dag": ti.dag_id, "run": ti.run_id, "task": ti.task_id, "reason": reason})
     except Exception as error:  # noqa: BLE001 - rule 1
         _LOG.warning("cannot notify about a failed task: %r", error)
 
 
-async def tell_of_delay(dag_id: str, within: str, context: Any = None) -> None:
+async def notify_missed_deadline(dag_id: str, within: str, context: Any = None) -> None:
     """Notify about a run that missed its deadline; the callback of a deadline.
 
     Airflow drops the deadline of a run that succeeds, but not of one that failed. A finished run is
@@ -61,7 +61,7 @@ async def tell_of_delay(dag_id: str, within: str, context: Any = None) -> None:
         return
     run = str(seen.get("dag_run_id") or seen.get("run_id") or "")
     failure = {"dag": dag_id, "run": run, "task": "", "reason": f"the run did not end within its deadline of {within}"}
-    await asyncio.to_thread(tell, PLACE, failure)
+    await asyncio.to_thread(notify, CONFIG, failure)
 
 
 def deadline(dag_id: str, within: timedelta) -> DeadlineAlert:
@@ -69,11 +69,11 @@ def deadline(dag_id: str, within: timedelta) -> DeadlineAlert:
     return DeadlineAlert(
         reference=DeadlineReference.DAGRUN_QUEUED_AT,
         interval=within,
-        callback=AsyncCallback(tell_of_delay, kwargs={"dag_id": dag_id, "within": str(within)}),
+        callback=AsyncCallback(notify_missed_deadline, kwargs={"dag_id": dag_id, "within": str(within)}),
     )
 
 
-def tell(place: OrchestrationConfig, failure: dict[str, str]) -> list[str]:
+def notify(place: OrchestrationConfig, failure: dict[str, str]) -> list[str]:
     """Send a failure to each channel that has not sent it within the last hour.
 
     Args:
@@ -86,7 +86,7 @@ def tell(place: OrchestrationConfig, failure: dict[str, str]) -> list[str]:
     """
     worked: list[str] = []
     try:
-        note, mark = place.notes / "failures-told.json", _mark(failure)
+        note, mark = place.data_folder / "failures-told.json", _mark(failure)
         before = _told_lately(note)
         payload = json.dumps({**failure, "reason": failure["reason"].splitlines()[0][:2_000], "at_ms": wall_clock_ms()})
         for name, way in (("webhook", _post), ("topic", _publish)):

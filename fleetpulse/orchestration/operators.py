@@ -18,14 +18,14 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
 from fleetpulse.orchestration.assets import facts_of
-from fleetpulse.orchestration.config import PLACE, OrchestrationConfig
+from fleetpulse.orchestration.config import CONFIG, OrchestrationConfig
 from fleetpulse.orchestration.pages import DataDocsLink
 from fleetpulse.orchestration.pools import STATE_POOL
 from fleetpulse.orchestration.subprocess import ProcessResult, Verb
 
 REFUSED: Final = "refused"  # XCom key of a task's failure reason, for other tasks of the run
 ANSWERED: Final = "answered"  # XCom key of a person's answer: a task that skips others returns nothing
-BY: Final = "airflow {{ dag.dag_id }} {{ run_id }}"  # identifies the run that stopped the stream, in desired.json
+STOPPED_BY: Final = "airflow {{ dag.dag_id }} {{ run_id }}"  # identifies the run that stopped the stream, in desired.json
 _NO: Final = "Reject"  # Airflow's name of this answer
 _MOST_RETURNED: Final = 64 * 1024 * 1024  # bytes of a result, which Airflow stores in its database
 _PATIENCE_S: Final = 120.0
@@ -52,7 +52,7 @@ class FleetOperator(BaseOperator):
         *,
         words: Sequence[str],
         gives: Literal["json", "rows", "told"] | None = None,
-        place: OrchestrationConfig = PLACE,
+        place: OrchestrationConfig = CONFIG,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -73,10 +73,10 @@ class FleetOperator(BaseOperator):
         if ended.too_long:
             most = f"{_MOST_RETURNED:,} bytes, the limit of a task's result"
             reason = f"{' '.join(self.words[:2])} succeeded, but wrote more than {most}; request less at a time"
-            leave(context, reason)
+            publish_reason(context, reason)
             raise AirflowFailException(reason)
         if self.gives == "told":
-            return "\n".join(ended.told or ended.out)[-_MOST_TOLD:]
+            return "\n".join(ended.stderr or ended.out)[-_MOST_TOLD:]
         if self.gives is None:
             return None
         found = _objects(ended.out)
@@ -91,23 +91,23 @@ class FleetOperator(BaseOperator):
                 task.
         """
         keeps = _MOST_RETURNED if self.gives in ("json", "rows") else None
-        line = self.line_of(given(words))
+        line = self.line_of(drop_empty_words(words))
         self.log.info("%s", " ".join(line))
         self._verb = Verb(line, self._say, keep_bytes=keeps, environment=self.environment(), asked_by=_asked_by(context))
         try:
             ended = self._verb.wait()
         except AirflowTaskTimeout:
             reason = f"{' '.join(words[:2])} was stopped: it exceeded its timeout of {self.execution_timeout}"
-            leave(context, reason)
+            publish_reason(context, reason)
             raise AirflowFailException(reason) from None
         if ended.code == 0:
             return ended
-        leave(context, ended.reason())
+        publish_reason(context, ended.reason())
         raise (AirflowFailException if ended.refused else AirflowException)(ended.reason())
 
     def line_of(self, words: Sequence[str]) -> list[str]:
         """Return the command line, as you would type it."""
-        return self.place.line(list(words))
+        return self.place.command_line(list(words))
 
     def environment(self) -> dict[str, str] | None:
         """Return the command's environment; None for the present one without Airflow's."""
@@ -181,7 +181,7 @@ class StopStream(FleetOperator):
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(words=["stream", "stop", "--by", BY, "--own"], pool=STATE_POOL, **kwargs)
+        super().__init__(words=["stream", "stop", "--by", STOPPED_BY, "--own"], pool=STATE_POOL, **kwargs)
 
     def execute(self, context: Mapping[str, Any]) -> None:
         """Stop the stream; after a failure, reset the desired state to running.
@@ -212,7 +212,7 @@ class StartStream(FleetOperator):
     """Start the stream again; refused if another run or a person has stopped it."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(words=["stream", "start", "--by", BY, "--own"], pool=STATE_POOL, **kwargs)
+        super().__init__(words=["stream", "start", "--by", STOPPED_BY, "--own"], pool=STATE_POOL, **kwargs)
 
 
 class RollbackOperator(FleetOperator):
@@ -233,7 +233,7 @@ class RollbackOperator(FleetOperator):
         super().__init__(words=[], pool=STATE_POOL, **kwargs)
         self.made_by = made_by
         self.last = last
-        self.by = BY
+        self.by = STOPPED_BY
 
     def execute(self, context: Mapping[str, Any]) -> str:
         """Undo the change; return a summary of the steps as text.
@@ -333,12 +333,12 @@ class RunResultOperator(BaseOperator):
         return self.asked_by is not None and _NO in (ti.xcom_pull(task_ids=self.asked_by, key=ANSWERED) or ())
 
 
-def leave(context: Mapping[str, Any], reason: str) -> None:
+def publish_reason(context: Mapping[str, Any], reason: str) -> None:
     """Publish the reason of a failure to the other tasks of the run."""
     context["ti"].xcom_push(key=REFUSED, value=reason)
 
 
-def given(words: Sequence[str]) -> list[str]:
+def drop_empty_words(words: Sequence[str]) -> list[str]:
     """Drop empty words and options without a value (``--version=``)."""
     return [word for word in words if word and not (word.startswith("--") and "=" in word and not word.partition("=")[2])]
 

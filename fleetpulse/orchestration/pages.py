@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from airflow.sdk import BaseOperatorLink
 
-from fleetpulse.orchestration.config import PLACE, OrchestrationConfig, folder_of
+from fleetpulse.orchestration.config import CONFIG, OrchestrationConfig, backtest_folder
 
 PREFIX: Final = "/fleet"
 PASS_S: Final = 43_200
@@ -45,7 +45,7 @@ _MISSING: Final = {
 
 def folders(place: OrchestrationConfig) -> dict[str, Path]:
     """Return the served folders by area, the first path component below `PREFIX`."""
-    return {"backtests": place.notes / "backtests", "quality": place.home / "quality" / "docs"}
+    return {"backtests": place.data_folder / "backtests", "quality": place.home / "quality" / "docs"}
 
 
 def app(place: OrchestrationConfig) -> Any:
@@ -65,13 +65,13 @@ def app(place: OrchestrationConfig) -> Any:
     def page(request: Request, area: str, path: str) -> Response:
         if page_of(place, area, path) is None:
             return instead(404, _MISSING.get(area, _NOWHERE))
-        given = pass_until(int(time.time()) + PASS_S)
+        given = signed_expiry(int(time.time()) + PASS_S)
         return RedirectResponse(
             f"{request.scope.get('root_path', '')}/{_PASSED}/{given}/{area}/{quote(path)}", 303, headers=_ALONE
         )
 
     def passed(given: str, area: str, path: str) -> Response:
-        if not is_good(given):
+        if not is_valid_pass(given):
             return instead(401, "This address has expired. Open the page from Airflow again.")
         found = page_of(place, area, path)
         if found is None:
@@ -83,7 +83,7 @@ def app(place: OrchestrationConfig) -> Any:
     return shown
 
 
-def pass_until(until_s: int) -> str:
+def signed_expiry(until_s: int) -> str:
     """Return an expiry (epoch seconds) and its signature, as part of a page address.
 
     The key is the secret key of Airflow's API server.
@@ -94,16 +94,16 @@ def pass_until(until_s: int) -> str:
     return f"{until_s:x}-{hmac.new(key, f'fleet pages until {until_s}'.encode(), 'sha256').hexdigest()}"
 
 
-def is_good(given: str) -> bool:
-    """Whether `pass_until` issued the pass, and it has not expired."""
+def is_valid_pass(given: str) -> bool:
+    """Whether `signed_expiry` issued the pass, and it has not expired."""
     try:
         until_s = int(given.partition("-")[0], 16)
     except ValueError:
         return False
-    return hmac.compare_digest(given.encode(), pass_until(until_s).encode()) and time.time() < until_s
+    return hmac.compare_digest(given.encode(), signed_expiry(until_s).encode()) and time.time() < until_s
 
 
-class Pages:
+class PagesApp:
     """ASGI application that is built on the first request.
 
     Every Airflow task loads the plugins but serves no page, so building is deferred.
@@ -138,7 +138,7 @@ class ReportLink(BaseOperatorLink):
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
         """Return the address, relative to the address of Airflow."""
-        return f"{PREFIX}/backtests/{folder_of(PLACE.notes, ti_key.run_id).name}/report.html"
+        return f"{PREFIX}/backtests/{backtest_folder(CONFIG.data_folder, ti_key.run_id).name}/report.html"
 
 
 class DataDocsLink(BaseOperatorLink):

@@ -19,8 +19,8 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferralTimeout
 
 from fleetpulse.core.times import format_instant, parse_instant_ms
-from fleetpulse.orchestration.config import PLACE, OrchestrationConfig
-from fleetpulse.orchestration.operators import ANSWERED, leave
+from fleetpulse.orchestration.config import CONFIG, OrchestrationConfig
+from fleetpulse.orchestration.operators import ANSWERED, publish_reason
 from fleetpulse.orchestration.triggers import FrontierPast, Reaching, StreamAtBatch, batch_of
 
 PATIENCE: Final = timedelta(minutes=10)
@@ -36,7 +36,7 @@ class _Wait(BaseOperator):
         place: configuration of the installation.
     """
 
-    def __init__(self, *, patience: timedelta = PATIENCE, place: OrchestrationConfig = PLACE, **kwargs: Any) -> None:
+    def __init__(self, *, patience: timedelta = PATIENCE, place: OrchestrationConfig = CONFIG, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.patience, self.place = patience, place
 
@@ -159,5 +159,5 @@ class Approval(ApprovalOperator):
 
 def _failure(context: Mapping[str, Any], reason: str) -> AirflowFailException:
     """Publish a reason to other tasks; return an exception that fails without a retry."""
-    leave(context, reason)
+    publish_reason(context, reason)
     return AirflowFailException(reason)

@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fleetpulse.io.system.process import ASKED_BY, ending_with_parent
+from fleetpulse.io.system.process import REQUESTED_BY_VARIABLE, command_with_parent_death_signal
 
-SENTENCE: Final = "fleet: "  # prefix of a verb's error message
+ERROR_PREFIX: Final = "fleet: "  # prefix of a verb's error message
 STOP_S: Final = 30.0
 _LOOK_S: Final = 0.2
 _KEPT_LINES: Final = 1_000
@@ -42,7 +42,7 @@ class ProcessResult:
 
     code: int
     out: tuple[str, ...]
-    told: tuple[str, ...]
+    stderr: tuple[str, ...]
     refusal: tuple[str, ...]
     too_long: bool = False
 
@@ -56,7 +56,7 @@ class ProcessResult:
         if self.refusal:
             return "\n".join(self.refusal)
         ending = f"ended by signal {-self.code}" if self.code < 0 else f"ended with exit code {self.code}"
-        return "\n".join([ending + (f": {self.told[-1]}" if self.told else " without an error message"), *self.told[-20:]])
+        return "\n".join([ending + (f": {self.stderr[-1]}" if self.stderr else " without an error message"), *self.stderr[-20:]])
 
 
 class Verb:
@@ -87,11 +87,14 @@ class Verb:
         self._told: deque[str] = deque(maxlen=_KEPT_LINES)
         self._refusal: list[str] = []
         self.process = subprocess.Popen(
-            ending_with_parent(line),  # Linux ends it when the worker dies, even by kill -9; other systems do not
+            command_with_parent_death_signal(line),  # Linux ends it when the worker dies, even by kill -9; other systems do not
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**(_without_airflow() if environment is None else environment), **({ASKED_BY: asked_by} if asked_by else {})},
+            env={
+                **(_without_airflow() if environment is None else environment),
+                **({REQUESTED_BY_VARIABLE: asked_by} if asked_by else {}),
+            },
             start_new_session=True,
         )
 
@@ -157,8 +160,8 @@ class Verb:
 
     def _take_told(self, line: str) -> None:
         self._told.append(line)
-        if line.startswith(SENTENCE) or self._refusal:
-            self._refusal = [*self._refusal, line.removeprefix(SENTENCE)][:50]
+        if line.startswith(ERROR_PREFIX) or self._refusal:
+            self._refusal = [*self._refusal, line.removeprefix(ERROR_PREFIX)][:50]
         self._say(line)
 
 

@@ -177,15 +177,15 @@ class AlertWatch(BaseEventTrigger):
 
         ``alerts`` contains the newest few, each as ``{"topic", "payload"}``.
         """
-        from fleetpulse.io.mqtt.alerts import AlertLine
+        from fleetpulse.io.mqtt.alerts import AlertSubscription
 
         told_s, up_s = 0.0, time.monotonic()
-        line: AlertLine | None = None
+        line: AlertSubscription | None = None
         try:
             while True:
                 line = line or await asyncio.to_thread(_reach, self.home, self.topic)
                 if line is not None:
-                    await asyncio.to_thread(line.drive, 0.1)
+                    await asyncio.to_thread(line.run_once, 0.1)
                 if line is not None and line.waiting and time.time() - told_s >= self.least_s:
                     count = len(line.waiting)
                     shown = [{"topic": topic, "payload": payload} for topic, payload in line.newest(_SHOWN)]
@@ -244,7 +244,7 @@ def frontier_of(home: str) -> int | None:
     opened = Home(Path(home))
     reached = judged_up_to(opened.checkpoint)
     frontier = frontier_ms(opened, reached[1] if reached[1] > 1 else None) if reached else None
-    return None if frontier is None else opened.deployment().said_through_ms(frontier)
+    return None if frontier is None else opened.deployment().emitted_through_ms(frontier)
 
 
 class _Position(NamedTuple):
@@ -318,11 +318,11 @@ def _reach(home: str, topic: str) -> Any:
     from fleetpulse.core.errors import FleetError
     from fleetpulse.io.home.home import Home
     from fleetpulse.io.mqtt.address import load_address
-    from fleetpulse.io.mqtt.alerts import AlertLine
+    from fleetpulse.io.mqtt.alerts import AlertSubscription
 
     opened = Home(Path(home))
     try:
         address = load_address(opened.run("broker"))
-        return AlertLine(address, opened.session("alerts"), topic)
+        return AlertSubscription(address, opened.session("alerts"), topic)
     except (FleetError, OSError):
         return None

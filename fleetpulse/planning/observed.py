@@ -6,7 +6,7 @@ from typing import Any
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEALTH
-from fleetpulse.io.checkpoints.checkpoint import committed, position_after
+from fleetpulse.io.checkpoints.checkpoint import committed_batches, position_after
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import query
 from fleetpulse.planning.model import Fleet
@@ -57,7 +57,7 @@ def fleet_of(home: Home, keep_ms: int | None) -> Fleet:
     )
 
 
-def standing_of(home: Home) -> dict[str, Any]:
+def measured_use(home: Home) -> dict[str, Any]:
     """Return the present resource use of a home, by fields of `CapacityPlan`.
 
     Values that are not known yet are missing.
@@ -80,7 +80,7 @@ def standing_of(home: Home) -> dict[str, Any]:
         found |= {name: health[name] for name in ("batch_s", "checkpoint_s", "state_bytes")}
         found["devices"] = sum(json.loads(health["devices"] or "{}").values()) or None
         found["devices_a_group"] = found["devices"] / found["key_groups"] if found["devices"] else None
-    if committed(home.checkpoint):
+    if committed_batches(home.checkpoint):
         found["partitions"] = position_after(home.checkpoint).partitions
     return found
 

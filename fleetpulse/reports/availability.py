@@ -42,7 +42,7 @@ class Span:
     to_ms: int
 
 
-def listened(coverage: Coverage, span: Span) -> list[Span]:
+def covered_parts(coverage: Coverage, span: Span) -> list[Span]:
     """Return the covered parts of a span, in order."""
     parts: list[Span] = []
     at_ms = max(span.from_ms, coverage.start_ms)
@@ -56,7 +56,7 @@ def listened(coverage: Coverage, span: Span) -> list[Span]:
 
 
 @dataclass(frozen=True, slots=True)
-class Listened:
+class CoveredSpans:
     """Covered spans of the sites.
 
     Attributes:
@@ -68,7 +68,7 @@ class Listened:
     shards: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @classmethod
-    def within(cls, shards: Shards, span: Span, held_back_ms: int = 0) -> "Listened":
+    def within(cls, shards: Shards, span: Span, held_back_ms: int = 0) -> "CoveredSpans":
         """Return the covered parts of a span, up to the frontier of each shard.
 
         Args:
@@ -78,13 +78,13 @@ class Listened:
                 delayed by a jitter.
         """
         parts = [
-            listened(one.coverage, Span(span.from_ms, min(span.to_ms, (one.frontier_ms or 0) - held_back_ms)))
+            covered_parts(one.coverage, Span(span.from_ms, min(span.to_ms, (one.frontier_ms or 0) - held_back_ms)))
             for one in shards.listenings
         ]
         return cls(parts, {site: number for number, sites in enumerate(shards.sites, 1) for site in sites})
 
 
-def availability(home: Home, when: Listened, by: Sequence[str]) -> list[dict[str, Any]]:
+def availability(home: Home, when: CoveredSpans, by: Sequence[str]) -> list[dict[str, Any]]:
     """Return the share of time in each mode, for each group of devices.
 
     Args:
@@ -104,7 +104,7 @@ def availability(home: Home, when: Listened, by: Sequence[str]) -> list[dict[str
         return availability_of(tables, when, by)
 
 
-def availability_of(tables: "DuckDBPyConnection", when: Listened, by: Sequence[str]) -> list[dict[str, Any]]:
+def availability_of(tables: "DuckDBPyConnection", when: CoveredSpans, by: Sequence[str]) -> list[dict[str, Any]]:
     """Like `availability`, but read judgements through an open connection."""
     names = ", ".join(by)
     shares = ", ".join(f"sum(ms) FILTER (mode = '{mode}') / sum(ms) AS {mode}" for mode in COUNTED)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fleetpulse.core.judgements import AMENDMENTS
 from fleetpulse.core.policy import DEFAULT_CLASS
-from fleetpulse.core.presence.presence_time import clock_words, presence_sql, trust_sql
+from fleetpulse.core.presence.presence_time import clock_description, presence_sql, trust_sql
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import SIGNALS, Trust
 from fleetpulse.core.tables import DEVICES, JUDGEMENTS, MESSAGES
@@ -95,7 +95,7 @@ def devices(home: Home, frontier_ms: int | None, mode: str | None = None, device
         tables=(JUDGEMENTS.name, DEVICES.name, MESSAGES.name),
         device_id=device_id,
     )
-    return [{**row, "clock": row["clock"] and clock_words(Trust(row["clock"]), row["clock_offset_ms"])} for row in found]
+    return [{**row, "clock": row["clock"] and clock_description(Trust(row["clock"]), row["clock_offset_ms"])} for row in found]
 
 
 def _clocks(deployment: Deployment, among: str = "") -> str:

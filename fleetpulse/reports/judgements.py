@@ -18,7 +18,7 @@ from fleetpulse.core.fold import Device, EvaluationContext, next_due
 from fleetpulse.core.lifecycle import Mode, Trigger
 from fleetpulse.core.monitoring.health import THRESHOLDS
 from fleetpulse.core.presence.identities import topic_of
-from fleetpulse.core.presence.presence_time import clock_words
+from fleetpulse.core.presence.presence_time import clock_description
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Outcome, outcome
 from fleetpulse.core.rows import SIGNALS, Row
@@ -151,7 +151,7 @@ class DeviceStatus:
     retracted_offline: list[dict[str, Any]]
 
 
-def standing(home: Home, device_id: str, judged_ms: int | None) -> DeviceStatus | None:
+def device_status(home: Home, device_id: str, judged_ms: int | None) -> DeviceStatus | None:
     """Return the present status of a device; None if it was never registered or heard.
 
     Args:
@@ -194,7 +194,7 @@ def frontier_ms(home: Home, judged_ms: int | None) -> int | None:
     return known.frontier_ms if known else None
 
 
-def held_back(known: Shards) -> list[dict[str, Any]]:
+def sites_behind(known: Shards) -> list[dict[str, Any]]:
     """Return the sites whose frontier is behind others: a bridge is not listening.
 
     Returns:
@@ -307,7 +307,7 @@ def judgements_about(home: Home, messages: Iterable[Row]) -> list[dict[str, Any]
 def _reached(judged: Outcome, device_id: str) -> dict[str, Any]:
     device = judged.devices.get(device_id)
     reached = judged.frontier_ms if device is None or judged.shards is None else judged.shards.of(device.current_site).frontier_ms
-    return {"judged_up_to_ms": reached, "waiting": sum(row.device_id == device_id for row in judged.waiting)}
+    return {"judged_up_to_ms": reached, "waiting": sum(row.device_id == device_id for row in judged.pending)}
 
 
 def _known(judged: Outcome, device_id: str) -> dict[str, Any]:
@@ -317,7 +317,7 @@ def _known(judged: Outcome, device_id: str) -> dict[str, Any]:
     if device is None:
         return {}
     dead = {"gateway_dead_since_ms": device.outage_ms}
-    clock = {"clock": clock_words(device.clock, device.clock_offset_ms), "clock_offset_ms": device.clock_offset_ms}
+    clock = {"clock": clock_description(device.clock, device.clock_offset_ms), "clock_offset_ms": device.clock_offset_ms}
     return {**{name: getattr(device, name) for name in names}, **dead, **clock, "speaks_from": device.speaks_from}
 
 

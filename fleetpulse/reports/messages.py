@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
-from fleetpulse.core.rows import EVERYONE, OF_READING, Clock, GatewayEvent, Kind, Row, for_everyone
+from fleetpulse.core.rows import EVERYONE, SET_WHEN_READ, Clock, GatewayEvent, Kind, Row, for_everyone
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
@@ -17,7 +17,7 @@ from fleetpulse.io.tables.tables import files_of, query, query_files
 
 ROW: Final = ", ".join(
     f"epoch_ms({name.removesuffix('_ms')}) AS {name}" if name in ("received_at_ms", "event_time_ms") else name
-    for name in (field.name for field in fields(Row) if field.name not in OF_READING)
+    for name in (field.name for field in fields(Row) if field.name not in SET_WHEN_READ)
 )
 
 _CONCERNING: Final = "list_contains(?, device_id) OR kind IN ('gap', 'policy') OR gateway_event IS NOT NULL"
@@ -48,7 +48,7 @@ def rows(home: Home, device_ids: Sequence[str] | None = None) -> list[Row]:
     return _concerning(found, {*device_ids})
 
 
-def rows_behind(home: Home, device_ids: Sequence[str], begin: tuple[int, int], through_ms: int | None) -> list[Row]:
+def rows_since_version(home: Home, device_ids: Sequence[str], begin: tuple[int, int], through_ms: int | None) -> list[Row]:
     """Return the rows that concern some devices, from a version of bronze on.
 
     Args:

@@ -9,7 +9,7 @@ from fleetpulse.io.tables.tables import query
 _NEWEST: Final = "run_id IN (SELECT DISTINCT run_id FROM quality_results ORDER BY run_id DESC LIMIT ?)"
 
 
-def looks(home: Home, last: int) -> list[dict[str, Any]]:
+def quality_runs(home: Home, last: int) -> list[dict[str, Any]]:
     """Return the newest runs: expectations by outcome, and the most severe failure."""
     sql = f"""
         SELECT run_id, any_value(began_at) AS began_at, any_value(subject) AS subject,

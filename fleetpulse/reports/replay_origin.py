@@ -4,7 +4,7 @@ Rule 1: every row after an origin must exist. A snapshot qualifies until retenti
 the versions of bronze that are read after it.
 Rule 2: a snapshot qualifies for a device if no late message of the device concerns the time before
 it. Late messages that amend had processed by then are excepted: the judged and the amended history
-have the same state at the snapshot (`core.amendments.Beginning`).
+have the same state at the snapshot (`core.amendments.ReplayOrigin`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,21 +14,21 @@ from typing import Any, Final
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from fleetpulse.core.amendments import Beginning
+from fleetpulse.core.amendments import ReplayOrigin
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import AMENDMENTS, JudgementKind
-from fleetpulse.core.replay import NOTHING, Outcome
+from fleetpulse.core.replay import EMPTY_OUTCOME, Outcome
 from fleetpulse.core.rows import EVERYONE, Kind, Row
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.delta.compacted import remainder_end
 from fleetpulse.io.delta.log import holds_table
-from fleetpulse.io.home.amend_progress import reached
+from fleetpulse.io.home.amend_progress import read_amend_progress
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import oldest_kept_ms
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import SnapshotInfo, is_whole, snapshots
-from fleetpulse.reports.messages import rows_behind, rows_through
+from fleetpulse.reports.messages import rows_since_version, rows_through
 
 DONE: Final = "amend"  # writer in judgements' commits: number is the ``received_at`` up to which late messages are processed
 _AT_ONCE: Final = 500  # devices whose late messages are in memory at the same time
@@ -39,7 +39,7 @@ CAME_LATE: Final = "came_late"  # name of these rows in `retention_floor`: the t
 Late = Mapping[str, Sequence[tuple[int, int]]]
 
 
-def done_with(home: Home, newest_ms: int | None) -> tuple[int | None, tuple[str, ...]]:
+def applicable_amend_progress(home: Home, newest_ms: int | None) -> tuple[int | None, tuple[str, ...]]:
     """Return the progress of amend that applies to a state.
 
     Args:
@@ -52,7 +52,7 @@ def done_with(home: Home, newest_ms: int | None) -> tuple[int | None, tuple[str,
         ``newest_ms``. If there are too many devices to name, it is the earlier instant that applies
         to all devices.
     """
-    now = reached(home)
+    now = read_amend_progress(home)
     if now is None or newest_ms is None or not holds_table(home.table(JUDGEMENTS.name)):
         return None, ()
     if not 0 < now.through_ms <= newest_ms or now.done_ms != tables.landed(home, JUDGEMENTS, DONE):
@@ -88,7 +88,7 @@ class Begun:
         else:
             assert self.snapshot.newest_ms is not None, "only a snapshot with a position is chosen"
             first = self.snapshot.bronze
-            found = rows_behind(home, device_ids, (first, self.snapshot.newest_ms), through_ms)
+            found = rows_since_version(home, device_ids, (first, self.snapshot.newest_ms), through_ms)
         if removed_below(home) > first:
             raise FleetError(
                 "maintenance has removed messages that amend needs meanwhile; run amend again", code="messages-removed"
@@ -102,12 +102,12 @@ class Begun:
             FleetError: maintenance has removed the snapshot meanwhile.
         """
         if self.snapshot is None:
-            return NOTHING
-        from fleetpulse.columnar.snapshot.rows import GROUP, OWN_ROW, PENDING, come_to  # here, since it imports numba
+            return EMPTY_OUTCOME
+        from fleetpulse.columnar.snapshot.rows import GROUP, OWN_ROW, PENDING, outcome_of  # here, since it imports numba
 
         sql = f"""SELECT * FROM {DEVICE_SNAPSHOTS.name} WHERE part <> '{PENDING}'
             AND (list_contains(?, device_id) OR part = '{GROUP}' OR (part = '{OWN_ROW}' AND device_id = '{EVERYONE}'))"""
-        return come_to(rows_of_snapshot(home, self.snapshot, sql, [list(device_ids)]))
+        return outcome_of(rows_of_snapshot(home, self.snapshot, sql, [list(device_ids)]))
 
 
 def rows_of_snapshot(home: Home, taken: SnapshotInfo, sql: str, parameters: Iterable[Any] = ()) -> pa.Table:
@@ -137,7 +137,7 @@ def removed_below(home: Home) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class OriginChoice:
     """Result of `reach`: origins of devices.
 
     Attributes:
@@ -150,7 +150,7 @@ class Reach:
     why: Mapping[str, str]
 
 
-def reach(home: Home, device_ids: Iterable[str], through_ms: int) -> Reach:
+def choose_origins(home: Home, device_ids: Iterable[str], through_ms: int) -> OriginChoice:
     """Choose the origin of each device: the newest qualifying snapshot, or bronze.
 
     Args:
@@ -160,7 +160,7 @@ def reach(home: Home, device_ids: Iterable[str], through_ms: int) -> Reach:
     """
     order = list(device_ids)
     below = removed_below(home)
-    known = whole_behind(home, below, through_ms)
+    known = complete_snapshots(home, below, through_ms)
     kept_ms = oldest_kept_ms(home, MESSAGES.name) or 0
     forgotten_ms = _forgotten_before(home)
     forgotten = [] if forgotten_ms is None else [(0, forgotten_ms - 1)]
@@ -177,11 +177,11 @@ def reach(home: Home, device_ids: Iterable[str], through_ms: int) -> Reach:
                 if device_id in amended or any(received_ms < kept_ms for _, received_ms in listed):
                     continue
             begun.setdefault(Begun(chosen, below), []).append(device_id)
-    return Reach(begun, why)
+    return OriginChoice(begun, why)
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class CandidateSnapshot:
     """Snapshot with the facts that decide whether it qualifies as an origin."""
 
     taken: SnapshotInfo
@@ -189,12 +189,12 @@ class Known:
     frontier_ms: int
     unmet: frozenset[str]
 
-    def of(self, device_id: str) -> Beginning:
+    def of(self, device_id: str) -> ReplayOrigin:
         """Return the snapshot as the beginning of a device's history."""
-        return Beginning(self.newest_ms, self.frontier_ms, None if device_id in self.unmet else self.taken.amended_ms)
+        return ReplayOrigin(self.newest_ms, self.frontier_ms, None if device_id in self.unmet else self.taken.amended_ms)
 
 
-def whole_behind(home: Home, below: int, through_ms: int) -> list[Known]:
+def complete_snapshots(home: Home, below: int, through_ms: int) -> list[CandidateSnapshot]:
     """Return the snapshots after which bronze is complete, newest first.
 
     Args:
@@ -203,7 +203,7 @@ def whole_behind(home: Home, below: int, through_ms: int) -> list[Known]:
         through_ms: greatest ``received_at`` of a snapshot, epoch milliseconds.
     """
     return [
-        Known(one, one.newest_ms, one.frontier_ms, frozenset(one.unmet))
+        CandidateSnapshot(one, one.newest_ms, one.frontier_ms, frozenset(one.unmet))
         for one in snapshots(home)
         if one.is_known and one.newest_ms is not None and one.frontier_ms is not None
         if one.bronze >= below and one.newest_ms <= through_ms
@@ -240,12 +240,12 @@ def _amended_before(home: Home, device_ids: Sequence[str], at_ms: int) -> set[st
     return {row["device_id"] for row in tables.query(home, sql, [list(device_ids), at_ms])}
 
 
-def _too_old(kept_ms: int, late: Sequence[tuple[int, int]], beginnings: Sequence[Beginning]) -> str:
+def _too_old(kept_ms: int, late: Sequence[tuple[int, int]], beginnings: Sequence[ReplayOrigin]) -> str:
     gone = f"messages received before {format_instant(kept_ms)} were removed (keep_messages)"
     if not beginnings:
         return f"{gone}, and there is no snapshot after which bronze is complete; take one regularly (./fleet state snapshot)"
 
-    def kept_from(some: Sequence[Beginning]) -> list[tuple[int, int]]:
+    def kept_from(some: Sequence[ReplayOrigin]) -> list[tuple[int, int]]:
         return [one for one in late if all(beginning.beyond([one]) is not None for beginning in some)]
 
     event_ms, received_ms = min(kept_from(beginnings) or kept_from(beginnings[-1:]))

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, cast
 
 from fleetpulse.core.monitoring.health import Rating
-from fleetpulse.core.monitoring.supervision import SOUND, Decision, Seen, decide
+from fleetpulse.core.monitoring.supervision import SOUND, Decision, Observation, decide
 from fleetpulse.io.checkpoints.checkpoint import judged_up_to
-from fleetpulse.io.home.desired_state import RUNNING, Desired, get_desired, set_desired
+from fleetpulse.io.home.desired_state import RUNNING, DesiredState, get_desired, set_desired
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.services import runs
-from fleetpulse.io.ingest.segments import position
-from fleetpulse.io.system.process import GIVEN_UP, read_status, silent_s, write_status
+from fleetpulse.io.ingest.segments import bridge_position
+from fleetpulse.io.system.process import NOT_RESTARTED, read_status, status_age_s, write_status
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.reports.judgements import health
 
@@ -23,7 +23,7 @@ _STARTS: Final = 20  # maximum number of remembered starts
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class CheckResult:
     """Result of a check.
 
     Attributes:
@@ -54,7 +54,7 @@ class Look:
     starts: int
 
 
-def look_after(home: Home, by: str, stale_after_ms: int, now_ms: int | None = None) -> Look:
+def check_job(home: Home, by: str, stale_after_ms: int, now_ms: int | None = None) -> CheckResult:
     """Check the lifecycle job of a home once, and start it if needed.
 
     Args:
@@ -77,7 +77,7 @@ def look_after(home: Home, by: str, stale_after_ms: int, now_ms: int | None = No
     found = decide(seen)
     if found.start:
         if set_desired(home, RUNNING, by, only_if=wanted) is None:
-            return look_after(home, by, stale_after_ms)  # the desired state was changed meanwhile
+            return check_job(home, by, stale_after_ms)  # the desired state was changed meanwhile
         starts = (*starts, now_ms)[-_STARTS:]
     memory = {"judged_ms": judged_ms, "since_ms": since_ms, "starts_ms": starts, "starting_since_ms": begun_ms}
     write_status(home.run(_MEMORY), memory)
@@ -86,25 +86,25 @@ def look_after(home: Home, by: str, stale_after_ms: int, now_ms: int | None = No
 
 def _seen(
     home: Home,
-    wanted: Desired,
+    wanted: DesiredState,
     judged_ms: int | None,
     still_ms: int,
     starts: tuple[int, ...],
     now_ms: int,
     stale_after_ms: int,
-) -> Seen:
+) -> Observation:
     path = home.run("lifecycle")
     said = read_status(path)
-    found = [one for name in home.bridges() if (one := position(home.segments_of(name))) is not None]
+    found = [one for name in home.bridges() if (one := bridge_position(home.segments_of(name))) is not None]
     stands = [one.received_at_ms for one in found]
     heard = [one.received_at_ms for one in found if one.recording is None]
-    return Seen(
+    return Observation(
         wanted=wanted.what == RUNNING,
         by=wanted.by,
         has_run=runs(home, "lifecycle"),
         state=str(said.get("state", "")),
-        said_ago_ms=round((silent_s(path, now_ms / 1000) or 0) * 1000) if said else 0,
-        given_up=str(said.get("why", "")) if said.get("state") == GIVEN_UP and said.get("at_ms", 0) >= wanted.at_ms else "",
+        said_ago_ms=round((status_age_s(path, now_ms / 1000) or 0) * 1000) if said else 0,
+        given_up=str(said.get("why", "")) if said.get("state") == NOT_RESTARTED and said.get("at_ms", 0) >= wanted.at_ms else "",
         behind_ms=max(0, max(stands) - judged_ms) if stands and judged_ms is not None else None,
         still_ms=still_ms,
         critical=tuple(_critical(home)),
@@ -125,11 +125,13 @@ def _critical(home: Home) -> list[str]:
     ]
 
 
-def _told(home: Home, found: Decision, seen: Seen, reached: tuple[int, int] | None, starts: tuple[int, ...]) -> Look:
-    return Look(
-        found.standing.value,
+def _told(
+    home: Home, found: Decision, seen: Observation, reached: tuple[int, int] | None, starts: tuple[int, ...]
+) -> CheckResult:
+    return CheckResult(
+        found.state.value,
         found.why,
-        found.standing in SOUND,
+        found.state in SOUND,
         get_desired(home).what,
         get_desired(home).by,
         reached[0] if reached else None,
@@ -140,6 +142,6 @@ def _told(home: Home, found: Decision, seen: Seen, reached: tuple[int, int] | No
     )
 
 
-def as_facts(look: Look) -> dict[str, Any]:
+def as_facts(look: CheckResult) -> dict[str, Any]:
     """Return the result of a check as JSON values."""
     return asdict(look)

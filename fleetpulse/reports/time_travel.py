@@ -186,7 +186,7 @@ def judged_between(home: Home) -> tuple[datetime | None, datetime | None]:
     return found["first"], found["last"]
 
 
-def begun_ms(home: Home, first_row_ms: int) -> int:
+def first_instant_ms(home: Home, first_row_ms: int) -> int:
     """Return the first instant with data: that of the first verdict or row of bronze.
 
     Args:

@@ -23,11 +23,18 @@ from fleetpulse.core.messages.sparkplug import STATE, host_state
 from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.core.rows import BRIDGE
 from fleetpulse.io.ingest.leases import Lease, kept_sites, read_lease, write_lease
-from fleetpulse.io.ingest.segments import SegmentTakenError, commands_in, position, remove_leftovers, tail_of, write_segment
+from fleetpulse.io.ingest.segments import (
+    BridgeFencedError,
+    bridge_position,
+    commands_in,
+    remove_leftovers,
+    tail_of,
+    write_segment,
+)
 from fleetpulse.io.mqtt.address import BrokerAddress
-from fleetpulse.io.mqtt.subscriber import Arrived, Presence, Receiver, Token
-from fleetpulse.io.system.fsync import no_room
-from fleetpulse.io.system.process import Stop, write_status
+from fleetpulse.io.mqtt.subscriber import AckToken, Arrived, Presence, Receiver
+from fleetpulse.io.system.fsync import is_disk_full
+from fleetpulse.io.system.process import StopSignal, write_status
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from streaming.bridge.clock import SET_FORWARD, GuardedClock
 from streaming.bridge.command_reader import Spool
@@ -35,14 +42,14 @@ from streaming.bridge.rate_limit import RateLimiter
 from streaming.bridge.sequencer import BridgeSequencer
 
 _LOG: Final = structlog.get_logger("bridge")
-HISTORY: Final = "replay/#"
+REPLAY_TOPICS: Final = "replay/#"
 POLL_S: Final = 0.05
 GATHER_S: Final = 0.01  # batches sparse messages: a step costs as much as ten messages
 FEW: Final = 200
 RETRY_S: Final = 1.0
 STATUS_S: Final = 0.5
 RATE_REPORTS: Final = 20  # the rate covers ten seconds: a small fleet does not send in every half second
-DEAF_S: Final = 30.0  # connected and canaries sent, but nothing received: the connection is dead
+SILENT_CONNECTION_S: Final = 30.0  # connected and canaries sent, but nothing received: the connection is dead
 ROWS_IN_MEMORY: Final = 50_000
 
 
@@ -66,7 +73,7 @@ class MessageSource(Protocol):
         """Wait without receiving messages (backpressure)."""
         ...
 
-    def ack(self, tokens: Iterable[Token | None]) -> None:
+    def ack(self, tokens: Iterable[AckToken | None]) -> None:
         """Acknowledge messages."""
         ...
 
@@ -131,7 +138,7 @@ class BridgeSettings:
     sites: tuple[str, ...] = ()
     takes_foreign: bool = False
     others: Mapping[str, Path] = field(default_factory=dict[str, Path])
-    line: Callable[[], MessageSource] | None = None
+    source_factory: Callable[[], MessageSource] | None = None
     canary_interval_s: float = 5.0
     reconnect_grace_s: float = 120.0
     holds_back: bool = False
@@ -150,7 +157,7 @@ class Bridge:
         settings.segments_dir.mkdir(parents=True, exist_ok=True)
         settings.status_path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(settings.segments_dir)
-        self._stand()
+        self._restore_position()
         self.rows = 0
         self.problem: str | None = None
         self._wall = GuardedClock()
@@ -164,17 +171,17 @@ class Bridge:
         self._reported: deque[tuple[float, int]] = deque(maxlen=RATE_REPORTS)
         self.receiver = self._receiver()
 
-    def _stand(self) -> None:
+    def _restore_position(self) -> None:
         """Restore the position from the newest segment."""
         settings = self.settings
-        stands = position(settings.segments_dir)
+        stands = bridge_position(settings.segments_dir)
         self.number, self._tail = (stands.number, stands.tail) if stands else (0, None)
         fenced = stands is not None and stands.fence
         ours = self.number - 1 if fenced else self.number
         named = None if stands is None or fenced else commands_in(settings.segments_dir, ours)
         self.spool = Spool(settings.commands_dir, ours, named) if settings.commands_dir else None
         # Canaries that bypass the broker cannot be forged: a random secret per process will do.
-        secret = secrets.token_bytes() if settings.line else (settings.address.password or "").encode()
+        secret = secrets.token_bytes() if settings.source_factory else (settings.address.password or "").encode()
         self.intake = BridgeSequencer(
             settings.bridge,
             stands,
@@ -194,14 +201,14 @@ class Bridge:
         settings = self.settings
         if not settings.replay or (self.intake.history.done and settings.live_after_replay):
             return self._listen()
-        return Receiver(settings.address, settings.replay_session, (HISTORY,))
+        return Receiver(settings.address, settings.replay_session, (REPLAY_TOPICS,))
 
     def _listen(self) -> MessageSource:
         """Go live, in a persistent session: the broker has queued messages for it."""
         self.intake.go_live(self._wall.now_ms())
         self._was_up, self._connections = False, 0
-        if self.settings.line:
-            return self.settings.line()
+        if self.settings.source_factory:
+            return self.settings.source_factory()
         presence = partial(_host_state, self.settings.sparkplug_host) if self.settings.sparkplug_host else None
         return Receiver(self.settings.address, self.settings.session, self.settings.subscriptions, presence=presence)
 
@@ -237,7 +244,7 @@ class Bridge:
             self.report()
 
     def _is_full(self) -> bool:
-        waiting = self.intake.waiting
+        waiting = self.intake.buffer
         return waiting.size_bytes > self.settings.max_buffer_bytes or len(waiting) > ROWS_IN_MEMORY
 
     def _notice_loss(self) -> None:
@@ -267,12 +274,12 @@ class Bridge:
         if now_s >= self._canary_at_s:
             self._canary_at_s = now_s + self.settings.canary_interval_s
             self.receiver.publish(self.intake.canary_topic, self.intake.canary(self._wall.now_ms()))
-        if now_s - self._heard_s > max(DEAF_S, 3 * self.settings.canary_interval_s) and not self._is_full():
+        if now_s - self._heard_s > max(SILENT_CONNECTION_S, 3 * self.settings.canary_interval_s) and not self._is_full():
             self._heard_s = now_s
             self.receiver.reconnect("nothing received for too long", "network")
 
     def _flush_if_due(self) -> None:
-        waiting, now_s = self.intake.waiting, time.monotonic()
+        waiting, now_s = self.intake.buffer, time.monotonic()
         large = len(waiting) >= self.settings.max_rows or waiting.size_bytes > self.settings.max_buffer_bytes
         if now_s >= self._flush_at_s or (large and self.problem is None):
             self._flush_at_s = now_s + (self.settings.flush_interval_s if self.flush() else RETRY_S)
@@ -287,13 +294,13 @@ class Bridge:
             if self.intake.live and self.spool and not self._wall.doubted:
                 for name, topic, payload in self.spool.take(self.number + 1):
                     self.intake.command(name, topic, payload, self._wall.now_ms())
-            if self.intake.waiting:
+            if self.intake.buffer:
                 self._write()
-        except SegmentTakenError as error:
-            self._begin_anew(str(error))
+        except BridgeFencedError as error:
+            self._reconnect_after_fence(str(error))
             return True
         except OSError as error:
-            words = "disk full" if no_room(error) else f"cannot write: {error.strerror}"
+            words = "disk full" if is_disk_full(error) else f"cannot write: {error.strerror}"
             if words != self.problem:
                 _LOG.error("cannot write a segment; no message is acknowledged until it is written", problem=words)
             self.problem = words
@@ -301,11 +308,11 @@ class Bridge:
         self.problem = None
         self.receiver.ack(self.intake.written())
         if self.settings.others:
-            self._beat()
+            self._renew_lease()
         return True
 
     def _write(self) -> None:
-        table = self.intake.waiting.table()
+        table = self.intake.buffer.table()
         if self.spool:
             self.spool.sync()
         write_segment(
@@ -326,20 +333,20 @@ class Bridge:
         if self.spool:
             self.spool.written()
 
-    def _begin_anew(self, why: str) -> None:
+    def _reconnect_after_fence(self, why: str) -> None:
         """Reconnect after landing fenced this bridge.
 
         The broker redelivers the messages that were not written; they follow the fence segment.
         """
         _LOG.warning("fenced by landing after a missed lease; reconnecting behind the fence", why=why)
         self.receiver.close()
-        self._stand()
+        self._restore_position()
         self.receiver = self._receiver()
 
-    def _beat(self, *, stopped: bool = False) -> None:
+    def _renew_lease(self, *, stopped: bool = False) -> None:
         """Renew the lease, and hand sites over to the other bridges that serve them."""
         self._kept |= self.receiver.connected
-        if not self.settings.sites and not self.settings.line:
+        if not self.settings.sites and not self.settings.source_factory:
             self.intake.share(kept_sites(self.settings.others.values()))
         self.intake.promise(self._wall.now_ms())
         through_ms = self.intake.promised_ms
@@ -348,7 +355,7 @@ class Bridge:
             write_lease(self.settings.segments_dir, Lease(through_ms, wall_clock_ms(), sites, stopped))
 
     def _maybe_listen(self) -> None:
-        done = not self.intake.live and self.intake.history.done and not self.intake.waiting
+        done = not self.intake.live and self.intake.history.done and not self.intake.buffer
         if done and self.settings.live_after_replay:
             self.receiver.close(forget=True)
             self.receiver = self._listen()
@@ -388,7 +395,7 @@ class Bridge:
         self.flush()
         self.receiver.close()
         if self.settings.others:
-            self._beat(stopped=True)
+            self._renew_lease(stopped=True)
         self.report()
 
 
@@ -398,7 +405,7 @@ def _host_state(host: str) -> Presence:
     return Presence(f"{STATE}{host}", host_state(at_ms, online=True), host_state(at_ms, online=False))
 
 
-def run_bridge(settings: BridgeSettings, stop: Stop) -> None:
+def run_bridge(settings: BridgeSettings, stop: StopSignal) -> None:
     """Run a bridge until stopped.
 
     Raises:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from fleetpulse.core.rows import Origin
 from fleetpulse.io.ingest.segments import SegmentRow, columns_table
-from fleetpulse.io.mqtt.subscriber import Token
+from fleetpulse.io.mqtt.subscriber import AckToken
 
 _More = tuple[str, str | None, int | None, str | None, str | None]
 _USUAL: Final[_More] = (Origin.MQTT.value, None, None, None, None)  # fields of `SegmentRow` after ``payload``
@@ -26,8 +26,8 @@ class SegmentBuffer:
     """
 
     def __init__(self) -> None:
-        self.tokens: list[Token | None] = []
-        self.passed: list[Token] = []
+        self.tokens: list[AckToken | None] = []
+        self.passed: list[AckToken] = []
         self.size_bytes = 0
         self._received_ms: list[int] = []
         self._topics: list[str] = []
@@ -37,13 +37,13 @@ class SegmentBuffer:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def add(self, row: SegmentRow, token: Token | None) -> None:
+    def add(self, row: SegmentRow, token: AckToken | None) -> None:
         """Add a row."""
         self._more[len(self)] = row[3:]
         self.add_usual(row.received_at_ms, (row.topic,), (row.payload,), (token,))
 
     def add_usual(
-        self, received_at_ms: int, topics: Sequence[str], payloads: Sequence[bytes], tokens: Sequence[Token | None]
+        self, received_at_ms: int, topics: Sequence[str], payloads: Sequence[bytes], tokens: Sequence[AckToken | None]
     ) -> int:
         """Add ordinary MQTT messages that arrived together; return the place of the first."""
         first = len(self)

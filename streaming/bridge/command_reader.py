@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 import structlog
 
-from fleetpulse.io.home.command_spool import MOST_COMMANDS
+from fleetpulse.io.home.command_spool import MAX_COMMANDS
 from fleetpulse.io.system.fsync import sync_folder
 
 _LOG: Final = structlog.get_logger("bridge")
@@ -107,8 +107,8 @@ def _read(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
     content: Any = json.loads(path.read_bytes())
     items = cast("list[Any]", content) if isinstance(content, list) else [content]
     found: list[tuple[str, Mapping[str, Any]]] = []
-    if len(items) > MOST_COMMANDS:
-        raise ValueError(f"a command file must have at most {MOST_COMMANDS:,} commands")
+    if len(items) > MAX_COMMANDS:
+        raise ValueError(f"a command file must have at most {MAX_COMMANDS:,} commands")
     for item in items:
         entry = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
         topic, payload = entry.get("topic"), entry.get("payload")

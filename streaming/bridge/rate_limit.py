@@ -73,7 +73,7 @@ class RateLimiter:
         """Record an outage of the bridge since an instant; the next message ends it."""
         self._away_ms = since_ms if self._away_ms is None else min(self._away_ms, since_ms)
 
-    def give_back(self, topic: str) -> None:
+    def refund(self, topic: str) -> None:
         """Return the token of a message that was dropped and will be redelivered."""
         device = self.sender(topic)
         if device in self._left:
@@ -90,7 +90,7 @@ class RateLimiter:
         self._left = kept
 
 
-class Spared:
+class SparedMessages:
     """Messages beyond the limit that are kept for judging: the newest of each second.
 
     Only messages that wait for their segment are covered.

@@ -17,8 +17,8 @@ from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.messages.replay_envelope import Envelope, unwrap
 from fleetpulse.core.presence.coverage import MAX_RECORDED
 from fleetpulse.core.rows import Kind, Origin, Row
-from fleetpulse.io.ingest.segments import BridgeOffset
-from fleetpulse.io.mqtt.subscriber import Token
+from fleetpulse.io.ingest.segments import BridgePosition
+from fleetpulse.io.mqtt.subscriber import AckToken
 
 HELD_LINES: Final = 20_000  # more than a broker has in flight to one client
 HELD_BYTES: Final = 64 * 1024 * 1024
@@ -36,11 +36,11 @@ class LineAction(Enum):
     STRAY = "stray"  # not an envelope
 
 
-Taken = tuple[LineAction, bytes, Envelope | None, Token | None]
+Taken = tuple[LineAction, bytes, Envelope | None, AckToken | None]
 
 
 @dataclass(slots=True)
-class History:
+class RecordingSequencer:
     """Position in a recording, and the lines held for their turn.
 
     Attributes:
@@ -62,15 +62,15 @@ class History:
     left_open: frozenset[str] = frozenset()
     why: str | None = None
     missing: bool = False
-    _held: dict[tuple[str, int], tuple[Envelope, Token | None]] = field(
-        default_factory=dict[tuple[str, int], tuple[Envelope, Token | None]]
+    _held: dict[tuple[str, int], tuple[Envelope, AckToken | None]] = field(
+        default_factory=dict[tuple[str, int], tuple[Envelope, AckToken | None]]
     )
     _held_bytes: int = 0
     _gap_rows: tuple[int, frozenset[str]] = (0, frozenset())  # newest instant of gap rows, and their bridges
     _refused: set[str] = field(default_factory=set[str])
 
     @classmethod
-    def after(cls, position: BridgeOffset | None) -> Self:
+    def after(cls, position: BridgePosition | None) -> Self:
         """Restore the history from the position of a bridge."""
         if position is None:
             return cls()
@@ -109,7 +109,7 @@ class History:
         left, self.left_open = sorted(self.left_open), frozenset()
         return left
 
-    def take(self, payload: bytes, token: Token | None, last_ms: int | None) -> Iterator[Taken]:
+    def take(self, payload: bytes, token: AckToken | None, last_ms: int | None) -> Iterator[Taken]:
         """Yield the treatment of a message, then of the held lines whose turn has come.
 
         Args:

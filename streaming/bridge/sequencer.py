@@ -6,7 +6,7 @@ Rule 1: ``received_at`` never runs backwards, not even across restarts. A row of
 shares its ``received_at`` with no other row, except commands about different devices.
 Rule 2: only `written` releases a message for acknowledgement, once its segment is on disk.
 Rule 3: while history is played, nothing else is taken. Each line is taken once, in order, see
-`History`.
+`RecordingSequencer`.
 Rule 4: after a coverage gap, its gap row precedes every other row.
 Rule 5: a row whose topic is too long or not printable is refused. Its topic is escaped and
 truncated.
@@ -22,14 +22,14 @@ from fleetpulse.core.messages.replay_envelope import TOPIC_PREFIX, Envelope
 from fleetpulse.core.messages.sparkplug import is_command
 from fleetpulse.core.presence.shards import served_sites
 from fleetpulse.core.rows import EVERYONE, FLUSH, Kind, Origin, Reason
-from fleetpulse.io.ingest.segments import BridgeOffset, SegmentRow
-from fleetpulse.io.mqtt.subscriber import Arrived, Token
+from fleetpulse.io.ingest.segments import BridgePosition, SegmentRow
+from fleetpulse.io.mqtt.subscriber import AckToken, Arrived
 from streaming.bridge.buffer import SegmentBuffer
-from streaming.bridge.rate_limit import RateLimiter, Spared
-from streaming.bridge.replay_sequencer import History, LineAction
+from streaming.bridge.rate_limit import RateLimiter, SparedMessages
+from streaming.bridge.replay_sequencer import LineAction, RecordingSequencer
 
-FLOOD: Final[Reason] = "flood"  # reason to refuse a row
-ODD_TOPIC: Final[Reason] = "topic"  # reason to refuse a row
+REASON_FLOOD: Final[Reason] = "flood"  # reason to refuse a row
+REASON_TOPIC: Final[Reason] = "topic"  # reason to refuse a row
 REFUSED_LINES: Final[Mapping[LineAction, Reason]] = {LineAction.DOUBLED: "field", LineAction.CROWDED: "size"}
 MAX_TOPIC: Final = 512  # characters, twice the maximum of a valid topic
 CONTINUES_MS: Final = 60_000  # history that ended within this time continues live without a gap
@@ -60,7 +60,7 @@ class BridgeSequencer:
     def __init__(
         self,
         bridge: str,
-        position: BridgeOffset | None,
+        position: BridgePosition | None,
         *,
         grace_ms: int = 120_000,
         interval_ms: int = 5_000,
@@ -79,17 +79,17 @@ class BridgeSequencer:
         self.last_ms = position.received_at_ms if position else None
         self.last_canary_ms = position.last_canary_ms if position else None
         self.gap_open = position.gap_open if position else False
-        self.history = History.after(position)
+        self.history = RecordingSequencer.after(position)
         self.counts = {"rejected": 0, "repeated": 0, "retained": 0, "stale_canaries": 0, "flooded": 0}
         self.counts |= {"elsewhere": 0, "commands": 0}
         self.rejection: str | None = None
-        self.waiting = SegmentBuffer()
+        self.buffer = SegmentBuffer()
         self._grace_ms = grace_ms
         self._interval_ms = interval_ms
         self._secret = secret
         self._holds_back = holds_back
         self._floods = floods or RateLimiter(0)
-        self._spared = Spared(self._floods.sender)
+        self._spared = SparedMessages(self._floods.sender)
         self._of_others = frozenset(f"fleet/{EVERYONE}/{other}/{Kind.TICK.value}" for other in others)
         self._sites, self._takes_foreign = sites, takes_foreign
         self._to_share: tuple[frozenset[str], int] | None = None
@@ -119,15 +119,15 @@ class BridgeSequencer:
 
     def lost(self, now_ms: int, cause: str = "broker") -> None:
         """Handle a lost connection: drop unacknowledged messages, which are redelivered."""
-        let_go, spared, self.waiting = self.waiting, self._spared.places(), SegmentBuffer()
-        self._spared = Spared(self._floods.sender)
+        let_go, spared, self.buffer = self.buffer, self._spared.places(), SegmentBuffer()
+        self._spared = SparedMessages(self._floods.sender)
         for place, (row, token) in enumerate(zip(let_go.rows(), let_go.tokens, strict=True)) if self.live else ():
             if token is None:
-                self.waiting.add(row, None)
-            elif row.refused == FLOOD:
+                self.buffer.add(row, None)
+            elif row.refused == REASON_FLOOD:
                 self.counts["flooded"] -= 1
             elif place not in spared:
-                self._floods.give_back(row.topic)
+                self._floods.refund(row.topic)
         if not self.live:
             self.last_ms, self.last_canary_ms, self.gap_open, history = self._durable
             self.history = history.copy()
@@ -155,7 +155,7 @@ class BridgeSequencer:
         self._arrived_usual(topics[begin:], payloads[begin:], tokens[begin:], now_ms)
 
     def _arrived_usual(
-        self, topics: Sequence[str], payloads: Sequence[bytes], tokens: Sequence[Token | None], now_ms: int
+        self, topics: Sequence[str], payloads: Sequence[bytes], tokens: Sequence[AckToken | None], now_ms: int
     ) -> None:
         """Take ordinary messages under one stamp; no other message came between them."""
         if not topics:
@@ -163,7 +163,7 @@ class BridgeSequencer:
         stamp = self._stamp(now_ms)
         self.last_ms, self._own_last = stamp, False
         self._since_ms = stamp if self._since_ms is None else self._since_ms
-        first = self.waiting.add_usual(stamp, topics, payloads, tokens)
+        first = self.buffer.add_usual(stamp, topics, payloads, tokens)
         for place in self._floods.exceeding(topics, now_ms):
             self._refuse_flood(topics[place], stamp, first + place)
 
@@ -172,7 +172,7 @@ class BridgeSequencer:
         refused = self._spared.newest(topic, received_at_ms, place)
         if refused is not None:
             self.counts["flooded"] += 1
-            self.waiting.refuse(refused, FLOOD)
+            self.buffer.refuse(refused, REASON_FLOOD)
 
     def _is_usual(self, topic: str) -> bool:
         """Whether a topic is an ordinary one of a live device; caches positive answers."""
@@ -199,7 +199,7 @@ class BridgeSequencer:
         elif is_command(message.topic):
             self._pass_over("commands", message.token)
         else:
-            stamp, place = self._stamp(now_ms), len(self.waiting)
+            stamp, place = self._stamp(now_ms), len(self.buffer)
             self._row(stamp, message.topic, message.payload, Origin.MQTT, token=message.token)
             if self._floods.exceeding((message.topic[:MAX_TOPIC],), now_ms):
                 self._refuse_flood(message.topic[:MAX_TOPIC], stamp, place)
@@ -225,7 +225,7 @@ class BridgeSequencer:
 
         None while rows wait for their segment.
         """
-        if self.waiting:
+        if self.buffer:
             return None
         if self.live:
             reached_ms = now_ms - 1 if self.last_ms is None else max(now_ms - 1, self.last_ms)
@@ -249,7 +249,7 @@ class BridgeSequencer:
             else:
                 self._reject(self.history.why or "not an envelope", token)
 
-    def _write_line(self, envelope: Envelope, token: Token | None, refused: Reason | None) -> None:
+    def _write_line(self, envelope: Envelope, token: AckToken | None, refused: Reason | None) -> None:
         where = {"recording": envelope.recording, "line": envelope.line}
         if envelope.end:
             self._close_left_open(0)
@@ -337,7 +337,7 @@ class BridgeSequencer:
         self._own(now_ms, self.canary_topic, {"bridge": self.bridge})
         self.last_canary_ms, self._heard_ms = self.last_ms, now_ms
         if message.token is not None:
-            self.waiting.passed.append(message.token)
+            self.buffer.passed.append(message.token)
         if self.gap_open and number > self._opened_at:
             self.gap_open = False
             assert self.last_ms is not None, "the tick was just added"
@@ -389,32 +389,32 @@ class BridgeSequencer:
         self._own_last = True
 
     def _row(
-        self, received_at_ms: int, topic: str, payload: bytes, origin: Origin, *, token: Token | None = None, **more: Any
+        self, received_at_ms: int, topic: str, payload: bytes, origin: Origin, *, token: AckToken | None = None, **more: Any
     ) -> None:
         if len(topic) > MAX_TOPIC or not topic.isprintable():  # applies to history, too
-            topic, more["refused"] = ascii(topic[:MAX_TOPIC])[1:-1][:MAX_TOPIC], ODD_TOPIC
-        self.waiting.add(SegmentRow(received_at_ms, topic, payload, origin.value, **more), token)
+            topic, more["refused"] = ascii(topic[:MAX_TOPIC])[1:-1][:MAX_TOPIC], REASON_TOPIC
+        self.buffer.add(SegmentRow(received_at_ms, topic, payload, origin.value, **more), token)
         self.last_ms, self._own_last = received_at_ms, False
         if self.live and self._since_ms is None:
             self._since_ms = received_at_ms
 
-    def _pass_over(self, why: str, token: Token | None) -> None:
+    def _pass_over(self, why: str, token: AckToken | None) -> None:
         self.counts[why] += 1
         if token is not None:
-            self.waiting.passed.append(token)
+            self.buffer.passed.append(token)
 
-    def _reject(self, why: str, token: Token | None) -> None:
+    def _reject(self, why: str, token: AckToken | None) -> None:
         self.rejection = why
         self._pass_over("rejected", token)
 
-    def written(self) -> list[Token]:
+    def written(self) -> list[AckToken]:
         """Reset the buffer after its segment is on disk; return the tokens to acknowledge."""
-        tokens = [token for token in self.waiting.tokens if token is not None] + self.waiting.passed
-        self.waiting, self._spared = SegmentBuffer(), Spared(self._floods.sender)
+        tokens = [token for token in self.buffer.tokens if token is not None] + self.buffer.passed
+        self.buffer, self._spared = SegmentBuffer(), SparedMessages(self._floods.sender)
         self._durable = self._memory()
         return tokens
 
-    def _memory(self) -> tuple[int | None, int | None, bool, History]:
+    def _memory(self) -> tuple[int | None, int | None, bool, RecordingSequencer]:
         return self.last_ms, self.last_canary_ms, self.gap_open, self.history.copy()
 
 

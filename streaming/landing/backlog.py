@@ -18,18 +18,18 @@ from fleetpulse.core.presence.shards import Scope, served_sites
 from fleetpulse.core.rows import EVERYONE, Kind, Origin
 from fleetpulse.io.ingest.leases import LEASE_MS, Lease, read_lease
 from fleetpulse.io.ingest.segments import (
-    BridgeOffset,
+    BridgeFencedError,
+    BridgePosition,
     SegmentRow,
-    SegmentTakenError,
+    bridge_position,
     list_segments,
-    position,
     positions,
     read_segment,
     remove_leftovers,
     rows_table,
     write_segment,
 )
-from streaming.landing.merge import PLACES, Backlog, Part, place
+from streaming.landing.merge import MAX_SEGMENT_ROWS, Backlog, Part, place
 
 _LOG: Final = structlog.get_logger("landing")
 
@@ -79,7 +79,7 @@ class Bridges:
         awaited = {name: lease for name, lease in leases.items() if lease is not None and not self._is_silent(lease, now_ms)}
         for name, lease in leases.items():
             if name not in awaited and awaited:
-                self._give_up(name, lease, now_ms)
+                self._fence(name, lease, now_ms)
         through = {name: lease.through_ms for name, lease in awaited.items()}
         return [self._backlog(name, places[name], max_rows, max_bytes, through.get(name)) for name in self.folders]
 
@@ -92,26 +92,26 @@ class Bridges:
         parts: list[Part] = []
         rows, size, alone = 0, 0, len(self.folders) == 1
         for number, path in list_segments(self.folders[name]):
-            if (number + 1) * PLACES <= begin:
+            if (number + 1) * MAX_SEGMENT_ROWS <= begin:
                 continue
             if (rows >= max_rows or size >= max_bytes) and (alone or _instant(parts[0], 0) < _instant(parts[-1], -1)):
                 return Backlog(parts, through_ms, more=True)
             if (number, begin) == self._landed.get(name):
                 continue  # the newest segment, which is not deleted
-            table, first = read_segment(path), max(0, begin - number * PLACES)
+            table, first = read_segment(path), max(0, begin - number * MAX_SEGMENT_ROWS)
             self._landed[name] = (number, place(number, table.num_rows))
             if first < table.num_rows:
                 parts.append(Part(name, number, first, table.slice(first), positions(table)[first:]))
                 rows, size = rows + table.num_rows - first, size + table.nbytes
         return Backlog(parts, through_ms)
 
-    def _give_up(self, name: str, lease: Lease | None, now_ms: int) -> None:
+    def _fence(self, name: str, lease: Lease | None, now_ms: int) -> None:
         """Fence a bridge: open a coverage gap on its behalf, after all rows that it wrote.
 
         No effect if a gap is open or the bridge never listened. A segment newer than the lease
         means that the bridge has just come back; its lease follows the segment.
         """
-        stands = position(self.folders[name])
+        stands = bridge_position(self.folders[name])
         if stands is None or stands.gap_open:
             return
         back = lease is None or stands.received_at_ms > lease.beat_ms
@@ -121,7 +121,7 @@ class Bridges:
         try:
             scope = served_sites(self._sites.get(name, ()), stands.shared, takes_foreign=self._takes_foreign)
             _write_gap(self.folders[name], name, stands, at_ms, scope)
-        except SegmentTakenError:
+        except BridgeFencedError:
             return  # the bridge is back, and has written this segment number
         _LOG.warning("fenced a bridge without a valid lease; a coverage gap is open, the broker queues its messages", bridge=name)
 
@@ -130,7 +130,7 @@ def _instant(part: Part, at: int) -> int:
     return int(part.rows["received_at_ms"].to_numpy()[at])
 
 
-def _write_gap(folder: Path, name: str, stands: BridgeOffset, at_ms: int, scope: Scope) -> None:
+def _write_gap(folder: Path, name: str, stands: BridgePosition, at_ms: int, scope: Scope) -> None:
     since_ms = stands.received_at_ms if stands.last_canary_ms is None else stands.last_canary_ms
     gap = {"op": "open", "from": since_ms, "after": stands.received_at_ms, "why": "bridge", **scope.to_plain()}
     topic, payload = f"fleet/{EVERYONE}/{name}/{Kind.GAP.value}", json.dumps(gap, separators=(",", ":")).encode()
@@ -149,7 +149,7 @@ def _write_gap(folder: Path, name: str, stands: BridgeOffset, at_ms: int, scope:
     )
 
 
-def tidy(folders: Mapping[str, Path], places: Mapping[str, int]) -> None:
+def delete_landed_segments(folders: Mapping[str, Path], places: Mapping[str, int]) -> None:
     """Delete segments that have landed in every table; keep each bridge's newest."""
     for path in landed_segments(folders, places):
         path.unlink(missing_ok=True)
@@ -164,5 +164,5 @@ def landed_segments(folders: Mapping[str, Path], places: Mapping[str, int]) -> l
         path
         for name, folder in folders.items()
         for number, path in list_segments(folder)[:-1]
-        if (number + 1) * PLACES <= places[name]
+        if (number + 1) * MAX_SEGMENT_ROWS <= places[name]
     ]

@@ -24,25 +24,25 @@ from fleetpulse.io.delta.appender import Appender
 from fleetpulse.io.delta.corruption import open_table
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.ingest.leases import LEASE_MS
-from fleetpulse.io.system.process import Stop, write_status
+from fleetpulse.io.system.process import StopSignal, write_status
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.adaptive_batching import NEWEST, is_live
 from fleetpulse.io.tables.row_accounting import IngestCounters, count_from_tables, read_counters
-from streaming.landing.backlog import Bridges, tidy
+from streaming.landing.backlog import Bridges, delete_landed_segments
 from streaming.landing.gateways import known_gateways
-from streaming.landing.merge import PLACES, merged, place
+from streaming.landing.merge import MAX_SEGMENT_ROWS, merged, place
 from streaming.landing.rows import Decoder, decode_parts, taken_of
 
 _LOG: Final = structlog.get_logger("landing")
 _BEFORE: Final = f"landing:{BRIDGE}"  # transaction id of older homes: whole segments of their only bridge
 MAX_ROWS: Final = 20_000  # per commit: limits memory, and the rows of one version of bronze
-LOOK_S: Final = 0.2  # between two polls for segments
-_TRICKLE: Final = MAX_ROWS // 4  # rows of a small commit: after a larger one, the next rows are probably there
+POLL_S: Final = 0.2  # between two polls for segments
+SMALL_COMMIT_ROWS: Final = MAX_ROWS // 4  # rows of a small commit: after a larger one, the next rows are probably there
 MAX_BYTES: Final = 64 * 1024 * 1024  # read per bridge and step
 
 
-def places_of(home: Home, table: Table) -> dict[str, int]:
+def landed_places(home: Home, table: Table) -> dict[str, int]:
     """Return the position of a table in the rows of each bridge, see `merge.place`."""
     found = {name: tables.landed(home, table, f"rows:{name}") for name in home.bridges()}
     whole = 0 if found[BRIDGE] else tables.landed(home, table, _BEFORE)
@@ -72,9 +72,9 @@ class Landing:
         self.bridges = Bridges(self.folders, wall_clock_ms(), lease_ms, home.sites_of_bridges(), takes_foreign=takes_foreign)
         # Opened before the positions are read: a later commit of another process fails this one.
         self.appenders = {table.name: Appender(home.table(table.name)) for table in LANDED}
-        through = places_of(home, MESSAGES)  # written last, in each step: the other tables are complete up to there
+        through = landed_places(home, MESSAGES)  # written last, in each step: the other tables are complete up to there
         self.places = {
-            table.name: {name: max(at, through[name]) for name, at in places_of(home, table).items()} for table in LANDED
+            table.name: {name: max(at, through[name]) for name, at in landed_places(home, table).items()} for table in LANDED
         }
         messages = open_table(home.table(MESSAGES.name))
         self.gateways = Gateways(home.deployment().allowed_lateness_ms)
@@ -117,7 +117,9 @@ class Landing:
             self.rows += rows.num_rows if table is MESSAGES else 0
         self.newest_ms, self.counted = newest_ms, counted
         self._note(parts[-1].rows)
-        tidy(self.folders, {name: min(places[name] for places in self.places.values()) for name in self.folders})
+        delete_landed_segments(
+            self.folders, {name: min(places[name] for places in self.places.values()) for name in self.folders}
+        )
         return len(parts)
 
     def _note(self, rows: pa.Table) -> None:
@@ -130,7 +132,7 @@ class Landing:
         recording, line = self.last_line or (None, None)
         return {
             "pid": os.getpid(),
-            "segment": self.places[MESSAGES.name][BRIDGE] // PLACES,
+            "segment": self.places[MESSAGES.name][BRIDGE] // MAX_SEGMENT_ROWS,
             "rows": self.rows,
             "recording": recording,
             "line": line,
@@ -141,10 +143,10 @@ class Landing:
 def run_landing(
     home: Home,
     decoder: Decoder,
-    stop: Stop,
-    pause_s: float = LOOK_S,
+    stop: StopSignal,
+    pause_s: float = POLL_S,
     lease_ms: int = LEASE_MS,
-    live_pause_s: float = LOOK_S,
+    live_pause_s: float = POLL_S,
     *,
     takes_foreign: bool = True,
 ) -> None:
@@ -178,6 +180,6 @@ def run_landing(
             written = time.monotonic()
         if idle:
             stop.wait(pause_s)
-        elif landing.rows - before < _TRICKLE and is_live(landing.newest_ms, wall_clock_ms()):
+        elif landing.rows - before < SMALL_COMMIT_ROWS and is_live(landing.newest_ms, wall_clock_ms()):
             stop.wait(live_pause_s)
     write_status(home.run("landing"), {**landing.status(), "problem": problem})

@@ -19,17 +19,17 @@ from numpy.typing import NDArray
 
 from fleetpulse.columnar.compute import pc
 from fleetpulse.core.rows import EVERYONE, Kind, Origin
-from fleetpulse.io.ingest.segments import SEGMENT_SCHEMA, runs
+from fleetpulse.io.ingest.segments import SEGMENT_SCHEMA, positions_within_instant
 
-PLACES: Final = 2**20  # exceeds the number of rows in a segment
+MAX_SEGMENT_ROWS: Final = 2**20  # exceeds the number of rows in a segment
 _NEVER: Final = np.iinfo(np.int64).max
 _GAPS: Final = (f"fleet/{EVERYONE}/", f"/{Kind.GAP.value}")
 
 
 def place(segment: int, rows: int) -> int:
     """Encode a position: a segment and a number of its rows, ordered across segments."""
-    assert rows < PLACES, "a segment must have fewer rows"
-    return segment * PLACES + rows
+    assert rows < MAX_SEGMENT_ROWS, "a segment must have fewer rows"
+    return segment * MAX_SEGMENT_ROWS + rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Part:
 
     def placed(self) -> NDArray[np.int64]:
         """Return ``positions``, or positions counted from the first row."""
-        return runs(_received(self)) if self.positions is None else self.positions
+        return positions_within_instant(_received(self)) if self.positions is None else self.positions
 
     @property
     def end(self) -> int:
@@ -91,7 +91,7 @@ def merged(backlogs: Sequence[Backlog], landed_ms: int | None, max_rows: int) ->
         max_rows: limit of rows that land at once, unless a single instant has more.
     """
     if len(backlogs) == 1:
-        return _told_how_far(backlogs[0].parts, landed_ms, alone=True)
+        return _with_after(backlogs[0].parts, landed_ms, alone=True)
     lifted = [_lifted(backlog, landed_ms) for backlog in backlogs]
     limit_ms = min((backlog.through_ms for backlog in backlogs if backlog.through_ms is not None), default=_NEVER)
     limit_ms = min([limit_ms, *(_read_through(backlog, landed_ms) for backlog in lifted if backlog.more)])
@@ -101,7 +101,7 @@ def merged(backlogs: Sequence[Backlog], landed_ms: int | None, max_rows: int) ->
         limit_ms = int(instants[max_rows])
         limit_ms = limit_ms - 1 if instants[0] < limit_ms else limit_ms
         ready = [part for backlog in lifted for part in _until(backlog.parts, limit_ms)]
-    return _told_how_far(ready, landed_ms)
+    return _with_after(ready, landed_ms)
 
 
 def _received(part: Part) -> NDArray[np.int64]:
@@ -133,7 +133,7 @@ def _lifted(backlog: Backlog, landed_ms: int | None) -> Backlog:
 
 def _placed(parts: Sequence[Part]) -> list[Part]:
     """Set the positions of lifted parts: rows lifted to one instant keep their order."""
-    places = runs(np.concatenate([_received(part) for part in parts]))
+    places = positions_within_instant(np.concatenate([_received(part) for part in parts]))
     edges = np.cumsum([0, *(part.rows.num_rows for part in parts)])
     return [replace(part, positions=places[begin:end]) for part, (begin, end) in zip(parts, pairwise(edges), strict=True)]
 
@@ -160,7 +160,7 @@ def _until(parts: Sequence[Part], limit_ms: int) -> list[Part]:
     return kept
 
 
-def _told_how_far(parts: Sequence[Part], landed_ms: int | None, *, alone: bool = False) -> list[Part]:
+def _with_after(parts: Sequence[Part], landed_ms: int | None, *, alone: bool = False) -> list[Part]:
     """Set ``after`` of gap rows to the instant of the row before them, of any bridge.
 
     A single bridge has set it if it could. A recording may contain an earlier instant, from the
@@ -178,7 +178,7 @@ def _told_how_far(parts: Sequence[Part], landed_ms: int | None, *, alone: bool =
         for at in places:
             before = first + at if alone else int(np.searchsorted(instants, _received(part)[at]))
             after_ms = int(instants[before - 1]) if before else landed_ms
-            payloads[at] = _saying(payloads[at], after_ms, at_least=alone)
+            payloads[at] = _set_after(payloads[at], after_ms, at_least=alone)
         first += part.rows.num_rows
         told.append(replace(part, rows=_column(part, "payload", pa.array(payloads, pa.binary()))) if places else part)
     return told
@@ -197,7 +197,7 @@ def _gaps(part: Part) -> list[int]:
     return pc.indices_nonzero(pc.and_(named, ours)).to_pylist()
 
 
-def _saying(payload: bytes, after_ms: int | None, *, at_least: bool) -> bytes:
+def _set_after(payload: bytes, after_ms: int | None, *, at_least: bool) -> bytes:
     """Set ``after`` in the payload of a gap row; ``at_least`` keeps a later instant."""
     try:
         content = json.loads(payload)

@@ -25,15 +25,15 @@ from fleetpulse.core.presence.coverage import MAX_RECORDED
 from fleetpulse.core.presence.gateways import Gateways
 from fleetpulse.core.presence.identities import SEPARATOR, DeviceIdentity, identified
 from fleetpulse.core.registry.registry import LIMITS, limits
-from fleetpulse.core.rows import OF_READING, Kind, Origin, Reason, Row, hash64
+from fleetpulse.core.rows import SET_WHEN_READ, Kind, Origin, Reason, Row, hash64
 from fleetpulse.core.tables import COVERAGE, DEVICES, GATEWAYS, MESSAGES, QUARANTINE, Table
-from fleetpulse.io.ingest.batch_decode import read_arrivals
+from fleetpulse.io.ingest.batch_decode import decode_plain
 from fleetpulse.io.ingest.segments import SegmentRow
 from fleetpulse.io.tables import tables
 from streaming.landing.gateways import Arrived, with_events
 from streaming.landing.merge import Part, place
 
-_OF_ROW: Final = tuple(field.name for field in fields(Row) if field.name not in OF_READING)
+_OF_ROW: Final = tuple(field.name for field in fields(Row) if field.name not in SET_WHEN_READ)
 _OF_MESSAGE: Final = (*_OF_ROW, "device_hash", "origin", "recording", "line")
 _OF_SEGMENT: Final = ("origin", "recording", "line")
 _OF_END: Final = ("origin", "topic", "recording")
@@ -138,22 +138,22 @@ def decode_parts(parts: Sequence[Part], decoder: Decoder, identity: DeviceIdenti
         decoder = partial(_identified, decoder, identity)
     for part in parts:
         part = replace(part, rows=part.rows.combine_chunks())
-        plain, rows = _in_columns(part)
+        plain, rows = _decode_columns(part)
         if identity is DeviceIdentity.SITE_AND_ID:
             rows = _with_sites(rows)
         if len(plain) < part.rows.num_rows:
             odd = np.setdiff1d(np.arange(part.rows.num_rows), plain, assume_unique=True)
-            at, others = _row_by_row(landed, part, odd, decoder)
+            at, others = _decode_rows(landed, part, odd, decoder)
             plain, rows = _in_order([(plain, rows), (at, others)])
         landed.messages.append((part, plain + place(part.segment, part.first), rows))
     return landed
 
 
-def _in_columns(part: Part) -> tuple[NDArray[np.int64], pa.Table]:
+def _decode_columns(part: Part) -> tuple[NDArray[np.int64], pa.Table]:
     """Decode the plain rows of a part; return their indexes and rows of ``messages``."""
     topics, payloads = (part.rows[name].chunk(0) for name in ("topic", "payload"))
     wanted = part.rows["refused"].is_null().to_numpy()
-    read = read_arrivals(topics, payloads, part.rows["received_at_ms"].to_numpy(), wanted)
+    read = decode_plain(topics, payloads, part.rows["received_at_ms"].to_numpy(), wanted)
     kept = part.rows.select(["received_at_ms", *_OF_SEGMENT])
     kept = kept if len(read.places) == kept.num_rows else kept.take(read.places)
     columns = {name: table[name] for table in (read.columns, kept) for name in table.column_names}
@@ -195,7 +195,7 @@ def _in_order(parts: list[tuple[NDArray[np.int64], pa.Table]]) -> tuple[NDArray[
     return places[order], pa.concat_tables([rows for _, rows in filled]).combine_chunks().take(order)
 
 
-def _row_by_row(landed: Landed, part: Part, odd: NDArray[np.int64], decoder: Decoder) -> tuple[NDArray[np.int64], pa.Table]:
+def _decode_rows(landed: Landed, part: Part, odd: NDArray[np.int64], decoder: Decoder) -> tuple[NDArray[np.int64], pa.Table]:
     """Decode rows one by one into their tables; return messages and their indexes."""
     values: list[tuple[Any, ...]] = []
     kept: list[int] = []
@@ -207,7 +207,7 @@ def _row_by_row(landed: Landed, part: Part, odd: NDArray[np.int64], decoder: Dec
         if isinstance(row, Row):
             kept.append(at)
             values.append((*_values(row), hash64(row.device_id), raw.origin, raw.recording, raw.line))
-            _keep_own(landed, row, _arrival(raw, part, at))
+            _add_own_row(landed, row, _arrival(raw, part, at))
         else:
             refused = {"topic": raw.topic, "payload": raw.payload, "reason": row.reason, "detail": row.detail}
             landed.quarantine.append({**refused, **_arrival(raw, part, at)})
@@ -223,7 +223,7 @@ def _decoded(raw: SegmentRow, decoder: Decoder) -> Row | Rejection:
     return decoder(raw.topic, raw.payload, raw.received_at_ms, _ORIGINS[raw.origin])
 
 
-def _keep_own(landed: Landed, row: Row, arrival: Mapping[str, Any]) -> None:
+def _add_own_row(landed: Landed, row: Row, arrival: Mapping[str, Any]) -> None:
     if row.kind is Kind.GAP:
         landed.coverage.append({**_gap(row), **arrival})
     elif row.kind is Kind.REGISTRY:

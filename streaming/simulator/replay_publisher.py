@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from fleetpulse.core.messages.replay_envelope import TOPIC_PREFIX, Envelope, wrap
-from fleetpulse.io.ingest.recording import Recorded
+from fleetpulse.io.ingest.recording import RecordedMessage
 
 _PROGRESS_EVERY: Final = 200
 _FLUSH_S: Final = 60.0
@@ -23,7 +23,7 @@ class Publishes(Protocol):
 
 
 def play(
-    history: Iterable[Recorded],
+    history: Iterable[RecordedMessage],
     recording: str,
     publisher: Publishes,
     *,

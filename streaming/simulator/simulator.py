@@ -16,11 +16,11 @@ from fleetpulse.core.rows import EVERYONE, Kind
 from fleetpulse.core.scenario import Scenario, Sent, scenario_policy, simulate
 from fleetpulse.io.home.command_spool import spool
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.ingest.recording import Recorded
+from fleetpulse.io.ingest.recording import RecordedMessage
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.publisher import Publisher
 from fleetpulse.io.system.fsync import atomic_write
-from fleetpulse.io.system.process import Stop, read_status, write_status
+from fleetpulse.io.system.process import StopSignal, read_status, write_status
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from streaming.simulator.replay_publisher import play
 
@@ -28,7 +28,7 @@ _LOG: Final = structlog.get_logger("simulator")
 
 
 @dataclass(frozen=True, slots=True)
-class Simulated:
+class SimulatedFleet:
     """Simulated fleet of a home, as recorded when it was created.
 
     Attributes:
@@ -40,7 +40,7 @@ class Simulated:
     policy: Policy
 
     @classmethod
-    def begin(cls, seed: int, devices: int, now_ms: int, policy: Policy | None) -> "Simulated":
+    def begin(cls, seed: int, devices: int, now_ms: int, policy: Policy | None) -> "SimulatedFleet":
         """Create a fleet whose history ends now."""
         policy = policy or parse_policy(scenario_policy())
         longest_ms = max(rules.timeout_ms for rules in (policy.rules, *policy.classes.values()))
@@ -52,12 +52,12 @@ class Simulated:
         """Id of the recording with the fleet's history."""
         return f"simulated-{self.scenario.seed}-{self.scenario.start_ms}"
 
-    def history(self) -> Iterator[Recorded]:
+    def history(self) -> Iterator[RecordedMessage]:
         """Yield the policy, then the endless sequence of messages that the fleet sends."""
         content = {"policy": self.policy.normalised(), "effective_from": 0}
         topic = f"fleet/{EVERYONE}/{EVERYONE}/{Kind.POLICY.value}"
-        first = Recorded(self.scenario.start_ms, topic, json.dumps(content, separators=(",", ":")).encode())
-        sent = (Recorded(one.received_at_ms, one.topic, one.payload) for one in simulate(self.scenario))
+        first = RecordedMessage(self.scenario.start_ms, topic, json.dumps(content, separators=(",", ":")).encode())
+        sent = (RecordedMessage(one.received_at_ms, one.topic, one.payload) for one in simulate(self.scenario))
         return chain([first], sent)
 
     def remember(self, home: Home) -> None:
@@ -69,25 +69,25 @@ def _file(home: Home) -> Path:
     return home.path / "scenario.json"
 
 
-def remembered(home: Home) -> Simulated | None:
+def load_fleet(home: Home) -> SimulatedFleet | None:
     """Return the simulated fleet of a home; None if it has none."""
     try:
         content: Any = json.loads(_file(home).read_text())
     except FileNotFoundError:
         return None
-    return Simulated(Scenario(**content["scenario"]), from_normalised(content["policy"]))
+    return SimulatedFleet(Scenario(**content["scenario"]), from_normalised(content["policy"]))
 
 
-class _Past:
+class HistoryUpToNow:
     """History up to the present, and the first message after it."""
 
-    def __init__(self, history: Iterator[Recorded], now_ms: Callable[[], int]) -> None:
+    def __init__(self, history: Iterator[RecordedMessage], now_ms: Callable[[], int]) -> None:
         self.history = history
         self.now_ms = now_ms
-        self.next: Recorded | None = None
+        self.next: RecordedMessage | None = None
         self.through_ms = 0
 
-    def __iter__(self) -> Iterator[Recorded]:
+    def __iter__(self) -> Iterator[RecordedMessage]:
         for recorded in self.history:
             if recorded.received_at_ms > self.now_ms():
                 self.next = recorded
@@ -96,7 +96,7 @@ class _Past:
             yield recorded
 
 
-def run_simulator(home: Home, address: BrokerAddress, stop: Stop, *, play_history: bool) -> None:
+def run_simulator(home: Home, address: BrokerAddress, stop: StopSignal, *, play_history: bool) -> None:
     """Publish the messages of a home's simulated fleet until stopped.
 
     Args:
@@ -105,15 +105,15 @@ def run_simulator(home: Home, address: BrokerAddress, stop: Stop, *, play_histor
         stop: signal to end.
         play_history: whether to replay the messages up to now first; otherwise they are skipped.
     """
-    simulated = remembered(home)
+    simulated = load_fleet(home)
     if simulated is None:
         _LOG.error("no simulated fleet in this home")
         return
-    past = _Past(simulated.history(), wall_clock_ms)
+    past = HistoryUpToNow(simulated.history(), wall_clock_ms)
     with Publisher(address, f"fleetpulse-simulator-{os.getpid()}", cancelled=stop.is_set) as publisher:
         if play_history:
             _await_bridge(home, stop)
-            _say(home, "history", publisher)
+            _write_status(home, "history", publisher)
             play(past, simulated.recording, publisher, stopped=stop.is_set)
         else:
             for _ in past:  # messages of the past are skipped
@@ -124,13 +124,13 @@ def run_simulator(home: Home, address: BrokerAddress, stop: Stop, *, play_histor
         _keep_pace(home, live, publisher, stop)
 
 
-def _await_bridge(home: Home, stop: Stop) -> None:
+def _await_bridge(home: Home, stop: StopSignal) -> None:
     """Wait until the bridge has subscribed, so that it receives the first line, too."""
     while not read_status(home.run("bridge")).get("subscribed") and not stop.wait(0.1):
         pass
 
 
-def _keep_pace(home: Home, live: Iterator[Sent], publisher: Publisher, stop: Stop) -> None:
+def _keep_pace(home: Home, live: Iterator[Sent], publisher: Publisher, stop: StopSignal) -> None:
     said_at = 0.0
     for sent in live:
         while (wait_s := (sent.received_at_ms - wall_clock_ms()) / 1000) > 0:
@@ -143,9 +143,9 @@ def _keep_pace(home: Home, live: Iterator[Sent], publisher: Publisher, stop: Sto
         else:
             publisher.publish(sent.topic, sent.payload)
         if time.monotonic() - said_at > 1:
-            _say(home, "live", publisher)
+            _write_status(home, "live", publisher)
             said_at = time.monotonic()
 
 
-def _say(home: Home, state: str, publisher: Publisher) -> None:
+def _write_status(home: Home, state: str, publisher: Publisher) -> None:
     write_status(home.run("simulator"), {"pid": os.getpid(), "state": state, "published": publisher.published})

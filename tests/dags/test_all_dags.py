@@ -155,9 +155,9 @@ def test_only_who_stopped_the_stream_goes_back(dags: dict[str, Any]) -> None:
 
 def test_a_stream_that_is_left_stopped_is_told_of_when_no_run_can_be_at_it_any_more(dags: dict[str, Any]) -> None:
     from fleetpulse.core.monitoring.supervision import AIRFLOWS, LONGEST_CHANGE_MS
-    from fleetpulse.orchestration.operators import BY
+    from fleetpulse.orchestration.operators import STOPPED_BY
 
-    assert BY.startswith(AIRFLOWS)
+    assert STOPPED_BY.startswith(AIRFLOWS)
     longest = [task.execution_timeout for task in dags["fleet_maintain"].tasks]  # which may have the pool's slot first
     for name in ("fleet_bootstrap", "fleet_migrate", "fleet_repartition", "fleet_rescale"):
         steps = [dags[name].get_task(task).execution_timeout for task in _CHANGE[:-1]]

@@ -102,9 +102,9 @@ def test_the_tables_are_those_that_airflow_cleans_and_what_they_take_along_is_no
 
 def test_the_pages_of_backtests_lie_where_maintenance_looks(tmp_path: Path) -> None:
     from fleetpulse.io.maintenance.disk_cleanup import airflow_logs, old_backtests
-    from fleetpulse.orchestration.config import folder_of
+    from fleetpulse.orchestration.config import backtest_folder
 
-    folder = folder_of(place(tmp_path).notes, "manual__1")
+    folder = backtest_folder(place(tmp_path).notes, "manual__1")
     aged(folder / "report.html", 31)
     assert old_backtests(Home(tmp_path), 30 * 86_400_000, time.time()) == [folder]
     assert str(airflow_logs(Home(tmp_path))) == environment(Home(tmp_path), 1)["AIRFLOW__LOGGING__BASE_LOG_FOLDER"]

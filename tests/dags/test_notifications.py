@@ -29,8 +29,8 @@ def _delays_told(monkeypatch: pytest.MonkeyPatch, run: Any) -> list[dict[str, st
     from fleetpulse.orchestration import notifications
 
     told: list[dict[str, str]] = []
-    monkeypatch.setattr(notifications, "tell", lambda _, one: told.append(one))
-    asyncio.run(notifications.tell_of_delay("fleet_report", "1:00:00", context={"dag_run": run}))
+    monkeypatch.setattr(notifications, "notify", lambda _, one: told.append(one))
+    asyncio.run(notifications.notify_missed_deadline("fleet_report", "1:00:00", context={"dag_run": run}))
     return told
 
 
@@ -50,11 +50,11 @@ def test_a_failure_without_a_text_is_told_by_its_kind(
     from fleetpulse.orchestration.config import OrchestrationConfig
 
     posted: list[Any] = []
-    monkeypatch.setattr(notifications, "PLACE", OrchestrationConfig("fleet", tmp_path))
+    monkeypatch.setattr(notifications, "CONFIG", OrchestrationConfig("fleet", tmp_path))
     monkeypatch.setattr(notifications, "_post", lambda *args: posted.append(json.loads(args[2])) or True)
     monkeypatch.setattr(notifications, "_publish", lambda *_: False)
     task = SimpleNamespace(dag_id="a", run_id="manual", task_id="c")
-    notifications.tell_of_failure({"ti": task, "exception": error})
+    notifications.notify_failure({"ti": task, "exception": error})
     assert [one["reason"] for one in posted] == [reason]
 
 
@@ -76,13 +76,13 @@ def test_a_way_that_was_down_is_tried_again_though_the_other_one_worked(tmp_path
     monkeypatch.setattr(notifications, "_post", through("webhook"))
     monkeypatch.setattr(notifications, "_publish", through("topic"))
     place, told = OrchestrationConfig("fleet", tmp_path), {"dag": "a", "run": "b", "task": "c", "reason": "3 rows fail"}
-    assert notifications.tell(place, told) == ["topic"]
-    assert notifications.tell(place, told) == []
+    assert notifications.notify(place, told) == ["topic"]
+    assert notifications.notify(place, told) == []
     ways["webhook"] = False  # none is set up: it has told nothing
-    assert notifications.tell(place, told) == []
+    assert notifications.notify(place, told) == []
     ways["webhook"] = True
-    assert notifications.tell(place, told) == ["webhook"]
-    assert notifications.tell(place, told) == []
+    assert notifications.notify(place, told) == ["webhook"]
+    assert notifications.notify(place, told) == []
 
 
 def _known_by(reason: str, run: str = "scheduled__2026-01-31T12:00:00+00:00") -> str:

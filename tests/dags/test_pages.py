@@ -18,17 +18,17 @@ def test_a_page_is_a_file_below_its_folder_and_nothing_else(tmp_path: Path) -> N
     from fleetpulse.orchestration.pages import page_of
 
     place = OrchestrationConfig("fleet", tmp_path)
-    run = place.notes / "backtests" / "run"
+    run = place.data_folder / "backtests" / "run"
     run.mkdir(parents=True)
     (run / "report.html").write_text("here")
-    (place.notes / "secret").write_text("not here")
-    (run / "link").symlink_to(place.notes / "secret")
+    (place.data_folder / "secret").write_text("not here")
+    (run / "link").symlink_to(place.data_folder / "secret")
     assert page_of(place, "backtests", "run/report.html") == run / "report.html"
     for area, path in (
         ("backtests", "run"),
         ("backtests", "../secret"),
         ("backtests", "run/link"),
-        ("backtests", str(place.notes / "secret")),
+        ("backtests", str(place.data_folder / "secret")),
         ("backtests", "run/\0"),
         ("other", "run/report.html"),
     ):
@@ -38,16 +38,16 @@ def test_a_page_is_a_file_below_its_folder_and_nothing_else(tmp_path: Path) -> N
 def test_who_has_not_logged_in_sees_no_page(airflow: Path, stand: object) -> None:
     from fastapi.testclient import TestClient
 
-    from fleetpulse.orchestration.config import PLACE
-    from fleetpulse.orchestration.pages import Pages, app
+    from fleetpulse.orchestration.config import CONFIG
+    from fleetpulse.orchestration.pages import PagesApp, app
 
-    run = PLACE.notes / "backtests" / "run"
+    run = CONFIG.data_folder / "backtests" / "run"
     run.mkdir(parents=True, exist_ok=True)
     (run / "report.html").write_text("here")
     (run / "style.css").write_text("too")
-    with TestClient(Pages(PLACE)) as client:
+    with TestClient(PagesApp(CONFIG)) as client:
         assert client.get("/backtests/run/report.html").status_code == 401
-    shown = app(PLACE)
+    shown = app(CONFIG)
     with TestClient(shown) as client:
         for path in ("/backtests/run/report.html", "/quality/index.html", "/docs", "/openapi.json", "/"):
             assert client.get(path).status_code in (401, 403, 404), path
@@ -76,12 +76,14 @@ def test_who_has_not_logged_in_sees_no_page(airflow: Path, stand: object) -> Non
 def test_an_address_is_good_for_its_time_and_cannot_be_made_by_others(airflow: Path) -> None:
     import time
 
-    from fleetpulse.orchestration.pages import is_good, pass_until
+    from fleetpulse.orchestration.pages import is_valid_pass, signed_expiry
 
-    good, past = pass_until(int(time.time()) + 60), pass_until(int(time.time()) - 1)
-    assert is_good(good) and not is_good(past)
+    good, past = signed_expiry(int(time.time()) + 60), signed_expiry(int(time.time()) - 1)
+    assert is_valid_pass(good) and not is_valid_pass(past)
     until, _, signed = good.partition("-")
-    assert not any(is_good(made) for made in (f"{int(until, 16) + 1:x}-{signed}", until, f"{until}-", "", "x-y", "\u00e9-1"))
+    assert not any(
+        is_valid_pass(made) for made in (f"{int(until, 16) + 1:x}-{signed}", until, f"{until}-", "", "x-y", "\u00e9-1")
+    )
 
 
 def _get_user() -> object:

@@ -20,7 +20,7 @@ from fleetpulse.io.mqtt.broker import Broker
 from tests.support.airflow import OF_AIRFLOW
 from tests.support.airflow_tasks import batch
 from tests.support.histories.histories import START, signal, tick
-from tests.support.homes.homes import Judged, commit_batch, empty
+from tests.support.homes.homes import JudgedHome, commit_batch, empty
 
 pytestmark = OF_AIRFLOW
 
@@ -101,7 +101,7 @@ def test_a_watcher_of_a_log_says_what_came_since_and_goes_on_there_after_a_resta
 
 
 def test_an_event_of_late_messages_says_how_far_the_job_has_judged(tmp_path: Path, watch: Any) -> None:
-    from fleetpulse.orchestration.assets import LATE, PLACE
+    from fleetpulse.orchestration.assets import CONFIG, LATE
 
     home = empty(tmp_path / "home", Deployment())
     append(tmp_path, rows(1))
@@ -120,7 +120,7 @@ def test_an_event_of_late_messages_says_how_far_the_job_has_judged(tmp_path: Pat
     reached = judged_up_to(home.checkpoint)
     assert reached is not None
     assert after == {**before, "from_version": 1, "version": 2, "rows": 2, "batch": 4, "received_at_ms": reached[1]}
-    assert [vars(watcher.trigger)["home"] for watcher in LATE.watchers] == [str(PLACE.home)]
+    assert [vars(watcher.trigger)["home"] for watcher in LATE.watchers] == [str(CONFIG.home)]
 
 
 def test_a_commit_that_only_rewrites_or_is_of_another_part_is_no_news(tmp_path: Path, watch: Any) -> None:
@@ -236,8 +236,8 @@ def test_waiting_for_the_frontier_gives_up_in_time_and_says_where_it_stands(tmp_
 def test_the_frontier_is_past_an_instant_when_no_verdict_up_to_there_is_held_back(tmp_path: Path) -> None:
     from fleetpulse.orchestration.triggers import FrontierPast
 
-    judged = Judged(empty(tmp_path / "home", Deployment(10_000, verdict_jitter_ms=60_000)))
-    judged.take(signal(0), tick(100))
+    judged = JudgedHome(empty(tmp_path / "home", Deployment(10_000, verdict_jitter_ms=60_000)))
+    judged.land_and_judge(signal(0), tick(100))
     assert FrontierPast.look(str(judged.home.path)) == START + (100 - 10 - 60) * 1000
 
 
@@ -288,9 +288,9 @@ def test_a_failure_is_told_by_webhook_and_topic_once_an_hour_and_never_raises(br
     from http.server import BaseHTTPRequestHandler, HTTPServer
     from threading import Thread
 
-    from fleetpulse.io.mqtt.alerts import AlertLine
+    from fleetpulse.io.mqtt.alerts import AlertSubscription
     from fleetpulse.orchestration.config import OrchestrationConfig
-    from fleetpulse.orchestration.notifications import tell
+    from fleetpulse.orchestration.notifications import notify
 
     home, address = broker
     posted: list[Any] = []
@@ -304,30 +304,30 @@ def test_a_failure_is_told_by_webhook_and_topic_once_an_hour_and_never_raises(br
         def log_message(self, *args: Any) -> None:
             pass
 
-    listening = AlertLine(address, home.session("test"), "fleetpulse/failed/#")
+    listening = AlertSubscription(address, home.session("test"), "fleetpulse/failed/#")
     deadline_s = time.monotonic() + 60
     while not listening.subscribed and time.monotonic() < deadline_s:
-        listening.drive(0.1)
+        listening.run_once(0.1)
     told = {"dag": "fleet_migrate", "run": "manual", "task": "gate", "reason": "3 rows fail\nand more"}
     with HTTPServer(("127.0.0.1", 0), Hook) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         place = OrchestrationConfig("fleet", home.path, webhook=f"http://127.0.0.1:{server.server_port}/")
-        assert tell(place, told) == ["webhook", "topic"]
-        assert tell(place, told) == []
-        assert tell(place, {**told, "reason": "4 rows fail"}) == []
-        assert tell(place, {**told, "reason": "another sentence"}) == ["webhook", "topic"]
+        assert notify(place, told) == ["webhook", "topic"]
+        assert notify(place, told) == []
+        assert notify(place, {**told, "reason": "4 rows fail"}) == []
+        assert notify(place, {**told, "reason": "another sentence"}) == ["webhook", "topic"]
         server.shutdown()
     while len(listening.waiting) < 2 and time.monotonic() < deadline_s:
-        listening.drive(0.1)
+        listening.run_once(0.1)
     heard = [(topic, json.loads(payload)) for topic, payload in listening.newest(9)]
     listening.close()
     assert [topic for topic, _ in heard] == ["fleetpulse/failed/fleet_migrate"] * 2
     assert posted == [payload for _, payload in heard]
     assert posted[0]["reason"] == "3 rows fail"
     deaf = OrchestrationConfig("fleet", home.path / "none", webhook="http://127.0.0.1:1/")
-    assert tell(deaf, told) == [] and not deaf.notes.exists(), "what nobody was told is not held as told"
+    assert notify(deaf, told) == [] and not deaf.data_folder.exists(), "what nobody was told is not held as told"
     gone = OrchestrationConfig("fleet", Path("/dev/null/none"), webhook="http://127.0.0.1:1/")
-    assert tell(gone, told) == []
+    assert notify(gone, told) == []
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.processes import end_the_begun
+from tests.support.processes import kill_registered
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -19,4 +19,4 @@ def batches_are_few() -> Iterator[None]:
 def nothing_is_left_running() -> Iterator[None]:
     """End processes that a failed test left, which would take a core from later tests."""
     yield
-    end_the_begun()
+    kill_registered()

@@ -110,7 +110,7 @@ def check_landing(messages: list[Published]) -> None:
     intake.go_live(NOW)
     arrived = [Arrived(one.topic, one.payload, False, (1, number)) for number, one in enumerate(messages, 1)]
     intake.arrived_together(arrived, NOW)
-    part = Part(BRIDGE, 1, 0, intake.waiting.table())
+    part = Part(BRIDGE, 1, 0, intake.buffer.table())
     begun = {table.name: {BRIDGE: 0} for table in LANDED}
     tables = {table.name: found for table, found in decode_parts([part], mapped).by_table(begun)}
     quarantined = tables[QUARANTINE.name].select(["topic", "reason", "detail"]).to_pylist()

@@ -267,16 +267,17 @@ FAULTS: Final = (
     _fault(
         "lost-connection-keeps-what-comes-again",
         "streaming/bridge/sequencer.py",
-        "            if token is None:\n                self.waiting.add(row, None)\n",
-        "            if row:\n                self.waiting.add(row, token)\n",
+        "            if token is None:\n                self.buffer.add(row, None)\n",
+        "            if row:\n                self.buffer.add(row, token)\n",
         _ANY_INTAKE,
     ),
     _fault(
         "written-tokens-are-given-back-again",
         "streaming/bridge/sequencer.py",
-        "+ self.waiting.passed\n        self.waiting, self._spared = SegmentBuffer(), Spared(self._floods.sender)\n",
-        "+ (passed := self.waiting.passed)\n        self.waiting, self._spared = SegmentBuffer(), Spared(self._floods.sender)\n"
-        "        self.waiting.passed = passed\n",
+        "+ self.buffer.passed\n        self.buffer, self._spared = SegmentBuffer(), SparedMessages(self._floods.sender)\n",
+        "+ (passed := self.buffer.passed)\n"
+        "        self.buffer, self._spared = SegmentBuffer(), SparedMessages(self._floods.sender)\n"
+        "        self.buffer.passed = passed\n",
         _ANY_INTAKE,
     ),
     _fault(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from bench.scala_jobs import compiled
+from bench.peers.scala_jar import compiled
 from fleetpulse.io.spark.jars import resolve_jars
 from fleetpulse.io.spark.session import spark_session
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from fleetpulse.io.mqtt.subscriber import Arrived, Token
+from fleetpulse.io.mqtt.subscriber import AckToken, Arrived
 
 
 class Records:
@@ -13,7 +13,7 @@ class Records:
         self.problem: str | None = None
         self.cause = "broker"
         self.coming: list[Arrived] = []
-        self.acknowledged: list[Token | None] = []
+        self.acknowledged: list[AckToken | None] = []
         self.canaries: list[Arrived] = []
 
     def poll(self, timeout_s: float) -> list[Arrived]:
@@ -23,7 +23,7 @@ class Records:
     def idle(self, timeout_s: float) -> None:
         pass
 
-    def ack(self, tokens: Iterable[Token | None]) -> None:
+    def ack(self, tokens: Iterable[AckToken | None]) -> None:
         self.acknowledged += tokens
 
     def publish(self, topic: str, payload: bytes) -> bool:

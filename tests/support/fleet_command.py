@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from fleetpulse.paths import ROOT
-from tests.support.processes import kept_in_mind
+from tests.support.processes import register_process
 from tests.support.wait import PATIENCE_S, await_that
 
 
@@ -29,7 +29,7 @@ def fleet(*words: str) -> subprocess.CompletedProcess[str]:
 
 def begin(*words: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return kept_in_mind(
+    return register_process(
         subprocess.Popen(_command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=ROOT)
     )
 

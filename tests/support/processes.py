@@ -8,13 +8,13 @@ import psutil
 _BEGUN: list["subprocess.Popen[str]"] = []
 
 
-def kept_in_mind(process: "subprocess.Popen[str]") -> "subprocess.Popen[str]":
-    """Register a started process, so that `end_the_begun` ends it if it still runs."""
+def register_process(process: "subprocess.Popen[str]") -> "subprocess.Popen[str]":
+    """Register a started process, so that `kill_registered` ends it if it still runs."""
     _BEGUN.append(process)
     return process
 
 
-def end_the_begun() -> None:
+def kill_registered() -> None:
     """Kill the registered processes that still run, with their descendants."""
     left: list[psutil.Process] = []
     while _BEGUN:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from fleetpulse.core.messages.replay_envelope import Envelope, wrap
-from fleetpulse.io.ingest.segments import BridgeOffset
+from fleetpulse.io.ingest.segments import BridgePosition
 from fleetpulse.io.mqtt.subscriber import Arrived
 from streaming.bridge.sequencer import BridgeSequencer
 
@@ -32,12 +32,12 @@ class Broker:
         return self.deliver(f"replay/{recording}", wrap(envelope))
 
 
-def make(position: BridgeOffset | None = None) -> BridgeSequencer:
+def make(position: BridgePosition | None = None) -> BridgeSequencer:
     return BridgeSequencer("b", position, grace_ms=120_000, interval_ms=5_000, secret=b"s")
 
 
 def rows(intake: BridgeSequencer) -> list[dict[str, Any]]:
-    return [row._asdict() for row in intake.waiting.rows()]
+    return [row._asdict() for row in intake.buffer.rows()]
 
 
 def stamps(intake: BridgeSequencer) -> list[int]:

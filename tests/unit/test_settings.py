@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.common.session_size import size_of
+from cli.common.session_size import session_resources_of
 from fleetpulse.core.replay import Deployment
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.spark.session import SparkResources, settings
@@ -86,9 +86,9 @@ def test_rocksdb_is_the_state_store(tmp_path: Path) -> None:
 
 
 def test_a_home_says_how_much_of_the_machine_a_session_takes(tmp_path: Path) -> None:
-    assert size_of(Home(tmp_path)) == SparkResources(2, "1g")
+    assert session_resources_of(Home(tmp_path)) == SparkResources(2, "1g")
     (tmp_path / "settings.toml").write_text('cores = 8\nheap = "6g"\n')
-    wanted = settings(tmp_path, size_of(Home(tmp_path)))
+    wanted = settings(tmp_path, session_resources_of(Home(tmp_path)))
     named = ("spark.master", "spark.sql.shuffle.partitions", "spark.driver.memory")
     assert [wanted[name] for name in named] == ["local[8]", "8", "6g"]
 

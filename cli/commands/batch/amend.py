@@ -57,7 +57,7 @@ def amend(
     if again_within is None:
         done = amend_home(opened, wanted, say)
     else:
-        done = amend_and_settle(opened, wanted, _Judged(opened, parse_duration_ms(again_within) / 1000), say)
+        done = amend_and_settle(opened, wanted, _FrontierWait(opened, parse_duration_ms(again_within) / 1000), say)
     if json_lines:
         as_json([asdict(one) for one in done])
     else:
@@ -75,7 +75,7 @@ def _past(since_ms: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
+class _FrontierWait:
     """Wait until the frontier has passed an instant.
 
     Waiting ends at a time limit, or as soon as neither a run nor a service is active.

@@ -62,7 +62,7 @@ def backtest(
         _require_writable(html)
     if dry_run:
         plan = planned(opened, asked, bounds[0], bounds[1], spark=spark)
-        does, more = _foreseen(opened, plan), (Read(f'the policy file "{policy}", version {asked.version}'),)
+        does, more = _describe_comparison(opened, plan), (Read(f'the policy file "{policy}", version {asked.version}'),)
         print_dry_run(DryRun(does, (*_read_by(plan), *more), _written(plan, html)), json_lines=json_lines or verdicts)
         return
     with Console(stderr=True).status("judging"):
@@ -81,7 +81,7 @@ def backtest(
         _show(answer.figures, html)
 
 
-def _foreseen(home: Home, plan: "Planned") -> str:
+def _describe_comparison(home: Home, plan: "Planned") -> str:
     """Describe the comparison, for a dry run.
 
     Raises:

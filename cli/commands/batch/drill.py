@@ -42,11 +42,11 @@ def drill(
     """
     deployment = Deployment(allowed_lateness_ms=parse_duration_ms(lateness))
     if dry_run:
-        print_dry_run(_outlook(recording, keep=keep), json_lines=json_lines)
+        print_dry_run(_describe_dry_run(recording, keep=keep), json_lines=json_lines)
         return
     from batch.common.progress import Steps, watched
     from batch.common.spark_session import batch_session
-    from batch.state.drill import STEPS, disturbed
+    from batch.state.drill import STEPS, run_drill
     from cli.supervisor.replay import replay
     from fleetpulse.io.spark.session import SparkResources
 
@@ -64,7 +64,7 @@ def drill(
         second.prepare(first.deployment(), first.identity())
         steps = Steps(say)
         with batch_session(second, SparkResources()) as spark, watched(spark, steps):
-            disturbed(spark, second, first, steps)
+            run_drill(spark, second, first, steps)
         want, got = emitted(first), emitted(second)
     except BaseException:
         say(f"both homes are kept, with their logs: {place}")
@@ -73,11 +73,11 @@ def drill(
         say(f"both homes are kept: {place}")
     else:
         shutil.rmtree(place, ignore_errors=True)
-    conclude(recording, want, got, json_lines=json_lines)
+    report_differences(recording, want, got, json_lines=json_lines)
     typer.echo(f"the drill passed: {len(STEPS)} operations, {want.total():,} judgements, no difference", err=json_lines)
 
 
-def _outlook(recording: Path, *, keep: bool) -> DryRun:
+def _describe_dry_run(recording: Path, *, keep: bool) -> DryRun:
     """Describe the steps of a drill, and the files that it reads and writes.
 
     Raises:
@@ -97,7 +97,7 @@ def _outlook(recording: Path, *, keep: bool) -> DryRun:
     )
 
 
-def conclude(recording: Path, want: Bag, got: Bag, *, json_lines: bool) -> None:
+def report_differences(recording: Path, want: Bag, got: Bag, *, json_lines: bool) -> None:
     """Print the judgements that only one of two runs emitted.
 
     Args:

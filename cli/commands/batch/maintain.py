@@ -69,11 +69,11 @@ def _steps(home: Home, say: Callable[[str], None], *, dry_run: bool) -> Iterator
 def _segments(home: Home, *, dry_run: bool) -> Iterator[dict[str, Any]]:
     """Delete landed segments that a killed landing left behind; yield one result row."""
     from streaming.landing.backlog import landed_segments
-    from streaming.landing.landing import LANDED, places_of
+    from streaming.landing.landing import LANDED, landed_places
 
     if not all(holds_table(home.table(table.name)) for table in LANDED):
         return
-    places = [places_of(home, table) for table in LANDED]
+    places = [landed_places(home, table) for table in LANDED]
     folders = {name: home.segments_of(name) for name in home.bridges()}
     files = landed_segments(folders, {name: min(one[name] for one in places) for name in folders})
     if files:

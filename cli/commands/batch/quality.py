@@ -10,7 +10,7 @@ import typer
 from cli.common.extras import require_installed
 from cli.common.options import DEFAULT_HOME, HomeOption, JsonOption
 from cli.common.output import as_json, as_table, console, say
-from cli.common.session_size import size_of
+from cli.common.session_size import session_resources_of
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.quality.table_suites import SUITES
 from fleetpulse.io.home.home import Home
@@ -125,7 +125,7 @@ def results(
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line for each expectation.")] = False,
 ) -> None:
     """Show the results of the newest quality runs."""
-    from fleetpulse.reports.quality import failed_rows, looks, results_of
+    from fleetpulse.reports.quality import failed_rows, quality_runs, results_of
 
     opened = _opened(home, installs=False)
     if failures:
@@ -138,7 +138,7 @@ def results(
         rows, columns, title = results_of(opened, last), (), ""
     else:
         columns, title = ("began_at", "subject", "suites", "passed", "failed", "skipped", "fault", "first"), "data-quality runs"
-        rows = looks(opened, last)
+        rows = quality_runs(opened, last)
     if json_lines:
         as_json(rows)
     elif rows:
@@ -180,7 +180,7 @@ def _sessions(home: Home, engine: str | None) -> "Iterator[Session]":
 
     if engine not in (None, "pandas", "spark"):
         raise Misuse(f'--engine is pandas or spark; got "{engine}"', code="option-invalid")
-    with lazy_session(home, size_of(home)) as session:
+    with lazy_session(home, session_resources_of(home)) as session:
         yield session
 
 
@@ -196,12 +196,12 @@ def _show(report: "Report", *, json_object: bool) -> None:
             "outcome": _outcome(one),
             "took": f"{one.took_ms / 1000:.2g} s",
         }
-        for one in report.looked
+        for one in report.suite_runs
     ]
     shown = console()
     shown.print(as_table(rows, ("suite", "engine", "rows", "outcome", "took"), f"data quality of {report.subject}"))
     for one in report.findings():
-        if one.outcome in ("failed", "fault") and not one.shuts:
+        if one.outcome in ("failed", "fault") and not one.fails_gate:
             shown.print(f"warning: {one.sentence()}", highlight=False, markup=False)
     if report.docs is not None:
         shown.print(f"pages: {report.docs}", highlight=False, soft_wrap=True)

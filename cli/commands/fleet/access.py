@@ -92,7 +92,7 @@ def rules_for(
     """
     Home(home).record()
     known = rules.grants(Home(home).broker)
-    ours = BrokerAddress("", 0, rules.OURS, "REPLACE-THIS")
+    ours = BrokerAddress("", 0, rules.SERVICE_USER, "REPLACE-THIS")
     typer.echo(rules.mosquitto_rules(known) if mosquitto else rules.nats_rules(ours, known), nl=False)
 
 

@@ -16,7 +16,7 @@ from fleetpulse.core.presence.identities import SEPARATOR, DeviceIdentity, devic
 from fleetpulse.core.registry.registry import AS_ITS_CLASS, LIMITS
 from fleetpulse.core.rows import EVERYONE, Kind, Origin
 from fleetpulse.core.times import format_duration, format_instant, parse_duration_ms, parse_instant_ms
-from fleetpulse.io.home.command_spool import Command, commanded, hand_over, in_turn, spool
+from fleetpulse.io.home.command_spool import Command, devices_with_pending_commands, spool, spool_lock, spool_locked
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.services import in_use
 from fleetpulse.io.system.wall_clock import wall_clock_ms
@@ -60,27 +60,27 @@ def show(
     show_device(opened, device_id, json_lines=json_lines)
 
 
-def _give(home: Path, commands: list[Command], done: str) -> None:
+def _spool_commands(home: Path, commands: list[Command], done: str) -> None:
     opened = Home(home)
     opened.record()
     spool(opened, commands)
-    _given(opened, done)
+    _print_done(opened, done)
 
 
-def _given(home: Home, done: str) -> None:
+def _print_done(home: Home, done: str) -> None:
     typer.echo(done + ("" if in_use(home) else "; this takes effect when the fleet runs (./fleet up)"))
 
 
-def _about(home: Path, command: Command, done: str) -> None:
+def _spool_about_device(home: Path, command: Command, done: str) -> None:
     """Spool a command about a device; print a note if the device is unknown."""
     from fleetpulse.reports import judgements
 
     opened = Home(home)
     device_id = device_of(command[0], opened.identity()) or ""
-    if not judgements.is_known(opened, device_id) and device_id not in commanded(opened):
+    if not judgements.is_known(opened, device_id) and device_id not in devices_with_pending_commands(opened):
         note = f'no device "{device_id}" was registered or heard so far; list devices with: ./fleet devices --home {home}'
         typer.echo(f"fleet: note: {note}", err=True)
-    _give(home, [command], done)
+    _spool_commands(home, [command], done)
 
 
 def check_names(site: str, device_id: str) -> None:
@@ -102,7 +102,7 @@ def check_names(site: str, device_id: str) -> None:
         raise FleetError(refused.detail, code="command-refused")
 
 
-def _named(identity: DeviceIdentity, device_id: str, site: str | None = None) -> tuple[str, str]:
+def _site_and_id(identity: DeviceIdentity, device_id: str, site: str | None = None) -> tuple[str, str]:
     """Return the site and the device id for a device's topic.
 
     Args:
@@ -132,7 +132,7 @@ def _named(identity: DeviceIdentity, device_id: str, site: str | None = None) ->
 
 
 def _registry(identity: DeviceIdentity, device_id: str, site: str | None, content: dict[str, Any]) -> Command:
-    site, name = _named(identity, device_id, site)
+    site, name = _site_and_id(identity, device_id, site)
     check_names(site, name)
     return f"fleet/{site}/{name}/registry", {key: value for key, value in content.items() if value is not None}
 
@@ -165,7 +165,7 @@ def _entry(identity: DeviceIdentity, device_id: str, site: str | None, content: 
 
 
 def _control(home: Path, device_id: str, content: dict[str, Any]) -> Command:
-    site, name = _named(Home(home).identity(), device_id)
+    site, name = _site_and_id(Home(home).identity(), device_id)
     check_names(site, name)
     return f"fleet/{site}/{name}/{Kind.CONTROL}", content
 
@@ -184,7 +184,7 @@ def add(
     content = {"op": "add", "class": device_class, "gateway": gateway, **_limits(timeout, death_grace)}
     if any(mark.isspace() for mark in device_id + (site or "")):
         typer.echo("fleet: note: the embedded broker does not acknowledge topics with a space; other brokers may", err=True)
-    _give(home, [_entry(Home(home).identity(), device_id, site, content)], f'device "{device_id}" is registered')
+    _spool_commands(home, [_entry(Home(home).identity(), device_id, site, content)], f'device "{device_id}" is registered')
 
 
 @device.command("import")
@@ -235,14 +235,14 @@ def import_(
         raise FleetError(f'"{file}" lists no devices; add one row per device', code="list-empty")
     if unused := [name for name in columns if name not in _COLUMNS]:
         typer.echo(f"fleet: note: ignored columns: {', '.join(unused)}; known columns are {', '.join(_COLUMNS)}", err=True)
-    _give(home, commands, f"{len(commands)} device{'s are' if len(commands) > 1 else ' is'} registered")
+    _spool_commands(home, commands, f"{len(commands)} device{'s are' if len(commands) > 1 else ' is'} registered")
 
 
 @device.command("decommission")
 def decommission(device_id: DeviceArgument, home: HomeOption = DEFAULT_HOME) -> None:
     """Take a device out of service; its signals are then counted but not judged."""
     command = _registry(Home(home).identity(), device_id, None, {"op": "decommission"})
-    _about(home, command, f'device "{device_id}" is decommissioned')
+    _spool_about_device(home, command, f'device "{device_id}" is decommissioned')
 
 
 @device.command("correct")
@@ -266,7 +266,7 @@ def correct(
 
     The verdicts that this changes are amended by ./fleet amend.
     """
-    from cli.supervisor.progress import on_its_way
+    from cli.supervisor.progress import is_command_pending
     from fleetpulse.core.registry.registry import Correction, corrected
     from fleetpulse.reports import judgements, registry
 
@@ -287,8 +287,8 @@ def correct(
         )
     own = _corrected_limits(timeout, death_grace)
     wanted = Correction(from_ms, device_class, site, gateway, **own, registered=registered, decommissioned=decommissioned)
-    with in_turn(opened):  # the new entry is derived from the present ones
-        if on_its_way(opened, device_id, Kind.REGISTRY):
+    with spool_lock(opened):  # the new entry is derived from the present ones
+        if is_command_pending(opened, device_id, Kind.REGISTRY):
             raise FleetError(
                 f'an earlier registry entry for "{device_id}" has not landed yet, and this correction would undo it; put all '
                 f"corrections since one instant into one command, or try again later"
@@ -300,14 +300,14 @@ def correct(
         content = {"op": entry.op, "effective_from": entry.from_ms, "class": entry.device_class, "gateway": entry.gateway}
         content |= {name: getattr(entry, name) for name in LIMITS}
         at_site = None if decommissioned else entry.site
-        hand_over(opened, [_registry(opened.identity(), device_id, at_site, content)])
+        spool_locked(opened, [_registry(opened.identity(), device_id, at_site, content)])
     until = next((f" until the entry of {format_instant(one.from_ms)}" for one in known if one.from_ms > entry.from_ms), "")
     given = {"of class": device_class, "at site": site, "behind gateway": gateway, "with timeout": timeout}
     given["with death grace"] = death_grace
     words = [f'{what} "{name}"' for what, name in given.items() if name is not None]
     words += [what for what, said in (("in service", registered), ("out of service", decommissioned)) if said]
     since = f"since {format_instant(entry.from_ms)}{until}"
-    _given(opened, f'device "{device_id}" was {", ".join(words)} {since}; to amend its verdicts: ./fleet amend')
+    _print_done(opened, f'device "{device_id}" was {", ".join(words)} {since}; to amend its verdicts: ./fleet amend')
 
 
 @device.command("maintain")
@@ -333,7 +333,7 @@ def maintain(
         )
     _require_not_too_long(home, device_id, now_ms, until_ms)
     content = {"op": "update" if update else "maintain", "until": until_ms}
-    _about(
+    _spool_about_device(
         home,
         _control(home, device_id, content),
         f'device "{device_id}" is in maintenance or update until {format_instant(until_ms)}',
@@ -363,6 +363,6 @@ def _require_not_too_long(home: Path, device_id: str, now_ms: int, until_ms: int
 def release(device_id: DeviceArgument, home: HomeOption = DEFAULT_HOME) -> None:
     """End the update of a device, or clear its flag."""
     refused = "if it has neither, the command is refused: ./fleet late --kind refused"
-    _about(
+    _spool_about_device(
         home, _control(home, device_id, {"op": "release"}), f'device "{device_id}" is released from its update or flag; {refused}'
     )

@@ -33,7 +33,7 @@ def availability(
     Coverage gaps, in which no bridge was listening, are excluded.
     """
     from fleetpulse.reports import judgements
-    from fleetpulse.reports.availability import COUNTED, Listened, Span
+    from fleetpulse.reports.availability import COUNTED, CoveredSpans, Span
     from fleetpulse.reports.availability import availability as shares
 
     if by not in _GROUPS:
@@ -45,7 +45,7 @@ def availability(
     known = judgements.shards(opened, judged)
     frontier_ms = known.frontier_ms if known is not None and judged is not None else judgements.frontier_ms(opened, judged)
     deployment = opened.deployment()
-    judged_to_ms = None if frontier_ms is None else deployment.said_through_ms(frontier_ms)  # later verdicts may be delayed
+    judged_to_ms = None if frontier_ms is None else deployment.emitted_through_ms(frontier_ms)  # later verdicts may be delayed
     if known is None or judged_to_ms is None or judged_to_ms <= begin_ms:
         reached = "nothing" if judged_to_ms is None else f"only the time up to {format_instant(judged_to_ms)}"
         raise FleetError(
@@ -53,7 +53,7 @@ def availability(
             code="day-not-judged",
         )
     span = Span(begin_ms, min(begin_ms + _DAY_MS, judged_to_ms))
-    when = Listened.within(known, span, deployment.verdict_jitter_ms)
+    when = CoveredSpans.within(known, span, deployment.verdict_jitter_ms)
     rows = [{"day": day, **row} for row in shares(opened, when, _GROUPS[by])]
     if json_lines:
         as_json([{"judged_to_ms": judged_to_ms, **row} for row in rows])

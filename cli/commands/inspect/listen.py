@@ -22,9 +22,9 @@ from fleetpulse.core.judgements import clock_fault
 from fleetpulse.core.messages.decode import Rejection
 from fleetpulse.core.messages.mapping import TopicMapping
 from fleetpulse.core.messages.sparkplug import PREFIX
-from fleetpulse.core.presence.coverage import Listening
+from fleetpulse.core.presence.coverage import ShardProgress
 from fleetpulse.core.presence.identities import DeviceIdentity, identified
-from fleetpulse.core.presence.presence_time import FAULTS, offset_ms, present, trusted
+from fleetpulse.core.presence.presence_time import FAULTS, classify_event_time, offset_ms, with_presence_time
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import EVERYONE, SIGNALS, Identity, Kind, Origin, Row, Trust, identity
@@ -40,13 +40,13 @@ from fleetpulse.settings import load_settings
 REMEMBERED: Final = 1_000  # maximum number of pending messages that are tracked until they are judged
 CANARY: Final = f"fleet/{EVERYONE}/{BRIDGE}/{Kind.TICK.value}"
 EVERYTHING: Final = "#"
-_RECEIVED: Final = "its received_at"
+_AT_RECEIVED: Final = "its received_at"
 _ASK_S: Final = 1.0  # interval between reads of the checkpoint's progress
 _COVERAGE_S: Final = 5.0  # interval between reads of coverage gaps
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class MessageResult:
     """Result of one message.
 
     Attributes:
@@ -60,7 +60,7 @@ class Fate:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class PrintedMessage:
     """A message as it is printed.
 
     Attributes:
@@ -76,7 +76,7 @@ class Shown:
     row: Row | None = None
 
 
-def fate(shown: Shown, shards: Shards | None, deployment: Deployment) -> tuple[Shown, Fate]:
+def predict_result(shown: PrintedMessage, shards: Shards | None, deployment: Deployment) -> tuple[PrintedMessage, MessageResult]:
     """Predict the result of a decoded message on arrival.
 
     Args:
@@ -94,23 +94,23 @@ def fate(shown: Shown, shards: Shards | None, deployment: Deployment) -> tuple[S
     return replace(shown, row=row), _fate(row, listening, deployment)
 
 
-def _fate(row: Row, listening: Listening, deployment: Deployment) -> Fate:
+def _fate(row: Row, listening: ShardProgress, deployment: Deployment) -> MessageResult:
     if row.trust is Trust.LATE and listening.frontier_ms is not None and row.event_time_ms is not None:
         late_by = format_duration(listening.frontier_ms - row.event_time_ms)
         counts = "it counts only as a sign of life" if row.is_direct else "it counts only after ./fleet amend"
-        return Fate("late", f"late by {late_by}: behind the frontier; {counts}")
-    fault = f"{clock_fault(row.trust, offset_ms(row))}, so it is judged at {_RECEIVED}; " if row.trust in FAULTS else ""
+        return MessageResult("late", f"late by {late_by}: behind the frontier; {counts}")
+    fault = f"{clock_fault(row.trust, offset_ms(row))}, so it is judged at {_AT_RECEIVED}; " if row.trust in FAULTS else ""
     due_ms = listening.due_at(row.at_ms, deployment.allowed_lateness_ms)
     if due_ms is None:
-        return Fate("waiting", f"{fault}pending: a coverage gap is open; nothing is judged until it is closed")
-    return Fate("waiting", f"{fault}pending: will be judged at about {format_instant(due_ms)}")
+        return MessageResult("waiting", f"{fault}pending: a coverage gap is open; nothing is judged until it is closed")
+    return MessageResult("waiting", f"{fault}pending: will be judged at about {format_instant(due_ms)}")
 
 
 def read_with(row: Row, frontier_ms: int | None, deployment: Deployment) -> Row:
     """Return a message with the presence time that the lifecycle job gives it."""
     if row.kind not in SIGNALS:
         return row
-    return present(row, trusted(row, frontier_ms, deployment.max_clock_lead_ms, deployment.max_backlog_ms))
+    return with_presence_time(row, classify_event_time(row, frontier_ms, deployment.max_clock_lead_ms, deployment.max_backlog_ms))
 
 
 def read_message(
@@ -120,7 +120,7 @@ def read_message(
     *,
     sparkplug: bool = False,
     identified_by: DeviceIdentity = DeviceIdentity.ID,
-) -> tuple[Shown, Fate | None]:
+) -> tuple[PrintedMessage, MessageResult | None]:
     """Decode a message as the landing does.
 
     Args:
@@ -133,27 +133,27 @@ def read_message(
     Returns:
         The message, and its result if that does not depend on the frontier; otherwise None.
     """
-    shown = Shown(now_ms, message.topic, message.payload[:200].decode(errors="backslashreplace"))
+    shown = PrintedMessage(now_ms, message.topic, message.payload[:200].decode(errors="backslashreplace"))
     if message.topic.startswith("replay/"):
-        return shown, Fate("history", "history: accepted only by a bridge that replays a recording")
+        return shown, MessageResult("history", "history: accepted only by a bridge that replays a recording")
     taken = ("fleet/", PREFIX) if sparkplug else ("fleet/",)
     if not message.topic.startswith(taken) and not any(mapping.match(message.topic) for mapping in mappings):
         words = "use a topic below fleet/, or add a mapping (fleet map test)"
         if message.topic.startswith(PREFIX):
             words = "to accept Sparkplug, set sparkplug_host"
-        return shown, Fate("foreign", f"ignored: no bridge accepts this topic; {words}")
+        return shown, MessageResult("foreign", f"ignored: no bridge accepts this topic; {words}")
     if message.retained:
-        return shown, Fate("retained", "a retained copy: not a signal")
+        return shown, MessageResult("retained", "a retained copy: not a signal")
     if message.topic == CANARY:
-        return shown, Fate("canary", "canary of the bridge: the bridge is listening")
+        return shown, MessageResult("canary", "canary of the bridge: the bridge is listening")
     row = decode_any(mappings, message.topic, message.payload, now_ms, Origin.MQTT)
     row = identified(row, identified_by) if isinstance(row, Row) else row
     if isinstance(row, Rejection):
-        return shown, Fate("quarantined", f"quarantined ({row.reason}): {row.detail}")
-    return Shown(now_ms, shown.topic, shown.payload, row), None
+        return shown, MessageResult("quarantined", f"quarantined ({row.reason}): {row.detail}")
+    return PrintedMessage(now_ms, shown.topic, shown.payload, row), None
 
 
-class Followed:
+class PendingMessages:
     """Printed messages that are pending; beyond ``limit``, the oldest one is dropped.
 
     Args:
@@ -162,13 +162,13 @@ class Followed:
 
     def __init__(self, limit: int = REMEMBERED) -> None:
         self._limit = limit
-        self._waiting: dict[Identity, Shown] = {}
+        self._waiting: dict[Identity, PrintedMessage] = {}
         self.forgotten = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, shown: Shown) -> bool:
+    def add(self, shown: PrintedMessage) -> bool:
         """Track a message; return False if it is a copy of a tracked one."""
         assert shown.row is not None, "only a decoded message is pending"
         key = identity(shown.row)
@@ -180,7 +180,7 @@ class Followed:
             self.forgotten += 1
         return True
 
-    def passed(self, frontier_of: Callable[[str], int | None]) -> list[Shown]:
+    def pop_judged(self, frontier_of: Callable[[str], int | None]) -> list[PrintedMessage]:
         """Remove and return the messages that the frontier has passed.
 
         They are returned in order of presence time.
@@ -201,7 +201,7 @@ def is_judged(row: Row, frontier_of: Callable[[str], int | None]) -> bool:
     return frontier_ms is not None and row.at_ms <= frontier_ms
 
 
-def verdicts(passed: Iterable[Shown], said: Iterable[dict[str, Any]]) -> list[tuple[Shown, Fate]]:
+def verdicts(passed: Iterable[PrintedMessage], said: Iterable[dict[str, Any]]) -> list[tuple[PrintedMessage, MessageResult]]:
     """Return the results of messages that the frontier has passed.
 
     Args:
@@ -212,7 +212,7 @@ def verdicts(passed: Iterable[Shown], said: Iterable[dict[str, Any]]) -> list[tu
     for judgement in said:
         key = (judgement["device_id"], judgement["message_kind"], judgement["event_time_ms"], judgement["seq"])
         found.setdefault(key, []).append(judgement)
-    became: list[tuple[Shown, Fate]] = []
+    became: list[tuple[PrintedMessage, MessageResult]] = []
     for shown in passed:
         row = shown.row
         about = found.get((row.device_id, row.kind.value, row.event_time_ms, row.seq), []) if row else []
@@ -220,18 +220,18 @@ def verdicts(passed: Iterable[Shown], said: Iterable[dict[str, Any]]) -> list[tu
     return became
 
 
-def _verdict(about: list[dict[str, Any]]) -> Fate:
+def _verdict(about: list[dict[str, Any]]) -> MessageResult:
     moved = [f"{one['from_mode']} -> {one['to_mode']} ({one['trigger']})" for one in about if one["kind"] == "transition"]
     if moved:
-        return Fate("judged", f"judged: {', '.join(moved)}")
+        return MessageResult("judged", f"judged: {', '.join(moved)}")
     for one in about:
         if one["kind"] == "late":
-            return Fate("late", f"late by {format_duration(one['late_by_ms'] or 0)}: {one['reason']}")
+            return MessageResult("late", f"late by {format_duration(one['late_by_ms'] or 0)}: {one['reason']}")
         if one["kind"] == "clock":
-            return Fate("judged", f"judged at {_RECEIVED}, because {one['reason']}: no mode change")
+            return MessageResult("judged", f"judged at {_AT_RECEIVED}, because {one['reason']}: no mode change")
         if one["kind"] != "duplicate":  # this is about the copy; the first one was judged
-            return Fate("unjudged", f"not judged, {one['kind'].replace('_', ' ')}: {one['reason']}")
-    return Fate("judged", "judged: no mode change")
+            return MessageResult("unjudged", f"not judged, {one['kind'].replace('_', ' ')}: {one['reason']}")
+    return MessageResult("judged", "judged: no mode change")
 
 
 class Listener:
@@ -248,22 +248,22 @@ class Listener:
         self.deployment, self.mappings = home.deployment(), load_mappings(home)
         self._sparkplug = bool(load_settings(home.path).sparkplug_host)
         self._identity = home.identity()
-        self.followed = Followed()
+        self.followed = PendingMessages()
         self._console = console()
         self._judged_ms: int | None = None
         self._asked_s = self._covered_s = float("-inf")
         self._shards: Shards | None = None
         self._told = 0
 
-    def earlier(self, last: int, before_ms: int) -> None:
+    def show_earlier(self, last: int, before_ms: int) -> None:
         """Show the last messages that landed before this command subscribed."""
         from fleetpulse.reports import judgements
 
-        landed: list[Shown] = []
+        landed: list[PrintedMessage] = []
         for one in judgements.recent(self.home, last, before_ms):
-            shown = Shown(one["received_at_ms"], one["topic"], one["payload"], one["row"])
+            shown = PrintedMessage(one["received_at_ms"], one["topic"], one["payload"], one["row"])
             if one["row"] is None:
-                self._say(shown, Fate("quarantined", f"quarantined ({one['reason']}): {one['detail']}"))
+                self._say(shown, MessageResult("quarantined", f"quarantined ({one['reason']}): {one['detail']}"))
             else:
                 landed.append(replace(shown, row=read_with(one["row"], None, self.deployment)))
         frontier_of = judgements.frontier_of_sites(self.home, judged_ms(self.home))
@@ -274,7 +274,7 @@ class Listener:
             if shown not in known:
                 self._tell(shown)
 
-    def take(self, message: Arrived) -> None:
+    def show_message(self, message: Arrived) -> None:
         """Show an arriving message."""
         if message.topic == CANARY and self.topic == EVERYTHING:
             return  # published every few seconds, by no device
@@ -286,14 +286,14 @@ class Listener:
         else:
             self._tell(shown)
 
-    def _tell(self, shown: Shown) -> None:
+    def _tell(self, shown: PrintedMessage) -> None:
         from fleetpulse.reports import judgements
 
         if time.monotonic() - self._covered_s > _COVERAGE_S:
             self._shards, self._covered_s = judgements.shards(self.home, None), time.monotonic()
-        shown, known = fate(shown, self._shards, self.deployment)
+        shown, known = predict_result(shown, self._shards, self.deployment)
         if known.state == "waiting" and not self.followed.add(shown):
-            known = Fate("duplicate", "a copy of a pending message: only the first one counts")
+            known = MessageResult("duplicate", "a copy of a pending message: only the first one counts")
         self._say(shown, known)
 
     def follow(self) -> None:
@@ -307,7 +307,7 @@ class Listener:
         from fleetpulse.reports import judgements
 
         self._judged_ms = judged
-        passed = self.followed.passed(judgements.frontier_of_sites(self.home, judged))
+        passed = self.followed.pop_judged(judgements.frontier_of_sites(self.home, judged))
         if passed:
             for shown, became in verdicts(passed, judgements.judgements_about(self.home, [one.row for one in passed if one.row])):
                 self._say(shown, became, again=True)
@@ -315,7 +315,7 @@ class Listener:
             self._told = self.followed.forgotten
             typer.echo(f"fleet: more than {REMEMBERED} messages are pending; {self._told} will not be shown again", err=True)
 
-    def _say(self, shown: Shown, told: Fate, *, again: bool = False) -> None:
+    def _say(self, shown: PrintedMessage, told: MessageResult, *, again: bool = False) -> None:
         if self.json_lines:
             line = {"received_at_ms": shown.received_at_ms, "topic": shown.topic, "payload": shown.payload}
             as_json([{**line, "state": told.state, "fate": told.words}])
@@ -362,9 +362,9 @@ def listen(home: Home, topic: str, for_s: float, last: int, *, json_lines: bool)
                 heard = True
                 typer.echo(f"fleet: listening to {topic} on {address}; press Ctrl-C to stop", err=True)
                 if last and topic == EVERYTHING:
-                    listener.earlier(last, wall_clock_ms())
+                    listener.show_earlier(last, wall_clock_ms())
             for message in arrived:
-                listener.take(message)
+                listener.show_message(message)
                 receiver.ack([message.token])
             listener.follow()
             if receiver.problem != problem:

@@ -95,7 +95,7 @@ def show_plan(
     }
     kept_ms = None if keep in (None, _FOREVER) else _duration("--keep", keep)
     if dry_run:
-        print_dry_run(_outlook(given, None if home is None else Home(home), measures=calibrate), json_lines=json_lines)
+        print_dry_run(_describe_dry_run(given, None if home is None else Home(home), measures=calibrate), json_lines=json_lines)
         return
     figures = _figures(measure_anew=calibrate)
     fleet = Fleet(10_000)
@@ -105,10 +105,10 @@ def show_plan(
     fleet = replace(fleet, **{name: value for name, value in given.items() if value is not None})
     if keep is not None:
         fleet = replace(fleet, keep_days=None if kept_ms is None else kept_ms / DAY_MS)
-    _show(plan(fleet, figures), fleet, figures, _standing(home), json_lines=json_lines)
+    _show(plan(fleet, figures), fleet, figures, _present_usage(home), json_lines=json_lines)
 
 
-def _outlook(given: dict[str, Any], home: Home | None, *, measures: bool) -> DryRun:
+def _describe_dry_run(given: dict[str, Any], home: Home | None, *, measures: bool) -> DryRun:
     """Describe a plan's inputs and outputs.
 
     Raises:
@@ -173,12 +173,12 @@ def _of_home(home: Home) -> tuple[Fleet, int]:
     return fleet, heap_mb(settings.heap) * 1_048_576
 
 
-def _standing(home: Path | None) -> dict[str, Any]:
+def _present_usage(home: Path | None) -> dict[str, Any]:
     if home is None:
         return {}
-    from fleetpulse.planning.observed import standing_of
+    from fleetpulse.planning.observed import measured_use
 
-    return standing_of(Home(home))
+    return measured_use(Home(home))
 
 
 def _show(found: CapacityPlan, fleet: Fleet, figures: Figures, now: dict[str, Any], *, json_lines: bool) -> None:
@@ -192,19 +192,19 @@ def _show(found: CapacityPlan, fleet: Fleet, figures: Figures, now: dict[str, An
         f"{fleet.devices:,} devices, one message each per {format_duration(fleet.interval_ms)}, allowed lateness "
         f"{format_duration(fleet.lateness_ms)}; messages are kept {kept}; cost figures: {figures.source}"
     )
-    rows = [{"what": meaning, "planned": _said(name, told[name])} for name, meaning in _MEANINGS.items()]
+    rows = [{"what": meaning, "planned": _formatted(name, told[name])} for name, meaning in _MEANINGS.items()]
     stored = [(f"stored after one month: {table}", table, size) for table, size in told["storage_bytes"].items()]
     rows += [{"what": what, "planned": measure("_bytes", size)} for what, _, size in stored]
     columns = ["what", "planned"]
     if now:
         columns.append("now")
-        measured = [_said(name, now.get(name)) for name in _MEANINGS]
+        measured = [_formatted(name, now.get(name)) for name in _MEANINGS]
         measured += [measure("_bytes", now["storage_bytes"].get(table)) for _, table, _ in stored]
         rows = [{**row, "now": value} for row, value in zip(rows, measured, strict=True)]
     shown.print(as_table(rows, columns, "plan"))
 
 
-def _said(name: str, value: float | None) -> str | None:
+def _formatted(name: str, value: float | None) -> str | None:
     if value is None:
         return None
     if name.endswith("_bytes"):

@@ -47,11 +47,11 @@ def rewind(
     opened.record()
     moment = _moment(opened, parse_instant_ms(to), known)
     if dry_run:
-        print_dry_run(_outlook(opened, device, moment), json_lines=json_lines)
+        print_dry_run(_describe_dry_run(opened, device, moment), json_lines=json_lines)
         return
     rows = reports.fleet(opened, moment) if device is None else reports.life(opened, device, moment)
     if device is not None and not rows:
-        raise FleetError(_nothing_of(opened, device, moment), code="rewind-device-unknown")
+        raise FleetError(_why_no_history(opened, device, moment), code="rewind-device-unknown")
     rows = [row for row in rows if mode is None or row["mode"] == mode]
     if json_lines:
         as_json(rows)
@@ -61,7 +61,7 @@ def rewind(
     _show(device, moment, rows, last)
 
 
-def _outlook(home: Home, device: str | None, moment: Any) -> DryRun:
+def _describe_dry_run(home: Home, device: str | None, moment: Any) -> DryRun:
     """Describe the tables that would be read.
 
     Raises:
@@ -85,7 +85,7 @@ def _moment(home: Home, at_ms: int, known: str) -> Any:
         Misuse: an instant lies in the future.
     """
     from fleetpulse.reports import judgements as reports
-    from fleetpulse.reports.time_travel import Moment, begun_ms
+    from fleetpulse.reports.time_travel import Moment, first_instant_ms
 
     now_ms = wall_clock_ms()
     known_ms = END_OF_TIME_MS if known == "now" else at_ms if known == "then" else parse_instant_ms(known)
@@ -101,7 +101,7 @@ def _moment(home: Home, at_ms: int, known: str) -> Any:
             f'the home "{home.path}" has no history; replay a recording: ./fleet replay RECORDING --home {home.path}',
             code="home-without-history",
         )
-    if at_ms < (first_ms := begun_ms(home, shards.start_ms)):
+    if at_ms < (first_ms := first_instant_ms(home, shards.start_ms)):
         began = format_instant(first_ms)
         raise FleetError(
             f'the history of "{home.path}" begins at {began}; got --to {format_instant(at_ms)}; use {began} or later',
@@ -117,12 +117,14 @@ def _judged_to(home: Home, known_ms: int) -> int:
 
     deployment = home.deployment()
     frontier_ms = reports.frontier_ms(home, judged_ms(home))
-    now_ms = None if frontier_ms is None else deployment.said_through_ms(frontier_ms)
+    now_ms = None if frontier_ms is None else deployment.emitted_through_ms(frontier_ms)
     if now_ms is None or known_ms == END_OF_TIME_MS:
         return -1 if now_ms is None else now_ms
     first, _ = judged_between(home)
     by_then = reports.shards(home, known_ms) if first is not None and instant_ms(first) <= known_ms else None
-    return -1 if by_then is None or by_then.frontier_ms is None else min(deployment.said_through_ms(by_then.frontier_ms), now_ms)
+    return (
+        -1 if by_then is None or by_then.frontier_ms is None else min(deployment.emitted_through_ms(by_then.frontier_ms), now_ms)
+    )
 
 
 def _judged_when(home: Home, known_ms: int) -> str:
@@ -140,7 +142,7 @@ def _judged_when(home: Home, known_ms: int) -> str:
     )
 
 
-def _nothing_of(home: Home, device: str, moment: Any) -> str:
+def _why_no_history(home: Home, device: str, moment: Any) -> str:
     """Return the reason why a device has no history to show.
 
     Raises:

@@ -26,7 +26,7 @@ from cli.common.output import (
     plain_row,
     show,
 )
-from cli.supervisor.progress import judged_ms, troubles
+from cli.supervisor.progress import judged_ms, problems_of
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.tables import JUDGEMENTS
@@ -93,7 +93,7 @@ def status_facts(home: Home) -> dict[str, Any]:
     facts["clocks"] = present.clocks(home)
     facts["judged_received_at_ms"] = judged
     facts["frontier_ms"] = frontier_ms
-    facts["held_back"] = reports.held_back(known) if known is not None else []
+    facts["held_back"] = reports.sites_behind(known) if known is not None else []
     facts["health"] = reports.health(home)
     running = {
         name: status
@@ -101,7 +101,7 @@ def status_facts(home: Home) -> dict[str, Any]:
         if (status := read_status(home.run(name))) and runs(home, name)
     }
     facts["processes"] = {name: status.get("state", "running") for name, status in running.items()}
-    facts["troubles"] = {name: words for name, status in running.items() if (words := troubles(status))}
+    facts["troubles"] = {name: words for name, status in running.items() if (words := problems_of(status))}
     facts["services"] = list(services(home))
     return facts
 
@@ -227,7 +227,7 @@ def transitions(
     from fleetpulse.reports import judgements as reports
 
     opened = _opened(home)
-    before = _judged_lately(opened, None) if follow else []
+    before = _recently_judged(opened, None) if follow else []
     rows = reports.transitions(opened, device, None if json_lines else last, everything=everything)
     if device is not None and not rows and not follow:
         reports.require_known(opened, device)
@@ -241,7 +241,7 @@ def _id(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["device_id"], row["life"], row["transition_no"], row["amendment_no"]
 
 
-def _judged_lately(home: Home, newest: datetime | None) -> list[dict[str, Any]]:
+def _recently_judged(home: Home, newest: datetime | None) -> list[dict[str, Any]]:
     """Return the transitions judged since `_SLACK` before the newest one.
 
     Parallel writers can commit out of order: a row judged later may be written earlier.
@@ -265,7 +265,7 @@ def _follow(home: Home, told: list[dict[str, Any]], device: str | None, *, json_
                 continue  # the recent rows may be a million, and stay recent until something new is judged
             looked_at = version
             newest = max((at for at in seen.values() if at != _NEVER), default=None)
-            fresh = _judged_lately(home, newest)
+            fresh = _recently_judged(home, newest)
             seen = {one: at for one, at in seen.items() if newest is None or at >= newest - _SLACK}
             for row in fresh:
                 if _id(row) in seen:
@@ -318,7 +318,7 @@ def show_device(home: Home, device_id: str, *, json_lines: bool) -> None:
     """
     from fleetpulse.reports import judgements as reports
 
-    standing = reports.standing(home, device_id, judged_ms(home))
+    standing = reports.device_status(home, device_id, judged_ms(home))
     if standing is None:
         reports.require_known(home, device_id)
         raise FleetError(

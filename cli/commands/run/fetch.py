@@ -2,7 +2,7 @@
 
 import typer
 
-from cli.supervisor.cds import keep_classes
+from cli.supervisor.cds import create_archive
 from fleetpulse.io.spark.jars import JARS, KAFKA_JARS, resolve_jars
 from fleetpulse.io.spark.java import find_java
 
@@ -18,10 +18,10 @@ def fetch() -> None:
     This gets Java, unless it is installed, and Spark's JARs, compiles the fold, and creates Spark's
     class archive for faster starts. Afterwards, starts with --no-airflow need no network.
     """
-    from fleetpulse.io.system.kernel_cache import keep_kernels
+    from fleetpulse.io.system.kernel_cache import ensure_kernels_compiled
 
     typer.echo(f"Java: {find_java()}")
     typer.echo(f"JARs: {len(resolve_jars(jars=(*JARS, *KAFKA_JARS)))} in the project's cache")
-    keep_kernels()
+    ensure_kernels_compiled()
     typer.echo("the fold is compiled")
-    typer.echo(keep_classes())
+    typer.echo(create_archive())

@@ -15,7 +15,7 @@ from fleetpulse.core.messages.sparkplug import SUBSCRIPTIONS
 from fleetpulse.core.rows import BRIDGE, EVERYONE, KAFKA, Kind
 from fleetpulse.io.home.home import Home, bridge_job
 from fleetpulse.io.mqtt.address import load_address
-from fleetpulse.io.system.process import Stop, block_imports, tune_gc, unblock_imports, use_system_memory_pool
+from fleetpulse.io.system.process import StopSignal, block_imports, tune_gc, unblock_imports, use_system_memory_pool
 
 if TYPE_CHECKING:
     from streaming.bridge.bridge import MessageSource
@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
 
 
 @jobs.callback()
-def _spare() -> None:
+def _import_without_extras() -> None:
     """Import Structlog and Paho without their optional packages.
 
     This saves 5 MB per process. Structlog formats exceptions with rich, but no job logs exceptions.
@@ -59,12 +59,12 @@ class _Log:
             pass
 
 
-def _begin(parent: int | None) -> Stop:
+def _begin(parent: int | None) -> StopSignal:
     import structlog
 
     factory = structlog.PrintLoggerFactory(cast("TextIO", _Log()))
     structlog.configure(logger_factory=factory, cache_logger_on_first_use=True)
-    return Stop(parent).on_signals()
+    return StopSignal(parent).on_signals()
 
 
 def _kafka(home: Home, options: Mapping[str, str]) -> "Callable[[], MessageSource]":
@@ -107,7 +107,7 @@ def bridge(
         subscriptions=(*(f"fleet/{site}/#" for site in sites), canary) if sites else ("fleet/#", *foreign),
         sparkplug_host="" if sites else settings.sparkplug_host,
         sites=sites,
-        line=_kafka(at, settings.kafka) if name == KAFKA else None,
+        source_factory=_kafka(at, settings.kafka) if name == KAFKA else None,
         takes_foreign=bool(foreign),
         others={other: at.segments_of(other) for other in at.bridges() if other != name},
         canary_interval_s=settings.canary_interval / 1000,
@@ -129,14 +129,14 @@ def landing(home: HomeOption, parent: ParentOption = None) -> None:
     from fleetpulse.settings import load_settings
 
     block_imports("pandas")
-    from streaming.landing.landing import LOOK_S, run_landing
+    from streaming.landing.landing import POLL_S, run_landing
 
     at = Home(home)
     settings = load_settings(at.path)
     delay_ms = verdict_delay_ms(at.deployment().allowed_lateness_ms, settings.verdict_delay)
     use_system_memory_pool()
     tune_gc()
-    mappings, pause_s = load_mappings(at), landing_pause_s(delay_ms, LOOK_S)
+    mappings, pause_s = load_mappings(at), landing_pause_s(delay_ms, POLL_S)
     foreign = bool(mappings or settings.sparkplug_host)
     decoder = partial(decode_any, mappings)
     run_landing(at, decoder, _begin(parent), lease_ms=settings.bridge_lease, live_pause_s=pause_s, takes_foreign=foreign)
@@ -145,16 +145,16 @@ def landing(home: HomeOption, parent: ParentOption = None) -> None:
 @jobs.command("classes")
 def classes(_home: HomeOption, parent: ParentOption = None) -> None:
     """Create Spark's class archive for faster starts, at low priority."""
-    from cli.supervisor.cds import keep_classes
+    from cli.supervisor.cds import create_archive
 
     os.nice(10)
-    typer.echo(keep_classes(_begin(parent)))
+    typer.echo(create_archive(_begin(parent)))
 
 
 @jobs.command("lifecycle")
 def lifecycle(home: HomeOption, parent: ParentOption = None) -> None:
     """Judge the rows of bronze, and write judgements."""
-    from cli.common.session_size import size_of
+    from cli.common.session_size import session_resources_of
     from fleetpulse.io.tables.adaptive_batching import hold_ms, verdict_delay_ms
     from fleetpulse.settings import load_settings
     from streaming.lifecycle import LifecycleOptions, run_lifecycle
@@ -162,7 +162,7 @@ def lifecycle(home: HomeOption, parent: ParentOption = None) -> None:
     settings, at = load_settings(home), Home(home)
     held_ms = hold_ms(verdict_delay_ms(at.deployment().allowed_lateness_ms, settings.verdict_delay))
     habits = LifecycleOptions(held_ms, settings.batch_every, settings.keep_stream_health, settings.keep_judgement_versions)
-    run_lifecycle(at, _begin(parent), habits, size_of(at))
+    run_lifecycle(at, _begin(parent), habits, session_resources_of(at))
 
 
 @jobs.command("airflow")

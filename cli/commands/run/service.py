@@ -19,7 +19,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.services import Service, served, services
 from fleetpulse.io.mqtt.address import BrokerAddress, load_address, parse_broker_url
 from fleetpulse.io.mqtt.broker import LOOPBACK, await_admission
-from fleetpulse.io.system.process import Stop, read_status, silent_s
+from fleetpulse.io.system.process import StopSignal, read_status, status_age_s
 
 if TYPE_CHECKING:
     from cli.supervisor.processes import Job, Run
@@ -53,7 +53,7 @@ def service(
     """
     opened = Home(home)
     if check:
-        typer.echo(how_it_is(opened, name))
+        typer.echo(check_health(opened, name))
         return
     if broker is not None and name is not Service.BRIDGE:
         raise Misuse(
@@ -64,7 +64,7 @@ def service(
     from cli.supervisor.processes import Run
     from fleetpulse.settings import load_settings
 
-    stop = Stop().on_signals()
+    stop = StopSignal().on_signals()
     address = parse_broker_url(broker) if broker else None
     settings = load_settings(home)
     makes = name is Service.BROKER or address is not None
@@ -84,10 +84,10 @@ def service(
         _watch(run, job, stop)
         _say(f"the {name} is stopping")
         if name is Service.BRIDGE:
-            stop_listening(run, ("bridge",), partial(_judges, opened), _JUDGED_S)
+            stop_listening(run, ("bridge",), partial(_is_judged_by_services, opened), _JUDGED_S)
 
 
-def _begin(run: "Run", name: Service, address: BrokerAddress | None, stop: Stop) -> "Job | None":
+def _begin(run: "Run", name: Service, address: BrokerAddress | None, stop: StopSignal) -> "Job | None":
     """Start a part once its dependencies exist; return None if stopped before that."""
     if address is not None:
         if Service.BROKER in services(run.home):
@@ -101,7 +101,7 @@ def _begin(run: "Run", name: Service, address: BrokerAddress | None, stop: Stop)
     return run.start(name)
 
 
-def _await(stop: Stop, what: str, there: Callable[[], bool]) -> bool:
+def _await(stop: StopSignal, what: str, there: Callable[[], bool]) -> bool:
     """Wait for a dependency; return False if this process is stopped meanwhile.
 
     Args:
@@ -126,12 +126,12 @@ def _await(stop: Stop, what: str, there: Callable[[], bool]) -> bool:
     return True
 
 
-def _judges(home: Home) -> bool:
+def _is_judged_by_services(home: Home) -> bool:
     """Whether running services judge the messages that the bridge wrote."""
     return {Service.LANDING, Service.LIFECYCLE} <= {*services(home)} and get_desired(home).what == RUNNING
 
 
-def _watch(run: "Run", job: "Job | None", stop: Stop) -> None:
+def _watch(run: "Run", job: "Job | None", stop: StopSignal) -> None:
     held = job is not None and job.held
     while not stop.wait(_WATCH_S):
         run.watch()
@@ -144,7 +144,7 @@ def _watch(run: "Run", job: "Job | None", stop: Stop) -> None:
             _say(f"the {job.name} job {'stops' if held else 'starts'}, as requested by {get_desired(run.home).by}")
 
 
-def how_it_is(home: Home, name: Service) -> str:
+def check_health(home: Home, name: Service) -> str:
     """Describe the health of a service.
 
     Raises:
@@ -170,7 +170,7 @@ def how_it_is(home: Home, name: Service) -> str:
 
 
 def _by_status(home: Home, name: Service) -> str:
-    status, silence_s = read_status(home.run(name)), silent_s(home.run(name), time.time())
+    status, silence_s = read_status(home.run(name)), status_age_s(home.run(name), time.time())
     if not status or silence_s is None:
         raise FleetError(
             f"the {name} has not reported a status yet; wait a moment, then see its output", code="service-without-status"

@@ -33,12 +33,12 @@ def stop(home: HomeOption = DEFAULT_HOME, by: ByOption = "an operator", own: Own
     It stays stopped until ./fleet stream start. Delayed verdicts (verdict_jitter) are written
     before.
     """
-    from cli.supervisor.flush import say_held_back
+    from cli.supervisor.flush import flush_delayed_verdicts
 
     opened = Home(home)
     opened.record()
-    say_held_back(opened)
-    _say(opened, STOPPED, by, own=own)
+    flush_delayed_verdicts(opened)
+    _set_desired(opened, STOPPED, by, own=own)
     limit = time.monotonic() + _PATIENCE_S
     while holder := opened.state_holder():
         if time.monotonic() > limit:
@@ -55,12 +55,12 @@ def start(home: HomeOption = DEFAULT_HOME, by: ByOption = "an operator", own: Ow
     """Start the lifecycle job again."""
     opened = Home(home)
     opened.record()
-    _say(opened, RUNNING, by, own=own)
+    _set_desired(opened, RUNNING, by, own=own)
     starts = runs(opened, "lifecycle")
     typer.echo(f'the lifecycle job of "{home}" {"starts" if starts else f"will start with: ./fleet up --home {home}"}')
 
 
-def _say(home: Home, what: str, by: str, *, own: bool) -> None:
+def _set_desired(home: Home, what: str, by: str, *, own: bool) -> None:
     """Set the desired state; with ``own``, refuse if another caller stopped the job."""
     written = None if own else set_desired(home, what, by)
     while written is None:
@@ -75,7 +75,7 @@ def _say(home: Home, what: str, by: str, *, own: bool) -> None:
 
 
 @stream.command("wanted")
-def wanted(home: HomeOption = DEFAULT_HOME) -> None:
+def show_desired(home: HomeOption = DEFAULT_HOME) -> None:
     """Show the desired state of the lifecycle job, and who set it."""
     opened = Home(home)
     opened.record()
@@ -95,12 +95,12 @@ def supervise(
     code is 1 if the job is stale, beyond a threshold, backing off, left stopped by an Airflow run,
     or not supervised, or if no bridge is listening.
     """
-    from fleetpulse.reports.supervisor import as_facts, look_after
+    from fleetpulse.reports.supervisor import as_facts, check_job
     from fleetpulse.settings import load_settings
 
     opened = Home(home)
     opened.record()
-    look = look_after(opened, by, load_settings(home).stale_after)
+    look = check_job(opened, by, load_settings(home).stale_after)
     if as_json:
         typer.echo(json.dumps(as_facts(look)))
     if not look.sound:

@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from batch.state.canary import Trial, canary
+from batch.state.canary import CanaryPlan, canary
 from batch.state.operations import StateOperation, check_form
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.checkpoints.checkpoint import position_after
-from fleetpulse.io.checkpoints.generations import none_held
-from fleetpulse.io.home.desired_state import stopped_meanwhile
+from fleetpulse.io.checkpoints.generations import require_none_held
+from fleetpulse.io.home.desired_state import temporarily_stopped
 from fleetpulse.io.home.exclusive import exclusive_state_change
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.services import runs
@@ -20,7 +20,7 @@ from fleetpulse.io.home.services import runs
 _PATIENCE_S = 120.0
 
 
-def beside(work: StateOperation, verb: str, form: int, for_s: float) -> None:
+def run_canary_beside_job(work: StateOperation, verb: str, form: int, for_s: float) -> None:
     """Run a canary generation beside the current one, and activate it if both agree.
 
     Args:
@@ -41,12 +41,12 @@ def beside(work: StateOperation, verb: str, form: int, for_s: float) -> None:
             f"{home.path}, or omit --canary",
             code="canary-without-job",
         )
-    none_held(home.lifecycle)
+    require_none_held(home.lifecycle)
     if work.dry:
         work.say(_described(home, form, for_s))
         return
     with exclusive_state_change(home, f"fleet state {verb} --canary", work.say):
-        canary(work, verb, Trial(home.key_groups(), form, for_s, lambda: _stopped(home, verb)))
+        canary(work, verb, CanaryPlan(home.key_groups(), form, for_s, lambda: _stopped(home, verb)))
 
 
 def _described(home: Home, form: int, for_s: float) -> str:
@@ -61,7 +61,7 @@ def _described(home: Home, form: int, for_s: float) -> str:
 @contextmanager
 def _stopped(home: Home, verb: str) -> Iterator[None]:
     """Stop the running job, and hold its state, until the context exits."""
-    with stopped_meanwhile(home, f"fleet state {verb} --canary"):
+    with temporarily_stopped(home, f"fleet state {verb} --canary"):
         limit = time.monotonic() + _PATIENCE_S
         while holder := home.state_holder():
             if time.monotonic() > limit:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.commands.state import generations
-from cli.commands.state.session import StateOptions, changing, looking, snapshot_gate
+from cli.commands.state.session import StateOptions, change_session, read_session, snapshot_gate
 from cli.common.dry_run import DryRun, Read, print_dry_run
 from cli.common.options import DEFAULT_HOME, DryOption, HomeOption, JsonOption
 from cli.common.output import console, say
@@ -59,7 +59,7 @@ def inspect(
     if dry_run:
         print_dry_run(_inspection(Home(home), at_batch), json_lines=as_json)
         return
-    with looking(home) as work:
+    with read_session(home) as work:
         at = position_after(work.home.checkpoint, at_batch)  # raises, if it does, before Spark starts
         spark = work.spark
         work.say(f"reading generation {work.home.generation().number} after batch {at.batch}")
@@ -76,12 +76,12 @@ def _inspection(home: Home, at_batch: int | None) -> DryRun:
     Raises: FleetError: the home does not exist, or its checkpoint belongs to another home, is
         damaged, or does not keep the batch.
     """
-    from batch.state.inspect import of_files
+    from batch.state.inspect import checkpoint_facts
 
     home.record()
     require_own(home, home.generation().number)
     at = position_after(home.checkpoint, at_batch)
-    found = of_files(home, at, wall_clock_ms())
+    found = checkpoint_facts(home, at, wall_clock_ms())
     number, groups = found["generation"]["number"], found["generation"]["key_groups"]
     does = f"show the state of generation {number} after batch {at.batch}: {groups} key groups in {at.partitions} partitions"
     of_state = Read(f'the state in "{home.checkpoint / "state"}"', found["files"]["count"], None, found["files"]["bytes"])
@@ -104,13 +104,13 @@ def snapshot(
     is written.
     """
     from batch.state.snapshot import take
-    from cli.supervisor.flush import say_held_back
+    from cli.supervisor.flush import flush_delayed_verdicts
 
     Home(home).record()
     if at_batch is None and not dry_run:
-        say_held_back(Home(home))
+        flush_delayed_verdicts(Home(home))
     kept_still = nullcontext() if dry_run else exclusive_state_change(Home(home), "fleet state snapshot", say)
-    with kept_still, looking(home, dry=dry_run) as work:
+    with kept_still, read_session(home, dry=dry_run) as work:
         looks = snapshot_gate(work) if gate and not dry_run else None
         found = asdict(take(work.spark, work.home, at_batch, work.say, looks, dry=dry_run))
     _shown(found, as_json=as_json)
@@ -200,7 +200,7 @@ def bootstrap(
 
             return bootstrap_devices(work, listed, named)
 
-        _changing("bootstrap", home, asked, from_list)
+        _run_change("bootstrap", home, asked, from_list)
         return
     moment = None if at is None else parse_instant_ms(at)
     from fleetpulse.io.tables.snapshots import find_snapshot
@@ -212,11 +212,11 @@ def bootstrap(
 
         return begin(work, chosen, only, damaged=damaged)
 
-    _changing("bootstrap", home, asked, from_snapshot)
+    _run_change("bootstrap", home, asked, from_snapshot)
 
 
-def _changing(name: str, home: Path, asked: StateOptions, act: "Callable[[StateOperation], Generation | None]") -> None:
-    with changing(home, name, asked) as work:
+def _run_change(name: str, home: Path, asked: StateOptions, act: "Callable[[StateOperation], Generation | None]") -> None:
+    with change_session(home, name, asked) as work:
         made = act(work)
     if asked.as_json and made is not None:
         typer.echo(json.dumps({"generation": made.number, **asdict(made)}))
@@ -257,12 +257,12 @@ def migrate(
     if canary and once_stopped:
         raise Misuse("a canary runs beside the running job; omit --once-stopped", code="option-conflict")
     if canary:
-        from cli.commands.state.canary import beside
+        from cli.commands.state.canary import run_canary_beside_job
 
-        with looking(home, dry=dry_run) as work:
-            beside(work, "migrate", form, for_s)
+        with read_session(home, dry=dry_run) as work:
+            run_canary_beside_job(work, "migrate", form, for_s)
         return
-    _changing("migrate", home, StateOptions(dry_run, hold, as_json, once_stopped, gate), act)
+    _run_change("migrate", home, StateOptions(dry_run, hold, as_json, once_stopped, gate), act)
 
 
 @state.command("repartition")
@@ -289,7 +289,7 @@ def repartition(
 
         return (repartition_anew if anew else verb)(work, partitions)
 
-    _changing("repartition", home, StateOptions(dry_run, hold, as_json, once_stopped, gate), act)
+    _run_change("repartition", home, StateOptions(dry_run, hold, as_json, once_stopped, gate), act)
 
 
 @state.command("rescale")
@@ -312,7 +312,7 @@ def rescale(
 
         return verb(work, key_groups)
 
-    _changing("rescale", home, StateOptions(dry_run, hold, as_json, once_stopped, gate), act)
+    _run_change("rescale", home, StateOptions(dry_run, hold, as_json, once_stopped, gate), act)
 
 
 @state.command("rollback")
@@ -335,7 +335,7 @@ def rollback(
 
         return verb(work, to)
 
-    _changing("rollback", home, StateOptions(dry_run, hold, as_json, once_stopped), act)
+    _run_change("rollback", home, StateOptions(dry_run, hold, as_json, once_stopped), act)
 
 
 def _shown(found: dict[str, Any], *, as_json: bool) -> None:

@@ -14,7 +14,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 
 _COLUMNS = ", ".join(REGISTERED_SCHEMA.names)
-_NEWEST = """
+_REGISTERED_AT_FRONTIER = """
     WITH known AS (
         SELECT *, coalesce(nullif(device_class, ''), ?) AS its_class, (effective_from, received_at) AS entry
         FROM devices WHERE epoch_ms(effective_from) <= ?),
@@ -54,7 +54,7 @@ def registered_devices(home: Home, frontier_ms: int | None) -> pa.Table:
     Raises:
         FleetError: the registry has no devices.
     """
-    found = tables.query(home, _NEWEST, [DEFAULT_CLASS, frontier_ms or 0], tables=(DEVICES.name,))
+    found = tables.query(home, _REGISTERED_AT_FRONTIER, [DEFAULT_CLASS, frontier_ms or 0], tables=(DEVICES.name,))
     if not found:
         raise FleetError(
             f'the registry of "{home.path}" has no devices; add some with: ./fleet device add ID --home {home.path}',

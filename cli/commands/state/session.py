@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cli.common.output import say
-from cli.common.session_size import size_of
+from cli.common.session_size import session_resources_of
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.io.checkpoints.checkpoint import relocate_each
-from fleetpulse.io.checkpoints.generations import none_held
-from fleetpulse.io.home.checkpoint_ownership import require_own, require_own_if_read
+from fleetpulse.io.checkpoints.generations import require_none_held
+from fleetpulse.io.home.checkpoint_ownership import require_own, require_own_if_readable
 from fleetpulse.io.home.exclusive import exclusive_state_change
 from fleetpulse.io.home.home import Home
 
@@ -58,7 +58,7 @@ class StateOptions:
 
 
 @contextmanager
-def looking(path: Path, *, dry: bool = False) -> "Iterator[StateOperation]":
+def read_session(path: Path, *, dry: bool = False) -> "Iterator[StateOperation]":
     """Open a session that only reads the state of a home."""
     home = Home(path)
     home.record()
@@ -67,14 +67,14 @@ def looking(path: Path, *, dry: bool = False) -> "Iterator[StateOperation]":
 
 
 @contextmanager
-def changing(path: Path, verb: str, asked: StateOptions) -> "Iterator[StateOperation]":
+def change_session(path: Path, verb: str, asked: StateOptions) -> "Iterator[StateOperation]":
     """Open a session that holds the state of a home, to replace it.
 
     A dry run is refused in the same cases.
     """
     home = Home(path)
     home.record()
-    none_held(home.lifecycle)
+    require_none_held(home.lifecycle)
     if asked.dry:
         if not asked.once_stopped:
             home.require_state_free()
@@ -97,7 +97,7 @@ def _session(home: Home, *, dry: bool, changes: bool, damaged: bool = False) -> 
     from batch.common.spark_session import batch_session, cause_of, plainly_named
     from batch.state.operations import StateOperation
 
-    (require_own_if_read if damaged else require_own)(home, home.generation().number)
+    (require_own_if_readable if damaged else require_own)(home, home.generation().number)
     relocate_each(home.lifecycle)  # the home may have been moved
     steps = Steps(say)
     with plainly_named(home) as named, ExitStack() as stack:
@@ -105,7 +105,7 @@ def _session(home: Home, *, dry: bool, changes: bool, damaged: bool = False) -> 
         @cache
         def session() -> "SparkSession":
             steps("starting Spark")
-            spark = stack.enter_context(batch_session(named, size_of(home)))
+            spark = stack.enter_context(batch_session(named, session_resources_of(home)))
             if not dry:  # the output of a dry run is its result, so it prints no progress
                 stack.enter_context(watched(spark, steps))
             return spark
@@ -128,10 +128,10 @@ def snapshot_gate(work: "StateOperation") -> "Gate":
     Raises:
         FleetError: Great Expectations is not installed.
     """
-    keep = _looks_kept(work.home)
-    from batch.quality.gate import gated
+    keep = _quality_runs_to_keep(work.home)
+    from batch.quality.gate import gate_snapshot_rows
 
-    return lambda rows, what: gated(work.spark, work.home, rows, what, keep, work.say)
+    return lambda rows, what: gate_snapshot_rows(work.spark, work.home, rows, what, keep, work.say)
 
 
 def _state_gate(home: Home) -> "Callable[[StateOperation, Generation], None]":
@@ -140,17 +140,17 @@ def _state_gate(home: Home) -> "Callable[[StateOperation, Generation], None]":
     Raises:
         FleetError: Great Expectations is not installed.
     """
-    keep = _looks_kept(home)
+    keep = _quality_runs_to_keep(home)
 
     def look(work: "StateOperation", made: "Generation") -> None:
-        from batch.quality.gate import require_sound
+        from batch.quality.gate import gate_generation
 
-        require_sound(work.spark, work.home, made, keep, work.say)
+        gate_generation(work.spark, work.home, made, keep, work.say)
 
     return look
 
 
-def _looks_kept(home: Home) -> int:
+def _quality_runs_to_keep(home: Home) -> int:
     from cli.common.extras import require_installed
 
     require_installed()

@@ -34,7 +34,7 @@ DIFFERENCE_SCHEMA: Final = pa.schema(
 _SHARED: Final = [name for name in DIFFERENCE_SCHEMA.names if name in JUDGEMENT_SCHEMA.names]
 
 
-def cancelled(before: pa.RecordBatch, after: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+def without_common_transitions(before: pa.RecordBatch, after: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """Return the transitions of each side that the other side lacks.
 
     Args:

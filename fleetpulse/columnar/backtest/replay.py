@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from fleetpulse.columnar.backtest.diff import DIFFERENCE_SCHEMA, cancelled, differences, in_order
+from fleetpulse.columnar.backtest.diff import DIFFERENCE_SCHEMA, differences, in_order, without_common_transitions
 from fleetpulse.columnar.codec.arrow import NO_SIGNALS, from_bytes, to_bytes
 from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.fold.judgement_batches import drop_broadcast_copies, judgements_to_batch
@@ -102,7 +102,7 @@ def _plain(counts: Mapping[Any, int]) -> list[list[Any]]:
     return [[*key, count] for key, count in counts.items()]
 
 
-def together(found: Iterable[BacktestResult]) -> BacktestResult:
+def merge_results(found: Iterable[BacktestResult]) -> BacktestResult:
     """Return the sum of the results of several key groups."""
     parts = list(found)
     total = BacktestResult()
@@ -123,7 +123,7 @@ class _Side:
 
     def fold(self, signals: pa.RecordBatch, others: Sequence[Row], newest_ms: int, deployment: Deployment) -> pa.RecordBatch:
         step = self.group.fold(signals, others, newest_ms, deployment, self.chunks.__getitem__)
-        for number in step.gone:
+        for number in step.deleted_chunks:
             del self.chunks[number]
         self.chunks.update(step.chunks)
         return step.judgements
@@ -138,7 +138,7 @@ class DualReplay:
     """
 
     def __init__(self, question: BacktestRequest, key_group: int) -> None:
-        self.question = question
+        self.request = question
         self._deployment = replace(question.deployment, verdict_jitter_ms=0)
         self._key_group = key_group
         self._sides = {
@@ -158,7 +158,7 @@ class DualReplay:
         """
         if self._is_over():
             return
-        kept = {BEFORE: others, AFTER: [row for row in others if not self.question.replaces(row)]}
+        kept = {BEFORE: others, AFTER: [row for row in others if not self.request.replaces(row)]}
         changes: dict[str, pa.RecordBatch] = {}
         for name, side in self._sides.items():
             judgements = side.fold(signals, kept[name], newest_ms, self._deployment)
@@ -166,12 +166,12 @@ class DualReplay:
                 judgements.filter(pc.equal(judgements["kind"], JudgementKind.TRANSITION.value)), "event_time_ms"
             )
             self._count(name, changes[name], judgements)
-        for name, batch in zip(changes, cancelled(changes[BEFORE], changes[AFTER]), strict=True):
+        for name, batch in zip(changes, without_common_transitions(changes[BEFORE], changes[AFTER]), strict=True):
             self._left[name].append(batch)
 
     def finish(self) -> BacktestResult:
         """Advance both sides to the history's last row, and return the result."""
-        self.fold(NO_SIGNALS, [], self.question.newest_ms)
+        self.fold(NO_SIGNALS, [], self.request.newest_ms)
         self._found.changed = differences(*(pa.concat_batches(self._left[side]) for side in (BEFORE, AFTER)))
         self._found.frontier_ms = self._frontier_ms()
         return self._found
@@ -180,11 +180,11 @@ class DualReplay:
         return self._sides[BEFORE].group.shards.frontier_ms
 
     def _is_over(self) -> bool:
-        to_ms, frontier_ms = self.question.to_ms, self._sides[BEFORE].group.shards.least_frontier_ms
+        to_ms, frontier_ms = self.request.to_ms, self._sides[BEFORE].group.shards.least_frontier_ms
         return to_ms is not None and frontier_ms is not None and frontier_ms >= to_ms
 
     def _within(self, judgements: pa.RecordBatch, instant: str) -> pa.RecordBatch:
-        for bound, compare in ((self.question.from_ms, pc.greater_equal), (self.question.to_ms, pc.less_equal)):
+        for bound, compare in ((self.request.from_ms, pc.greater_equal), (self.request.to_ms, pc.less_equal)):
             if bound is not None and judgements.num_rows:
                 judgements = judgements.filter(compare(judgements[instant], bound))
         return judgements

@@ -15,7 +15,17 @@ from typing import Any, Final
 import pyarrow as pa
 
 from fleetpulse.columnar.jit.layout import TRUSTS
-from fleetpulse.core.rows import EVERYONE, FROM_DEVICES, OF_READING, Clock, GatewayEvent, Kind, Row, Trust, distinguishing_digest
+from fleetpulse.core.rows import (
+    EVERYONE,
+    FROM_DEVICES,
+    SET_WHEN_READ,
+    Clock,
+    GatewayEvent,
+    Kind,
+    Row,
+    Trust,
+    distinguishing_digest,
+)
 
 # Blocks are small and many workers run side by side: threads would only contend with each other.
 WRITING: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
@@ -45,7 +55,7 @@ ROW_SCHEMA: Final = pa.schema(
         ("gateway_event", pa.string()),
     ]
 )
-assert [field.name for field in fields(Row)] == [*ROW_SCHEMA.names, *OF_READING], "ROW_SCHEMA lists the fields of Row in order"
+assert [field.name for field in fields(Row)] == [*ROW_SCHEMA.names, *SET_WHEN_READ], "ROW_SCHEMA lists the fields of Row in order"
 
 _WORD: Final = pa.dictionary(pa.int32(), pa.string())  # few distinct values, each in many rows
 SIGNAL_SCHEMA: Final = pa.schema(

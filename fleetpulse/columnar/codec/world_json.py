@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from fleetpulse.core.policy import Dated, Policies, from_normalised
-from fleetpulse.core.presence.coverage import Coverage, Listening
+from fleetpulse.core.presence.coverage import Coverage, ShardProgress
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.rows import BRIDGE
 
@@ -29,7 +29,7 @@ def world_from_plain(known: Mapping[str, Any]) -> tuple[Shards, Policies]:
     return shards, Policies(tuple(_dated_from_plain(plain) for plain in known["policies"]))
 
 
-def _listening_to_plain(listening: Listening) -> dict[str, Any]:
+def _listening_to_plain(listening: ShardProgress) -> dict[str, Any]:
     coverage = listening.coverage
     return {
         "start_ms": coverage.start_ms,
@@ -42,13 +42,13 @@ def _listening_to_plain(listening: Listening) -> dict[str, Any]:
     }
 
 
-def _listening_from_plain(known: Mapping[str, Any]) -> Listening:
+def _listening_from_plain(known: Mapping[str, Any]) -> ShardProgress:
     gaps = tuple((gap[0], gap[1]) for gap in known["gaps"])
     alone = [BRIDGE] if gaps and gaps[-1][1] is None else []
     # a form stored before there were several bridges does not name the bridge of a gap
     deaf, until_ms = tuple(known.get("deaf", alone)), known.get("until_ms")
     coverage = Coverage(known["start_ms"], known["base_ms"], gaps, deaf, until_ms)
-    return Listening(coverage, known["newest_ms"], known["frontier_ms"])
+    return ShardProgress(coverage, known["newest_ms"], known["frontier_ms"])
 
 
 def _dated_to_plain(dated: Dated) -> dict[str, Any]:

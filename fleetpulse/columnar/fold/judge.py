@@ -30,7 +30,7 @@ from fleetpulse.core.presence.shards import Advance
 from fleetpulse.core.replay import run_due
 from fleetpulse.core.rows import GatewayEvent, Kind, Row, Trust, session_number
 
-_TOLD_ROWS: Final = 16_384
+_OUTPUT_ROWS: Final = 16_384
 _ERROR: Final = KINDS.index(Kind.ERROR)
 _LATE: Final = TRUSTS.index(Trust.LATE)
 _NOTES: Final = {
@@ -117,7 +117,7 @@ class FoldCall:
     def __init__(self, devices: Devices, advance: Advance, policies: Policies) -> None:
         self.batches: list[pa.RecordBatch] = []  # columns of `JUDGEMENT_SCHEMA`
         self._devices, self._advance, self._policies = devices, advance, policies
-        self._buffer = np.empty((0, layout.TOLD_WIDTH), np.int64)
+        self._buffer = np.empty((0, layout.OUT_WIDTH), np.int64)
         self._noted: list[layout.Matrix] = []  # output rows of the kernel; their batches are built once, at the end
         self._signals = NO_SIGNALS  # signals that the output rows refer to
 
@@ -335,7 +335,7 @@ class FoldCall:
                 rows = self._devices.rows[its]
                 left_ms.append(self._pass_time(rows, shard, through_ms[its], settled_ms, its))
                 self._devices.rows[its] = rows
-        self._tell()
+        self._build_batches()
         return [None if left == NEVER else left for left in left_ms]
 
     def _pass_time(self, rows: layout.Matrix, shard: int, through_ms: Int64s, settled_ms: int, places: Int64s | None) -> int:
@@ -362,9 +362,9 @@ class FoldCall:
         return left_ms
 
     def _room(self, rows: int) -> layout.Matrix:
-        wanted = min(_TOLD_ROWS, rows + layout.ROOM)
+        wanted = min(_OUTPUT_ROWS, rows + layout.MAX_OUT_ROWS_PER_ROW)
         if len(self._buffer) < wanted:
-            self._buffer = np.empty((wanted, layout.TOLD_WIDTH), np.int64)
+            self._buffer = np.empty((wanted, layout.OUT_WIDTH), np.int64)
         return self._buffer
 
     def _note(self, out: layout.Matrix, order: Int64s | None) -> None:
@@ -376,7 +376,7 @@ class FoldCall:
             row[:] = np.where(row >= 0, order[row], row)
         self._noted.append(out)
 
-    def _tell(self) -> None:
+    def _build_batches(self) -> None:
         if not self._noted:
             return
         out, signals = np.concatenate(self._noted), self._signals

@@ -1,6 +1,6 @@
 """Arrow batches of judgements: compiled fold, definition, rejected rows.
 
-Rule: the columns are those of `core.tables.JUDGEMENTS` without `ADDED_BY_THE_SHELL`, which the sink
+Rule: the columns are those of `core.tables.JUDGEMENTS` without `ADDED_BY_THE_SINK`, which the sink
 adds. Timestamps are epoch milliseconds, and their names end in ``_ms``.
 """
 
@@ -41,13 +41,13 @@ from fleetpulse.core.policy import Policies
 from fleetpulse.core.rows import FOR_EVERYONE, Trust
 from fleetpulse.core.tables import JUDGEMENTS
 
-ADDED_BY_THE_SHELL: Final = ("judged_at", "generation")
+ADDED_BY_THE_SINK: Final = ("judged_at", "generation")
 _TYPES: Final = {"string": pa.string(), "long": pa.int64(), "int": pa.int32(), "timestamp": pa.int64()}
 JUDGEMENT_SCHEMA: Final = pa.schema(
     [
         (f"{column.name}_ms" if column.type == "timestamp" else column.name, _TYPES[column.type])
         for column in JUDGEMENTS.columns
-        if column.name not in ADDED_BY_THE_SHELL
+        if column.name not in ADDED_BY_THE_SINK
     ]
 )
 _OF_EVERYBODY: Final = pa.array(sorted(kind.value for kind in FOR_EVERYONE))

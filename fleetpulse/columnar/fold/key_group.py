@@ -20,7 +20,7 @@ from fleetpulse.columnar.codec.world_json import world_from_plain, world_to_plai
 from fleetpulse.columnar.fold.judge import DueRows, FoldCall
 from fleetpulse.columnar.fold.judgement_batches import JUDGEMENT_SCHEMA, judgements_to_batch
 from fleetpulse.columnar.fold.ordering import by_shard, frontiers, shards_of, split_late
-from fleetpulse.columnar.fold.pending import PendingRows, Read, span_ms, waiting_from_plain, waiting_to_plain
+from fleetpulse.columnar.fold.pending import PendingRows, Read, pending_from_plain, pending_to_plain, span_ms
 from fleetpulse.columnar.jit.kernel import jitter_delays
 from fleetpulse.columnar.jit.take import taken
 from fleetpulse.columnar.jit.world import NEVER, NONE, Vocabulary, world_arrays
@@ -47,7 +47,7 @@ class FoldResult:
 
     judgements: pa.RecordBatch
     chunks: list[tuple[int, bytes]]
-    gone: list[int]
+    deleted_chunks: list[int]
 
 
 @dataclass(slots=True)
@@ -111,7 +111,7 @@ class KeyGroup:
             step = self._fold(part, others[first:at], through_ms, deployment, reading)
             judgements.append(step.judgements)
             written.update(step.chunks)
-            gone |= {*step.gone}
+            gone |= {*step.deleted_chunks}
             begin, first = end, at or 0
         kept = [(number, chunk) for number, chunk in written.items() if number not in gone]
         return FoldResult(_concat(judgements, JUDGEMENT_SCHEMA), kept, sorted(gone - written.keys()))
@@ -165,7 +165,7 @@ class KeyGroup:
         shard: int,
         frontier_ms: int | None,
         before_ms: int | None,
-        taken_in: "_TakenIn",
+        taken_in: "_ReadRows",
         deployment: Deployment,
         read: Read,
     ) -> tuple[list[tuple[int, bytes]], list[int]]:
@@ -202,10 +202,10 @@ class KeyGroup:
             gone += read_out
             rows = [row for batch in others for row in batch_to_rows(batch)]
             of_source = [number for number, sites in enumerate(self.shards.sites, 1) if before.number(min(sites)) == source]
-            chunks += self.let_wait(_concat(signals, SIGNAL_SCHEMA), rows, width_ms, {source, *of_source})
+            chunks += self.store_pending(_concat(signals, SIGNAL_SCHEMA), rows, width_ms, {source, *of_source})
         return chunks, gone
 
-    def let_wait(
+    def store_pending(
         self, signals: pa.RecordBatch, others: Sequence[Row], width_ms: int, shards: Container[int] | None = None
     ) -> list[tuple[int, bytes]]:
         """Store pending rows, each in the shard of its site.
@@ -237,7 +237,7 @@ class KeyGroup:
         newest_ms: int,
         deployment: Deployment,
         judgements: list[pa.RecordBatch],
-    ) -> "_TakenIn":
+    ) -> "_ReadRows":
         """Update coverage, frontiers and policies; return rows that can still act."""
         intake = LatenessFilter(deployment, self.shards, self.policies, [])
         received = signals["received_at_ms"].to_numpy()
@@ -283,7 +283,7 @@ class KeyGroup:
             judgements.append(judgements_to_batch(intake.judgements))
         numbers = range(len(shards))
         its = [[row for row in waiting if row.is_for_everyone or shards.number(row.site) == number] for number in numbers]
-        return _TakenIn([_concat(kept.get(number, ()), SIGNAL_SCHEMA) for number in numbers], its, flushed)
+        return _ReadRows([_concat(kept.get(number, ()), SIGNAL_SCHEMA) for number in numbers], its, flushed)
 
     def _judge(
         self, due: Sequence[DueRows], advance: Advance, deployment: Deployment, flushed_ms: Sequence[int | None]
@@ -301,7 +301,7 @@ class KeyGroup:
         self.shards = self.shards.forget_before(behind_ms)
         # A flush must not drop policies: `LatenessFilter` limits the number of policies from this
         # instant on, and that number must not depend on how rows were cut into calls.
-        self.policies = self.policies.pruned(deployment.said_through_ms(settled_ms))
+        self.policies = self.policies.pruned(deployment.emitted_through_ms(settled_ms))
         self.due_ms = None
         self._be_due_for_deadlines(frontiers_ms, left_ms, deployment)
         return judging.batches
@@ -358,7 +358,7 @@ class KeyGroup:
         """
         known: dict[str, Any] = {
             **world_to_plain(self.shards, self.policies),
-            "waiting": waiting_to_plain(self.waiting),
+            "waiting": pending_to_plain(self.waiting),
             "counts": self.counts,
             "due_ms": self.due_ms,
         }
@@ -373,7 +373,7 @@ class KeyGroup:
         """
         devices, known = from_stored(stored)
         shards, policies = world_from_plain(known)
-        waiting = waiting_from_plain(known["waiting"], len(shards))
+        waiting = pending_from_plain(known["waiting"], len(shards))
         return cls(shards, policies, devices, waiting, known["counts"], known["due_ms"])
 
 
@@ -383,7 +383,7 @@ def begin(received_at_ms: int) -> KeyGroup:
 
 
 @dataclass(slots=True)
-class _TakenIn:
+class _ReadRows:
     """Rows that can still act, by shard.
 
     Attributes:

@@ -25,9 +25,9 @@ from fleetpulse.columnar.jit.take import filtered, taken
 from fleetpulse.columnar.jit.world import Int64s
 
 Read = Callable[[int], bytes]
-MOST: Final = 64  # maximum number of chunks of signals, and of other rows, before a compaction
+MAX_CHUNKS: Final = 64  # maximum number of chunks of signals, and of other rows, before a compaction
 # The maximum while the frontier moves: a joined chunk is read in each call until all of it is due.
-MOST_MOVING: Final = 512
+MAX_CHUNKS_MOVING: Final = 512
 _AT_ONCE: Final = 16  # chunks that are joined into one
 _LARGE: Final = 65_536  # maximum number of rows that one call joins, and so of a joined chunk
 _SPANS: Final = 8  # spans in the allowed lateness, if batches are shorter than a span
@@ -121,7 +121,7 @@ class PendingRows:
         gone: set[int] = set()
         for signals, read_from, written_by in ((True, from_wire, to_wire), (False, from_bytes, to_bytes)):
             known = [one for one in self.chunks if one.signals is signals and one.number < before]
-            left, most = _LARGE, MOST_MOVING if moving else MOST
+            left, most = _LARGE, MAX_CHUNKS_MOVING if moving else MAX_CHUNKS
             while len(known) > most and (near := _neighbours(known, left)):
                 parts = {one.number for one in near}
                 whole = pa.concat_batches([read_from(read(number)) for number in sorted(parts)])
@@ -174,7 +174,7 @@ class PendingRows:
         return signals, others, gone
 
 
-def waiting_to_plain(waiting: Sequence[PendingRows]) -> dict[str, Any]:
+def pending_to_plain(waiting: Sequence[PendingRows]) -> dict[str, Any]:
     """Return the metadata of the pending chunks of each shard as JSON values.
 
     A chunk has the number of its shard as last item, except in the first shard.
@@ -183,8 +183,8 @@ def waiting_to_plain(waiting: Sequence[PendingRows]) -> dict[str, Any]:
     return {"written": max(of_it.written for of_it in waiting), "chunks": chunks}
 
 
-def waiting_from_plain(plain: Mapping[str, Any], shards: int) -> list[PendingRows]:
-    """Inverse of `waiting_to_plain`, given the number of shards."""
+def pending_from_plain(plain: Mapping[str, Any], shards: int) -> list[PendingRows]:
+    """Inverse of `pending_to_plain`, given the number of shards."""
     waiting = [PendingRows(written=plain["written"]) for _ in range(shards)]
     for values in plain["chunks"]:
         shard = values[5] if len(values) > 5 else 0

@@ -38,6 +38,7 @@ from fleetpulse.columnar.jit.layout import (
     IDENTITY_CONFLICT,
     LAST_SEEN,
     LIFE,
+    MAX_OUT_ROWS_PER_ROW,
     MEMORY,
     MODE,
     MODE_SINCE,
@@ -67,7 +68,6 @@ from fleetpulse.columnar.jit.layout import (
     R_SITE,
     R_TRUST,
     REBOOTS,
-    ROOM,
     ROW_FIELDS,
     RUNTIME,
     SEQ,
@@ -573,7 +573,7 @@ def apply_rows(devices: Matrix, memory: Matrix, world: PackedContext, rows: Matr
     """
     n_out = 0
     for j in range(first, len(rows)):
-        if n_out + ROOM > len(out):
+        if n_out + MAX_OUT_ROWS_PER_ROW > len(out):
             return j, n_out
         i = rows[j, R_DEVICE]
         of_gateway = rows[j, R_KIND] in (GATEWAY_DEATH, GATEWAY_RETURN)
@@ -620,7 +620,7 @@ def advance_time(
     n_out, left_ms = 0, NEVER
     least = max(0, frontier_ms + 1) << POSITION_BITS
     for i in range(first, len(devices)):
-        if n_out + ROOM > len(out):
+        if n_out + MAX_OUT_ROWS_PER_ROW > len(out):
             return i, n_out, left_ms
         n_out, due_ms = _expire(devices, memory, world, out, n_out, i, through_ms[i] + 1)
         if due_ms != NEVER:

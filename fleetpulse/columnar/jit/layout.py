@@ -46,6 +46,6 @@ OUT_FIELDS: Final = ("what", "device", "at_ms", "row", "from", "to", "trigger", 
 (T_WHAT, T_DEVICE, T_AT, T_ROW, T_FROM, T_TO, T_TRIGGER, T_NUMBER, T_LAST_SEEN, T_RUNTIME, T_LIFE, T_CLASS, T_SITE, T_GATEWAY,
  T_POLICY, T_SHOWN) = range(len(OUT_FIELDS))  # fmt: skip
 T_CODES: Final = len(OUT_FIELDS)
-TOLD_WIDTH: Final = T_CODES + MAX_ERRORS
+OUT_WIDTH: Final = T_CODES + MAX_ERRORS
 TRANSITION, AFTER_DECOMMISSION, UNKNOWN_DEVICE, CLOCK_FAULT, IDENTITY_CONFLICT = range(5)
-ROOM: Final = 16  # upper bound of the output rows of one row and the deadlines before it
+MAX_OUT_ROWS_PER_ROW: Final = 16  # upper bound of the output rows of one row and the deadlines before it

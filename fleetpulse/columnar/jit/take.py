@@ -48,7 +48,7 @@ def filtered(batch: pa.RecordBatch, kept: Any) -> pa.RecordBatch:
 
 
 @jit_cached
-def shared_out(hashes: NDArray[np.int64], groups: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def partition_by_hash(hashes: NDArray[np.int64], groups: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Partition rows by hash into groups (a stable counting sort).
 
     Args:

@@ -65,10 +65,10 @@ REGISTERED_SCHEMA: Final = pa.schema(
 CLASS_SINCE_FIELD: Final = pa.field("class_since", pa.timestamp("us", tz="UTC"))  # may be absent; null: registered_at
 LIMIT_FIELDS: Final = tuple(pa.field(name, pa.int64()) for name in LIMITS)  # may be absent; null: limit of the class
 CHUNKS: Final = pa.list_(pa.struct([("number", pa.int64()), ("rows", pa.binary())]))  # pending rows, see `fold.pending`
-SEED_SCHEMA: Final = pa.schema([("key_group", pa.int32()), ("block", pa.binary()), ("chunks", CHUNKS)])
+BOOTSTRAP_SCHEMA: Final = pa.schema([("key_group", pa.int32()), ("block", pa.binary()), ("chunks", CHUNKS)])
 
 
-def seeds(registered: pa.Table, shards: Shards, policies: Policies, key_groups: int) -> pa.Table:
+def bootstrap_groups(registered: pa.Table, shards: Shards, policies: Policies, key_groups: int) -> pa.Table:
     """Return the stored form of every key group, with the devices that belong to it.
 
     Args:
@@ -79,12 +79,12 @@ def seeds(registered: pa.Table, shards: Shards, policies: Policies, key_groups: 
         key_groups: number of key groups.
 
     Returns:
-        Columns of `SEED_SCHEMA`, one row for each key group.
+        Columns of `BOOTSTRAP_SCHEMA`, one row for each key group.
 
     Raises:
         FleetError: the list is invalid, see `sound`.
     """
-    devices = sound(registered, shards.least_frontier_ms)
+    devices = validated_devices(registered, shards.least_frontier_ms)
     groups = hashes_of(devices["device_id"]) % key_groups
     order = np.argsort(groups, kind="stable")
     devices, groups = devices.take(pa.array(order)), groups[order]
@@ -94,7 +94,7 @@ def seeds(registered: pa.Table, shards: Shards, policies: Policies, key_groups: 
         for group in range(key_groups)
     ]
     nothing = pa.array([[]] * key_groups, CHUNKS)
-    return pa.table([pa.array(range(key_groups), pa.int32()), pa.array(blocks, pa.binary()), nothing], schema=SEED_SCHEMA)
+    return pa.table([pa.array(range(key_groups), pa.int32()), pa.array(blocks, pa.binary()), nothing], schema=BOOTSTRAP_SCHEMA)
 
 
 def as_registered(table: pa.Table) -> pa.Table:
@@ -138,7 +138,7 @@ def require_once(names: Sequence[str]) -> None:
         )
 
 
-def sound(registered: pa.Table, frontier_ms: int | None) -> pa.Table:
+def validated_devices(registered: pa.Table, frontier_ms: int | None) -> pa.Table:
     """Validate a list of devices.
 
     Args:

@@ -26,12 +26,12 @@ from fleetpulse.columnar.fold.judgement_batches import event_times
 from fleetpulse.columnar.fold.key_group import KeyGroup
 from fleetpulse.columnar.jit.layout import BOOT, CLOCK, DEVICE_FIELDS, MEMORY, MODE, SEQ, TRUSTS
 from fleetpulse.columnar.jit.world import MODES, NONE, Vocabulary
-from fleetpulse.columnar.snapshot.bootstrap import SEED_SCHEMA
+from fleetpulse.columnar.snapshot.bootstrap import BOOTSTRAP_SCHEMA
 from fleetpulse.columnar.state.deltas import WORDS
 from fleetpulse.columnar.state.devices import Devices
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment, Outcome
-from fleetpulse.core.rows import EVERYONE, OF_READING, Row, Trust
+from fleetpulse.core.rows import EVERYONE, SET_WHEN_READ, Row, Trust
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, Column
 
 DEVICE, SIGNAL, OWN_ROW, PENDING, GROUP = "device", "signal", "row", "pending", "group"
@@ -65,7 +65,7 @@ _TRUST_WORDS: Final = pa.array([trust.value for trust in TRUSTS])
 assert all(_declared(name) for _, name in _NUMBERS), "every field of a device has a column"
 
 
-def taken(
+def snapshot_rows(
     key_group: int, block: bytes, chunks: Mapping[int, bytes], newest_ms: int, deployment: Deployment
 ) -> list[pa.RecordBatch]:
     """Return a key group as snapshot rows, judged up to the newest row of any group.
@@ -183,11 +183,11 @@ def _plain(key_group: int, part: str, contents: Sequence[Mapping[str, Any]], ids
 
 
 def _row_to_plain(row: Row) -> dict[str, Any]:
-    values = {name: value for name, value in asdict(row).items() if name not in OF_READING}
+    values = {name: value for name, value in asdict(row).items() if name not in SET_WHEN_READ}
     return {**values, "kind": row.kind.value, "clock": row.clock.value}
 
 
-def the_world(groups: Iterable[str]) -> str:
+def shared_context(groups: Iterable[str]) -> str:
     """Return the coverage, frontiers and policies that all groups of a snapshot share.
 
     Args:
@@ -210,15 +210,17 @@ def the_world(groups: Iterable[str]) -> str:
     return worlds.pop()
 
 
-def seed(key_group: int, rows: pa.Table, shared: Sequence[Row], world: str, deployment: Deployment, form: int) -> pa.Table:
-    """Create a key group from snapshot rows, as one row of `SEED_SCHEMA`.
+def restore_group(
+    key_group: int, rows: pa.Table, shared: Sequence[Row], world: str, deployment: Deployment, form: int
+) -> pa.Table:
+    """Create a key group from snapshot rows, as one row of `BOOTSTRAP_SCHEMA`.
 
     Args:
         key_group: number of the key group.
         rows: its devices, signals and own rows, columns of `SNAPSHOT_SCHEMA`; rows of other parts
             are ignored.
         shared: rows that are pending in every group.
-        world: coverage, frontiers and policies, see `the_world`.
+        world: coverage, frontiers and policies, see `shared_context`.
         deployment: lateness, clock lead and jitter.
         form: format version of the stored form.
     """
@@ -226,12 +228,12 @@ def seed(key_group: int, rows: pa.Table, shared: Sequence[Row], world: str, depl
     group = KeyGroup(shards, policies, _to_devices(rows.filter(pc.equal(rows["part"], DEVICE))))
     signals = _to_signals(rows.filter(pc.equal(rows["part"], SIGNAL)))
     own = rows.filter(pc.and_(pc.equal(rows["part"], OWN_ROW), pc.not_equal(rows["device_id"], EVERYONE)))
-    chunks = group.let_wait(signals, [*_to_rows(own), *shared], max(deployment.allowed_lateness_ms, 1))
+    chunks = group.store_pending(signals, [*_to_rows(own), *shared], max(deployment.allowed_lateness_ms, 1))
     written = [{"number": number, "rows": content} for number, content in chunks]
-    return pa.table([[key_group], [group.to_bytes(form)], [written]], schema=SEED_SCHEMA)
+    return pa.table([[key_group], [group.to_bytes(form)], [written]], schema=BOOTSTRAP_SCHEMA)
 
 
-def come_to(rows: pa.Table) -> Outcome:
+def outcome_of(rows: pa.Table) -> Outcome:
     """Return the outcome at a snapshot, from which `core.replay` can resume.
 
     The outcome has no judgements.
@@ -241,13 +243,13 @@ def come_to(rows: pa.Table) -> Outcome:
             columns of `SNAPSHOT_SCHEMA`; rows of part ``pending`` are ignored.
 
     Raises:
-        FleetError: the snapshot is damaged, see `the_world`.
+        FleetError: the snapshot is damaged, see `shared_context`.
     """
 
     def of(part: str) -> pa.Table:
         return rows.filter(pc.equal(rows["part"], part))
 
-    shards, policies = world_from_plain(json.loads(the_world(of(GROUP)["content"].to_pylist())))
+    shards, policies = world_from_plain(json.loads(shared_context(of(GROUP)["content"].to_pylist())))
     devices = _to_devices(of(DEVICE))
     known = (devices.get(place) for place in range(len(devices)))
     others = _to_rows(of(OWN_ROW))

@@ -20,7 +20,7 @@ from fleetpulse.columnar.codec.arrow import from_bytes, to_bytes
 from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.jit.world import Int64s
 from fleetpulse.columnar.snapshot.checksum import Fingerprint, added, fingerprint
-from fleetpulse.columnar.snapshot.rows import GROUP, OWN_ROW, PENDING, SNAPSHOT_SCHEMA, the_world
+from fleetpulse.columnar.snapshot.rows import GROUP, OWN_ROW, PENDING, SNAPSHOT_SCHEMA, shared_context
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.rows import EVERYONE
 
@@ -37,7 +37,7 @@ ENOUGH: Final = 100_000
 _BESIDE: Final = pa.array([GROUP, PENDING], pa.string())
 
 
-def parcels(batches: Iterable[pa.RecordBatch], key_groups: int | None, enough: int = ENOUGH) -> Iterator[pa.RecordBatch]:
+def partition_rows(batches: Iterable[pa.RecordBatch], key_groups: int | None, enough: int = ENOUGH) -> Iterator[pa.RecordBatch]:
     """Partition rows by their new key group, and compute their fingerprint.
 
     Args:
@@ -86,12 +86,12 @@ def whole(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class SnapshotFacts:
     """Facts about a snapshot as a whole.
 
     Attributes:
         sums: fingerprint of the devices and of their pending rows.
-        world: coverage, frontiers and policies, see `rows.the_world`.
+        world: coverage, frontiers and policies, see `rows.shared_context`.
         waiting: rows that are pending in every key group, as JSON, in order.
         pending: judgements that are not emitted yet, as JSON.
     """
@@ -102,7 +102,7 @@ class Account:
     pending: tuple[str, ...]
 
 
-def account(told: Iterable[tuple[int | None, str, str]]) -> Account:
+def collect_facts(told: Iterable[tuple[int | None, str, str]]) -> SnapshotFacts:
     """Combine the rows that were sent beside the parcels.
 
     Args:
@@ -116,7 +116,9 @@ def account(told: Iterable[tuple[int | None, str, str]]) -> Account:
     sums = added({part: (count, hashes) for part, (count, hashes) in json.loads(content).items()}
                  for _, part, content in known if part == SUMS)  # fmt: skip
     pending = [content for _, part, content in known if part == PENDING]
-    return Account(sums, the_world(content for _, part, content in known if part == GROUP), _of_all(known), tuple(pending))
+    return SnapshotFacts(
+        sums, shared_context(content for _, part, content in known if part == GROUP), _of_all(known), tuple(pending)
+    )
 
 
 def _of_all(told: Sequence[tuple[int | None, str, str]]) -> tuple[str, ...]:

@@ -78,7 +78,7 @@ THRESHOLDS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class BatchContext:
     """Values of a batch that its progress does not contain.
 
     Attributes:
@@ -146,7 +146,7 @@ class Progress:
         return sum(int(one.get("customMetrics", {}).get(name, 0)) for one in self.content["stateOperators"])
 
 
-def to_row(progress: Progress, beside: Beside) -> dict[str, Any]:
+def to_row(progress: Progress, beside: BatchContext) -> dict[str, Any]:
     """Return the row of ``stream_health`` for a batch; timestamps are ``<column>_ms``.
 
     Args:
@@ -190,7 +190,7 @@ _PARTS: Final = {
 }
 
 
-def _watermark(progress: Progress, beside: Beside, end_ms: int) -> dict[str, int | None]:
+def _watermark(progress: Progress, beside: BatchContext, end_ms: int) -> dict[str, int | None]:
     watermark_ms = progress.event_ms("watermark")
     read = [at for at in (progress.newest_received_ms, beside.newest_received_ms) if at is not None]
     newest_ms = max(read, default=None)

@@ -40,7 +40,7 @@ SOUND: Final = frozenset({JobState.RUNNING, JobState.STARTING, JobState.STOPPED,
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observation:
     """Observation of the job by one check of the supervisor; times in milliseconds.
 
     Attributes:
@@ -97,12 +97,12 @@ class Decision:
         start: whether the supervisor must start the job.
     """
 
-    standing: JobState
+    state: JobState
     why: str
     start: bool = False
 
 
-def decide(seen: Seen) -> Decision:
+def decide(seen: Observation) -> Decision:
     """Return the state of the job, and whether to start it."""
     if not seen.wanted:
         return _stopped(seen)
@@ -117,7 +117,7 @@ def decide(seen: Seen) -> Decision:
     return Decision(JobState.STALE, f"it has reported no status for {_minutes(seen.said_ago_ms)}; see its log")
 
 
-def _stopped(seen: Seen) -> Decision:
+def _stopped(seen: Observation) -> Decision:
     if seen.by.startswith(AIRFLOWS) and seen.wanted_ago_ms > LONGEST_CHANGE_MS:
         why = f"{seen.by} stopped it {_minutes(seen.wanted_ago_ms)} ago, longer than its tasks may take"
         return Decision(
@@ -126,14 +126,14 @@ def _stopped(seen: Seen) -> Decision:
     return Decision(JobState.STOPPED, f"its desired state is stopped, set by {seen.by}")
 
 
-def _starting(seen: Seen) -> Decision:
+def _starting(seen: Observation) -> Decision:
     said = seen.state or "its process has reported no status yet"
     if seen.starting_ms > seen.stale_after_ms:  # its processes may be new each time
         return Decision(JobState.STALE, f"it has been starting for {_minutes(seen.starting_ms)}: {said}; see its log")
     return Decision(JobState.STARTING, said)
 
 
-def _again(seen: Seen) -> Decision:
+def _again(seen: Observation) -> Decision:
     recent = [at for at in seen.starts_ms if seen.now_ms - at < REMEMBERED_MS]
     if recent:
         wait_ms = min(FIRST_WAIT_MS * 2 ** (len(recent) - 1), LONGEST_WAIT_MS)
@@ -145,7 +145,7 @@ def _again(seen: Seen) -> Decision:
     return Decision(JobState.STARTED, f"it was dead: {seen.given_up}", start=True)
 
 
-def _running(seen: Seen) -> Decision:
+def _running(seen: Observation) -> Decision:
     behind_ms = seen.behind_ms or 0
     if behind_ms > seen.stale_after_ms and seen.still_ms > seen.stale_after_ms:
         why = f"it has judged nothing for {_minutes(seen.still_ms)}, and is {_minutes(behind_ms)} behind the newest row received"

@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 MAX_DEAF: Final = 1_000  # bridges that are not listening at one time; each key group keeps their names
-MAX_OURS: Final = 500  # bridges of the installation; the rest is for bridges of recordings
-MAX_RECORDED: Final = MAX_DEAF - MAX_OURS  # bridges of a recording that are not listening, or have a gap row, at one instant
+MAX_OWN_BRIDGES: Final = 500  # bridges of the installation; the rest is for bridges of recordings
+MAX_RECORDED: Final = (
+    MAX_DEAF - MAX_OWN_BRIDGES
+)  # bridges of a recording that are not listening, or have a gap row, at one instant
 Gap = tuple[int, int | None]  # start and end (None: still open), epoch milliseconds
 
 
@@ -113,7 +115,7 @@ class Coverage:
 
 
 @dataclass(frozen=True, slots=True)
-class Listening:
+class ShardProgress:
     """Coverage and frontier of one shard.
 
     Attributes:
@@ -128,12 +130,12 @@ class Listening:
     frontier_ms: int | None = None
 
     @classmethod
-    def begin(cls, received_at_ms: int) -> "Listening":
+    def begin(cls, received_at_ms: int) -> "ShardProgress":
         """Return the state at the first row ever received."""
         return cls(Coverage(received_at_ms), received_at_ms)
 
     @classmethod
-    def judged_through(cls, frontier_ms: int, started_ms: int, allowed_lateness_ms: int) -> "Listening":
+    def judged_through(cls, frontier_ms: int, started_ms: int, allowed_lateness_ms: int) -> "ShardProgress":
         """Return a state with a given frontier and no coverage gap since ``started_ms``.
 
         Everything up to the frontier is judged, or left out.
@@ -142,7 +144,7 @@ class Listening:
         newest_ms = started_ms if frontier_ms < started_ms else frontier_ms + allowed_lateness_ms
         return cls(coverage, newest_ms, frontier_ms)
 
-    def read(self, received_at_ms: int, allowed_lateness_ms: int) -> "Listening":
+    def read(self, received_at_ms: int, allowed_lateness_ms: int) -> "ShardProgress":
         """Return the state after a row received at ``received_at_ms``."""
         newest = max(self.newest_ms, received_at_ms)
         reach = self.coverage.greatest(self.coverage.covered(newest) - allowed_lateness_ms)
@@ -150,9 +152,9 @@ class Listening:
             return self
         if reach is None or (self.frontier_ms is not None and reach < self.frontier_ms):
             reach = self.frontier_ms
-        return Listening(self.coverage, newest, reach)
+        return ShardProgress(self.coverage, newest, reach)
 
-    def open_gap(self, row_ms: int, since_ms: int, bridge: str) -> "Listening":
+    def open_gap(self, row_ms: int, since_ms: int, bridge: str) -> "ShardProgress":
         """Apply a gap row that opens a gap of ``bridge``.
 
         Args:
@@ -165,7 +167,7 @@ class Listening:
             since = max(since, self.frontier_ms)
         return replace(self, coverage=self.coverage.open_gap(since, bridge))
 
-    def close_gap(self, row_ms: int, until_ms: int, bridge: str) -> "Listening":
+    def close_gap(self, row_ms: int, until_ms: int, bridge: str) -> "ShardProgress":
         """Apply a gap row that closes the gap of ``bridge``.
 
         Args:

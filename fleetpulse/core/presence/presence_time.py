@@ -19,7 +19,7 @@ from fleetpulse.core.times import format_duration
 FAULTS: Final = (Trust.INVALID, Trust.AHEAD, Trust.BEHIND)  # clock faults: the event time is not used
 
 
-def trusted(row: Row, frontier_ms: int | None, max_clock_lead_ms: int, max_backlog_ms: int) -> Trust:
+def classify_event_time(row: Row, frontier_ms: int | None, max_clock_lead_ms: int, max_backlog_ms: int) -> Trust:
     """Classify the event time of a signal.
 
     Args:
@@ -39,7 +39,7 @@ def trusted(row: Row, frontier_ms: int | None, max_clock_lead_ms: int, max_backl
     return Trust.LATE if frontier_ms is not None and row.event_time_ms <= frontier_ms else Trust.ON_TIME
 
 
-def present(row: Row, trust: Trust) -> Row:
+def with_presence_time(row: Row, trust: Trust) -> Row:
     """Return a signal with its presence time and the class of its event time."""
     if trust is not Trust.ON_TIME or row.event_time_ms is None:
         return replace(row, presence_ms=row.received_at_ms, trust=trust)
@@ -78,7 +78,7 @@ def trust_sql(max_clock_lead_ms: str, max_backlog_ms: str, late: str) -> str:
         WHEN {late} THEN '{Trust.LATE}' ELSE '{Trust.ON_TIME}' END"""
 
 
-def clock_words(trust: Trust, offset_ms: int | None) -> str | None:
+def clock_description(trust: Trust, offset_ms: int | None) -> str | None:
     """Describe a device's clock for people; None if it is right.
 
     Args:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, cast
 
-from fleetpulse.core.presence.coverage import Listening
+from fleetpulse.core.presence.coverage import ShardProgress
 from fleetpulse.core.rows import Row, order
 from fleetpulse.core.text import MAX_ID_BYTES
 
@@ -92,18 +92,18 @@ class Shards:
         sites: sites of each other shard, in order and disjoint.
     """
 
-    listenings: tuple[Listening, ...]
+    listenings: tuple[ShardProgress, ...]
     sites: tuple[frozenset[str], ...] = ()
 
     @classmethod
     def begin(cls, received_at_ms: int) -> "Shards":
         """Return the shards at the first row ever received."""
-        return cls((Listening.begin(received_at_ms),))
+        return cls((ShardProgress.begin(received_at_ms),))
 
     @classmethod
     def judged_through(cls, frontier_ms: int, started_ms: int, allowed_lateness_ms: int) -> "Shards":
         """See `Listening.judged_through`."""
-        return cls((Listening.judged_through(frontier_ms, started_ms, allowed_lateness_ms),))
+        return cls((ShardProgress.judged_through(frontier_ms, started_ms, allowed_lateness_ms),))
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -116,7 +116,7 @@ class Shards:
         """Return the number of a site's shard."""
         return self._numbers.get(site, 0) if site is not None else 0
 
-    def of(self, site: str | None) -> Listening:
+    def of(self, site: str | None) -> ShardProgress:
         """Return coverage and frontier of a site."""
         return self.listenings[self.number(site)]
 
@@ -152,7 +152,7 @@ class Shards:
         same = all(one is before for one, before in zip(moved, self.listenings, strict=True))
         return self if same else self._with(moved)
 
-    def _with(self, listenings: tuple[Listening, ...]) -> "Shards":
+    def _with(self, listenings: tuple[ShardProgress, ...]) -> "Shards":
         shards = replace(self, listenings=listenings)
         shards.__dict__["_numbers"] = self._numbers
         return shards

@@ -154,7 +154,7 @@ _AS_JUDGED: Final = Suite(
         holds("is_as_bronze_says", "each device equals the one that follows from bronze, in all fields"),
     ),
     ("mode", "mode_due", "last_seen", "last_seen_due", "runtime_ms", "runtime_due_ms"),
-    again=True,
+    needs_replay=True,
 )
 _OWN: Final = (Kind.CONTROL, Kind.REGISTRY, Kind.CORRECT)
 _NAMED: Final = " ".join(

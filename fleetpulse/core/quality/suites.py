@@ -92,10 +92,10 @@ class Suite:
     key: tuple[str, ...]
     expectations: tuple[Expectation, ...]
     shown: tuple[str, ...] = ()
-    again: bool = False
+    needs_replay: bool = False
 
 
-MADE: Final[Mapping[str, str]] = MappingProxyType(
+DERIVED_TABLES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "stand": "one row: position of the lifecycle job",
         "shards": "frontier of each site that a gap row names",

@@ -121,7 +121,7 @@ _DEADLINES: Final = Suite(
         ),
     ),
     ("event_time", "last_seen", "deadline"),
-    again=True,
+    needs_replay=True,
 )
 _TOLD: Final = (
     "kind, device_id, site, event_time, device_class, life, transition_no, from_mode, to_mode, trigger, last_seen, runtime_ms, "
@@ -163,7 +163,7 @@ _VERDICTS: Final = Suite(
         holds("none_is_made_up", "every emitted transition follows from bronze, once"),
     ),
     ("event_time", "from_mode", "to_mode", "trigger", "device_class", "runtime_ms", "said", "due"),
-    again=True,
+    needs_replay=True,
 )
 _ACCOUNTS: Final = Suite(
     "accounts",
@@ -182,7 +182,7 @@ _ACCOUNTS: Final = Suite(
         holds("none_is_made_up", "every listed message is in bronze and was not judged"),
     ),
     ("received_at", "reason", "said", "due"),
-    again=True,
+    needs_replay=True,
 )
 _LISTED: Final = Suite(
     "listed",

@@ -35,7 +35,7 @@ _ARRIVALS: Final = ("heard_arrival", "proved_arrival")
 _LISTS: Final = ("error_times_ms", "codes", "progress", "progress_of")
 
 
-def plain(device: Device, covered_ms: int, at_ms: int = 0) -> dict[str, Any]:
+def encode_device(device: Device, covered_ms: int, at_ms: int = 0) -> dict[str, Any]:
     """Encode a device as JSON values.
 
     Args:
@@ -60,21 +60,21 @@ def plain(device: Device, covered_ms: int, at_ms: int = 0) -> dict[str, Any]:
     return values | {"mode": device.mode.value, "clock": device.clock.value} | {name: list(values[name]) for name in _LISTS}
 
 
-def alike(one: Device | None, other: Device | None) -> bool:
+def same_state(one: Device | None, other: Device | None) -> bool:
     """Whether two devices are equal, apart from their last transition number."""
     if one is None or other is None:
         return one is other
-    return plain(replace(one, transition_no=0), 0) == plain(replace(other, transition_no=0), 0)
+    return encode_device(replace(one, transition_no=0), 0) == encode_device(replace(other, transition_no=0), 0)
 
 
 def fingerprint(device: Device | None, covered_ms: int, at_ms: int) -> str:
     """Return a digest of a device, or of None: 16 hexadecimal digits."""
-    values = None if device is None else plain(device, covered_ms, at_ms)
+    values = None if device is None else encode_device(device, covered_ms, at_ms)
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def corrected(device_id: str, told: Any, covered: Callable[[str], int]) -> Device | None:
+def decode_device(device_id: str, told: Any, covered: Callable[[str], int]) -> Device | None:
     """Decode a device that `plain` has encoded; None if the correction removes it.
 
     Args:

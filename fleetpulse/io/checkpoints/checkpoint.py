@@ -42,18 +42,18 @@ def judged_up_to(checkpoint: Path) -> tuple[int, int] | None:
         Number of the batch, and instant in epoch milliseconds; None before the first batch.
 
     Raises:
-        FleetError: the record of the checkpoint's start is damaged, see `note_begin`.
+        FleetError: the record of the checkpoint's start is damaged, see `write_start_position`.
     """
-    for batch in reversed(committed(checkpoint)):
+    for batch in reversed(committed_batches(checkpoint)):
         try:
             watermark_ms = watermark_after(checkpoint, batch) or 0
         except FleetError:  # the commit was just removed, or is truncated: the previous one is whole
             continue
-        return batch, watermark_ms + WATERMARK_DELAY_MS if watermark_ms else begun_with(checkpoint) or WATERMARK_DELAY_MS
+        return batch, watermark_ms + WATERMARK_DELAY_MS if watermark_ms else read_start_position(checkpoint) or WATERMARK_DELAY_MS
     return None
 
 
-def note_begin(checkpoint: Path, newest_ms: int | None) -> None:
+def write_start_position(checkpoint: Path, newest_ms: int | None) -> None:
     """Record up to which ``received_at`` the initial state of a checkpoint was judged.
 
     A new checkpoint has no watermark before its first batch with rows.
@@ -65,8 +65,8 @@ def note_begin(checkpoint: Path, newest_ms: int | None) -> None:
     atomic_write(checkpoint / _BEGIN, json.dumps({"newest_ms": newest_ms}))
 
 
-def begun_with(checkpoint: Path) -> int | None:
-    """Return the instant that `note_begin` has recorded.
+def read_start_position(checkpoint: Path) -> int | None:
+    """Return the instant that `write_start_position` has recorded.
 
     Returns:
         Instant, epoch milliseconds; None if none was recorded.
@@ -85,15 +85,15 @@ def begun_with(checkpoint: Path) -> int | None:
 
 def is_settled(checkpoint: Path) -> bool:
     """Return whether a checkpoint has a batch, and all batches are committed."""
-    return unfinished(checkpoint) is None and bool(committed(checkpoint))
+    return unfinished(checkpoint) is None and bool(committed_batches(checkpoint))
 
 
-def committed(checkpoint: Path) -> list[int]:
+def committed_batches(checkpoint: Path) -> list[int]:
     """Return the numbers of the committed batches in a checkpoint, in order."""
     return _numbers(checkpoint / "commits")
 
 
-def begun(checkpoint: Path) -> list[int]:
+def started_batches(checkpoint: Path) -> list[int]:
     """Return the numbers of all started batches in a checkpoint, in order."""
     return _numbers(checkpoint / "offsets")
 
@@ -103,13 +103,13 @@ def unfinished(checkpoint: Path) -> int | None:
 
     The job repeats this batch when it starts.
     """
-    started, done = begun(checkpoint), committed(checkpoint)
+    started, done = started_batches(checkpoint), committed_batches(checkpoint)
     return started[-1] if started and (not done or started[-1] > done[-1]) else None
 
 
 def newest_begun(checkpoint: Path) -> int:
     """Return the version of bronze at which the newest started batch ends."""
-    return read_offset(checkpoint, begun(checkpoint)[-1])[1]
+    return read_offset(checkpoint, started_batches(checkpoint)[-1])[1]
 
 
 def read_offset(checkpoint: Path, batch: int) -> tuple[int, int]:
@@ -221,7 +221,7 @@ def position_after(checkpoint: Path, batch: int | None = None) -> CheckpointPosi
     Raises:
         FleetError: the checkpoint has no committed batch, no longer has this batch, or is damaged.
     """
-    kept = committed(checkpoint)
+    kept = committed_batches(checkpoint)
     if not kept:
         raise FleetError(
             f'the checkpoint "{checkpoint}" has no batch yet; run the job first: ./fleet up',
@@ -241,7 +241,7 @@ def position_after(checkpoint: Path, batch: int | None = None) -> CheckpointPosi
     except (OSError, ValueError, IndexError, KeyError, TypeError) as error:
         raise _damaged(checkpoint, f"batch {chosen}", error) from None
     watermark_ms = watermark_after(checkpoint, chosen)
-    newest_ms = watermark_ms + WATERMARK_DELAY_MS if watermark_ms else begun_with(checkpoint)
+    newest_ms = watermark_ms + WATERMARK_DELAY_MS if watermark_ms else read_start_position(checkpoint)
     return CheckpointPosition(chosen, version, newest_ms, partitions)
 
 

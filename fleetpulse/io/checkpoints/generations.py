@@ -115,7 +115,7 @@ class Generations:
         successor = min(ran, key=lambda later: later.number, default=None)
         return successor.made_at_ms or None if successor is not None else None
 
-    def of_the_same_groups(self, number: int) -> list[int]:
+    def repartitioned_from(self, number: int) -> list[int]:
         """Return a generation's number, and those of the generations it was copied from.
 
         They have the same key groups, so the newest summary of a group may be from any of them.
@@ -125,7 +125,7 @@ class Generations:
             found.append(int(one.made_from["generation"]))
         return found
 
-    def choices_in(self, number: int) -> frozenset[int]:
+    def with_chosen_devices(self, number: int) -> frozenset[int]:
         """Return the generations with chosen devices: a generation and its ancestors.
 
         A generation has chosen devices if it was created with only some of the known devices
@@ -179,7 +179,7 @@ def load_generations(lifecycle: Path) -> Generations:
         ) from None
 
 
-def made_durable(lifecycle: Path, number: int) -> None:
+def sync_checkpoint(lifecycle: Path, number: int) -> None:
     """Make a new generation's checkpoint durable, before the record refers to it.
 
     Spark does not call fsync.
@@ -225,16 +225,16 @@ def begin_generation(
     Raises:
         FleetError: another generation is held, or the record cannot be written.
     """
-    record = none_held(lifecycle)
+    record = require_none_held(lifecycle)
     record = record if record.known else record.with_one(current)
-    record = sweep(lifecycle, record)
+    record = remove_leftovers(lifecycle, record)
     made = Generation(record.newest() + 1, key_groups, form, made_by, made_from, wall_clock_ms(), NEW, asked_by=asked_by())
     shutil.rmtree(checkpoint_of(lifecycle, made.number), ignore_errors=True)
     save_generations(lifecycle, record.with_one(made))
     return made
 
 
-def none_held(lifecycle: Path) -> Generations:
+def require_none_held(lifecycle: Path) -> Generations:
     """Read the record of generations, and check that no generation is held.
 
     Raises:
@@ -250,7 +250,7 @@ def none_held(lifecycle: Path) -> Generations:
     return record
 
 
-def sweep(lifecycle: Path, record: Generations) -> Generations:
+def remove_leftovers(lifecycle: Path, record: Generations) -> Generations:
     """Remove files of commands that were killed, and return the updated record.
 
     The caller holds `exclusive_state_change`.

@@ -30,7 +30,7 @@ class AmendProgress:
     unmet: tuple[str, ...]
 
 
-def reached(home: Home) -> AmendProgress | None:
+def read_amend_progress(home: Home) -> AmendProgress | None:
     """Read the progress of amend; None if the file is missing or unreadable.
 
     An unreadable file is not an error: the next amend replaces it.
@@ -42,6 +42,6 @@ def reached(home: Home) -> AmendProgress | None:
         return None
 
 
-def write_reached(home: Home, now: AmendProgress) -> None:
+def write_amend_progress(home: Home, now: AmendProgress) -> None:
     """Write the progress of amend, replacing the previous one."""
     atomic_write(home.path / _FILE, json.dumps(asdict(now)))

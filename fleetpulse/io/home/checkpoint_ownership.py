@@ -14,7 +14,7 @@ from typing import Final
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io.checkpoints.checkpoint import begun, newest_begun
+from fleetpulse.io.checkpoints.checkpoint import newest_begun, started_batches
 from fleetpulse.io.checkpoints.generations import checkpoint_of
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
@@ -24,7 +24,7 @@ _MARK: Final = "home-id.json"
 _CURE: Final = "restore this home's checkpoint, or the whole home, from one backup, or choose another home with --home"
 
 
-def require_own_if_read(home: Home, number: int) -> None:
+def require_own_if_readable(home: Home, number: int) -> None:
     """Like `require_own`, but ignore an unreadable checkpoint.
 
     Used for a checkpoint that no job will continue.
@@ -34,7 +34,7 @@ def require_own_if_read(home: Home, number: int) -> None:
     """
     try:
         marked_with(checkpoint_of(home.lifecycle, number))
-        if begun(checkpoint_of(home.lifecycle, number)):
+        if started_batches(checkpoint_of(home.lifecycle, number)):
             newest_begun(checkpoint_of(home.lifecycle, number))
     except FleetError:
         return
@@ -59,7 +59,7 @@ def require_own(home: Home, number: int) -> None:
             f"found {marked}; {_CURE}",
             code="checkpoint-foreign",
         )
-    if not begun(checkpoint):
+    if not started_batches(checkpoint):
         return
     version, latest = newest_begun(checkpoint), DeltaLog(home.table(MESSAGES.name)).latest()
     if version > latest + 1:

@@ -17,12 +17,12 @@ from fleetpulse.io.system.locks import folder_held
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 
 _NUMBER: Final = re.compile(r"(\d{1,18})-")
-MOST_COMMANDS: Final = 500_000  # per file: they go into one segment, which has fewer than 2^20 rows
+MAX_COMMANDS: Final = 500_000  # per file: they go into one segment, which has fewer than 2^20 rows
 Command = tuple[str, Mapping[str, Any]]  # topic and payload
 
 
 @contextmanager
-def in_turn(home: Home) -> Iterator[None]:
+def spool_lock(home: Home) -> Iterator[None]:
     """Hold the lock of the spool, for commands that depend on those already spooled.
 
     Raises:
@@ -48,11 +48,11 @@ def spool(home: Home, commands: Sequence[Command]) -> None:
         FleetError: a command is invalid, there are too many, or the spool cannot be written. No
             command is spooled.
     """
-    with in_turn(home):
-        hand_over(home, commands)
+    with spool_lock(home):
+        spool_locked(home, commands)
 
 
-def hand_over(home: Home, commands: Sequence[Command]) -> None:
+def spool_locked(home: Home, commands: Sequence[Command]) -> None:
     """Write commands to the spool like `spool`, for a caller that holds `in_turn`.
 
     Args:
@@ -62,10 +62,10 @@ def hand_over(home: Home, commands: Sequence[Command]) -> None:
     Raises:
         FleetError: see `spool`.
     """
-    if len(commands) > MOST_COMMANDS:
+    if len(commands) > MAX_COMMANDS:
         cure = "split them into several calls"
         raise FleetError(
-            f"at most {MOST_COMMANDS:,} commands are accepted at once; got {len(commands):,}; {cure}", code="commands-too-many"
+            f"at most {MAX_COMMANDS:,} commands are accepted at once; got {len(commands):,}; {cure}", code="commands-too-many"
         )
     faults: list[str] = []
     for topic, payload in commands:
@@ -95,7 +95,7 @@ def _newest(home: Home) -> int:
     return max((int(found[1]) for path in home.commands.glob("*.json*") if (found := _NUMBER.match(path.name))), default=0)
 
 
-def commanded(home: Home) -> set[str]:
+def devices_with_pending_commands(home: Home) -> set[str]:
     """Return the devices with commands that the bridge has not picked up yet."""
     identity = home.identity()
     return {device_id for topic in spooled(home) if (device_id := device_of(topic, identity)) is not None}

@@ -18,7 +18,7 @@ from typing import Final
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.fsync import atomic_write
-from fleetpulse.io.system.locks import briefly, held, holder
+from fleetpulse.io.system.locks import exclusive_lock, lock_holder, named_lock
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 
 RUNNING: Final = "running"
@@ -26,7 +26,7 @@ STOPPED: Final = "stopped"
 
 
 @dataclass(frozen=True, slots=True)
-class Desired:
+class DesiredState:
     """Desired state of the lifecycle job.
 
     Attributes:
@@ -34,7 +34,7 @@ class Desired:
         by: name of the person or process that set it.
         at_ms: time of the change, epoch milliseconds.
         meanwhile: whether it is in force only while the process that set it is in
-            `stopped_meanwhile`.
+            `temporarily_stopped`.
     """
 
     what: str = RUNNING
@@ -43,19 +43,19 @@ class Desired:
     meanwhile: bool = False
 
 
-def get_desired(home: Home) -> Desired:
+def get_desired(home: Home) -> DesiredState:
     """Return the desired state; running if none was set.
 
     Raises:
         FleetError: the file of the desired state is damaged.
     """
     try:
-        found = Desired(**json.loads((home.path / "desired.json").read_text()))
-        if found.what == STOPPED and found.meanwhile and holder(_at_work(home)) is None:
-            return Desired(RUNNING, found.by, found.at_ms)
+        found = DesiredState(**json.loads((home.path / "desired.json").read_text()))
+        if found.what == STOPPED and found.meanwhile and lock_holder(_at_work(home)) is None:
+            return DesiredState(RUNNING, found.by, found.at_ms)
         return found
     except FileNotFoundError:
-        return Desired()
+        return DesiredState()
     except (OSError, ValueError, TypeError) as error:
         raise FleetError(
             f'"{home.path}/desired.json" is damaged ({error}); set it again with: ./fleet stream start --home {home.path}',
@@ -63,14 +63,16 @@ def get_desired(home: Home) -> Desired:
         ) from None
 
 
-def set_desired(home: Home, what: str, by: str, *, meanwhile: bool = False, only_if: Desired | None = None) -> Desired | None:
+def set_desired(
+    home: Home, what: str, by: str, *, meanwhile: bool = False, only_if: DesiredState | None = None
+) -> DesiredState | None:
     """Set the desired state, optionally only if it has not changed since it was read.
 
     Args:
         home: home of the job.
         what: new state, `RUNNING` or `STOPPED`.
         by: name of the person or process that sets it.
-        meanwhile: whether it is in force only while `stopped_meanwhile` runs.
+        meanwhile: whether it is in force only while `temporarily_stopped` runs.
         only_if: desired state that the caller has read. Nothing is written if another one was set
             since. None writes in any case.
 
@@ -81,10 +83,10 @@ def set_desired(home: Home, what: str, by: str, *, meanwhile: bool = False, only
         FleetError: the file cannot be written.
     """
     try:
-        with briefly(home.path / "word.lock"):
+        with exclusive_lock(home.path / "word.lock"):
             if only_if is not None and get_desired(home) != only_if:
                 return None
-            written = Desired(what, by, wall_clock_ms(), meanwhile)
+            written = DesiredState(what, by, wall_clock_ms(), meanwhile)
             atomic_write(home.path / "desired.json", json.dumps(asdict(written)))
             return written
     except OSError as error:
@@ -95,7 +97,7 @@ def set_desired(home: Home, what: str, by: str, *, meanwhile: bool = False, only
 
 
 @contextmanager
-def stopped_meanwhile(home: Home, by: str) -> Iterator[None]:
+def temporarily_stopped(home: Home, by: str) -> Iterator[None]:
     """Set the desired state to stopped until the context exits or its process dies.
 
     On exit, the previous state is restored. If another person or process stopped the job before or
@@ -115,7 +117,7 @@ def stopped_meanwhile(home: Home, by: str) -> Iterator[None]:
             code="stream-stopped-by-other",
         )
 
-    with held(_at_work(home), by, refused):
+    with named_lock(_at_work(home), by, refused):
         former, ours = get_desired(home), None
         while former.what == RUNNING and ours is None:
             ours = set_desired(home, STOPPED, f"{by} (process {os.getpid()})", meanwhile=True, only_if=former)

@@ -11,7 +11,7 @@ from typing import Final
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.system.locks import held, holder
+from fleetpulse.io.system.locks import lock_holder, named_lock
 
 MAINTAIN_LOCK: Final = "maintain.lock"
 PATIENCE_S: Final = 600.0
@@ -76,7 +76,7 @@ def pause_state_changes(home: Home, by: str) -> Iterator[str]:
     with ExitStack() as locks:
         other = ""
         try:
-            locks.enter_context(held(_making(home), by, _Busy))
+            locks.enter_context(named_lock(_making(home), by, _Busy))
         except _Busy as busy:
             other = str(busy)
         yield other
@@ -90,7 +90,7 @@ def _alone(paths: Sequence[Path], by: str, say: Callable[[str], None], patience_
         for path in paths:
             while True:
                 try:
-                    locks.enter_context(held(path, by, _Busy))
+                    locks.enter_context(named_lock(path, by, _Busy))
                     break
                 except _Busy as other:
                     if time.monotonic() > limit:
@@ -110,12 +110,12 @@ def is_making(home: Home) -> bool:
 
     If not, a half-made generation is left over from a process that was killed.
     """
-    return holder(_making(home)) is not None
+    return lock_holder(_making(home)) is not None
 
 
 def is_maintaining(home: Home) -> bool:
     """Return whether a process maintains the home, or makes a generation or snapshot."""
-    return holder(home.path / MAINTAIN_LOCK) is not None
+    return lock_holder(home.path / MAINTAIN_LOCK) is not None
 
 
 def _making(home: Home) -> Path:

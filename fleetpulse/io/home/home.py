@@ -19,8 +19,8 @@ from fleetpulse.core.times import format_duration
 from fleetpulse.io.checkpoints.checkpoint import judged_up_to
 from fleetpulse.io.checkpoints.generations import Generation, checkpoint_of, load_generations
 from fleetpulse.io.mqtt.address import write_secret
-from fleetpulse.io.system.fsync import atomic_write, no_room
-from fleetpulse.io.system.locks import folder_held, held, holder
+from fleetpulse.io.system.fsync import atomic_write, is_disk_full
+from fleetpulse.io.system.locks import folder_held, lock_holder, named_lock
 
 HOME_VERSION: Final = 1
 _BY_VERSION_1: Final = "judged_by_version_1_ms"
@@ -34,7 +34,7 @@ _ANOTHER: Final = "choose another with --home"
 
 def _cure(error: OSError) -> str:
     """Return advice for an error of the operating system on a folder."""
-    if no_room(error):
+    if is_disk_full(error):
         return f"free disk space, or {_ANOTHER}"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"make it writable for this user, or {_ANOTHER}"
@@ -390,7 +390,7 @@ class Home:
         Raises:
             FleetError: another run or a service holds the lock.
         """
-        with held(self.path / "lock", by, self.in_use_by):
+        with named_lock(self.path / "lock", by, self.in_use_by):
             yield
 
     def in_use_by(self, other: str) -> FleetError:
@@ -414,7 +414,7 @@ class Home:
             FleetError: another process holds the lock.
         """
         self.lifecycle.mkdir(parents=True, exist_ok=True)
-        with held(self.lifecycle / "lock", by, self._state_in_use_by):
+        with named_lock(self.lifecycle / "lock", by, self._state_in_use_by):
             yield
 
     def require_state_free(self) -> None:
@@ -435,7 +435,7 @@ class Home:
 
     def state_holder(self) -> str | None:
         """Return the name of the holder of the checkpoints' lock; None if it is free."""
-        return holder(self.lifecycle / "lock")
+        return lock_holder(self.lifecycle / "lock")
 
     def owner(self) -> int | None:
         """Return the id of the process that holds the home's lock; None if there is none.
@@ -446,7 +446,7 @@ class Home:
             FleetError: the lock cannot be read.
         """
         try:
-            text = holder(self.path / "lock")
+            text = lock_holder(self.path / "lock")
         except OSError as error:
             raise FleetError(
                 f'the home "{self.path}" cannot be read ({error.strerror}); {_cure(error)}', code="home-unreadable"

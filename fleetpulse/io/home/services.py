@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import SERVICES, Home
-from fleetpulse.io.system.locks import held, holder, shared
+from fleetpulse.io.system.locks import lock_holder, named_lock, shared_lock
 
 
 class Service(StrEnum):
@@ -44,13 +44,16 @@ def served(home: Home, service: Service) -> Iterator[None]:
             code="service-runs-already",
         )
 
-    with shared(home.path / "lock", SERVICES, home.in_use_by), held(_lock(home, service), f"the service {service}", twice):
+    with (
+        shared_lock(home.path / "lock", SERVICES, home.in_use_by),
+        named_lock(_lock(home, service), f"the service {service}", twice),
+    ):
         yield
 
 
 def services(home: Home) -> tuple[Service, ...]:
     """Return the services that are running in a home."""
-    return tuple(service for service in Service if holder(_lock(home, service)) is not None)
+    return tuple(service for service in Service if lock_holder(_lock(home, service)) is not None)
 
 
 def in_use(home: Home) -> bool:

@@ -39,7 +39,7 @@ Plain = NDArray[np.bool_]
 # Text fields, and whether a number is allowed instead of a text.
 _TEXTS: Final = {"boot": True, "session": True, "code": True, "firmware": False, "gateway": False}
 _NAMED: Final = ("device_id", "site", "kind")
-_said: Final = attrgetter(*_NAMED)
+_address_fields: Final = attrgetter(*_NAMED)
 
 
 class _Content(msgspec.Struct, gc=False):
@@ -68,7 +68,7 @@ _values: Final = msgspec.structs.astuple
 
 
 @dataclass(frozen=True, slots=True)
-class Arrivals:
+class PlainMessages:
     """Decoded plain messages.
 
     Attributes:
@@ -81,7 +81,7 @@ class Arrivals:
     columns: pa.Table
 
 
-def read_arrivals(topics: pa.Array, payloads: pa.Array, received_at_ms: NDArray[np.int64], wanted: Plain) -> Arrivals:
+def decode_plain(topics: pa.Array, payloads: pa.Array, received_at_ms: NDArray[np.int64], wanted: Plain) -> PlainMessages:
     """Decode the plain messages.
 
     Args:
@@ -90,19 +90,19 @@ def read_arrivals(topics: pa.Array, payloads: pa.Array, received_at_ms: NDArray[
         received_at_ms: time at which the bridge received each message, epoch milliseconds.
         wanted: False for each message to skip.
     """
-    sizes, brackets, escaped = _looks(payloads)
+    sizes, brackets, escaped = _payload_stats(payloads)
     addresses, raw = list(map(plain_address, topics.to_pylist())), payloads.to_pylist()
     known = np.array([address is not None for address in addresses], np.bool_)
     places = np.flatnonzero(known & wanted & (sizes <= MOST_BYTES) & (brackets <= MAX_DEPTH))
     if len(places) < len(raw):
         chosen = places.tolist()
         addresses, raw = [addresses[place] for place in chosen], [raw[place] for place in chosen]
-    ids, sites, kinds = zip(*map(_said, addresses), strict=True) if addresses else ((), (), ())
+    ids, sites, kinds = zip(*map(_address_fields, addresses), strict=True) if addresses else ((), (), ())
     named = {name: pa.array(words, pa.string()) for name, words in zip(_NAMED, (ids, sites, kinds), strict=True)}
     plain, columns = _columns(raw, escaped[places], received_at_ms[places], named)
     hashes = np.fromiter(map(hash64, ids), np.int64, len(ids))
     table = pa.table({**named, **columns, "digest": digests(raw), "device_hash": hashes})
-    return Arrivals(places, table) if plain.all() else Arrivals(places[plain], table.filter(pa.array(plain)))
+    return PlainMessages(places, table) if plain.all() else PlainMessages(places[plain], table.filter(pa.array(plain)))
 
 
 def _columns(
@@ -126,7 +126,7 @@ def _columns(
     }
 
 
-def _looks(payloads: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int64], Plain]:
+def _payload_stats(payloads: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int64], Plain]:
     """Return size, number of opening brackets and need of a full check of payloads.
 
     A payload with a backslash or with other bytes than printable ASCII needs the full check.

@@ -18,7 +18,7 @@ _CURE = 'a line must be like {"received_at_ms": 1630589706724, "topic": "fleet/s
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedMessage:
     """Line of a recording.
 
     Attributes:
@@ -76,7 +76,7 @@ def inspect(path: Path) -> Recording:
     return Recording(path, digest.hexdigest()[:16], lines, first_ms, last_ms)
 
 
-def read(path: Path) -> Iterator[Recorded]:
+def read(path: Path) -> Iterator[RecordedMessage]:
     """Yield the messages of a recording.
 
     Raises:
@@ -109,7 +109,7 @@ def _lines(path: Path) -> Iterator[bytes]:
         ) from None
 
 
-def _parse(path: Path, number: int, line: bytes) -> Recorded:
+def _parse(path: Path, number: int, line: bytes) -> RecordedMessage:
     try:
         content: Any = json.loads(line)
         received_at_ms, topic, payload = content["received_at_ms"], content["topic"], content["payload"]
@@ -125,7 +125,7 @@ def _parse(path: Path, number: int, line: bytes) -> Recorded:
         )
     if type(received_at_ms) is not int or not isinstance(topic, str):
         raise FleetError(f'line {number} of "{path}" is not a recorded message; {_CURE}', code="recording-line-invalid")
-    return Recorded(received_at_ms, topic, _payload(payload))
+    return RecordedMessage(received_at_ms, topic, _payload(payload))
 
 
 def _payload(payload: Any) -> bytes:

@@ -69,7 +69,7 @@ _NAME: Final = re.compile(r"(\d{12})\.arrow")
 
 
 @dataclass(frozen=True, slots=True)
-class BridgeOffset:
+class BridgePosition:
     """Position of a bridge: last row and metadata of its newest segment.
 
     Attributes:
@@ -104,7 +104,7 @@ class BridgeOffset:
     tail: Tail | None = None
 
 
-class SegmentTakenError(Exception):
+class BridgeFencedError(Exception):
     """The number of a segment is taken: landing fenced this bridge."""
 
 
@@ -177,7 +177,7 @@ def write_segment(
         sync_folder(directory)
     except FileExistsError:
         aside.unlink(missing_ok=True)
-        raise SegmentTakenError(f"segment {number} of {bridge} was written by another process") from None
+        raise BridgeFencedError(f"segment {number} of {bridge} was written by another process") from None
     except OSError:
         aside.unlink(missing_ok=True)
         raise
@@ -212,10 +212,10 @@ def positions(segment: pa.Table) -> NDArray[np.int64]:
     """
     received = segment["received_at_ms"].to_numpy()
     before = int((segment.schema.metadata or {}).get(b"before") or 0)
-    return runs(received, before)
+    return positions_within_instant(received, before)
 
 
-def runs(received_ms: NDArray[np.int64], before: int = 0) -> NDArray[np.int64]:
+def positions_within_instant(received_ms: NDArray[np.int64], before: int = 0) -> NDArray[np.int64]:
     """Return for each row the number of earlier rows with the same instant.
 
     Args:
@@ -309,7 +309,7 @@ def read_segment(path: Path) -> pa.Table:
     return table
 
 
-def position(directory: Path) -> BridgeOffset | None:
+def bridge_position(directory: Path) -> BridgePosition | None:
     """Return the position of a bridge from its newest segment; None without one.
 
     Raises:
@@ -323,7 +323,7 @@ def position(directory: Path) -> BridgeOffset | None:
     said = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
     last = table.slice(table.num_rows - 1).to_pylist()[0]
     canary = said.get("last_canary_ms")
-    return BridgeOffset(
+    return BridgePosition(
         number=number,
         received_at_ms=last["received_at_ms"],
         recording=last["recording"],

@@ -76,7 +76,7 @@ class Record(NamedTuple):
         value: bytes of the value; None if the record has no value.
     """
 
-    at: int
+    timestamp_us: int
     topic: str
     partition: int
     offset: int
@@ -113,7 +113,7 @@ class KafkaOptions:
         quoted = [part for value in values for pair in _QUOTED.findall(value) for part in pair]
         return {text for text in (*values, *quoted) if len(text) > 2}
 
-    def meaning(self, error: str) -> str:
+    def explain(self, error: str) -> str:
         """Explain an error of Spark or Kafka in one sentence.
 
         Args:
@@ -193,7 +193,7 @@ def in_order(records: Iterable[Record]) -> list[Record]:
     timed: list[tuple[tuple[int, str, int, int], Record]] = []
     for record in sorted(records, key=itemgetter(1, 2, 3)):
         place = (record.topic, record.partition)
-        newest[place] = max(record.at, newest.get(place, record.at))
+        newest[place] = max(record.timestamp_us, newest.get(place, record.timestamp_us))
         timed.append(((newest[place], *place, record.offset), record))
     timed.sort(key=itemgetter(0))
     return [record for _, record in timed]
@@ -213,7 +213,7 @@ class Canaries:
         """Add a canary; drop the oldest if there are too many."""
         self._waiting = [*self._waiting[1 - self._limit :], (now_ms, topic, payload)]
 
-    def returned(self, looked_ms: int) -> list[tuple[str, bytes]]:
+    def take_returned(self, looked_ms: int) -> list[tuple[str, bytes]]:
         """Return and remove the canaries that were sent before ``looked_ms``.
 
         Args:

@@ -34,10 +34,10 @@ from fleetpulse.core.messages.decode import MAX_PAYLOAD_BYTES
 from fleetpulse.core.times import parse_instant_ms
 from fleetpulse.io.kafka.config import Canaries, KafkaOptions, Record, in_order, is_loss, is_silence, topic_of
 from fleetpulse.io.mqtt.sockets import Backoff
-from fleetpulse.io.mqtt.subscriber import POLL_BYTES, POLL_MESSAGES, Arrived, Token
+from fleetpulse.io.mqtt.subscriber import POLL_BYTES, POLL_MESSAGES, AckToken, Arrived
 from fleetpulse.io.spark.jars import JARS, KAFKA_JARS, resolve_jars
-from fleetpulse.io.spark.scratch import remains_of, remove_folders
-from fleetpulse.io.spark.session import OPTIONS, SparkResources, settings, spark_session
+from fleetpulse.io.spark.scratch import leftovers, remove_folders
+from fleetpulse.io.spark.session import JAVA_OPTIONS_KEY, SparkResources, settings, spark_session
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 
 _LOG: Final = structlog.get_logger("kafka")
@@ -59,14 +59,14 @@ _PATIENCE: Final = {
 _COLUMNS: Final = ("timestamp", "topic", "partition", "offset", "key", "value")
 
 
-class _LetGo(Exception):
+class _BatchAborted(Exception):
     """Abort of a batch.
 
     Its text must be short: Spark searches it for a trace, and a long text overflows the stack.
     """
 
 
-class _Looks(StreamingQueryListener):
+class _PollListener(StreamingQueryListener):
     """Listener that reports each poll of Kafka to the receiver, including idle polls."""
 
     def __init__(self, receiver: "KafkaReceiver") -> None:
@@ -169,7 +169,7 @@ class KafkaReceiver:
         """Sleep ``timeout_s`` without receiving."""
         time.sleep(timeout_s)
 
-    def ack(self, tokens: Iterable[Token | None]) -> None:
+    def ack(self, tokens: Iterable[AckToken | None]) -> None:
         """Acknowledge messages; skip those of earlier connections, which are redelivered."""
         with self._changed:
             self._unacknowledged.difference_update(token[1] for token in tokens if token and token[0] == self._count)
@@ -226,7 +226,7 @@ class KafkaReceiver:
             if committed and self._past_loss:
                 self._past_loss, self._again = False, True  # restart, so that a further loss is reported
             if began is not None:
-                self._back += [Arrived(*one, False, None) for one in self._canaries.returned(parse_instant_ms(began))]
+                self._back += [Arrived(*one, False, None) for one in self._canaries.take_returned(parse_instant_ms(began))]
             self._changed.notify_all()
 
     def _answered(self) -> None:
@@ -240,10 +240,10 @@ class KafkaReceiver:
             records = in_order(_records(batch.select(*_COLUMNS).toArrow()))
         except (PySparkException, Py4JError, OSError, EOFError) as error:
             self._batch_error = str(error)
-            raise _LetGo("reading a batch failed") from None
+            raise _BatchAborted("reading a batch failed") from None
         with self._changed:
             if run_id != self._run_id:
-                raise _LetGo("the query is over")
+                raise _BatchAborted("the query is over")
             self._answered()
             for record in records:
                 self._number += 1
@@ -253,7 +253,7 @@ class KafkaReceiver:
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._unacknowledged or run_id != self._run_id)
             if run_id != self._run_id:
-                raise _LetGo("the query is over")
+                raise _BatchAborted("the query is over")
 
     def _lose(self, why: str) -> None:
         """Invalidate all rows of the query and abort the waiting batch."""
@@ -268,9 +268,9 @@ class KafkaReceiver:
 
     def _read(self) -> None:
         pauses, spark = Backoff(), None
-        remove_folders(remains_of(self._local_dir))
+        remove_folders(leftovers(self._local_dir))
         while not self._ended:
-            if not pauses.over(_STEP_S):
+            if not pauses.wait(_STEP_S):
                 continue
             pauses.tried()
             try:
@@ -288,13 +288,13 @@ class KafkaReceiver:
 
     def _session(self) -> SparkSession:
         jars = os.pathsep.join(str(jar) for jar in resolve_jars(jars=(*JARS, *KAFKA_JARS)))
-        usual = settings(self._local_dir, SparkResources(1, HEAP))[OPTIONS]
+        usual = settings(self._local_dir, SparkResources(1, HEAP))[JAVA_OPTIONS_KEY]
         extra = {
             "spark.driver.extraClassPath": jars,
             "spark.sql.extensions": "",  # Delta's extension slows the start and is not needed
             # The query mostly waits, so full compilation would cost more than it saves. The JVM
             # exits if it is out of memory, so that the bridge is restarted.
-            OPTIONS: f"{usual} -XX:TieredStopAtLevel=1 -XX:+ExitOnOutOfMemoryError",
+            JAVA_OPTIONS_KEY: f"{usual} -XX:TieredStopAtLevel=1 -XX:+ExitOnOutOfMemoryError",
             "spark.sql.execution.arrow.maxRecordsPerBatch": "50",  # limits the memory of a transfer
             "spark.sql.streaming.noDataProgressEventInterval": "0",  # report each idle poll
             "spark.sql.streaming.stopTimeout": str(int(CLOSE_S * 500)),
@@ -302,7 +302,7 @@ class KafkaReceiver:
         }
         spark = spark_session("fleet kafka", local_dir=self._local_dir, size=SparkResources(1, HEAP), extra=extra)
         spark.sparkContext.setLogLevel("OFF")  # Spark would log a trace at each attempt; `_failed` logs the cause
-        spark.streams.addListener(_Looks(self))
+        spark.streams.addListener(_PollListener(self))
         return spark
 
     def _follow(self, spark: SparkSession, pauses: Backoff) -> None:
@@ -311,7 +311,7 @@ class KafkaReceiver:
         try:
             while not self._ended and not self._again and not query.awaitTermination(_STEP_S):
                 if self._up:
-                    pauses.held()
+                    pauses.reset()
         finally:
             with self._changed:
                 self._lose(self._why or "reconnecting to Kafka")
@@ -346,7 +346,7 @@ class KafkaReceiver:
 
     def _failed(self, error: Exception) -> None:
         words = str(error)
-        if _LetGo.__name__ in words:
+        if _BatchAborted.__name__ in words:
             words, self._batch_error = self._batch_error, ""
         gone = isinstance(error, Py4JNetworkError | OSError)
         if isinstance(error, FleetError) or (not words and self._why):
@@ -357,7 +357,7 @@ class KafkaReceiver:
         elif gone:
             meaning = f"Spark's JVM, which reads from Kafka, exited unexpectedly ({words[:80]}); restart the bridge"
         else:
-            meaning = self._options.meaning(words)
+            meaning = self._options.explain(words)
         with self._changed:
             if meaning != self._why and not self._ended:
                 _LOG.warning("not reading from Kafka", why=meaning)

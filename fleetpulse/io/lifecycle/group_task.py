@@ -24,7 +24,7 @@ from fleetpulse.columnar.fold.key_group import FoldResult, KeyGroup, begin
 from fleetpulse.core.replay import Deployment
 from fleetpulse.io.checkpoints.checkpoint import WATERMARK_DELAY_MS
 from fleetpulse.io.lifecycle.block_files import read_block
-from fleetpulse.io.lifecycle.state_socket import leave_waiting
+from fleetpulse.io.lifecycle.state_socket import leave_server_waiting
 from fleetpulse.io.lifecycle.state_variables import GroupState
 from fleetpulse.io.spark.python_worker import freeze_gc
 
@@ -61,14 +61,14 @@ class GroupFold:
         self.state = GroupState(handle)
 
     def begin_with(self, initial: Any, watermark_ms: int) -> None:
-        """Load the initial state of a key group, a row of `SEED_SCHEMA`."""
+        """Load the initial state of a key group, a row of `BOOTSTRAP_SCHEMA`."""
         group = KeyGroup.from_bytes(initial.block)
         group.arm(self.deployment)
         self.state.read()
         chunks = [(one["number"], bytes(one["rows"])) for one in initial.chunks]
         self._keep(group, replace(_NO_STEP, chunks=chunks), None, watermark_ms, owes=True)
 
-    def take_in(self, key_group: int, rows: Iterator[Any], watermark_ms: int) -> Iterator[Any]:
+    def fold_rows(self, key_group: int, rows: Iterator[Any], watermark_ms: int) -> Iterator[Any]:
         """Fold the group's rows of a micro-batch: blocks, or only a wake row."""
         signals: list[pa.RecordBatch] = []
         others: list[Any] = []
@@ -83,14 +83,14 @@ class GroupFold:
         batch = pa.concat_batches(signals) if signals else NO_SIGNALS
         yield from self._fold(key_group, batch, others, watermark_ms, newest_ms=newest_ms, started_ms=started_ms)
 
-    def pass_time(self, key_group: int, watermark_ms: int) -> Iterator[Any]:
+    def fold_timer(self, key_group: int, watermark_ms: int) -> Iterator[Any]:
         """Judge everything that is due after the group's timer fired."""
         yield from self._fold(key_group, NO_SIGNALS, [], watermark_ms, fired=True)
 
     def close(self) -> None:
         """Finish the task."""
         freeze_gc()
-        leave_waiting(self.handle)
+        leave_server_waiting(self.handle)
 
     def _fold(
         self,
@@ -120,10 +120,10 @@ class GroupFold:
         if self._table is None or judgements.num_rows < MANY:
             return _OutputRow(key_group, to_bytes(judgements), None)
         from fleetpulse.io.lifecycle.judgement_sink import (
-            filed,  # the import starts a thread, and a process that forks workers must have only one
+            write_to_files,  # the import starts a thread, and a process that forks workers must have only one
         )
 
-        return _OutputRow(key_group, None, filed(self._table, judgements, self._generation))
+        return _OutputRow(key_group, None, write_to_files(self._table, judgements, self._generation))
 
     def _keep(self, group: KeyGroup, step: FoldResult, standing_ms: int | None, watermark_ms: int, *, owes: bool) -> None:
         """Store a group after a call, and set the group's one timer unless it is correct.
@@ -143,7 +143,7 @@ class GroupFold:
                 self.handle.deleteTimer(standing_ms)
             if wanted_ms is not None:
                 self.handle.registerTimer(wanted_ms)
-        self.state.write(group.to_bytes(self.form), wanted_ms, step.chunks, step.gone)
+        self.state.write(group.to_bytes(self.form), wanted_ms, step.chunks, step.deleted_chunks)
 
 
 def _is_due(stored: tuple[bytes, int | None] | None, newest_ms: int) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from fleetpulse.columnar.snapshot.bootstrap import LIMIT_FIELDS, REGISTERED_SCHEMA, seeds
+from fleetpulse.columnar.snapshot.bootstrap import LIMIT_FIELDS, REGISTERED_SCHEMA, bootstrap_groups
 from fleetpulse.core.policy import Policies
 from fleetpulse.core.presence.shards import Shards
 
@@ -13,7 +13,7 @@ from fleetpulse.core.presence.shards import Shards
 def initial_state(
     spark: SparkSession, registered: pa.Table | Path, shards: Shards, policies: Policies, key_groups: int
 ) -> DataFrame:
-    """Return key groups for ``initialState``, one row each, columns of `SEED_SCHEMA`.
+    """Return key groups for ``initialState``, one row each, columns of `BOOTSTRAP_SCHEMA`.
 
     Batch 0 loads the initial state. It waits for the first row of bronze, which is a tick if the
     fleet is silent.
@@ -33,4 +33,4 @@ def initial_state(
         stored = spark.read.format("delta").load(str(registered))
         wanted = [*REGISTERED_SCHEMA.names, *(field.name for field in LIMIT_FIELDS)]
         registered = stored.select(*(name for name in wanted if name in stored.columns)).toArrow()
-    return spark.createDataFrame(seeds(registered, shards, policies, key_groups))
+    return spark.createDataFrame(bootstrap_groups(registered, shards, policies, key_groups))

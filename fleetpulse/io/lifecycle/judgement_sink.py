@@ -82,7 +82,7 @@ class JudgementSink:
     def _write(self, inline: Sequence[pa.RecordBatch]) -> list[Added]:
         if not inline:
             return []
-        return files_of(self._table, pa.Table.from_batches([completed(one, self._generation) for one in inline]))
+        return files_of(self._table, pa.Table.from_batches([with_table_columns(one, self._generation) for one in inline]))
 
 
 def files_of(table: Path, judgements: pa.Table) -> list[Added]:
@@ -90,7 +90,7 @@ def files_of(table: Path, judgements: pa.Table) -> list[Added]:
     return write_files(table, judgements, JUDGEMENTS.partitioned_by)
 
 
-def filed(table: str, judgements: pa.RecordBatch, generation: int) -> str:
+def write_to_files(table: str, judgements: pa.RecordBatch, generation: int) -> str:
     """Write the judgements of a key group to files; return the files as JSON.
 
     Args:
@@ -98,11 +98,11 @@ def filed(table: str, judgements: pa.RecordBatch, generation: int) -> str:
         judgements: judgements with the columns of `JUDGEMENT_SCHEMA`.
         generation: generation of the job.
     """
-    added = files_of(Path(table), pa.Table.from_batches([completed(judgements, generation)]))
+    added = files_of(Path(table), pa.Table.from_batches([with_table_columns(judgements, generation)]))
     return json.dumps([asdict(one) for one in added])
 
 
-def completed(judgements: pa.RecordBatch, generation: int) -> pa.RecordBatch:
+def with_table_columns(judgements: pa.RecordBatch, generation: int) -> pa.RecordBatch:
     """Add the columns of `JUDGEMENTS` that the fold does not produce.
 
     Args:

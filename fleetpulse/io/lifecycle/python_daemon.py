@@ -29,9 +29,9 @@ def preload() -> None:
     import fleetpulse.io.lifecycle.group_task
     import fleetpulse.io.tables.bronze  # noqa: F401 - likewise
     from fleetpulse.columnar.warmup import warm
-    from fleetpulse.io.system.kernel_cache import keep_kernels
+    from fleetpulse.io.system.kernel_cache import ensure_kernels_compiled
 
-    keep_kernels()
+    ensure_kernels_compiled()
     warm()  # loads the cached kernels
     gc.collect()
     gc.freeze()

@@ -23,7 +23,7 @@ from fleetpulse.io.lifecycle.bronze_source import FORMAT, BlockSource
 from fleetpulse.io.lifecycle.finish_commit import finish_sink_committed_batch
 from fleetpulse.io.lifecycle.judgement_sink import JudgementSink
 from fleetpulse.io.lifecycle.stateful_processor import OUTPUT, GroupProcessor
-from fleetpulse.io.spark.scratch import remove_aside
+from fleetpulse.io.spark.scratch import remove_temporary_files
 from fleetpulse.io.spark.session import folder_of
 from fleetpulse.io.tables.adaptive_batching import MAX_ROWS
 from fleetpulse.io.tables.outbox import flush_outbox
@@ -44,11 +44,11 @@ _OF_THE_QUERY: Final = {  # session settings that a query reads when it starts
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class InitialState:
     """Initial state of a new checkpoint.
 
     Attributes:
-        groups: initial key groups, one row each, columns of `SEED_SCHEMA`.
+        groups: initial key groups, one row each, columns of `BOOTSTRAP_SCHEMA`.
         version: first version of bronze to read after the initial state.
         alone: whether the first batch loads the initial state and reads no rows. Otherwise the
             initial state waits for the first row of bronze.
@@ -59,13 +59,13 @@ class Begin:
     alone: bool = False
 
 
-def judged(
+def judgement_stream(
     spark: SparkSession,
     messages: Path,
     deployment: Deployment,
     generation: Generation,
     *,
-    begin: Begin | None = None,
+    begin: InitialState | None = None,
     through: int | None = None,
     max_rows: int = MAX_ROWS,
     silent: bool = False,
@@ -112,7 +112,7 @@ def judged(
     return blocks.groupBy("key_group").transformWithState(processor, OUTPUT, "append", "eventtime", begun)
 
 
-def written(rows: DataFrame, table: Path, checkpoint: Path, generation: int) -> DataStreamWriter:
+def judgement_writer(rows: DataFrame, table: Path, checkpoint: Path, generation: int) -> DataStreamWriter:
     """Return the stream writer of judgements to a table.
 
     Args:
@@ -130,7 +130,7 @@ def start(
     home: Home,
     pause: str | None = PAUSE,
     *,
-    begin: Begin | None = None,
+    begin: InitialState | None = None,
     generation: Generation | None = None,
     through: int | None = None,
     told: Path | None = None,
@@ -164,13 +164,13 @@ def start(
     require_own(home, generation.number)
     mark_own(home, generation.number)
     relocate(checkpoint)
-    remove_aside(checkpoint)
+    remove_temporary_files(checkpoint)
     table = told or home.table(JUDGEMENTS.name)
     if not silent:
         if told is None:
             flush_outbox(home, generation.number)
         finish_sink_committed_batch(checkpoint, table, home.table(MESSAGES.name), begin.version if begin else 0)
-    rows = judged(
+    rows = judgement_stream(
         spark,
         home.table(MESSAGES.name),
         home.deployment(),
@@ -185,10 +185,10 @@ def start(
         if silent and told is None:
             writer = rows.writeStream.outputMode("append").option("checkpointLocation", str(checkpoint)).format("noop")
         else:
-            writer = written(rows, table, checkpoint, generation.number)
+            writer = judgement_writer(rows, table, checkpoint, generation.number)
         writer = writer.queryName("lifecycle")
         writer = writer.trigger(availableNow=True) if pause is None else writer.trigger(processingTime=pause)
-        return start_patiently(writer.start, stopped)
+        return start_with_retries(writer.start, stopped)
 
 
 @contextmanager
@@ -207,7 +207,7 @@ def _set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
                 spark.conf.set(name, value)
 
 
-def start_patiently(
+def start_with_retries(
     begin: Callable[[], StreamingQuery], stopped: Callable[[], bool] = lambda: False, look_s: float = 0.05
 ) -> StreamingQuery:
     """Start a query; restart it if the Python process of its source connects too late.

@@ -22,8 +22,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from fleetpulse.columnar.codec.world_json import world_from_plain
-from fleetpulse.columnar.snapshot.rows import SNAPSHOT_SCHEMA, head_of, taken
-from fleetpulse.columnar.snapshot.shuffle import PARCEL_SCHEMA, parcels, whole
+from fleetpulse.columnar.snapshot.rows import SNAPSHOT_SCHEMA, head_of, snapshot_rows
+from fleetpulse.columnar.snapshot.shuffle import PARCEL_SCHEMA, partition_rows, whole
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS
@@ -84,7 +84,7 @@ def key_groups(spark: SparkSession, checkpoint: Path, batch: int) -> DataFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupStand:
+class KeyGroupOverview:
     """Overview of a key group, from the header of its stored form.
 
     Attributes:
@@ -115,19 +115,19 @@ class GroupStand:
 _HEADS: Final = "partition int, key_group int, block_bytes long, waiting_bytes long, timer long, head string"
 
 
-def overview(spark: SparkSession, checkpoint: Path, batch: int) -> list[GroupStand]:
+def overview(spark: SparkSession, checkpoint: Path, batch: int) -> list[KeyGroupOverview]:
     """Return an overview of each key group after a batch, ordered by number.
 
     The devices are not decoded.
     """
     found = key_groups(spark, checkpoint, batch).mapInArrow(_heads, _HEADS).collect()
-    groups: list[GroupStand] = []
+    groups: list[KeyGroupOverview] = []
     for one in sorted(found, key=lambda row: row.key_group):
         known = json.loads(one.head)
         waiting = sum(chunk[3] for chunk in known["waiting"]["chunks"])
         modes = json.loads(known["counts"] or "{}")
         groups.append(
-            GroupStand(
+            KeyGroupOverview(
                 one.partition,
                 one.key_group,
                 known["version"],
@@ -143,7 +143,7 @@ def overview(spark: SparkSession, checkpoint: Path, batch: int) -> list[GroupSta
     return groups
 
 
-def frontier_of(groups: Sequence[GroupStand], newest_ms: int | None, deployment: Deployment) -> int | None:
+def frontier_of(groups: Sequence[KeyGroupOverview], newest_ms: int | None, deployment: Deployment) -> int | None:
     """Return the frontier after all groups judged the newest row, epoch milliseconds."""
     if newest_ms is None or not groups:
         return None
@@ -165,7 +165,7 @@ def _heads(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SnapshotRows:
     """Rows of a snapshot, as a DataFrame to query or as parcels to move.
 
     Attributes:
@@ -178,7 +178,7 @@ class Rows:
     parcels: Callable[[int | None], DataFrame]
 
 
-def state_as_rows(spark: SparkSession, checkpoint: Path, stand: CheckpointPosition, deployment: Deployment) -> Rows:
+def state_as_rows(spark: SparkSession, checkpoint: Path, stand: CheckpointPosition, deployment: Deployment) -> SnapshotRows:
     """Return the state as the rows of a snapshot.
 
     Args:
@@ -191,21 +191,21 @@ def state_as_rows(spark: SparkSession, checkpoint: Path, stand: CheckpointPositi
     take = _taker(stand.newest_ms or 0, deployment)
 
     def carried(places: int | None) -> DataFrame:
-        return groups.mapInArrow(lambda batches: parcels(take(batches), places), PARCELS)
+        return groups.mapInArrow(lambda batches: partition_rows(take(batches), places), PARCELS)
 
-    return Rows(groups.mapInArrow(take, SNAPSHOT_COLUMNS), carried)
+    return SnapshotRows(groups.mapInArrow(take, SNAPSHOT_COLUMNS), carried)
 
 
-def rows_as_given(rows: DataFrame) -> Rows:
-    """Wrap a DataFrame of snapshot rows as `Rows`."""
+def rows_as_given(rows: DataFrame) -> SnapshotRows:
+    """Wrap a DataFrame of snapshot rows as `SnapshotRows`."""
 
     def carried(places: int | None) -> DataFrame:
-        return rows.select(SNAPSHOT_SCHEMA.names).mapInArrow(lambda batches: parcels(batches, places), PARCELS)
+        return rows.select(SNAPSHOT_SCHEMA.names).mapInArrow(lambda batches: partition_rows(batches, places), PARCELS)
 
-    return Rows(rows, carried)
+    return SnapshotRows(rows, carried)
 
 
-def read_snapshot(spark: SparkSession, home: Home, version: int) -> Rows:
+def read_snapshot(spark: SparkSession, home: Home, version: int) -> SnapshotRows:
     """Return the rows of a snapshot.
 
     Raises:
@@ -221,9 +221,9 @@ def read_snapshot(spark: SparkSession, home: Home, version: int) -> Rows:
 
     def carried(places: int | None) -> DataFrame:
         numbers = spark.range(0, len(files), 1, max(len(files), 1))
-        return numbers.mapInArrow(lambda batches: parcels(_read(files, batches), places), PARCELS)
+        return numbers.mapInArrow(lambda batches: partition_rows(_read(files, batches), places), PARCELS)
 
-    return Rows(rows, carried)
+    return SnapshotRows(rows, carried)
 
 
 @contextmanager
@@ -297,6 +297,8 @@ def _taker(newest_ms: int, deployment: Deployment) -> Callable[[Iterator[pa.Reco
         for batch in batches:
             for one in range(batch.num_rows):
                 chunks = {chunk["number"]: chunk["rows"] for chunk in batch["chunks"][one].as_py() or ()}
-                yield from taken(batch["key_group"][one].as_py(), batch["block"][one].as_py(), chunks, newest_ms, deployment)
+                yield from snapshot_rows(
+                    batch["key_group"][one].as_py(), batch["block"][one].as_py(), chunks, newest_ms, deployment
+                )
 
     return take

@@ -13,7 +13,7 @@ from typing import Any, Final
 _KEPT: Final[list[Any]] = []  # client of this worker's last task, kept until that task has ended
 
 
-def leave_waiting(handle: Any) -> None:
+def leave_server_waiting(handle: Any) -> None:
     """Leave the state server of a task waiting for a request.
 
     Call this at the end of a task, after its last access to the state.

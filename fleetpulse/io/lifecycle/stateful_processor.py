@@ -48,11 +48,11 @@ class GroupProcessor(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         """Fold the group's blocks of a micro-batch."""
-        yield from self.fold.take_in(key[0], rows, timerValues.getCurrentWatermarkInMs())
+        yield from self.fold.fold_rows(key[0], rows, timerValues.getCurrentWatermarkInMs())
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
         """Judge the group after its timer fired."""
-        yield from self.fold.pass_time(key[0], timerValues.getCurrentWatermarkInMs())
+        yield from self.fold.fold_timer(key[0], timerValues.getCurrentWatermarkInMs())
 
     def close(self) -> None:
         """Finish the task."""

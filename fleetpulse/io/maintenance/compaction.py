@@ -30,7 +30,7 @@ from fleetpulse.io.delta.compacted import FOLDER, CompactedFile, piece_of, remai
 from fleetpulse.io.delta.corruption import open_table, reporting_corruption_of_file
 from fleetpulse.io.delta.log import actions_of
 from fleetpulse.io.maintenance.readers import ReaderPin, oldest_live_pin
-from fleetpulse.io.system.fsync import put_in_place
+from fleetpulse.io.system.fsync import replace_durably
 from fleetpulse.io.tables.row_accounting import removal_txn
 from fleetpulse.io.tables.tables import arrow_schema
 
@@ -43,7 +43,7 @@ _STATS: Final = ("received_at", "event_time")
 
 
 @dataclass(frozen=True, slots=True)
-class CompactedPart:
+class BronzeFile:
     """A file of bronze.
 
     Attributes:
@@ -62,7 +62,7 @@ class CompactedPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class VersionRange:
     """A version of bronze, or several versions whose rows share files.
 
     Attributes:
@@ -73,7 +73,7 @@ class Unit:
 
     begin: int
     end: int
-    parts: tuple[CompactedPart, ...]
+    parts: tuple[BronzeFile, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,9 @@ class CompactionPlan:
         held_by: reader pin from whose version on nothing is changed.
     """
 
-    remainder: CompactedPart | None
-    drop: tuple[Unit, ...]
-    merges: tuple[tuple[Unit, ...], ...]
+    remainder: BronzeFile | None
+    drop: tuple[VersionRange, ...]
+    merges: tuple[tuple[VersionRange, ...], ...]
     cutoff_ms: int
     newest_ms: int
     held_by: ReaderPin
@@ -142,7 +142,7 @@ def covered(table: Path) -> tuple[int, list[tuple[int, int]]]:
     return max((remainder_end(name) or 0 for name in names), default=0), [(one.begin, one.end) for one in found if one]
 
 
-def _live(table: Path) -> dict[str, CompactedPart]:
+def _live(table: Path) -> dict[str, BronzeFile]:
     log = open_table(table).get_add_actions(flatten=True)
     wanted = ("path", "size_bytes", "num_records", "min.received_at", "max.received_at")
     nothing = [None] * log.num_rows
@@ -150,22 +150,20 @@ def _live(table: Path) -> dict[str, CompactedPart]:
     return {name: _part(table, name, *rest) for name, *rest in zip(*told, strict=True)}
 
 
-def _part(
-    table: Path, name: str, size: int, rows: int | None, least: datetime | None, greatest: datetime | None
-) -> CompactedPart:
+def _part(table: Path, name: str, size: int, rows: int | None, least: datetime | None, greatest: datetime | None) -> BronzeFile:
     if rows is None or least is None or greatest is None:
         column = _columns_of(table / name, "received_at")["received_at"]
         rows, (least, greatest) = len(column), pc.min_max(column).as_py().values()
     if least is None or greatest is None:
-        return CompactedPart(name, size, 0, 0, 0)
-    return CompactedPart(name, size, rows, _ms(least), _ms(greatest))
+        return BronzeFile(name, size, 0, 0, 0)
+    return BronzeFile(name, size, rows, _ms(least), _ms(greatest))
 
 
 def _ms(moment: datetime) -> int:
     return round(moment.timestamp() * 1000)
 
 
-def _units(table: Path, live: dict[str, CompactedPart], remainder: CompactedPart | None) -> Iterator[Unit]:
+def _units(table: Path, live: dict[str, BronzeFile], remainder: BronzeFile | None) -> Iterator[VersionRange]:
     """Yield compacted files and single versions in order, from the remainder's end."""
     made = {piece.begin: piece for piece in map(piece_of, live) if piece is not None}
     log = table / "_delta_log"
@@ -175,19 +173,19 @@ def _units(table: Path, live: dict[str, CompactedPart], remainder: CompactedPart
     known = {part.name for parts in appended.values() for part in parts}
     while version <= written[-1]:
         if version in made:
-            yield Unit(version, made[version].end, (live[made[version].name],))
+            yield VersionRange(version, made[version].end, (live[made[version].name],))
             version = made[version].end
         elif version in appended:
-            yield Unit(version, version + 1, appended[version])
+            yield VersionRange(version, version + 1, appended[version])
             version += 1
         else:  # the log was cleaned by age before these versions were compacted
             end = min(each for each in (*appended, *made) if each > version)
             rest = [part for name, part in live.items() if name not in known and FOLDER not in Path(name).parts]
-            yield Unit(version, end, tuple(sorted(rest, key=lambda part: (part.least_ms, part.greatest_ms))))
+            yield VersionRange(version, end, tuple(sorted(rest, key=lambda part: (part.least_ms, part.greatest_ms))))
             version = end
 
 
-def _appended(log: Path, version: int, live: dict[str, CompactedPart]) -> tuple[CompactedPart, ...]:
+def _appended(log: Path, version: int, live: dict[str, BronzeFile]) -> tuple[BronzeFile, ...]:
     actions = actions_of(log / f"{version:020d}.json")
     if any("remove" in action for action in actions):
         return ()
@@ -195,11 +193,11 @@ def _appended(log: Path, version: int, live: dict[str, CompactedPart]) -> tuple[
     return tuple(live[name] for name in names if name in live)
 
 
-def _greatest_ms(unit: Unit) -> int:
+def _greatest_ms(unit: VersionRange) -> int:
     return max((part.greatest_ms for part in unit.parts), default=0)
 
 
-def groups(units: Iterable[Unit], cuts: set[int], today: int) -> Iterator[tuple[Unit, ...]]:
+def groups(units: Iterable[VersionRange], cuts: set[int], today: int) -> Iterator[tuple[VersionRange, ...]]:
     """Yield groups of consecutive units that are worth compacting.
 
     Args:
@@ -207,7 +205,7 @@ def groups(units: Iterable[Unit], cuts: set[int], today: int) -> Iterator[tuple[
         cuts: versions at which a file must begin, because of a reader pin.
         today: day of the newest row, in days since 1970-01-01.
     """
-    group: list[Unit] = []
+    group: list[VersionRange] = []
     for unit in units:
         if group and (unit.begin in cuts or unit.begin != group[-1].end or _breaks(group, unit)):
             if _is_worth(group, today):
@@ -218,25 +216,25 @@ def groups(units: Iterable[Unit], cuts: set[int], today: int) -> Iterator[tuple[
         yield tuple(group)
 
 
-def _breaks(group: Sequence[Unit], unit: Unit) -> bool:
+def _breaks(group: Sequence[VersionRange], unit: VersionRange) -> bool:
     before, size = [part for one in group for part in one.parts], sum(part.size_bytes for part in unit.parts)
     if not before or not unit.parts:
         return False
     return _day(group) != unit.parts[0].least_ms // DAY_MS or sum(part.size_bytes for part in before) + size > TARGET_BYTES
 
 
-def _day(group: Sequence[Unit]) -> int:
+def _day(group: Sequence[VersionRange]) -> int:
     return next((unit.parts[0].least_ms // DAY_MS for unit in group if unit.parts), -1)
 
 
-def _is_worth(group: Sequence[Unit], today: int) -> bool:
+def _is_worth(group: Sequence[VersionRange], today: int) -> bool:
     files = sum(len(unit.parts) for unit in group)
     if files < 2 or _day(group) == today:
         return files >= MIN_FILES or (files == 1 and len(group) > 1 and _day(group) != today)
     return True
 
 
-def put_together(table: Path, units: Sequence[Unit]) -> CompactedPart | None:
+def compact(table: Path, units: Sequence[VersionRange]) -> BronzeFile | None:
     """Write the rows of units to one compacted file, and replace their files by it.
 
     Returns:
@@ -248,10 +246,10 @@ def put_together(table: Path, units: Sequence[Unit]) -> CompactedPart | None:
     data = {part.name: part.size_bytes for part in parts}
     if replace_files(table, data, [added], "OPTIMIZE", data_change=False) is None:
         return None
-    return CompactedPart(piece.name, added.size_bytes, piece.rows, parts[0].least_ms, max(part.greatest_ms for part in parts))
+    return BronzeFile(piece.name, added.size_bytes, piece.rows, parts[0].least_ms, max(part.greatest_ms for part in parts))
 
 
-def doomed(table: Path, planned: CompactionPlan) -> int:
+def count_expired(table: Path, planned: CompactionPlan) -> int:
     """Return the number of rows that `cut_off` would remove."""
     parts = [part for unit in planned.drop for part in unit.parts]
     kinds = (_columns_of(table / part.name, "kind")["kind"] for part in parts)
@@ -260,14 +258,14 @@ def doomed(table: Path, planned: CompactionPlan) -> int:
     return sum(part.rows for part in parts) - ours - int(first_is_a_signal)
 
 
-def _begins_with_ours(table: Path, parts: Sequence[CompactedPart]) -> bool:
+def _begins_with_ours(table: Path, parts: Sequence[BronzeFile]) -> bool:
     first = min((part for part in parts if part.rows), key=lambda part: part.least_ms)
     rows = _columns_of(table / first.name, "received_at", "kind")
     at = rows["received_at"].cast(pa.int64()).to_numpy().argmin()
     return rows["kind"][int(at)].as_py() in _OURS.to_pylist()
 
 
-def cut_off(table: Path, planned: CompactionPlan) -> int | None:
+def drop_expired(table: Path, planned: CompactionPlan) -> int | None:
     """Remove the expired rows of a plan.
 
     Of the expired files, rows that retention keeps are written to a new remainder file.
@@ -310,7 +308,7 @@ class _Ours:
         return rows.filter(pa.array(kept))
 
 
-def _write(table: Path, name: str, parts: Iterable[CompactedPart], kept: Callable[[pa.Table], pa.Table]) -> Added:
+def _write(table: Path, name: str, parts: Iterable[BronzeFile], kept: Callable[[pa.Table], pa.Table]) -> Added:
     """Write rows of several files durably to a new file, with one row group in memory.
 
     Args:
@@ -339,7 +337,7 @@ def _write(table: Path, name: str, parts: Iterable[CompactedPart], kept: Callabl
                     held = held.slice(0, 0)
             if held.num_rows:
                 writer.write_table(held.combine_chunks())
-        put_in_place(aside, path)
+        replace_durably(aside, path)
     except BaseException:
         aside.unlink(missing_ok=True)  # on a full disk, it would keep occupying space
         raise

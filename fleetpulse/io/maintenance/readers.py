@@ -15,7 +15,7 @@ from typing import Final
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import JUDGEMENTS
-from fleetpulse.io.checkpoints.checkpoint import committed, query_id
+from fleetpulse.io.checkpoints.checkpoint import committed_batches, query_id
 from fleetpulse.io.checkpoints.generations import DISCARDED, NEW, PRUNED, RETIRED, checkpoint_of, load_generations
 from fleetpulse.io.home.exclusive import is_making
 from fleetpulse.io.home.home import Home
@@ -67,7 +67,7 @@ def batch_ends(checkpoint: Path) -> list[int]:
     Raises:
         FleetError: the offsets of a batch cannot be read.
     """
-    done = committed(checkpoint)
+    done = committed_batches(checkpoint)
     if not done:
         return []
     ends: list[int] = []
@@ -98,7 +98,7 @@ def _snapshots(home: Home) -> Iterable[ReaderPin]:
 
 
 # Each function returns the pins of one kind of reader; add new kinds here.
-SOURCES: Final[tuple[Callable[[Home], Iterable[ReaderPin]], ...]] = (_generations, _snapshots)
+PIN_SOURCES: Final[tuple[Callable[[Home], Iterable[ReaderPin]], ...]] = (_generations, _snapshots)
 
 
 def reader_pins(home: Home) -> list[ReaderPin]:
@@ -110,13 +110,13 @@ def reader_pins(home: Home) -> list[ReaderPin]:
     Raises:
         FleetError: a pin cannot be determined.
     """
-    found = sorted((need for source in SOURCES for need in source(home)), key=lambda need: need.version)
+    found = sorted((need for source in PIN_SOURCES for need in source(home)), key=lambda need: need.version)
     return (
         found if any(need.by_version for need in found) else [ReaderPin("a job that has not started", 0, by_version=True), *found]
     )
 
 
-def judged_through(home: Home) -> int | None:
+def newest_job_commit(home: Home) -> int | None:
     """Return the newest version of ``judgements`` that the job has committed.
 
     The log of later versions must be kept, see `newest_by`.

@@ -23,7 +23,7 @@ from fleetpulse.io.delta.commits import write_log_checkpoint
 from fleetpulse.io.delta.corruption import open_table
 from fleetpulse.io.delta.log import actions_of
 from fleetpulse.io.delta.spark_conflicts import commit_verified
-from fleetpulse.io.system.fsync import no_room
+from fleetpulse.io.system.fsync import is_disk_full
 from fleetpulse.io.tables.snapshots import note_of
 
 HOUR_MS: Final = 3_600_000
@@ -38,7 +38,7 @@ _LOGGED: Final = re.compile(r"\.?(\d{20})\..+")
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.parquet")
 
 
-def tried(work: Callable[[], _Result]) -> _Result | None:
+def retry_conflicts(work: Callable[[], _Result]) -> _Result | None:
     """Call a function that commits, and retry after conflicts.
 
     Returns:
@@ -67,12 +67,12 @@ def remove_rows(table: Path, predicate: str, numbers: Mapping[str, int] | None =
     def delete(said: CommitProperties) -> Any:
         return DeltaTable(str(table)).delete(predicate, commit_properties=said)
 
-    done = tried(lambda: commit_verified(table, delete, numbers))
+    done = retry_conflicts(lambda: commit_verified(table, delete, numbers))
     return None if done is None else int(done["num_deleted_rows"])
 
 
 @dataclass(frozen=True, slots=True)
-class Small:
+class SmallFiles:
     """Small files of a partition that are worth compacting.
 
     Attributes:
@@ -89,7 +89,7 @@ class Small:
     rows: int
 
 
-def small_files(table: Path) -> list[Small]:
+def small_files(table: Path) -> list[SmallFiles]:
     """Return the small files of each partition that has at least `MIN_FILES` of them."""
     opened = open_table(table)
     columns = opened.metadata().partition_columns
@@ -101,7 +101,7 @@ def small_files(table: Path) -> list[Small]:
         if size < SMALL_BYTES:
             found.setdefault(tuple(partition), []).append((size, count or 0))
     return [
-        Small(
+        SmallFiles(
             tuple((column, "=", str(value)) for column, value in zip(columns, partition, strict=True)),
             len(files),
             sum(size for size, _ in files),
@@ -112,7 +112,7 @@ def small_files(table: Path) -> list[Small]:
     ]
 
 
-def join(table: Path, small: Small) -> bool:
+def compact_small_files(table: Path, small: SmallFiles) -> bool:
     """Compact the small files of a partition; their order is not preserved.
 
     Returns:
@@ -124,10 +124,10 @@ def join(table: Path, small: Small) -> bool:
     def compact(said: CommitProperties) -> Any:
         return DeltaTable(str(table)).optimize.compact(partition_filters=filters, target_size=target, commit_properties=said)
 
-    return tried(lambda: commit_verified(table, compact)) is not None
+    return retry_conflicts(lambda: commit_verified(table, compact)) is not None
 
 
-def unneeded(table: Path, kept_ms: int, versions: Collection[int] = ()) -> list[Path]:
+def unneeded_files(table: Path, kept_ms: int, versions: Collection[int] = ()) -> list[Path]:
     """Return the files of a table that no reader or writer needs.
 
     Args:
@@ -163,7 +163,7 @@ def write_checkpoint(table: Path, *, dry_run: bool) -> bool:
         try:
             write_log_checkpoint(table)
         except (DeltaError, OSError) as error:  # the next maintenance retries
-            if not isinstance(error, (DeltaError, FileNotFoundError)) and not no_room(error):
+            if not isinstance(error, (DeltaError, FileNotFoundError)) and not is_disk_full(error):
                 raise
             return False
     return True

@@ -23,7 +23,7 @@ from fleetpulse.core.messages.sparkplug import COMMANDS, FILTERS, PREFIX, STATE
 from fleetpulse.core.rows import ALERTS, FAILURES, FROM_DEVICES, Kind
 from fleetpulse.io.mqtt.address import BrokerAddress, write_secret
 
-OURS: Final = "fleet"
+SERVICE_USER: Final = "fleet"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 _NODE: Final = re.compile(f"{_NAME.pattern}/{_NAME.pattern}")
 _KINDS: Final = sorted(kind.value for kind in FROM_DEVICES)
@@ -103,8 +103,8 @@ def grant(folder: Path, name: str, role: Role, devices: Sequence[str] = (), node
         FleetError: a name is malformed, the user name is reserved for fleetpulse, or a role other
             than device is given devices or nodes.
     """
-    if name == OURS:
-        raise FleetError(f'the user name "{OURS}" is reserved for fleetpulse; choose another', code="user-reserved")
+    if name == SERVICE_USER:
+        raise FleetError(f'the user name "{SERVICE_USER}" is reserved for fleetpulse; choose another', code="user-reserved")
     for one in (name, *devices):
         if not _NAME.fullmatch(one):
             raise FleetError(
@@ -127,7 +127,7 @@ def grant(folder: Path, name: str, role: Role, devices: Sequence[str] = (), node
     password = secrets.token_urlsafe(24)
     hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(_ROUNDS, b"2a")).decode()
     own = tuple(devices) if devices or nodes or role is not Role.DEVICE else (name,)
-    with alone(folder):
+    with access_lock(folder):
         _write(folder, [*(one for one in grants(folder) if one.name != name), Grant(name, role, hashed, own, tuple(nodes))])
     return password
 
@@ -138,7 +138,7 @@ def revoke(folder: Path, name: str) -> None:
     Raises:
         FleetError: no user of that name has access.
     """
-    with alone(folder):
+    with access_lock(folder):
         known = grants(folder)
         kept = [one for one in known if one.name != name]
         if len(kept) == len(known):
@@ -151,7 +151,7 @@ def _write(folder: Path, known: Iterable[Grant]) -> None:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def access_lock(folder: Path) -> Iterator[None]:
     """Hold the exclusive lock on the access grants until the context exits.
 
     Wait until the lock is free. Changing the grants and passing them to the broker need the lock.
@@ -211,7 +211,7 @@ def mosquitto_rules(known: Iterable[Grant]) -> str:
     """
     lines = ["# devices: the user name is the device id"]
     lines += [f"pattern write fleet/+/%u/{kind}" for kind in _KINDS]
-    lines += [f"pattern read fleet/+/%u/{Kind.CONTROL.value}", "", "# the bridge", f"user {OURS}", "topic readwrite #"]
+    lines += [f"pattern read fleet/+/%u/{Kind.CONTROL.value}", "", "# the bridge", f"user {SERVICE_USER}", "topic readwrite #"]
     for one in known:
         if one.role is Role.DEVICE and one.devices == (one.name,) and not one.nodes:
             continue

@@ -17,7 +17,7 @@ _TEXT: Final = 1_000  # characters of a payload
 _MOST: Final = 10_000  # buffered messages; the broker keeps the rest
 
 
-class AlertLine(Connection):
+class AlertSubscription(Connection):
     """Subscription with a persistent session.
 
     The broker keeps messages for the next connection with the same client id.
@@ -66,7 +66,7 @@ class AlertLine(Connection):
         for one in taken:
             self._numbers.discard(one.mid)
             self.client.ack(one.mid, one.qos)
-        self.drive(0.1)
+        self.run_once(0.1)
 
 
 def send(address: BrokerAddress, client_id: str, topic: str, payload: bytes) -> None:

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Final
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.mqtt import codec
-from fleetpulse.io.mqtt.acl import OURS, alone, grants, nats_rules
+from fleetpulse.io.mqtt.acl import SERVICE_USER, access_lock, grants, nats_rules
 from fleetpulse.io.mqtt.address import DEFAULT_PORT, MAX_PAYLOAD_BYTES, BrokerAddress, write_secret
 from fleetpulse.io.system.ports import free_port
-from fleetpulse.io.system.process import ending_with_parent
+from fleetpulse.io.system.process import command_with_parent_death_signal
 
 if TYPE_CHECKING:
     import psutil
@@ -84,10 +84,10 @@ class Broker:
         address = BrokerAddress(self.known_as or _reachable(self.host), port, *_credentials(self.folder / "credentials.json"))
         configuration = self.folder / "nats.conf"
         write_secret(configuration, _configuration(self.folder, self.host, address, self.sync))
-        with alone(self.folder), self.log.open("ab") as log:  # new grants wait until the broker can reload them
+        with access_lock(self.folder), self.log.open("ab") as log:  # new grants wait until the broker can reload them
             write_secret(self.folder / _ACCESS, nats_rules(address, grants(self.folder)))
             self._running = subprocess.Popen(
-                ending_with_parent([program, "-c", str(configuration)]),
+                command_with_parent_death_signal([program, "-c", str(configuration)]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -183,7 +183,7 @@ def renew_access(folder: Path) -> bool:
         Whether a server runs.
     """
     folder = folder.absolute()
-    with alone(folder):  # the lock covers read and write, so that no concurrent call writes older grants
+    with access_lock(folder):  # the lock covers read and write, so that no concurrent call writes older grants
         running = _server_of(folder)
         if running is None:
             return False
@@ -224,7 +224,7 @@ def _program() -> str:
 
 def _credentials(path: Path) -> tuple[str, str]:
     if not path.exists():
-        write_secret(path, json.dumps({"username": OURS, "password": secrets.token_urlsafe(24)}))
+        write_secret(path, json.dumps({"username": SERVICE_USER, "password": secrets.token_urlsafe(24)}))
     try:
         held = json.loads(path.read_text())
         return str(held["username"]), str(held["password"])
@@ -273,7 +273,7 @@ def _lets_in(address: BrokerAddress) -> bool:
     """
     try:
         with socket.create_connection((address.host, address.port), timeout=2.0) as door:
-            door.sendall(codec.connect("fleet-ready", address.username, address.password, keep_session=False))
+            door.sendall(codec.encode_connect("fleet-ready", address.username, address.password, keep_session=False))
             return door.recv(4) == b"\x20\x02\x00\x00"
     except OSError:
         return False

@@ -47,7 +47,7 @@ class Published(NamedTuple):
     topic: str
     payload: bytes
     retained: bool
-    number: int | None
+    packet_id: int | None
 
 
 _as_published: Final = partial(tuple.__new__, Published)  # calling Published() costs three times as much
@@ -191,7 +191,9 @@ class Will(NamedTuple):
     payload: bytes
 
 
-def connect(client_id: str, username: str | None, password: str | None, *, keep_session: bool, will: Will | None = None) -> bytes:
+def encode_connect(
+    client_id: str, username: str | None, password: str | None, *, keep_session: bool, will: Will | None = None
+) -> bytes:
     """Encode CONNECT without an MQTT keep-alive: TCP detects lost connections."""
     flags = (0 if keep_session else 0x02) | (0x80 if username else 0) | (0x40 if password else 0)
     flags |= 0 if will is None else 0x04 | 0x08 | 0x20  # a will, of QoS 1, retained (3.1.2)
@@ -200,22 +202,22 @@ def connect(client_id: str, username: str | None, password: str | None, *, keep_
     return _packet(0x10, body + (_text(username) if username else b"") + (_text(password) if password else b""))
 
 
-def subscribe(number: int, topics: Sequence[str]) -> bytes:
+def encode_subscribe(number: int, topics: Sequence[str]) -> bytes:
     """Encode SUBSCRIBE with QoS 1 for each topic."""
     return _packet(0x82, number.to_bytes(2, "big") + b"".join(_text(topic) + b"\x01" for topic in topics))
 
 
-def unsubscribe(number: int, topics: Iterable[str]) -> bytes:
+def encode_unsubscribe(number: int, topics: Iterable[str]) -> bytes:
     """Encode UNSUBSCRIBE."""
     return _packet(0xA2, number.to_bytes(2, "big") + b"".join(_text(topic) for topic in topics))
 
 
-def publish(number: int, topic: str, payload: bytes, *, retain: bool = False) -> bytes:
+def encode_publish(number: int, topic: str, payload: bytes, *, retain: bool = False) -> bytes:
     """Encode PUBLISH with QoS 1."""
     return _packet(0x32 | retain, _text(topic) + number.to_bytes(2, "big") + payload)
 
 
-def acknowledge(numbers: Iterable[int]) -> bytes:
+def encode_puback(numbers: Iterable[int]) -> bytes:
     """Encode one PUBACK for each packet number."""
     written = array("H", numbers)
     if sys.byteorder == "little":

@@ -16,7 +16,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.mqtt.address import MAX_PAYLOAD_BYTES, BrokerAddress
-from fleetpulse.io.mqtt.sockets import CONNECT_S, Backoff, holds_some, tune
+from fleetpulse.io.mqtt.sockets import CONNECT_S, Backoff, has_buffered_bytes, tune
 
 AT_LEAST_ONCE: Final = 1
 
@@ -53,13 +53,13 @@ class Connection:
             self.problem = f"the broker at {self.address} refused the connection: {reason}"
             return
         self.up, self.problem = True, None
-        self._pauses.held()
+        self._pauses.reset()
 
     def _on_disconnect(self, client: paho.Client, userdata: Any, flags: Any, reason: ReasonCode, properties: Any) -> None:
         self.up = False
         self.problem = self.problem or f"the broker at {self.address} closed the connection"
 
-    def drive(self, timeout_s: float) -> None:
+    def run_once(self, timeout_s: float) -> None:
         """Connect if needed, then send and receive; wait at most ``timeout_s``."""
         if self.client.socket() is None and not self._connect(timeout_s):
             return
@@ -68,7 +68,7 @@ class Connection:
         readable, writable, _ = select.select([sock], writing, [], timeout_s)
         if writable:
             self.client.loop_write()
-        if readable or holds_some(sock):
+        if readable or has_buffered_bytes(sock):
             self._read()
         if not self.up and self.client.socket() is not None and time.monotonic() - self._since_s > CONNECT_S:
             self.drop(f"the broker at {self.address} does not answer")
@@ -78,11 +78,11 @@ class Connection:
         while (sock := self.client.socket()) is not None and time.monotonic() < deadline_s:
             if self.client.loop_read() != MQTTErrorCode.MQTT_ERR_SUCCESS:
                 return
-            if not holds_some(sock) and not select.select([sock], [], [], 0)[0]:
+            if not has_buffered_bytes(sock) and not select.select([sock], [], [], 0)[0]:
                 return
 
     def _connect(self, timeout_s: float) -> bool:
-        if not self._pauses.over(timeout_s):
+        if not self._pauses.wait(timeout_s):
             return False
         self.up, self._since_s = False, time.monotonic()
         try:
@@ -93,7 +93,7 @@ class Connection:
         return self.client.socket() is not None
 
     def drop(self, problem: str) -> None:
-        """Close the connection and record the reason; `drive` opens a new one."""
+        """Close the connection and record the reason; `run_once` opens a new one."""
         self.close()
         self.problem = problem
 
@@ -199,7 +199,7 @@ class Publisher:
         self._drive_until(lambda: not self._waiting, timeout_s)
 
     def _drive(self, timeout_s: float) -> bool:
-        self._connection.drive(timeout_s)
+        self._connection.run_once(timeout_s)
         before = len(self._waiting)
         while self._waiting and self._waiting[0].is_published():
             self._waiting.popleft()

@@ -31,7 +31,7 @@ class Backoff:
         self._pause_s = FIRST_PAUSE_S
         self._not_before_s = 0.0
 
-    def over(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float) -> bool:
         """Wait for the end of the pause, at most ``timeout_s``; return whether it is over."""
         rest_s = self._not_before_s - time.monotonic()
         if rest_s > 0:
@@ -43,12 +43,12 @@ class Backoff:
         self._not_before_s = time.monotonic() + self._pause_s
         self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S)
 
-    def held(self) -> None:
+    def reset(self) -> None:
         """Record a successful connection and reset the pause."""
         self._pause_s = FIRST_PAUSE_S
 
 
-def holds_some(sock: Any) -> bool:
+def has_buffered_bytes(sock: Any) -> bool:
     """Return whether a TLS socket buffers bytes, which `select` does not report."""
     return isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
 

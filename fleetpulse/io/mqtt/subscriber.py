@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from fleetpulse.io.mqtt import codec
 from fleetpulse.io.mqtt.address import MAX_PAYLOAD_BYTES, BrokerAddress
-from fleetpulse.io.mqtt.sockets import CONNECT_S, Backoff, cause, holds_some, tune
+from fleetpulse.io.mqtt.sockets import CONNECT_S, Backoff, cause, has_buffered_bytes, tune
 
 POLL_MESSAGES: Final = 1_000
 POLL_BYTES: Final = 8 * 1024 * 1024
@@ -28,7 +28,7 @@ MAX_UNSENT_BYTES: Final = 1024 * 1024
 READ_S: Final = 0.2  # longest time that one poll reads
 CLOSE_S: Final = 1.0
 _WOULD_WAIT: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-Token = tuple[int, int]  # connection and packet number
+AckToken = tuple[int, int]  # connection and packet number
 
 
 class Arrived(NamedTuple):
@@ -45,7 +45,7 @@ class Arrived(NamedTuple):
     topic: str
     payload: bytes
     retained: bool
-    token: Token | None
+    token: AckToken | None
 
 
 _as_arrived: Final = partial(tuple.__new__, Arrived)  # calling Arrived() costs three times as much
@@ -131,7 +131,7 @@ class Receiver:
         gone, self.topics = set(self.topics) - set(topics), tuple(topics)
         if self._up:
             if gone:
-                self._send(codec.unsubscribe(self._next(), sorted(gone)))
+                self._send(codec.encode_unsubscribe(self._next(), sorted(gone)))
             self._ask()
 
     def poll(self, timeout_s: float) -> list[Arrived]:
@@ -150,18 +150,18 @@ class Receiver:
             self._flush()
         time.sleep(timeout_s)
 
-    def ack(self, tokens: Iterable[Token | None]) -> None:
+    def ack(self, tokens: Iterable[AckToken | None]) -> None:
         """Acknowledge messages; skip those of earlier connections, which are redelivered."""
         if self._up:
             numbers = [token[1] for token in tokens if token is not None and token[0] == self.connections]
             self._unacknowledged.difference_update(numbers)
-            self._send(codec.acknowledge(numbers))
+            self._send(codec.encode_puback(numbers))
 
     def publish(self, topic: str, payload: bytes) -> bool:
         """Publish with QoS 1 if connected; return whether the message was sent."""
         if not self.connected or len(self._unsent) > MAX_UNSENT_BYTES:
             return False
-        self._send(codec.publish(self._next(), topic, payload))
+        self._send(codec.encode_publish(self._next(), topic, payload))
         return self._up
 
     def reconnect(self, why: str, cause: str = "broker") -> None:
@@ -179,11 +179,11 @@ class Receiver:
             forget: whether to unsubscribe too, so that the broker keeps no messages for it.
         """
         if forget and self.connected and self.topics:
-            self._send(codec.unsubscribe(self._next(), self.topics))
+            self._send(codec.encode_unsubscribe(self._next(), self.topics))
             self._drive(0.2)
         if self._socket is not None and self._up:
             if self._told is not None:
-                self._send(codec.publish(self._next(), self._told.topic, self._told.gone, retain=True))
+                self._send(codec.encode_publish(self._next(), self._told.topic, self._told.gone, retain=True))
             self._send(codec.DISCONNECT)
         deadline_s = time.monotonic() + CLOSE_S
         while self._socket is not None and self._unsent and time.monotonic() < deadline_s:
@@ -197,7 +197,7 @@ class Receiver:
         if self._socket is None and not self._connect(timeout_s):
             return
         assert self._socket is not None, "it was just connected"
-        held = holds_some(self._socket)
+        held = has_buffered_bytes(self._socket)
         writing = [self._socket] if self._unsent else []
         readable, writable, _ = select.select([self._socket], writing, [], 0 if held else timeout_s)
         if writable:
@@ -208,7 +208,7 @@ class Receiver:
             self._lose(f"the broker at {self._address} does not answer", "network")
 
     def _connect(self, timeout_s: float) -> bool:
-        if not self._pauses.over(timeout_s):
+        if not self._pauses.wait(timeout_s):
             return False
         self._since_s = time.monotonic()
         try:
@@ -223,7 +223,7 @@ class Receiver:
         who = (self._client_id, self._address.username, self._address.password)
         self._told = self._presence() if self._presence else None
         will = codec.Will(self._told.topic, self._told.gone) if self._told else None
-        self._send(codec.connect(*who, keep_session=self._persistent, will=will))
+        self._send(codec.encode_connect(*who, keep_session=self._persistent, will=will))
         return self._socket is not None
 
     def _reach(self) -> socket.socket:
@@ -300,11 +300,11 @@ class Receiver:
 
     def _take_one(self, message: codec.Published) -> None:
         token = None
-        if message.number is not None:
-            if message.number in self._unacknowledged:
+        if message.packet_id is not None:
+            if message.packet_id in self._unacknowledged:
                 return  # redelivery within the connection: already received
-            self._unacknowledged.add(message.number)
-            token = (self.connections, message.number)
+            self._unacknowledged.add(message.packet_id)
+            token = (self.connections, message.packet_id)
         self._arrived.append(Arrived(message.topic, message.payload, message.retained, token))
         self._arrived_bytes += len(message.payload)
 
@@ -315,13 +315,13 @@ class Receiver:
                 self._lose(f"the broker at {self._address} refused the connection: {codec.REFUSALS.get(code, f'code {code}')}")
                 return
             self._up, self.problem = True, None
-            self._pauses.held()
+            self._pauses.reset()
             self.connections += 1
             self._unacknowledged.clear()
             self._arrived.clear()
             self._ask()
             if self._told is not None:
-                self._send(codec.publish(self._next(), self._told.topic, self._told.here, retain=True))
+                self._send(codec.encode_publish(self._next(), self._told.topic, self._told.here, retain=True))
         elif answer.kind == codec.SUBACK and int.from_bytes(answer.body[:2], "big") == self._asked:
             refused = [topic for topic, code in zip(self.topics, answer.body[2:], strict=False) if code >= codec.FAILURE]
             self._asked, self._refused = None, bool(refused)
@@ -332,7 +332,7 @@ class Receiver:
         self._asked, self._refused = None, False
         if self.topics:
             self._asked = self._next()
-            self._send(codec.subscribe(self._asked, self.topics))
+            self._send(codec.encode_subscribe(self._asked, self.topics))
 
     def _next(self) -> int:
         self._number = self._number % 65_535 + 1

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from fleetpulse.core.quality.suites import Expectation, Form, Suite
 from fleetpulse.core.quality.table_suites import SUITES
-from fleetpulse.io.system.locks import briefly
+from fleetpulse.io.system.locks import exclusive_lock
 
 SHOWN: Final = 100  # failing rows shown per expectation, with their keys
 _IN_MEMORY: Final = {"class_name": "InMemoryStoreBackend"}
@@ -36,7 +36,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class ExpectationResult:
     """Result of one expectation.
 
     Attributes:
@@ -103,7 +103,7 @@ class Expectations:
         """Index page of the pages that `build_docs` creates."""
         return self.folder / _DOCS / "index.html"
 
-    def evaluate(self, suite: Suite, frame: Any, shown: int = SHOWN) -> list[Evaluated]:
+    def evaluate(self, suite: Suite, frame: Any, shown: int = SHOWN) -> list[ExpectationResult]:
         """Evaluate a suite over its rows, and store the result.
 
         Args:
@@ -199,7 +199,7 @@ class Expectations:
         The library lists the results, and then removes pages whose result was not in the list.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        return briefly(self.folder / "pages.lock")
+        return exclusive_lock(self.folder / "pages.lock")
 
 
 def _asked(one: Expectation) -> Any:
@@ -216,15 +216,15 @@ def _asked(one: Expectation) -> Any:
             return gxe.ExpectColumnValuesToBeInSet(column=one.column, value_set=[True], **common)
 
 
-def _evaluated(one: Expectation, answer: Any) -> Evaluated:
+def _evaluated(one: Expectation, answer: Any) -> ExpectationResult:
     told = answer.result
     if "element_count" not in told:
-        return Evaluated(one, 0, 0, fault=_fault(answer.exception_info))
+        return ExpectationResult(one, 0, 0, fault=_fault(answer.exception_info))
     rows = tuple(
         {name: _plain(value) for name, value in row.items() if name != one.column or one.form is not Form.HOLDS}
         for row in told.get("partial_unexpected_index_list") or ()
     )
-    return Evaluated(one, int(told["element_count"]), int(told.get("unexpected_count") or 0), rows)
+    return ExpectationResult(one, int(told["element_count"]), int(told.get("unexpected_count") or 0), rows)
 
 
 def _fault(info: Mapping[str, Any]) -> str:

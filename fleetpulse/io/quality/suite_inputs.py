@@ -39,7 +39,7 @@ _SPARK: Final = {
 
 
 @dataclass(slots=True)
-class Opened:
+class OpenedTables:
     """Opened tables of a home, and derived tables, for queries in DuckDB.
 
     Attributes:
@@ -90,7 +90,7 @@ class Opened:
 
 
 @contextmanager
-def opened(home: Home) -> Iterator[Opened]:
+def opened(home: Home) -> Iterator[OpenedTables]:
     """Open the newest version of all tables of a home in DuckDB."""
     in_turn = sorted(TABLES, key=lambda table: _TURNS.get(table.name, 1))
     found = [(table, at) for table in in_turn if (at := delta.newest(home, table)) is not None]
@@ -100,11 +100,11 @@ def opened(home: Home) -> Iterator[Opened]:
         for table in TABLES:
             delta.open_files(connection, table.name, table, files.get(table.name, ()))
         connection.execute("CREATE MACRO unix_millis(instant) AS epoch_ms(instant)")  # Spark's name of the function
-        yield Opened(connection, home, files, counted, {table.name: removed_in(at) for table, at in found})
+        yield OpenedTables(connection, home, files, counted, {table.name: removed_in(at) for table, at in found})
 
 
 @contextmanager
-def on_spark(spark: "SparkSession", tables: Opened) -> Iterator["SparkRows"]:
+def on_spark(spark: "SparkSession", tables: OpenedTables) -> Iterator["SparkRows"]:
     """Make opened tables available in Spark.
 
     Derived tables are written to temporary files, which are removed when the context exits.
@@ -121,7 +121,7 @@ def on_spark(spark: "SparkSession", tables: Opened) -> Iterator["SparkRows"]:
 
 @dataclass(slots=True)
 class SparkRows:
-    """Tables of `Opened` as temporary views in Spark.
+    """Tables of `OpenedTables` as temporary views in Spark.
 
     Attributes:
         spark: Spark session.
@@ -130,7 +130,7 @@ class SparkRows:
     """
 
     spark: "SparkSession"
-    tables: Opened
+    tables: OpenedTables
     place: Path
     _views: set[str] = field(default_factory=set[str])
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.system.fsync import put_in_place
+from fleetpulse.io.system.fsync import replace_durably
 from fleetpulse.paths import cache_dir
 
 _SILENT: Final = "-Xlog:cds*=off -Xlog:class+path=off"  # the JVM reports a mismatched archive on standard output
@@ -37,7 +37,7 @@ def class_archive(java: Path, jars: Sequence[Path]) -> Path | None:
     return None
 
 
-def makes_none(java: Path, jars: Sequence[Path]) -> bool:
+def writes_no_archive(java: Path, jars: Sequence[Path]) -> bool:
     """Return whether this Java is known to write no archive.
 
     Some Java installations lack the archive of the JDK classes, on which this archive is based.
@@ -45,7 +45,7 @@ def makes_none(java: Path, jars: Sequence[Path]) -> bool:
     return _none(java, jars).exists()
 
 
-def using(archive: Path) -> str:
+def use_options(archive: Path) -> str:
     """Return the JVM options to use an archive.
 
     The archive is mapped at its requested address; relocation would copy 160 MB.
@@ -53,7 +53,7 @@ def using(archive: Path) -> str:
     return f'{_SILENT} -XX:+UnlockDiagnosticVMOptions -XX:ArchiveRelocationMode=0 "-XX:SharedArchiveFile={archive}"'
 
 
-def making(fresh: Path) -> str:
+def create_options(fresh: Path) -> str:
     """Return the JVM options to write an archive when the JVM ends."""
     return f'{_SILENT} "-XX:ArchiveClassesAtExit={fresh}"'
 
@@ -77,10 +77,10 @@ def fresh_archive() -> Path:
     return _folder() / f"{os.getpid()}.new"
 
 
-def keep(fresh: Path, java: Path, jars: Sequence[Path]) -> Path:
+def publish_archive(fresh: Path, java: Path, jars: Sequence[Path]) -> Path:
     """Publish a new archive under its final name and remove outdated ones.
 
-    If the JVM wrote no archive, record that for `makes_none`.
+    If the JVM wrote no archive, record that for `writes_no_archive`.
 
     Raises:
         OSError: the JVM wrote no archive, or it cannot be stored.
@@ -88,7 +88,7 @@ def keep(fresh: Path, java: Path, jars: Sequence[Path]) -> Path:
     if not fresh.exists():
         _none(java, jars).touch()
     kept = _folder() / f"{_ours(jars)}-{_key(java, jars)}-{fresh.stat().st_size}.jsa"
-    put_in_place(fresh, kept)
+    replace_durably(fresh, kept)
     for path in _folder().glob(f"{_ours(jars)}-*"):
         if path != kept:
             path.unlink(missing_ok=True)  # a JVM that mapped it can still use it

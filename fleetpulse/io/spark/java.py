@@ -12,7 +12,7 @@ from fleetpulse.io.system.fsync import atomic_write
 from fleetpulse.paths import cache_dir
 
 MINIMUM: Final = 17  # required by Spark 4
-_CURE: Final = (
+_REMEDY: Final = (
     "install a JDK 17 or newer (on Debian and Ubuntu: apt install openjdk-17-jre-headless; on macOS: "
     "brew install openjdk@17), or name one in JAVA_HOME, and try again"
 )
@@ -72,7 +72,7 @@ def _fetch(seen: str) -> Path:
         return Path(str(cjdk.java_home(vendor="temurin", version=str(MINIMUM), cache_dir=cache_dir() / "jdk")))
     except Exception as error:  # cjdk's errors (network, archive, disk) differ between releases
         raise FleetError(
-            f"Java {MINIMUM} or newer is required: {seen}, and the download failed ({_reason(error)}); {_CURE}",
+            f"Java {MINIMUM} or newer is required: {seen}, and the download failed ({_reason(error)}); {_REMEDY}",
             code="java-missing",
         ) from error
 

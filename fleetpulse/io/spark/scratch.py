@@ -10,7 +10,7 @@ TEMPORARY: Final = "tmp"  # temporary folder of a session's JVM
 _ASIDE: Final = re.compile(r"\..+\.[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(\.TID\d+)?\.tmp(\.crc)?")
 
 
-def remains_of(folder: Path) -> list[Path]:
+def leftovers(folder: Path) -> list[Path]:
     """Return the leftovers of killed sessions, for the next session to remove.
 
     Args:
@@ -19,7 +19,7 @@ def remains_of(folder: Path) -> list[Path]:
     return sorted(path for pattern in ("local", TEMPORARY, BLOCKS) for path in folder.glob(pattern) if path.is_dir())
 
 
-def remove_aside(checkpoint: Path) -> None:
+def remove_temporary_files(checkpoint: Path) -> None:
     """Remove the unfinished temporary files of a killed Spark.
 
     Spark writes to a temporary file, renames it, and never removes leftovers of earlier runs.

@@ -10,7 +10,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from fleetpulse.core.tables import INDEXED_COLUMNS
-from fleetpulse.io.spark.cds_archive import class_archive, using
+from fleetpulse.io.spark.cds_archive import class_archive, use_options
 from fleetpulse.io.spark.jars import jars_of_spark, resolve_jars, spark_home
 from fleetpulse.io.spark.java import find_java
 from fleetpulse.io.spark.scratch import TEMPORARY
@@ -33,7 +33,7 @@ _JVM: Final = (
     "-XX:CompileThresholdScaling=4",  # compile code that runs for each row, but not code that runs once a batch
     "-Duser.timezone=UTC",
 )
-OPTIONS: Final = "spark.driver.extraJavaOptions"
+JAVA_OPTIONS_KEY: Final = "spark.driver.extraJavaOptions"
 _FOLDER: Final = "spark.fleetpulse.folder"
 
 
@@ -66,7 +66,7 @@ def settings(local_dir: Path, size: SparkResources) -> dict[str, str]:
         # spark.jars would copy the JARs and serve them over a socket to nonexistent executors.
         "spark.driver.extraClassPath": os.pathsep.join(str(jar) for jar in resolve_jars()),
         # A URI, because these options are split at spaces and the folder's name may contain one.
-        OPTIONS: " ".join([*_JVM, f"-Dlog4j2.configurationFile={LOG4J.as_uri()}", _temporary(local_dir)]),
+        JAVA_OPTIONS_KEY: " ".join([*_JVM, f"-Dlog4j2.configurationFile={LOG4J.as_uri()}", _temporary(local_dir)]),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -145,7 +145,7 @@ def spark_session(
     builder = SparkSession.builder.appName(app_name)
     usual = settings(local_dir, size)
     if archive := class_archive(java, jars_of_spark()):
-        usual[OPTIONS] += f" {using(archive)}"
+        usual[JAVA_OPTIONS_KEY] += f" {use_options(archive)}"
     for name, value in {**usual, **(extra or {})}.items():
         builder = builder.config(name, value)
     _count_start(app_name)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def no_room(error: BaseException) -> bool:
+def is_disk_full(error: BaseException) -> bool:
     """Return whether an error reports a full disk or quota.
 
     The errors of Delta and DuckDB have no error number and are recognised by their text.
@@ -47,7 +47,7 @@ def atomic_write(path: Path, content: str | bytes, *, sync: bool = True, mode: i
         sync_folder(path.parent)
 
 
-def put_in_place(aside: Path, path: Path) -> None:
+def replace_durably(aside: Path, path: Path) -> None:
     """Replace a file atomically and durably by a finished temporary file.
 
     Args:

@@ -16,7 +16,7 @@ from platform import machine
 
 from fleetpulse.columnar.jit.sources import SOURCES_DIGEST
 from fleetpulse.io.system.fsync import atomic_write
-from fleetpulse.io.system.locks import briefly
+from fleetpulse.io.system.locks import exclusive_lock
 from fleetpulse.paths import PACKAGE, cache_dir
 
 
@@ -32,20 +32,20 @@ def kernels_are_kept() -> bool:
     return bool(folder) and Path(folder).is_dir()
 
 
-def keep_kernels() -> None:
+def ensure_kernels_compiled() -> None:
     """Compile all kernels unless cached; wait if another process compiles them."""
     if kernels_are_kept():
         return
     try:
         _mark().parent.mkdir(parents=True, exist_ok=True)
-        with briefly(_mark().with_suffix(".lock")):
+        with exclusive_lock(_mark().with_suffix(".lock")):
             if not kernels_are_kept():
                 atomic_write(_mark(), str(_compile()))
     except OSError:  # the cache is not writable: each process compiles for itself
         _compile()
 
 
-def compile_beside() -> "subprocess.Popen[bytes] | None":
+def compile_in_background() -> "subprocess.Popen[bytes] | None":
     """Start a process that compiles the kernels; None if they are cached.
 
     This process does not import numba.
@@ -72,4 +72,4 @@ def _mark() -> Path:
 
 
 if __name__ == "__main__":
-    keep_kernels()
+    ensure_kernels_compiled()

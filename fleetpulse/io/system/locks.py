@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TextIO
 
-from fleetpulse.io.system.fsync import no_room
+from fleetpulse.io.system.fsync import is_disk_full
 
 _TRIES: Final = 5
 _UNNAMED: Final = "another run"  # a holder that could not write its name on a full disk
@@ -30,7 +30,7 @@ def _flocked(held: TextIO, how: int = fcntl.LOCK_EX) -> bool:
 
 
 @contextmanager
-def held(path: Path, by: str, refused: Callable[[str], Exception]) -> Iterator[None]:
+def named_lock(path: Path, by: str, refused: Callable[[str], Exception]) -> Iterator[None]:
     """Hold the exclusive lock of a file until the context exits; record the holder.
 
     Args:
@@ -46,7 +46,7 @@ def held(path: Path, by: str, refused: Callable[[str], Exception]) -> Iterator[N
         try:
             os.write(file.fileno(), f"{by} (process {os.getpid()})".encode())
         except OSError as error:
-            if not no_room(error):  # the lock is held anyway: a command that frees disk space must be able to run
+            if not is_disk_full(error):  # the lock is held anyway: a command that frees disk space must be able to run
                 raise
         try:
             yield
@@ -55,7 +55,7 @@ def held(path: Path, by: str, refused: Callable[[str], Exception]) -> Iterator[N
 
 
 @contextmanager
-def briefly(path: Path) -> Iterator[None]:
+def exclusive_lock(path: Path) -> Iterator[None]:
     """Wait for the exclusive lock of a file and hold it until the context exits.
 
     Use it for short read-modify-write steps.
@@ -73,7 +73,7 @@ def briefly(path: Path) -> Iterator[None]:
 
 @contextmanager
 def folder_held(path: Path) -> Iterator[None]:
-    """Hold the lock of a folder as `briefly` holds that of a file.
+    """Hold the lock of a folder as `exclusive_lock` holds that of a file.
 
     Nothing is written, so that read access to the folder suffices.
 
@@ -89,7 +89,7 @@ def folder_held(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def shared(path: Path, by: str, refused: Callable[[str], Exception]) -> Iterator[None]:
+def shared_lock(path: Path, by: str, refused: Callable[[str], Exception]) -> Iterator[None]:
     """Hold the shared lock of a file until the context exits; record the holders.
 
     Args:
@@ -105,7 +105,7 @@ def shared(path: Path, by: str, refused: Callable[[str], Exception]) -> Iterator
         yield
 
 
-def holder(path: Path) -> str | None:
+def lock_holder(path: Path) -> str | None:
     """Return the description of a lock's exclusive holder; None if it is not held.
 
     A missing file is not held.

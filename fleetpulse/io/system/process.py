@@ -1,6 +1,6 @@
 """Processes of a home: stop signals, end with the parent, status files, GC.
 
-Rule 1: nothing here kills a process. A process is stopped by SIGTERM or SIGINT, which `Stop`
+Rule 1: nothing here kills a process. A process is stopped by SIGTERM or SIGINT, which `StopSignal`
 receives.
 Rule 2: a status file is complete or absent. A failed write of a status never stops the work.
 """
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import psutil
 
 PR_SET_PDEATHSIG: Final = 1
-ASKED_BY: Final = "FLEET_ASKED_BY"  # environment variable: requester of the action, if not the user
-GIVEN_UP: Final = "given up"  # state of a job that its run no longer restarts automatically
+REQUESTED_BY_VARIABLE: Final = "FLEET_ASKED_BY"  # environment variable: requester of the action, if not the user
+NOT_RESTARTED: Final = "given up"  # state of a job that its run no longer restarts automatically
 _PARENT_CHECK_S: Final = 1.0
 _OBJECTS: Final = 100_000  # more than a segment has messages
 
@@ -60,7 +60,7 @@ _DYING: Final = (
 )
 
 
-def ending_with_parent(command: Sequence[str]) -> list[str]:
+def command_with_parent_death_signal(command: Sequence[str]) -> list[str]:
     """Return a command whose program gets a SIGTERM when the starting thread ends.
 
     Use it for programs that cannot call `die_with_parent` themselves. The signal is sent on Linux
@@ -99,7 +99,7 @@ def unblock_imports(*names: str) -> None:
 
 def asked_by() -> str:
     """Return the requester of this process: its Airflow run, or user and machine."""
-    if said := os.environ.get(ASKED_BY):
+    if said := os.environ.get(REQUESTED_BY_VARIABLE):
         return said
     try:
         user = getpass.getuser()
@@ -129,7 +129,7 @@ def use_system_memory_pool() -> None:
     pa.set_memory_pool(pa.system_memory_pool())
 
 
-class Stop:
+class StopSignal:
     """Stop request, set by SIGTERM, by SIGINT, by `set`, or by the end of the parent.
 
     The parent is checked every second. Signal handlers are installed only if the object is created
@@ -220,7 +220,7 @@ def write_status(path: Path, mapping: Mapping[str, Any]) -> bool:
     return True
 
 
-def silent_s(path: Path, now_s: float) -> float | None:
+def status_age_s(path: Path, now_s: float) -> float | None:
     """Return the age of a status file in seconds; None if it does not exist."""
     try:
         return max(0.0, now_s - path.stat().st_mtime)

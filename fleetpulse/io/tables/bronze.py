@@ -22,7 +22,7 @@ from fleetpulse.columnar.codec.arrow import KINDS, NO_ROWS, ROW_SCHEMA, SIGNAL_S
 from fleetpulse.columnar.codec.wire import to_wires
 from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.jit.layout import TRUSTS
-from fleetpulse.columnar.jit.take import shared_out
+from fleetpulse.columnar.jit.take import partition_by_hash
 from fleetpulse.core.rows import EVERYONE, FLUSH, FROM_DEVICES, Clock, GatewayEvent, Kind, Trust
 from fleetpulse.io.delta.corruption import reporting_corruption_of_file
 
@@ -187,7 +187,7 @@ def pack(rows: pa.Table, key_groups: int, started_ms: int) -> pa.RecordBatch:
     ours = rows if plain is None else rows.filter(plain)
     if ours.num_rows:
         batch = _signals(ours)
-        order, ends = shared_out(ours["device_hash"].to_numpy(), key_groups)
+        order, ends = partition_by_hash(ours["device_hash"].to_numpy(), key_groups)
         present = np.flatnonzero(np.diff(ends)).tolist()
         edges = [0, *ends[1:][present].tolist()]
         received = batch["received_at_ms"].to_numpy()[order]

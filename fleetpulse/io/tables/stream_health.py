@@ -20,7 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.lifecycle import Mode
-from fleetpulse.core.monitoring.health import Beside, Progress, to_row
+from fleetpulse.core.monitoring.health import BatchContext, Progress, to_row
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, STREAM_HEALTH
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.checkpoints.generations import load_generations
@@ -120,7 +120,7 @@ class Commits:
             self.home,
             """SELECT key_group, arg_max(counts, (generation, judged_at, event_time)) AS counts FROM judgements
                WHERE kind = ? AND list_contains(?, generation) GROUP BY key_group""",
-            [JudgementKind.SUMMARY.value, load_generations(self.home.lifecycle).of_the_same_groups(self.generation)],
+            [JudgementKind.SUMMARY.value, load_generations(self.home.lifecycle).repartitioned_from(self.generation)],
         )
         return {row["key_group"]: json.loads(row["counts"]) for row in found}
 
@@ -240,9 +240,9 @@ class StreamHealth:
                 )
             self._newest_received_ms = progress.newest_received_ms or self._newest_received_ms
 
-    def _beside(self, progress: Progress) -> Beside:
+    def _beside(self, progress: Progress) -> BatchContext:
         judgements = self._commits.through(str(progress.content["id"]), progress.batch_id)
-        return Beside(
+        return BatchContext(
             self.generation,
             rows_between(self.home.table(MESSAGES.name), progress.versions),
             self._newest_received_ms,

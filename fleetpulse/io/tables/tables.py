@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
 
-from fleetpulse.core.tables import JUDGEMENTS, READINGS, TABLES, Table
+from fleetpulse.core.tables import JUDGEMENTS, TABLES, VIEWS, Table
 from fleetpulse.io.delta.corruption import open_table, reporting_corruption
 from fleetpulse.io.delta.log import holds_table
 from fleetpulse.io.delta.spark_conflicts import commit_verified
@@ -283,7 +283,7 @@ def _no_rows(table: Table) -> str:
 
 def _name_readings(connection: "DuckDBPyConnection", tables: Iterable[str]) -> None:
     if JUDGEMENTS.name in tables:
-        for one in READINGS:
+        for one in VIEWS:
             connection.execute(f"CREATE VIEW {one.name} AS {one.sql}")
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import yaml
 
-from cli.commands.run.service import how_it_is
+from cli.commands.run.service import check_health
 from cli.supervisor.progress import judged_to_the_end
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.rows import FLUSH, Kind
@@ -43,7 +43,7 @@ def _here(folder: Path, words: list[str]) -> list[str]:
 
 def _said(home: Home, service: Service) -> str:
     try:
-        return how_it_is(home, service)
+        return check_health(home, service)
     except FleetError as error:
         return f"not well: {error}"
 

@@ -21,7 +21,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages.replay_envelope import Envelope, wrap
-from fleetpulse.io.ingest.segments import list_segments, position, read_segment
+from fleetpulse.io.ingest.segments import bridge_position, list_segments, read_segment
 from fleetpulse.io.mqtt.address import MAX_PAYLOAD_BYTES, BrokerAddress, load_address, save_address
 from fleetpulse.io.mqtt.broker import Broker
 from fleetpulse.io.mqtt.publisher import Publisher
@@ -36,10 +36,10 @@ BRIDGE = """
 import json, sys
 from pathlib import Path
 from fleetpulse.io.mqtt.address import load_address
-from fleetpulse.io.system.process import Stop, die_with_parent
+from fleetpulse.io.system.process import StopSignal, die_with_parent
 from streaming.bridge.bridge import BridgeSettings, run_bridge
 home, parent, more = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
-stop = Stop(parent)
+stop = StopSignal(parent)
 die_with_parent(parent)
 folders = home / "segments", home / "commands", home / "run" / "bridge.json"
 run_bridge(BridgeSettings(*folders, load_address(home / "address"), "bridge", "replay", **more), stop)
@@ -231,7 +231,7 @@ def test_history_survives_kills_of_the_bridge_and_goes_on_live(broker: Broker, t
     for part in range(3):
         with bridge(tmp_path, replay=True) as running:
             await_that(lambda running=running: running.status().get("connected"))
-            stands = position(tmp_path / "segments")
+            stands = bridge_position(tmp_path / "segments")
             play(stands.line + 1 if stands and stands.line is not None else 0, (part + 1) * count // 3)
     with bridge(tmp_path, replay=True) as running:
         await_that(lambda: running.status().get("connected"))

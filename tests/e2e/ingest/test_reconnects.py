@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from cli.chaos.ledger import identity_of
-from cli.chaos.reconnecting import CLOCKS_S, ReconnectingDevice
+from cli.chaos.reconnecting import CLOCK_OFFSETS_S, ReconnectingDevice
 from cli.commands.inspect.status import judged_ms
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.mqtt.address import BrokerAddress, load_address
@@ -139,7 +139,9 @@ def up(home: Home, *words: str) -> Iterator[psutil.Process]:
 
 
 def devices_of(address: BrokerAddress) -> list[ReconnectingDevice]:
-    return [ReconnectingDevice(address, f"again-{n:03d}", ahead_s=CLOCKS_S[n % len(CLOCKS_S)]) for n in range(COUNT)]
+    return [
+        ReconnectingDevice(address, f"again-{n:03d}", ahead_s=CLOCK_OFFSETS_S[n % len(CLOCK_OFFSETS_S)]) for n in range(COUNT)
+    ]
 
 
 def connect(devices: list[ReconnectingDevice]) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from fleetpulse.core.tables import COVERAGE, MESSAGES
 from fleetpulse.io.home.home import Home, bridge_job
-from fleetpulse.io.ingest.segments import position
+from fleetpulse.io.ingest.segments import bridge_position
 from fleetpulse.io.mqtt.address import BrokerAddress, save_address
 from fleetpulse.io.mqtt.broker import Broker
 from fleetpulse.io.mqtt.publisher import Publisher
@@ -107,7 +107,7 @@ def three(tmp_path: Path) -> Iterator[Installation]:
 
 
 def shared_by_the_first(running: Installation) -> set[str]:
-    stands = position(running.home.segments)
+    stands = bridge_position(running.home.segments)
     return set(stands.shared) if stands else set()
 
 

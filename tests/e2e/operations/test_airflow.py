@@ -18,7 +18,7 @@ import psutil
 import pytest
 from playwright.sync_api import Page, sync_playwright
 
-from fleetpulse.io.checkpoints.checkpoint import committed
+from fleetpulse.io.checkpoints.checkpoint import committed_batches
 from fleetpulse.io.home.desired_state import RUNNING, get_desired
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.process import read_status
@@ -26,7 +26,7 @@ from fleetpulse.io.tables.snapshots import snapshots
 from fleetpulse.paths import ROOT
 from tests.support.fleet_command import await_none_left, begin
 from tests.support.form import IS_DEFAULT
-from tests.support.histories.definition import told_equals_the_definition
+from tests.support.histories.definition import require_equal_to_definition
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PICTURES = os.environ.get("FLEET_PICTURES")  # a folder, where those of the documentation are to be made anew
@@ -216,7 +216,7 @@ def test_an_operator_moves_the_state_in_the_browser_and_the_verdicts_stay_right(
     (home.path.parent / "damage").unlink()
 
     _await("the stream runs", lambda: read_status(home.run("lifecycle")).get("state") == "running")
-    judged, victim = committed(home.checkpoint)[-1], read_status(home.run("lifecycle"))["pid"]
+    judged, victim = committed_batches(home.checkpoint)[-1], read_status(home.run("lifecycle"))["pid"]
     for process in [*psutil.Process(victim).children(recursive=True), psutil.Process(victim)]:
         with suppress(ProcessLookupError):  # those whose parent is gone end by themselves
             os.kill(process.pid, signal.SIGKILL)
@@ -224,7 +224,7 @@ def test_an_operator_moves_the_state_in_the_browser_and_the_verdicts_stay_right(
     _await("it is left to the supervisor", lambda: _state(home, but=victim) in left, 60)
     _await("the supervisor brings it back", lambda: _state(home, but=victim) == "running")
     assert "supervise" in get_desired(home).by
-    _await("it goes on from its checkpoint", lambda: committed(home.checkpoint)[-1] > judged)
+    _await("it goes on from its checkpoint", lambda: committed_batches(home.checkpoint)[-1] > judged)
     page.goto(f"{browser.url}/dags/fleet_supervise")
     browser.picture("supervise")
 
@@ -249,4 +249,4 @@ def undisturbed(home: Home, request: pytest.FixtureRequest) -> Iterator[None]:
     """After all: the verdicts are those of the definition, and nothing is left running."""
     yield
     await_none_left(home.path)
-    told_equals_the_definition(home)
+    require_equal_to_definition(home)

@@ -25,7 +25,7 @@ from fleetpulse.paths import ROOT
 from tests.support.documents import shell_lines
 from tests.support.histories.histories import START
 from tests.support.histories.recordings import record
-from tests.support.processes import kept_in_mind
+from tests.support.processes import register_process
 from tests.support.wait import await_that
 
 pytestmark = [
@@ -39,7 +39,7 @@ GUIDES = sorted((ROOT / "docs/how-to").glob("*.md"))
 ELSEWHERE = {
     "./fleet test": "cli/dev/test_run.py",
     "./fleet lint": ".ci/run",
-    "./fleet bench": "tests/spark/bench/test_compare.py",
+    "./fleet bench": "tests/spark/bench/lifecycle/test_compare.py",
     "./fleet chaos": "tests/e2e/pipeline/test_chaos.py",
     "./fleet drill": "tests/e2e/operations/test_drill.py",
     "./fleet fetch": "tests/e2e/deployment/test_image.py",
@@ -73,7 +73,7 @@ class Reader:
         words = ["--no-airflow", "--port", "0", *(["--no-sim"] if "--no-sim" in line else ["--devices", "12"])]
         log = (self.folder / "up.log").open("w")
         command = [str(ROOT / "fleet"), "up", *words]
-        self.up = kept_in_mind(subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, text=True))
+        self.up = register_process(subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, text=True))
         await_that(lambda: read_status(self.home.run("bridge")).get("connected"), what="the bridge", by=self.up)
 
     def stop(self) -> None:
@@ -93,6 +93,7 @@ class Reader:
         line = re.sub(r"--day \S+", f"--day {datetime.now(UTC):%Y-%m-%d}", line)
         if re.search(r"TIME\b|\b20\d\d-\d\d-\d\dT", line):
             newest = await_that(self.newest_transition, limit_s=LIMIT_S, what="a transition", pause_s=2)
+            assert newest is not None
             instant = f"{datetime.fromisoformat(newest):%Y-%m-%dT%H:%M:%SZ}"
             line = re.sub(r"TIME\b|\b20\d\d-\d\d-\d\dT[\d:]+Z", instant, line)
         line = line.replace("PASSWORD", self.password)
@@ -104,7 +105,7 @@ class Reader:
         words = shlex.split(self.filled_in(line))
         words[0] = str(ROOT / "fleet") if words[0] == "./fleet" else words[0]
         if any(one in line for one in FOLLOWS):
-            running = kept_in_mind(
+            running = register_process(
                 subprocess.Popen(words, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             )
             time.sleep(3)  # as long as a reader watches

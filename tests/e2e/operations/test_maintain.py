@@ -14,7 +14,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.process import read_status
 from fleetpulse.io.tables import tables
 from tests.support.fleet_command import await_none_left, begin, fleet, rows_of
-from tests.support.histories.definition import told_equals_the_definition
+from tests.support.histories.definition import require_equal_to_definition
 from tests.support.wait import PATIENCE_S, await_that
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]
@@ -42,7 +42,7 @@ def test_maintenance_beside_a_running_fleet_disturbs_no_job_and_no_verdict(tmp_p
     assert running.returncode == 0, said
     await_none_left(home.path)
     assert {name: len(found) for name, found in pids.items()} == {"landing": 1, "lifecycle": 1}, "a job was started again"
-    told_equals_the_definition(home)
+    require_equal_to_definition(home)
     segments = tables.query(home, "SELECT segment, max(line) AS line FROM messages GROUP BY 1 ORDER BY 1", tables=["messages"])
     lines = {one["segment"]: one["line"] for one in segments}
     ended = max(number for number, line in lines.items() if line is not None) + 1  # may hold no row but the end of the history

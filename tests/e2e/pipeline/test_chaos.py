@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.chaos.ledger import FAULTS
-from cli.chaos.targets import Victim
+from cli.chaos.targets import KillKind
 from tests.support.fleet_command import await_none_left, begin, fleet
 
 pytestmark = [
@@ -31,7 +31,7 @@ def test_two_rounds_of_kills_lose_nothing_and_repeat_nothing(homes: Path) -> Non
     said, _ = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 0, said
     *lines, total = (json.loads(line) for line in said.splitlines() if line.startswith("{"))
-    assert {line["kill"] for line in lines} == {victim.value for victim in Victim}
+    assert {line["kill"] for line in lines} == {victim.value for victim in KillKind}
     for line in lines:
         assert line["kills"] == 2
         assert not any(line[fault] for fault in FAULTS), line

@@ -22,7 +22,7 @@ from fleetpulse.io.ingest import recording
 from fleetpulse.reports import messages
 from tests.support.fleet_command import await_none_left, begin, fleet, left_running, rows_of
 from tests.support.form import IS_DEFAULT
-from tests.support.histories.definition import defined, told, told_equals_the_definition
+from tests.support.histories.definition import defined_judgements, emitted_judgements, require_equal_to_definition
 from tests.support.histories.histories import START
 from tests.support.histories.presence_cases import CASES
 from tests.support.histories.presence_cases import rows_of as rows_of_cases
@@ -67,14 +67,14 @@ def test_a_replay_that_is_killed_anywhere_and_given_again_tells_the_same(recorde
     assert running.wait(20) == 128 + signal.SIGTERM, running.communicate()[0]
     done = fleet(*command)
     assert done.returncode == 0, done.stderr
-    want = defined(recorded, scenario_policy(), 60_000)
+    want = defined_judgements(recorded, scenario_policy(), 60_000)
     assert {one[4] for one in want} >= {"online", "offline", "degraded", "flagged", "decommissioned"}
-    assert told(home) == want
+    assert emitted_judgements(home) == want
     assert rows_of("quarantine", "--json", "--home", str(home))
     assert rows_of("late", "--json", "--home", str(home))
     again = fleet(*command)
     assert again.returncode == 0, again.stderr
-    assert told(home) == want
+    assert emitted_judgements(home) == want
     refused = fleet("replay", str(recorded), "--home", str(home), "--timeout", "5m", "--lateness", "1m")
     assert refused.returncode == 1
     assert "already judges this recording" in refused.stderr
@@ -88,9 +88,9 @@ def test_with_a_jitter_a_replay_tells_the_same_and_nothing_is_held_back_at_a_sto
     (home / "settings.toml").write_text('verdict_jitter = "2h"\n')
     done = fleet("replay", str(recorded), "--home", str(home), "--timeout", "10m", "--lateness", "1m")
     assert done.returncode == 0, done.stderr
-    want = defined(recorded, {"rules": {"timeout": "10m"}}, 60_000)
+    want = defined_judgements(recorded, {"rules": {"timeout": "10m"}}, 60_000)
     assert sum(one[5] == "silence" for one in want) > 5
-    assert told(home) == want
+    assert emitted_judgements(home) == want
     done = fleet("up", "--home", str(home), "--no-sim", "--no-airflow", "--port", "0", "--for", "20")
     assert done.returncode == 0, done.stderr + done.stdout
     assert "not flushed" not in done.stderr
@@ -180,13 +180,13 @@ def test_up_judges_a_simulated_fleet_stops_in_order_and_goes_on(tmp_path: Path) 
     modes = Counter(one["mode"] for one in rows_of("devices", "--json", "--home", str(home)))
     assert modes["online"] > 5
     assert modes["offline"] >= 1
-    told_equals_the_definition(Home(home))
+    require_equal_to_definition(Home(home))
     assert fleet("device", "add", "new-device", "--class", "meter", "--home", str(home)).returncode == 0
     again = fleet("up", "--home", str(home), "--no-sim", "--no-airflow", "--port", "0", "--for", "25")
     assert again.returncode == 0, again.stderr + again.stdout
     assert "mosquitto_pub" in again.stdout
     assert any(one["device_id"] == "new-device" for one in rows_of("devices", "--json", "--home", str(home)))
-    told_equals_the_definition(Home(home))
+    require_equal_to_definition(Home(home))
     shown = rows_of("device", "sensor-00000", "--home", str(home), "--json")[0]
     assert shown["due_offline_at"]
     assert shown["judged_up_to"]
@@ -219,12 +219,12 @@ def test_the_recorded_fleet_is_judged_right(tmp_path: Path) -> None:
     home = tmp_path / "home"
     done = fleet("replay", str(RECORDED_FLEET), "--home", str(home), "--timeout", "60m", "--lateness", "5m")
     assert done.returncode == 0, done.stderr
-    said = told(home)
+    said = emitted_judgements(home)
     modes = Counter(one[4] for one in said.elements())
     assert (modes["online"], modes["offline"]) == (5_342, 5_339)
     assert len({one[0] for one in said}) == 374
     assert len(rows_of("late", "--json", "--home", str(home))) == 20
-    assert said == defined(RECORDED_FLEET, {"rules": {"timeout": "60m"}}, 300_000)
+    assert said == defined_judgements(RECORDED_FLEET, {"rules": {"timeout": "60m"}}, 300_000)
 
 
 @pytest.mark.extended

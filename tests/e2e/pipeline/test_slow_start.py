@@ -9,7 +9,7 @@ import pytest
 
 from fleetpulse.core.scenario import Scenario
 from fleetpulse.paths import ROOT
-from tests.support.histories.definition import defined, told
+from tests.support.histories.definition import defined_judgements, emitted_judgements
 from tests.support.histories.histories import START
 from tests.support.histories.recordings import record
 from tests.support.wait import PATIENCE_S
@@ -48,4 +48,4 @@ def test_a_replay_whose_source_connects_too_late_starts_its_query_again_and_tell
     assert marker.exists(), "the first process of the source was slow"
     log = (home / "logs" / "lifecycle.log").read_text()
     assert log.count("did not connect within Spark's 10 s") >= 1, "on a busy machine the next process may be late, too"
-    assert told(home) == defined(recording, {"rules": {"timeout": "20m"}}, 60_000)
+    assert emitted_judgements(home) == defined_judgements(recording, {"rules": {"timeout": "20m"}}, 60_000)

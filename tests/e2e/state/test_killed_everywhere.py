@@ -15,7 +15,7 @@ import pytest
 
 from fleetpulse.core.scenario import Scenario
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS
-from fleetpulse.io.checkpoints.checkpoint import committed, judged_up_to, unfinished
+from fleetpulse.io.checkpoints.checkpoint import committed_batches, judged_up_to, unfinished
 from fleetpulse.io.checkpoints.generations import discard_generation, load_generations
 from fleetpulse.io.home.exclusive import exclusive_state_change
 from fleetpulse.io.home.home import Home
@@ -28,7 +28,7 @@ from tests.support.fleet_command import await_none_left, begin, fleet
 from tests.support.form import IS_LONG
 from tests.support.histories.histories import START
 from tests.support.histories.recordings import record
-from tests.support.homes.state_steps import BESIDE_THE_JOB, HOW_FAR, ON_ANOTHER, ON_ONE_HOME, WAITING, Call, is_said
+from tests.support.homes.state_steps import BESIDE_THE_JOB, ON_ANOTHER, ON_ONE_HOME, PROGRESS, WAITING, Call, is_said
 from tests.support.wait import PATIENCE_S, await_that
 
 pytestmark = [
@@ -50,7 +50,7 @@ _STEPS = {  # by verb
 def _unfinished(home: Home) -> None:
     """Lose the commit of the newest batch, as a kill behind Delta's commit and before Spark's does: what was said stays said."""
     if home.generation().number == 1 and unfinished(home.checkpoint) is None:
-        (home.checkpoint / "commits" / str(committed(home.checkpoint)[-1])).unlink()
+        (home.checkpoint / "commits" / str(committed_batches(home.checkpoint)[-1])).unlink()
 
 
 def _discarded(home: Home) -> None:
@@ -105,7 +105,7 @@ def _given_again(home: Home, command: tuple[str, ...], call: Call) -> None:
     assert call.again in again.stderr
     lines = again.stderr.splitlines()
     steps = [line for line in lines if not any(line.startswith(f"{step}: ") for step in lines)]  # others say how far one is
-    known = {*_STEPS[call.words[0]], *HOW_FAR}
+    known = {*_STEPS[call.words[0]], *PROGRESS}
     strange = [line for line in steps if not any(is_said(step, line) for step in known)]
     assert call.again or not strange, "it says a step at which it was not killed"
     record = load_generations(home.lifecycle)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fleetpulse.io.checkpoints.checkpoint import committed, judged_up_to, position_after
+from fleetpulse.io.checkpoints.checkpoint import committed_batches, judged_up_to, position_after
 from fleetpulse.io.checkpoints.generations import load_generations
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.snapshots import snapshots
 from tests.support.fleet_command import await_none_left, begin, fleet, kill_at
-from tests.support.histories.definition import told_equals_the_definition
+from tests.support.histories.definition import require_equal_to_definition
 from tests.support.wait import PATIENCE_S, await_that
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]
@@ -24,8 +24,8 @@ def _state(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def _await_batches(home: Home, more: int) -> None:
     """Wait until the current generation has judged so many batches more."""
-    wanted = max(committed(home.checkpoint), default=-1) + more
-    await_that(lambda: max(committed(home.checkpoint), default=-1) >= wanted, what="a batch more")
+    wanted = max(committed_batches(home.checkpoint), default=-1) + more
+    await_that(lambda: max(committed_batches(home.checkpoint), default=-1) >= wanted, what="a batch more")
 
 
 def _at_once(home: Path, *calls: tuple[str, ...]) -> None:
@@ -71,7 +71,7 @@ def test_the_state_of_a_running_fleet_is_moved_about_and_its_verdicts_stay_right
         running.terminate()
         running.communicate(timeout=PATIENCE_S)
     await_none_left(home)
-    told_equals_the_definition(Home(home))
+    require_equal_to_definition(Home(home))
     moved = tmp_path / "moved house"
     shutil.move(home, moved)
     _at_once(
@@ -86,5 +86,5 @@ def test_the_state_of_a_running_fleet_is_moved_about_and_its_verdicts_stay_right
     running.terminate()
     said, _ = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 0, said
-    told_equals_the_definition(Home(moved))
+    require_equal_to_definition(Home(moved))
     await_none_left(moved)

@@ -8,22 +8,22 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetpulse.core.amendments import Beginning, Correction, amend, content, corrections, histories, shown
+from fleetpulse.core.amendments import Correction, ReplayOrigin, amend, content, corrections, effective_transitions, histories
 from fleetpulse.core.judgements import Judgement, JudgementKind, compared
 from fleetpulse.core.messages.decode import decode
-from fleetpulse.core.registry.device_patch import alike, fingerprint, plain
+from fleetpulse.core.registry.device_patch import encode_device, fingerprint, same_state
 from fleetpulse.core.replay import AMENDED, Deployment, Outcome, outcome, replay
 from fleetpulse.core.rows import Kind, Origin, Row
 from tests.support.floors import Floor
 from tests.support.histories.histories import (
     START,
-    any_own_row,
+    any_internal_row,
     any_policy,
     any_signal,
-    as_the_bridge_says,
     choosing,
     row,
     signal,
+    stamped_by_bridge,
     tick,
 )
 from tests.support.histories.key_groups import in_batches
@@ -41,10 +41,10 @@ def _rows(draw: st.DrawFn) -> list[Row]:
     """Return rows in the order of ``received_at``: many are late, and entries of the registry reach into what was judged."""
     choose, steps = choosing(draw), 60
     rows = [any_signal(choose, DEVICES, steps, delays=DELAYS) for _ in range(draw(st.integers(1, 25)))]
-    own = [any_own_row(choose, DEVICES, steps) for _ in range(draw(st.integers(0, 6)))]
+    own = [any_internal_row(choose, DEVICES, steps) for _ in range(draw(st.integers(0, 6)))]
     if draw(st.booleans()):
         rows.append(row(-1, "fleet/_/_/policy", policy=any_policy(choose), effective_from_s=-500))
-    return as_the_bridge_says([*rows, *{one.received_at_ms: one for one in own}.values()])
+    return stamped_by_bridge([*rows, *{one.received_at_ms: one for one in own}.values()])
 
 
 def _transitions(told: Iterable[Judgement], device_id: str) -> list[Judgement]:
@@ -52,7 +52,7 @@ def _transitions(told: Iterable[Judgement], device_id: str) -> list[Judgement]:
 
 
 def _seen(told: Outcome, said: Said, device_id: str) -> list[tuple[Any, ...]]:
-    return [content(one) for one in shown([*_transitions(told.judgements, device_id), *said[device_id]])]
+    return [content(one) for one in effective_transitions([*_transitions(told.judgements, device_id), *said[device_id]])]
 
 
 def _amend(rows: Sequence[Row], deployment: Deployment, said: Said) -> Said:
@@ -131,10 +131,10 @@ def test_amended_from_a_snapshot_is_amended_from_the_whole_history_where_the_sna
     newest_ms, done_ms = rows[place - 1].received_at_ms, rows[first - 1].received_at_ms - 1
     want, got = amend(whole, said), amend(rest, said)
     for device_id in DEVICES:
-        beginning = Beginning(newest_ms, begun.frontier_ms, None if earlier.differ(device_id) else done_ms)
+        beginning = ReplayOrigin(newest_ms, begun.frontier_ms, None if earlier.differ(device_id) else done_ms)
         if beginning.beyond(_came_late(whole.judged.judgements, device_id)) is None:
             assert _without_reasons(got.get(device_id, [])) == _without_reasons(want.get(device_id, []))
-            assert alike(rest.amended.devices.get(device_id), whole.amended.devices.get(device_id))
+            assert same_state(rest.amended.devices.get(device_id), whole.amended.devices.get(device_id))
             assert rest.differ(device_id) == whole.differ(device_id)
             REACHED.met(bool(want.get(device_id)))
 
@@ -152,7 +152,7 @@ def _corrected(rows: Sequence[Row], cut: int, deployment: Deployment) -> tuple[l
     last_ms = known[-1].received_at_ms
     ours = [_received(one, last_ms + 1 + place) for place, one in enumerate(given_)]
     rest = [one for one in rows[len(known) :] if one.received_at_ms > last_ms + len(ours)]
-    return as_the_bridge_says([*known, *ours, *rest], deployment.allowed_lateness_ms / 1000), ours
+    return stamped_by_bridge([*known, *ours, *rest], deployment.allowed_lateness_ms / 1000), ours
 
 
 def _concerns_everyone(one: Row) -> bool:
@@ -197,7 +197,7 @@ WITNESSED = Floor(10)
 @WITNESSED.over_all_examples
 @given(_rows(), st.integers(0, 30), st.sampled_from([1, 5, 20, 60]))
 def test_the_oracle_says_the_same_of_a_device_that_is_corrected(rows: list[Row], cut: int, lateness_s: int) -> None:
-    rows, ours = _corrected(as_the_bridge_says(rows, lateness_s), cut, Deployment(lateness_s * 1000, 30_000))
+    rows, ours = _corrected(stamped_by_bridge(rows, lateness_s), cut, Deployment(lateness_s * 1000, 30_000))
     if not ours:
         return
     at_ms, sent_ms = ours[-1].event_time_ms or 0, ours[-1].received_at_ms
@@ -260,7 +260,7 @@ def test_whatever_a_device_is_to_be_the_fold_goes_on_as_the_definition_does(
     deployment = Deployment(30_000)
     rows = [signal(0), tick(60)]
     known = outcome(rows, deployment).devices["d"]
-    device = {**plain(known, 45_000), "mode": mode, **told}
+    device = {**encode_device(known, 45_000), "mode": mode, **told}
     correction = row(61, "fleet/_/d/correct", was=fingerprint(known, 45_000, START + 45_000), device=device, effective_from_s=45)
     rows += [correction, signal(70), signal(4_000, kind="error", code="x"), tick(4_100), signal(9_000), tick(9_999_999)]
     assert in_batches(rows, cuts, deployment, 1) == compared(replay(rows, deployment))

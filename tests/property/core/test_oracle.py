@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetpulse.core.rows import Row
-from tests.support.histories.histories import any_own_row, any_policy, any_signal, choosing, positioned, row
+from tests.support.histories.histories import any_internal_row, any_policy, any_signal, choosing, positioned, row
 from tests.support.oracle.compare import by_the_core, by_the_oracle
 
 LATENESS = st.sampled_from([1, 5, 20, 60])
@@ -45,7 +45,7 @@ def _messages(draw: st.DrawFn, shape: Shape, steps: int, delays: list[int]) -> R
 
 @st.composite
 def _own_rows(draw: st.DrawFn, shape: Shape, steps: int) -> Row:
-    return any_own_row(choosing(draw), shape.devices, steps, shape.own)
+    return any_internal_row(choosing(draw), shape.devices, steps, shape.own)
 
 
 @st.composite

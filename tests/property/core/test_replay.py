@@ -20,12 +20,12 @@ from fleetpulse.core.rows import EVERYONE, RESERVED, Clock, Kind, Row, key_group
 from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 from tests.support.floors import Floor
 from tests.support.histories.histories import (
-    any_own_row,
+    any_internal_row,
     any_signal,
-    as_the_bridge_says,
     choosing,
     row,
     signal,
+    stamped_by_bridge,
     tick,
 )
 from tests.support.histories.key_groups import Stream, in_batches
@@ -83,7 +83,7 @@ def _arrivals(draw: st.DrawFn) -> tuple[list[Row], list[Row], Deployment]:
     Neither wills nor gaps, which are about when something was received, nor updates: the order of arrival decides about restarts.
     """
     deployment, choose = draw(DEPLOYMENTS), choosing(draw)
-    own = [any_own_row(choose, "abc", 60, OWN_BUT_ARRIVALS) for _ in range(draw(st.integers(0, 6)))]
+    own = [any_internal_row(choose, "abc", 60, OWN_BUT_ARRIVALS) for _ in range(draw(st.integers(0, 6)))]
     known = {one.received_at_ms: one for one in own}.values()
     kinds = ("heartbeat", "error", "error", "birth")
     drawn = (any_signal(choose, "abc", 60, kinds) for _ in range(draw(st.integers(1, 30))))
@@ -94,7 +94,7 @@ def _arrivals(draw: st.DrawFn) -> tuple[list[Row], list[Row], Deployment]:
 
     def arrived() -> list[Row]:
         come = [replace(one, received_at_ms=(one.event_time_ms or 0) + draw(delays)) for one in signals]
-        return as_the_bridge_says([*around, *come])
+        return stamped_by_bridge([*around, *come])
 
     return arrived(), arrived(), deployment
 
@@ -165,12 +165,12 @@ def test_state_is_bounded(rows: list[Row], deployment: Deployment) -> None:
         assert len(device.progress_of) <= MAX_SEQUENCE
         words = (device.device_class, device.gateway or "", device.boot or "", *device.codes, *device.progress_of)
         assert max(map(len, words)) <= MAX_TEXT and len(f"{device.device_id}{device.site}".encode()) <= 2 * MAX_ID_BYTES
-    for one in known.waiting:
+    for one in known.pending:
         reached = known.shards.of(one.site).frontier_ms if known.shards and not one.is_for_everyone else None
         assert reached is None or one.at_ms > reached
     ends = [row(500 + number / 10, f"fleet/_/{bridge}/gap", op="close", until_s=500) for number, bridge in enumerate("bc")]
     left = outcome([*rows, *ends, row(7e7, "fleet/_/b/tick"), row(14e7, "fleet/_/b/tick")], deployment)
-    assert not left.devices and not left.waiting  # every path ends where nothing is kept
+    assert not left.devices and not left.pending  # every path ends where nothing is kept
 
 
 def test_what_a_group_knows_of_gaps_and_rules_is_bounded() -> None:
@@ -217,8 +217,8 @@ def test_a_reason_shows_what_was_said_as_far_as_it_can_be_written() -> None:
 def joins_at_once() -> Iterator[None]:
     """Let chunks be joined as soon as there are three, whether the frontier moves or stands."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(waiting, "MOST", 2)
-        patched.setattr(waiting, "MOST_MOVING", 2)
+        patched.setattr(waiting, "MAX_CHUNKS", 2)
+        patched.setattr(waiting, "MAX_CHUNKS_MOVING", 2)
         yield
 
 

@@ -13,10 +13,10 @@ from fleetpulse.core.presence.coverage import Coverage
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment, outcome
 from fleetpulse.core.rows import Row
-from fleetpulse.reports.availability import COUNTED, HEARD, Listened, Span, availability_of, listened
+from fleetpulse.reports.availability import COUNTED, HEARD, CoveredSpans, Span, availability_of, covered_parts
 from tests.support.histories.histories import judgement_entry
 from tests.support.histories.strategies import DEPLOYMENTS, histories
-from tests.support.homes.read_models import opened
+from tests.support.homes.read_models import judgements_in_duckdb
 
 
 def walked(changes: list[Judgement], shards: Shards, span: Span, by: Any) -> dict[Any, dict[str, int]]:
@@ -57,8 +57,10 @@ def test_shares_are_those_of_a_naive_walk(rows: list[Row], deployment: Deploymen
         walked(changes, told.shards, span, lambda one: tuple(getattr(one, name) for name in by)) if begin_ms < span.to_ms else {}
     )
     judgements = [judgement_entry(one, rows[-1].received_at_ms) for one in told.judgements]
-    with opened(judgements, rows) as tables:
-        found = {tuple(row[name] for name in by): row for row in availability_of(tables, Listened.within(told.shards, span), by)}
+    with judgements_in_duckdb(judgements, rows) as tables:
+        found = {
+            tuple(row[name] for name in by): row for row in availability_of(tables, CoveredSpans.within(told.shards, span), by)
+        }
     assert {group: row["covered_ms"] for group, row in found.items()} == {
         group: sum(modes.values()) for group, modes in want.items()
     }
@@ -81,6 +83,6 @@ def test_what_was_listened_to_is_covered_time(start: int, gaps: list[tuple[int, 
     for opened_ms, lasted in sorted(gaps):
         coverage = coverage.open_gap(opened_ms, "b").close_gap(opened_ms + lasted, "b")
     span = Span(begin, begin + length)
-    parts = listened(coverage, span)
+    parts = covered_parts(coverage, span)
     assert sum(part.to_ms - part.from_ms for part in parts) == coverage.covered(span.to_ms) - coverage.covered(span.from_ms)
     assert all(before.to_ms < after.from_ms for before, after in pairwise(parts))

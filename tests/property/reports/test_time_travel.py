@@ -15,7 +15,7 @@ from fleetpulse.reports.time_travel import Moment, fleet_of, life_of
 from tests.support.floors import Floor
 from tests.support.histories.histories import judgement_entry
 from tests.support.histories.strategies import DEPLOYMENTS, histories
-from tests.support.homes.read_models import opened
+from tests.support.homes.read_models import judgements_in_duckdb
 
 
 def judged_live(rows: Sequence[Row], cuts: Sequence[int], deployment: Deployment) -> list[dict[str, Any]]:
@@ -52,7 +52,7 @@ def test_the_fleet_at_an_instant_is_what_the_definition_had_come_to(
     frontier_ms = then.shards.frontier_ms if then.shards else None
     want = {device_id: device.mode.value for device_id, device in then.devices.items()}
     known_ms = rows[cut - 1].received_at_ms
-    with opened(judged_live(rows, cuts, deployment), rows) as tables:
+    with judgements_in_duckdb(judged_live(rows, cuts, deployment), rows) as tables:
         if frontier_ms is None:
             assert not modes(fleet_of(tables, Moment(known_ms, known_ms, -1)))
             return
@@ -78,7 +78,7 @@ def test_a_life_is_told_without_holes_and_ends_in_the_mode_of_the_fleet(
     at_ms = rows[place % len(rows)].received_at_ms
     judgements = [judgement_entry(one, rows[-1].received_at_ms) for one in told.judgements]
     moment = Moment(at_ms, judged_to_ms=told.shards.frontier_ms)
-    with opened(judgements, rows) as tables:
+    with judgements_in_duckdb(judgements, rows) as tables:
         found = {one["device_id"]: one for one in fleet_of(tables, moment)}
         for device_id in {one.device_id for one in rows if one.kind is not Kind.GAP}:
             spans = life_of(tables, device_id, moment)

@@ -14,7 +14,7 @@ from batch.amend import AmendRequest, amend_home
 from batch.state import snapshot
 from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.policy import parse_policy
-from fleetpulse.core.registry.device_patch import alike
+from fleetpulse.core.registry.device_patch import same_state
 from fleetpulse.core.replay import Deployment, outcome
 from fleetpulse.core.rows import EVERYONE, Origin, Row, identity
 from fleetpulse.core.tables import JUDGEMENTS
@@ -83,7 +83,7 @@ def test_late_delivery_takes_an_offline_back_and_the_running_job_goes_on_from_th
     assert emitted(home) == defined([one for batch in batches for one in batch], DEPLOYMENT)
     shown = [(one["to_mode"], one["trigger"], one["runtime_ms"]) for one in judgements.transitions(home)]
     assert shown == [("online", "signal", 0), ("offline", "silence", 80_000)]
-    standing = judgements.standing(home, "d", START + 200_000)
+    standing = judgements.device_status(home, "d", START + 200_000)
     assert standing is not None
     assert standing.retracted_offline == [{"since_ms": START + 70_000, "until_ms": START + 129_000}]
 
@@ -143,6 +143,6 @@ def test_a_snapshot_tells_what_the_history_had_come_to(spark: SparkSession, tmp_
     want = outcome(rows, DEPLOYMENT)
     assert begun.frontier_ms == want.frontier_ms is not None
     assert begun.devices.keys() == want.devices.keys()
-    assert all(alike(begun.devices[one], want.devices[one]) for one in want.devices)
-    assert {identity(one) for one in begun.waiting} == {identity(one) for one in want.waiting if one.device_id != "g"}
-    assert {one.device_id for one in begun.waiting} == {"e", EVERYONE}, "a gateway's death concerns the devices behind it"
+    assert all(same_state(begun.devices[one], want.devices[one]) for one in want.devices)
+    assert {identity(one) for one in begun.pending} == {identity(one) for one in want.pending if one.device_id != "g"}
+    assert {one.device_id for one in begun.pending} == {"e", EVERYONE}, "a gateway's death concerns the devices behind it"

@@ -6,11 +6,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from batch import backtest as job
-from batch.backtest import here, on_spark
+from batch.backtest import on_spark, replay_here
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.io.tables.bronze_slices import pieces_of, slices_of
-from tests.support.histories.backtests import by_hand, sides, told
+from tests.support.histories.backtests import by_hand, changes_of, sides
 from tests.support.histories.streams import history
 from tests.support.homes.homes import landed_home
 
@@ -26,10 +26,10 @@ def test_many_workers_find_what_one_process_finds(spark: SparkSession, tmp_path:
     pieces = pieces_of(home)
     from_ms = None if from_s is None else rows[0].received_at_ms + from_s * 1000
     question = job._question(home, policy, pieces, from_ms, None)
-    single = here(question, slices_of(pieces))
+    single = replay_here(question, slices_of(pieces))
     parallel = on_spark(spark, question, slices_of(pieces, 200), 5)
     assert parallel.changed.equals(single.changed)
     assert parallel.days == single.days
     assert (parallel.others, parallel.frontier_ms) == (single.others, single.frontier_ms)
-    assert told(parallel) == by_hand(*sides(rows, question))
+    assert changes_of(parallel) == by_hand(*sides(rows, question))
     assert parallel.changed.num_rows > 50

@@ -80,6 +80,6 @@ def _lone(device: str, mode: str, at_ms: int, side: int) -> tuple[str, str, str,
     return ("added", device, mode, None, at_ms) if side else ("gone", device, mode, at_ms, None)
 
 
-def told(found: BacktestResult) -> Changed:
+def changes_of(found: BacktestResult) -> Changed:
     names = ("change", "device_id", "to_mode", "before_ms", "after_ms")
     return Counter(tuple(one[name] for name in names) for one in found.changed.to_pylist())

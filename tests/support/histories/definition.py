@@ -16,7 +16,7 @@ from tests.support.fleet_command import rows_of
 from tests.support.histories.histories import START, row
 
 
-def defined(path: Path, policy: dict[str, Any], lateness_ms: int) -> Counter[tuple[Any, ...]]:
+def defined_judgements(path: Path, policy: dict[str, Any], lateness_ms: int) -> Counter[tuple[Any, ...]]:
     """Return the transitions of a recording by the definition."""
     rows: list[Row] = list(recording.rows(path))
     first = rows[0].received_at_ms
@@ -38,7 +38,7 @@ def defined(path: Path, policy: dict[str, Any], lateness_ms: int) -> Counter[tup
     )
 
 
-def told(home: Path) -> Counter[tuple[Any, ...]]:
+def emitted_judgements(home: Path) -> Counter[tuple[Any, ...]]:
     names = (
         "device_id",
         "life",
@@ -53,7 +53,7 @@ def told(home: Path) -> Counter[tuple[Any, ...]]:
     return Counter(tuple(one[name] for name in names) for one in rows_of("transitions", "--json", "--home", str(home)))
 
 
-def told_equals_the_definition(home: Home) -> None:
+def require_equal_to_definition(home: Home) -> None:
     """Compare a home's transitions with the definition, up to the job's position.
 
     The job may have stopped before its last row. All its transitions must be right, and all

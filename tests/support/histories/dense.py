@@ -10,11 +10,11 @@ from fleetpulse.columnar.fold.key_group import KeyGroup
 from fleetpulse.core.device import EvaluationContext
 from fleetpulse.core.fold import Device, next_due
 from fleetpulse.core.judgements import JudgementKind, compared
-from fleetpulse.core.presence.coverage import Listening
-from fleetpulse.core.registry.device_patch import plain
+from fleetpulse.core.presence.coverage import ShardProgress
+from fleetpulse.core.registry.device_patch import encode_device
 from fleetpulse.core.replay import Deployment, Outcome, outcome
 from fleetpulse.core.rows import FROM_DEVICES, Clock, Kind, Row
-from tests.support.histories.histories import GRID_S, any_own_row, any_policy, any_signal, as_the_bridge_says, row
+from tests.support.histories.histories import GRID_S, any_internal_row, any_policy, any_signal, row, stamped_by_bridge
 from tests.support.histories.key_groups import Stream
 
 UNJUDGED = (JudgementKind.LATE, JudgementKind.CLOCK, JudgementKind.DUPLICATE, JudgementKind.REFUSED)
@@ -42,21 +42,21 @@ CODES = ('"quoted"', "back\\slash", "\u00fc", "\U0001f600", "E" * 256)
 NUMBERS = (0, 1, 2**62, 2**63 - 1)
 
 
-class Cut(NamedTuple):
+class CutRow(NamedTuple):
     """Row, and whether a batch starts with it."""
 
     row: Row
     begins: bool
 
 
-class Course(NamedTuple):
+class JudgingParameters(NamedTuple):
     """Parameters for judging a history: deployment and number of key groups."""
 
     deployment: Deployment
     groups: int
 
 
-def dense(seed: int) -> tuple[list[Cut], Course]:
+def dense_history(seed: int) -> tuple[list[CutRow], JudgingParameters]:
     """Return a history with many silences, errors, returns and forgotten devices."""
     random = Random(seed)
     choose = random.choice
@@ -65,21 +65,21 @@ def dense(seed: int) -> tuple[list[Cut], Course]:
     steps = max(20, round(messages / len(devices) / choose([0.05, 0.15, 0.5, 2])))
     rows = [any_signal(choose, devices, steps) for _ in range(messages)]
     rows += [_copy(random, choose(rows)) for _ in range(messages // 30)]
-    own = (any_own_row(choose, devices, steps) for _ in range(min(messages // choose([5, 15, 60, 600, 6000]), 120)))
+    own = (any_internal_row(choose, devices, steps) for _ in range(min(messages // choose([5, 15, 60, 600, 6000]), 120)))
     rows += {one.received_at_ms: one for one in own}.values()
     if choose([True, False]):
         rows.append(row(-1, "fleet/_/_/policy", policy=any_policy(choose), effective_from_s=-500))
     rows.append(row(steps * GRID_S + 300, "fleet/_/b/tick", op="flush"))  # emits delayed verdicts at the end
-    rows = as_the_bridge_says(rows)
+    rows = stamped_by_bridge(rows)
     if seed % 3 == 0:
-        rows = _oddly_worded(rows, random)
+        rows = _with_unusual_texts(rows, random)
     often = choose([1, 1 / 7, 1 / 60, 1 / 500]) * min(1, 200 / messages)
-    cuts = [Cut(one, random.random() < often) for one in rows]
+    cuts = [CutRow(one, random.random() < often) for one in rows]
     jitter_ms = choose([0, 0, 7_000, 40_000])
-    return cuts, Course(Deployment(choose([1, 5, 20, 60]) * 1000, 30_000, jitter_ms), choose([1, 2, 3]))
+    return cuts, JudgingParameters(Deployment(choose([1, 5, 20, 60]) * 1000, 30_000, jitter_ms), choose([1, 2, 3]))
 
 
-def _oddly_worded(rows: Sequence[Row], random: Random) -> list[Row]:
+def _with_unusual_texts(rows: Sequence[Row], random: Random) -> list[Row]:
     """Replace ids, boots, codes and numbers of a history by unusual ones.
 
     They have all lengths, and characters beyond ASCII.
@@ -111,24 +111,24 @@ def _copy(random: Random, one: Row) -> Row:
     return replace(one, received_at_ms=one.received_at_ms + 1000 * later_s)
 
 
-def difference(history: Sequence[Cut], course: Course) -> str | None:
+def difference(history: Sequence[CutRow], course: JudgingParameters) -> str | None:
     """Return the differences of the columnar fold from `outcome`, one a line, or None."""
     rows = [cut.row for cut in history]
     return difference_from(outcome(rows, course.deployment), history, course)
 
 
-def difference_from(want: Outcome, history: Sequence[Cut], course: Course) -> str | None:
+def difference_from(want: Outcome, history: Sequence[CutRow], course: JudgingParameters) -> str | None:
     """Return the differences of the columnar fold from a given outcome, or None."""
     stream = Stream(course.deployment, course.groups, {}, look=lambda group: _wakes_in_time(group, course.deployment))
     try:
         stream.batches([cut.row for cut in history], [place for place, cut in enumerate(history) if cut.begins])
     except Exception as error:  # noqa: BLE001 - a crash is shrunk like a difference
         return repr(error)
-    emitted, judgements = stream.told, compared(want.judgements)
+    emitted, judgements = stream.judgements, compared(want.judgements)
     lines = [f"too much: {one}" for one in emitted - judgements] + [f"too little: {one}" for one in judgements - emitted]
     groups = [KeyGroup.from_bytes(stored) for stored in stream.stored.values()]
-    found = {device.device_id: plain(device, 0) for group in groups for device in _devices(group)}
-    devices = {device_id: plain(device, 0) for device_id, device in want.devices.items()}
+    found = {device.device_id: encode_device(device, 0) for group in groups for device in _devices(group)}
+    devices = {device_id: encode_device(device, 0) for device_id, device in want.devices.items()}
     lines += [f"{one}: {found.get(one)}, not {devices.get(one)}" for one in found | devices if found.get(one) != devices.get(one)]
     return "\n".join(lines) or None
 
@@ -152,7 +152,7 @@ def _wakes_in_time(group: KeyGroup, deployment: Deployment) -> None:
     waits = zip(group.shards.listenings, (one.first_ms() for one in group.waiting), strict=True)
     waits = [(listening, at) for listening, at in waits if at is not None]
 
-    def first(instants: list[tuple[Listening, int]]) -> float:
+    def first(instants: list[tuple[ShardProgress, int]]) -> float:
         woken = [listening.due_at(at, deployment.allowed_lateness_ms) for listening, at in instants]
         return min((at for at in woken if at is not None), default=inf)
 

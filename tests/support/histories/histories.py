@@ -14,7 +14,7 @@ from fleetpulse.core.judgements import COMPARED, Judgement, JudgementKind
 from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.presence.gateways import Gateways
-from fleetpulse.core.rows import OF_READING, Clock, GatewayEvent, Kind, Origin, Row, for_everyone
+from fleetpulse.core.rows import SET_WHEN_READ, Clock, GatewayEvent, Kind, Origin, Row, for_everyone
 
 START = 1_700_000_000_000
 GRID_S = 5  # a coarse grid, so that deadlines and windows often coincide
@@ -61,7 +61,7 @@ def stored_rows(table: pa.Table) -> Iterator[Row]:
     """Yield the rows of a table of messages."""
     for stored in table.to_pylist():
         values: dict[str, Any] = {}
-        for name in (field.name for field in fields(Row) if field.name not in OF_READING):
+        for name in (field.name for field in fields(Row) if field.name not in SET_WHEN_READ):
             value = stored.get(name.removesuffix("_ms"))
             if name.endswith("_ms") and value:
                 value = round(value.timestamp() * 1000)
@@ -173,7 +173,7 @@ def any_signal(
     return row(received, f"fleet/{choose(['north', 'north', 'north', 'south'])}/{device}/{kind}", **payload)
 
 
-def any_own_row(choose: Choose, devices: Sequence[str], steps: int, own: Sequence[str] = OWN) -> Row:
+def any_internal_row(choose: Choose, devices: Sequence[str], steps: int, own: Sequence[str] = OWN) -> Row:
     """Return a random row that no device sent, such as a command or a gap.
 
     It is received off the grid, so that it shares its instant with no other row. It may take effect
@@ -206,13 +206,13 @@ def any_own_row(choose: Choose, devices: Sequence[str], steps: int, own: Sequenc
     return row(received, f"{device}/control", op=which, until_s=until, **more)
 
 
-def for_every_group(rows: Iterable[Row]) -> list[Row]:
+def with_broadcasts(rows: Iterable[Row]) -> list[Row]:
     """Return the rows of a batch, with a broadcast event for each gateway event."""
     kept = list(rows)
     return kept + [event for one in kept if (event := for_everyone(one))]
 
 
-def as_the_bridge_says(rows: Iterable[Row], lateness_s: float = 60) -> list[Row]:
+def stamped_by_bridge(rows: Iterable[Row], lateness_s: float = 60) -> list[Row]:
     """Return rows in the order of ``received_at``, as a bridge stamps them.
 
     Gap rows have the position of the bridge: the instant of the row before.

@@ -14,13 +14,13 @@ from fleetpulse.columnar.fold.judgement_batches import drop_broadcast_copies
 from fleetpulse.columnar.fold.key_group import KeyGroup, begin
 from fleetpulse.columnar.snapshot.rows import (
     SNAPSHOT_SCHEMA,
-    taken,
+    snapshot_rows,
 )
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import FLUSH, Kind, Row, key_group
 from tests.support.histories.histories import (
     compared_columns,
-    for_every_group,
+    with_broadcasts,
 )
 
 
@@ -44,7 +44,7 @@ def in_batches(
     """
     stream = Stream(deployment, groups, dict(initial))
     stream.batches(rows, cuts)
-    return stream.told
+    return stream.judgements
 
 
 class Stream:
@@ -71,7 +71,7 @@ class Stream:
         self._look = look
         self.deployment, self.groups, self.stored = deployment, groups, stored
         self.chunks: dict[int, dict[int, bytes]] = {group: dict(chunks.get(group, {})) for group in range(groups)}
-        self.told: Counter[tuple[Any, ...]] = Counter()
+        self.judgements: Counter[tuple[Any, ...]] = Counter()
         self.newest = 0
         self._started_ms: int | None = None
         self._due_ms: dict[int, int | None] = {group: self._armed(content) for group, content in stored.items()}
@@ -98,7 +98,7 @@ class Stream:
         if self._started_ms is None and rows:
             self._started_ms = rows[0].received_at_ms
         mine: dict[int, list[Row]] = {group: [] for group in range(self.groups)}
-        for one in for_every_group(rows):
+        for one in with_broadcasts(rows):
             for group in self._concerned(one):
                 mine[group].append(one)
         for group, its in mine.items():
@@ -121,8 +121,8 @@ class Stream:
         reached = max([self.newest, *(one.received_at_ms for one in others)])
         step = state.fold(signals, others, reached, self.deployment, chunks.__getitem__)
         self._look(state)
-        self.told += compared_columns(drop_broadcast_copies(group, step.judgements))
-        for number in step.gone:
+        self.judgements += compared_columns(drop_broadcast_copies(group, step.judgements))
+        for number in step.deleted_chunks:
             del chunks[number]
         chunks |= dict(step.chunks)
         assert chunks.keys() == {chunk.number for waiting in state.waiting for chunk in waiting.chunks}
@@ -136,6 +136,6 @@ def snapshot_of(stream: Stream) -> pa.Table:
     batches = [
         batch
         for group, block in stream.stored.items()
-        for batch in taken(group, block, stream.chunks[group], stream.newest, stream.deployment)
+        for batch in snapshot_rows(group, block, stream.chunks[group], stream.newest, stream.deployment)
     ]
     return pa.Table.from_batches(batches, SNAPSHOT_SCHEMA)

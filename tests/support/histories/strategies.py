@@ -6,12 +6,12 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row
 from tests.support.histories.histories import (
     OWN,
-    any_own_row,
+    any_internal_row,
     any_policy,
     any_signal,
-    as_the_bridge_says,
     choosing,
     row,
+    stamped_by_bridge,
 )
 
 OWN_BUT_ARRIVALS = tuple(one for one in OWN if one not in ("gap", "update"))
@@ -27,7 +27,7 @@ def _signals(draw: st.DrawFn) -> Row:
 
 @st.composite
 def _own_rows(draw: st.DrawFn) -> Row:
-    return any_own_row(choosing(draw), "abc", 60)
+    return any_internal_row(choosing(draw), "abc", 60)
 
 
 @st.composite
@@ -37,4 +37,4 @@ def histories(draw: st.DrawFn) -> list[Row]:
     rows = [*draw(st.lists(_signals(), min_size=1, max_size=40)), *own]
     if draw(st.booleans()):
         rows.append(row(-1, "fleet/_/_/policy", policy=any_policy(choosing(draw)), effective_from_s=-500))
-    return as_the_bridge_says(rows)
+    return stamped_by_bridge(rows)

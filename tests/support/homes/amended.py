@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from fleetpulse.core.amendments import content, histories, shown, transitions
+from fleetpulse.core.amendments import content, effective_transitions, histories, transitions
 from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Origin, Row
@@ -19,13 +19,13 @@ DEPLOYMENT = Deployment(allowed_lateness_ms=1_000, max_clock_lead_ms=300_000)
 RULES: dict[str, Any] = {"rules": {"timeout": "60s", "forget_after": "10h"}, "classes": {"slow": {"timeout": "10m"}}}
 
 
-def seen(home: Home, device_id: str = "d") -> list[tuple[float, str, str]]:
+def transitions_of(home: Home, device_id: str = "d") -> list[tuple[float, str, str]]:
     """Return a device's amended transitions: seconds after START, mode, trigger."""
     rows = judgements.transitions(home, device_id)
     return [(one["event_time"].timestamp() - START / 1000, one["to_mode"], one["trigger"]) for one in rows]
 
 
-def sent(home: Home, received_s: float) -> list[Row]:
+def correction_rows(home: Home, received_s: float) -> list[Row]:
     """Take the spooled commands, as the bridge does, and return them as rows."""
     rows: list[Row] = []
     for path in sorted(home.commands.glob("*.json")):
@@ -37,10 +37,10 @@ def sent(home: Home, received_s: float) -> list[Row]:
     return rows
 
 
-def agrees(home: Home, device_id: str = "d") -> bool:
+def agrees_with_definition(home: Home, device_id: str = "d") -> bool:
     """Return whether the shown transitions equal a judgement without late messages."""
     judged = histories(rows_through(home, [device_id], None), home.deployment())
-    known = shown(judgements_by_device(home, [device_id])[device_id])
+    known = effective_transitions(judgements_by_device(home, [device_id])[device_id])
     read = [(one["kind"], one["transition_no"], one["amendment_no"]) for one in judgements.transitions(home, device_id)]
     assert read == [(one.kind, one.transition_no, one.amendment_no) for one in known]
     return [content(one) for one in known] == [content(one) for one in transitions(judged.amended).get(device_id, [])]

@@ -95,7 +95,7 @@ def take_snapshot(home: Home, batch: int = 1, mode: Any = "overwrite", **more: A
     write_deltalake(path, rows, mode=mode, commit_properties=note)
 
 
-def shorten(home: Home, version: int, keep_ms: int) -> int:
+def apply_retention(home: Home, version: int, keep_ms: int) -> int:
     """Remove old rows of bronze as maintenance does; return the retention floor.
 
     Args:
@@ -107,11 +107,11 @@ def shorten(home: Home, version: int, keep_ms: int) -> int:
     planned = compaction.plan(table, [ReaderPin("a test", version, by_version=True)], keep_ms, time.time_ns() // 1_000_000)
     assert planned is not None, "there are rows"
     promise(home, MESSAGES.name, planned.cutoff_ms)
-    assert compaction.cut_off(table, planned), "some are old"
+    assert compaction.drop_expired(table, planned), "some are old"
     return planned.cutoff_ms
 
 
-class Judged:
+class JudgedHome:
     """Home that is judged by the definition, some rows at a time.
 
     Args:
@@ -124,7 +124,7 @@ class Judged:
         self._said: Counter[Judgement] = Counter()
         self._number = 0
 
-    def take(self, *rows: Row) -> None:
+    def land_and_judge(self, *rows: Row) -> None:
         """Land rows, and judge up to the newest one."""
         self._number += 1
         self.rows += rows

@@ -18,7 +18,7 @@ from fleetpulse.columnar.codec.arrow import is_signal, signals_to_batch
 from fleetpulse.columnar.codec.world_json import world_from_plain
 from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.fold.key_group import KeyGroup
-from fleetpulse.columnar.snapshot.rows import taken
+from fleetpulse.columnar.snapshot.rows import snapshot_rows
 from fleetpulse.core.judgements import Judgement
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.presence.shards import Shards
@@ -28,10 +28,10 @@ from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.rows import Kind, Row, for_everyone
 from fleetpulse.core.tables import COVERAGE, DEVICE_SNAPSHOTS, DEVICES, JUDGEMENTS, QUARANTINE
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.quality.suite_inputs import Opened, opened
+from fleetpulse.io.quality.suite_inputs import OpenedTables, opened
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import SnapshotInfo
-from tests.support.histories.histories import OWN, START, any_own_row, any_signal, as_the_bridge_says, positioned, row
+from tests.support.histories.histories import OWN, START, any_internal_row, any_signal, positioned, row, stamped_by_bridge
 from tests.support.histories.key_groups import Stream, snapshot_of
 from tests.support.homes.homes import commit_batch, empty, land
 
@@ -96,7 +96,7 @@ def state_rows(rows: Sequence[Row], deployment: Deployment) -> pa.Table:
     newest_ms = max(row.received_at_ms for row in rows)
     group, chunks = KeyGroup(Shards.begin(min(row.received_at_ms for row in rows))), dict[int, bytes]()
     step = group.fold(signals, others, newest_ms, deployment, chunks.__getitem__)
-    return pa.Table.from_batches(taken(0, group.to_bytes(), dict(step.chunks), newest_ms, deployment))
+    return pa.Table.from_batches(snapshot_rows(0, group.to_bytes(), dict(step.chunks), newest_ms, deployment))
 
 
 def write_state(
@@ -131,7 +131,7 @@ def write_state(
                     commit_properties=properties)  # fmt: skip
 
 
-def in_shards(rows: Sequence[Row]) -> list[Row]:
+def with_site_gap(rows: Sequence[Row]) -> list[Row]:
     """Return a history with a gap of the site ``south``, and devices at both sites."""
     homes = {"device-1": "north", "device-2": "north", "device-4": "south", "device-5": "south"}
     of_sites = [replace(one, site=homes.get(one.device_id, one.site)) for one in rows]
@@ -139,7 +139,7 @@ def in_shards(rows: Sequence[Row]) -> list[Row]:
     return positioned([*of_sites, deaf, row(380.001, "fleet/_/c/gap", op="close", until_s=381)])
 
 
-def eventful(seed: int) -> list[Row]:
+def eventful_history(seed: int) -> list[Row]:
     """Return a history with many kinds of events.
 
     It has late messages, messages ahead of time, copies, silences, holds, devices out of service,
@@ -149,7 +149,7 @@ def eventful(seed: int) -> list[Row]:
     devices, steps, own = [f"device-{number}" for number in range(6)], 80, [one for one in OWN if one not in ("gap", "policy")]
     rows = [any_signal(random.choice, devices, steps) for _ in range(240)]
     rows += [replace(one, received_at_ms=one.received_at_ms + 5_000) for one in random.sample(rows, 8)]
-    ours = [any_own_row(random.choice, devices, steps, own) for _ in range(12)]
+    ours = [any_internal_row(random.choice, devices, steps, own) for _ in range(12)]
     rules = {"timeout": "30s", "forget_after": "200s", "degraded": {"errors": 3, "window": "60s"}}
     ours += [
         row(-1, "fleet/_/_/policy", policy=parse_policy({"rules": rules}).normalised(), effective_from_s=-500),
@@ -162,12 +162,12 @@ def eventful(seed: int) -> list[Row]:
     return positioned([*silent, *ours])
 
 
-def wild(seed: int) -> list[Row]:
+def random_history(seed: int) -> list[Row]:
     """Return a history of rows of all kinds, with meaningless gaps and policies."""
     choose = Random(seed).choice
     devices = [f"device-{number}" for number in range(6)]
     rows = [any_signal(choose, devices, 80) for _ in range(250)]
-    return as_the_bridge_says([*rows, *(any_own_row(choose, devices, 80) for _ in range(25))])
+    return stamped_by_bridge([*rows, *(any_internal_row(choose, devices, 80) for _ in range(25))])
 
 
 def judged_in_batches(rows: list[Row], random: Random, key_groups: int) -> Any:
@@ -182,14 +182,14 @@ def judged_in_batches(rows: list[Row], random: Random, key_groups: int) -> Any:
     return snapshot_of(stream)
 
 
-def raised(home: Home) -> list[tuple[str, str]]:
+def failed_expectations(home: Home) -> list[tuple[str, str]]:
     """Return the violated critical laws, with their suites."""
     found: list[tuple[str, str]] = []
-    judged = facts.stand_of(home)
+    judged = facts.job_position(home)
     with opened(home) as tables:
         made = DerivedTables(home, tables, judged, snapshot_state(home))
         for suite in SUITES:
-            assert made.why_not(suite) == ""
+            assert made.skip_reason(suite) == ""
             made.make(suite)
             rows = tables.arrow(suite.rows)
             laws = [one for one in suite.expectations if one.form == "holds" and one.severity is Severity.CRITICAL]
@@ -201,13 +201,13 @@ NAMED = {one.name: one for one in SUITES}
 
 
 @contextmanager
-def looked_at(home: Home) -> Iterator[tuple[Opened, DerivedTables]]:
-    judged = facts.stand_of(home)
+def opened_tables(home: Home) -> Iterator[tuple[OpenedTables, DerivedTables]]:
+    judged = facts.job_position(home)
     with opened(home) as tables:
         yield tables, DerivedTables(home, tables, judged, snapshot_state(home))
 
 
-def plant(tables: Opened, name: str, sql: str) -> None:
+def plant(tables: OpenedTables, name: str, sql: str) -> None:
     """Change an opened table by SQL, without changing its files."""
     tables.connection.execute(f"CREATE TABLE copied AS SELECT * FROM {name}")
     if name in tables.made:

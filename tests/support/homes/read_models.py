@@ -13,7 +13,7 @@ from tests.support.histories.histories import registry_entries
 
 
 @contextmanager
-def opened(judgements: Sequence[dict[str, Any]], rows: Sequence[Row]) -> Iterator[DuckDBPyConnection]:
+def judgements_in_duckdb(judgements: Sequence[dict[str, Any]], rows: Sequence[Row]) -> Iterator[DuckDBPyConnection]:
     """Open tables with judgements and with the registry entries of rows."""
     with delta.connect() as connection:
         for table, content in ((JUDGEMENTS, judgements), (DEVICES, registry_entries(rows))):

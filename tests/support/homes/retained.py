@@ -8,7 +8,7 @@ from typing import Any
 
 from deltalake import CommitProperties, write_deltalake
 
-from fleetpulse.core.amendments import content, histories, shown, transitions
+from fleetpulse.core.amendments import content, effective_transitions, histories, transitions
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, outcome
 from fleetpulse.core.rows import Row
@@ -16,10 +16,10 @@ from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import SnapshotInfo, snapshots
 from fleetpulse.reports.device_judgements import judgements_by_device
-from fleetpulse.reports.replay_origin import done_with
+from fleetpulse.reports.replay_origin import applicable_amend_progress
 from tests.support.histories.histories import row, signal, tick
 from tests.support.histories.key_groups import Stream, snapshot_of
-from tests.support.homes.homes import Judged, empty, shorten
+from tests.support.homes.homes import JudgedHome, apply_retention, empty
 
 DEPLOYMENT = Deployment(allowed_lateness_ms=1_000, max_clock_lead_ms=300_000)
 DAY_S = 86_400
@@ -27,14 +27,14 @@ DAY_MS = 1000 * DAY_S
 RULES: dict[str, Any] = {"rules": {"timeout": "1h", "forget_after": "100d"}, "classes": {"slow": {"timeout": "2h"}}}
 
 
-class Kept(Judged):
+class RetainedHome(JudgedHome):
     """Home of several days, with snapshots and the removal of old messages."""
 
     def snapshot(self) -> SnapshotInfo:
         """Write a snapshot of the state after all rows so far, as the job does."""
         newest_ms, frontier_ms = self.rows[-1].received_at_ms, outcome(self.rows, DEPLOYMENT).frontier_ms
         bronze = tables.version(self.home.table(MESSAGES.name)) + 1
-        amended_ms, unmet = done_with(self.home, newest_ms)
+        amended_ms, unmet = applicable_amend_progress(self.home, newest_ms)
         return self.write(SnapshotInfo(1, 0, bronze, newest_ms, frontier_ms, 2, 2, amended_ms, unmet=unmet))
 
     def write(self, taken: SnapshotInfo) -> SnapshotInfo:
@@ -49,7 +49,7 @@ class Kept(Judged):
 
     def forget(self) -> None:
         """Remove messages that are older than a day and that no snapshot needs."""
-        shorten(
+        apply_retention(
             self.home,
             min((one.bronze for one in snapshots(self.home)), default=tables.version(self.home.table(MESSAGES.name))),
             DAY_MS,
@@ -61,7 +61,7 @@ class Kept(Judged):
         The history includes the removed messages.
         """
         wanted = transitions(histories(self.rows, DEPLOYMENT).amended).get(device_id, [])
-        known = shown(judgements_by_device(self.home, [device_id])[device_id])
+        known = effective_transitions(judgements_by_device(self.home, [device_id])[device_id])
         first, second = ([content(o) for o in some if (o.event_time_ms or 0) > after_ms] for some in (known, wanted))
         return first == second
 
@@ -70,15 +70,15 @@ def day(number: int, after_s: float = 0) -> float:
     return number * DAY_S + after_s
 
 
-def begun(path: Path) -> Kept:
+def two_days(path: Path) -> RetainedHome:
     """Create a home with a device heard on two days, a snapshot, and later ticks."""
-    kept = Kept(empty(path, DEPLOYMENT))
+    kept = RetainedHome(empty(path, DEPLOYMENT))
     policy = row(0, "fleet/_/_/policy", policy=parse_policy(RULES).normalised(), effective_from_s=-1000)
-    kept.take(policy, signal(10, "g"), signal(10, gateway="gw"), tick(5000))
-    kept.take(signal(day(1, 10)), tick(day(1, 100)))
+    kept.land_and_judge(policy, signal(10, "g"), signal(10, gateway="gw"), tick(5000))
+    kept.land_and_judge(signal(day(1, 10)), tick(day(1, 100)))
     kept.snapshot()
-    kept.take(signal(day(1, 100)), tick(day(1, 8000)))  # received in the millisecond of the snapshot's last row
-    kept.take(tick(day(3)))
+    kept.land_and_judge(signal(day(1, 100)), tick(day(1, 8000)))  # received in the millisecond of the snapshot's last row
+    kept.land_and_judge(tick(day(3)))
     return kept
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-SAYING = (  # modules with progress messages of the verbs of `./fleet state`
+STEP_MODULES = (  # modules with progress messages of the verbs of `./fleet state`
     "batch/state/canary.py",
     "batch/state/generation.py",
     "batch/state/handoff.py",
@@ -24,7 +24,7 @@ SAYING = (  # modules with progress messages of the verbs of `./fleet state`
     "cli/commands/state/canary.py",
     "fleetpulse/io/home/exclusive.py",
 )
-OF_OTHERS = frozenset(  # modules with progress messages of other commands
+OTHER_MODULES = frozenset(  # modules with progress messages of other commands
     {
         "batch/amend.py",
         "batch/backtest.py",
@@ -82,7 +82,7 @@ FINISHING = "finishing the open batch of generation {}"
 BUILDING = "building generation {}"
 SINCE = "replaying {} versions of bronze without emitting judgements"
 COMPARING = "comparing all devices and pending rows with the running generation"
-LOOKING = "checking generation {} before the switch"
+CHECKING = "checking generation {} before the switch"
 SWITCHED = "generation {} is current; generation {} is kept; to return to it: ./fleet state rollback"
 HELD = "generation {} is made, and held; activate it: ./fleet state switch {}, or remove it: ./fleet state discard {}"
 CHANGED = "generation {}: {} key groups, {} partitions, stored form {}; the next: {} key groups, {} partitions, stored form {}"
@@ -108,7 +108,7 @@ ON_ONE_HOME = (  # in this order; the verdicts afterwards equal those of an undi
     ),
     Call(
         ("migrate", "--form", "4", "--gate"),
-        (CHANGED, SPARK, FINISHING, BUILDING, COMPARING, LOOKING, SWITCHED),
+        (CHANGED, SPARK, FINISHING, BUILDING, COMPARING, CHECKING, SWITCHED),
         _NOTHING,
         "unfinished",
     ),
@@ -192,12 +192,12 @@ BESIDE_THE_JOB = Call(
     _NOTHING,
 )
 KILLED_AT = frozenset({WAITING, *(step for call in (*ON_ONE_HOME, *ON_ANOTHER, BESIDE_THE_JOB) for step in call.steps)})
-HOW_FAR = (
+PROGRESS = (
     "canary: bronze is judged up to version {} of {}",
     "finishing: bronze is judged up to version {} of {}",
     "replaying: bronze is judged up to version {} of {}",
 )
-ELSEWHERE = {  # steps without a kill in those tests, and the reason
+NOT_KILLED = {  # steps without a kill in those tests, and the reason
     **dict.fromkeys(
         (
             "generation {} stopped after batch {}; generation {} continues from there",
@@ -211,5 +211,5 @@ ELSEWHERE = {  # steps without a kill in those tests, and the reason
         ("generation {}, made by {}, would be removed; the running one is unchanged", "_described(home, form, for_s)"),
         "a dry run changes nothing",
     ),
-    **dict.fromkeys(HOW_FAR, "it says how far a step is that somebody is killed at"),
+    **dict.fromkeys(PROGRESS, "it says how far a step is that somebody is killed at"),
 }

@@ -12,7 +12,7 @@ from tests.support.oracle.oracle import judge
 from tests.support.oracle.world import Message
 
 
-def plain(one: Row) -> Message:
+def as_message(one: Row) -> Message:
     return Message(
         one.received_at_ms,
         one.kind.value,
@@ -32,7 +32,7 @@ def plain(one: Row) -> Message:
     )
 
 
-def said(one: Judgement) -> tuple[Any, ...]:
+def comparable(one: Judgement) -> tuple[Any, ...]:
     if one.kind is JudgementKind.TRANSITION:
         change = (one.life_ms, one.transition_no, one.from_mode, one.to_mode, one.trigger)
         return (one.kind.value, one.device_id, *change, one.event_time_ms, one.last_seen_ms, one.runtime_ms)
@@ -40,9 +40,9 @@ def said(one: Judgement) -> tuple[Any, ...]:
 
 
 def by_the_core(rows: list[Row], lateness_s: int) -> Counter[tuple[Any, ...]]:
-    return Counter(said(one) for one in replay(positioned(rows, lateness_s), Deployment(lateness_s * 1000, 30_000)))
+    return Counter(comparable(one) for one in replay(positioned(rows, lateness_s), Deployment(lateness_s * 1000, 30_000)))
 
 
 def by_the_oracle(rows: list[Row], lateness_s: int) -> Counter[tuple[Any, ...]]:
     backlog_ms = Deployment().max_backlog_ms
-    return Counter(judge([plain(one) for one in rows], lateness_s * 1000, 30_000, backlog_ms, Policy().normalised()))
+    return Counter(judge([as_message(one) for one in rows], lateness_s * 1000, 30_000, backlog_ms, Policy().normalised()))

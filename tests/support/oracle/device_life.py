@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from tests.support.oracle.world import Listening, Message, Stays, World
+from tests.support.oracle.world import DeviceCoverage, Listening, Message, World
 
 KINDS = ("heartbeat", "telemetry", "error", "birth", "death", "control", "registry", "policy", "gap", "tick", "correct")
 SIGNALS = KINDS[:4]
@@ -47,10 +47,10 @@ class Life:
     site: str = ""  # site of its first row
     log: list[Message] = field(default_factory=list)
     before: list[Message] = field(default_factory=list)  # log before it was registered again
-    told: list[tuple[Any, ...]] = field(default_factory=list)
+    transitions: list[tuple[Any, ...]] = field(default_factory=list)
     heard: list[Heard] = field(default_factory=list)
     clocks: list[str] = field(default_factory=lambda: ["on_time"])  # trust of each signal, after an initial right clock
-    unsaid: int = 0  # number of leading transitions of `told` that are from the amended history
+    amended_count: int = 0  # number of leading transitions of `told` that are from the amended history
     numbered: int = 0  # number of transitions of this life that were emitted before the correction
     conflicts: list[int] = field(
         default_factory=list[int]
@@ -58,19 +58,19 @@ class Life:
 
     @property
     def mode(self) -> str:
-        return self.told[-1][5] if self.told else "provisioned"
+        return self.transitions[-1][5] if self.transitions else "provisioned"
 
     def device_class(self, before: int | None = None) -> str:
         return ["default", *(one.content.get("class") or "default" for one in self.log[:before] if one.kind == "registry")][-1]
 
-    def whose(self, before: int | None = None) -> tuple[str, dict[str, int]]:
+    def class_and_limits(self, before: int | None = None) -> tuple[str, dict[str, int]]:
         """Return the class of the device, and its own limits."""
         entries = [{}, *(one.content for one in self.log[:before] if one.kind == "registry")]
         own = {name: entries[-1][name] for name in ("timeout_ms", "death_grace_ms") if entries[-1].get(name) is not None}
         return self.device_class(before), own
 
     def rules(self, index: int) -> dict[str, Any]:
-        return self.world.rules(self.log[index].at, *self.whose(index))
+        return self.world.rules(self.log[index].at, *self.class_and_limits(index))
 
     def places(self, index: int) -> list[tuple[str, int]]:
         """Return the sites of the device before the row at ``index``, with their starts.
@@ -91,7 +91,7 @@ class Life:
         return found
 
     @property
-    def clock(self) -> Stays:
+    def clock(self) -> DeviceCoverage:
         """Covered time of the device, by its current site at each instant."""
         stays, newest, registered = list[tuple[int, str]](), (-1, -1), ""
         for one in self.log:
@@ -101,13 +101,17 @@ class Life:
             registered = one.site if one.kind == "registry" or not stays else registered
             if (one.kind in (*SIGNALS, "registry") and not stays) or (moves and one.site != stays[-1][1]):
                 stays.append((one.at, one.site))
-        return Stays(self.world.listenings, stays or [(self.born, self.site)])
+        return DeviceCoverage(self.world.listenings, stays or [(self.born, self.site)])
 
     def newest(self) -> int:
         """Return the newest instant of its facts; no later row takes effect before it."""
         entries = [index for index, one in enumerate(self.log) if one.kind == "registry"]
-        changed = [self.log[at].at for at in entries if self.whose(at) != self.whose(at + 1) or self.log[at].site != self.at(at)]
-        facts = [self.last_seen(), self.since, self.cut_off_since(), *changed, *(change[7] for change in self.told[-1:])]
+        changed = [
+            self.log[at].at
+            for at in entries
+            if self.class_and_limits(at) != self.class_and_limits(at + 1) or self.log[at].site != self.at(at)
+        ]
+        facts = [self.last_seen(), self.since, self.cut_off_since(), *changed, *(change[7] for change in self.transitions[-1:])]
         facts += [death.at] if (death := self.death()) else []
         return max(one for one in facts if one is not None)
 
@@ -178,10 +182,10 @@ class Life:
     def is_cut_off(self) -> bool:
         """Return whether its gateway is dead, and the grace period over."""
         since, covered = self.cut_off_since(), self.clock.covered
-        grace = self.world.rules(self.now, *self.whose())["death_grace_ms"]
+        grace = self.world.rules(self.now, *self.class_and_limits())["death_grace_ms"]
         return since is not None and covered(self.now) - covered(since) >= grace
 
-    def words(self, index: int, word: str) -> Any:
+    def field_of(self, index: int, word: str) -> Any:
         """Return a field of the device, such as boot, before the row at ``index``."""
         value, newest = None, (-1, -1)
         for old in self.log[:index]:
@@ -202,7 +206,7 @@ class Life:
             return False
         if row.site != self.places(index)[-1][0]:
             return False
-        boot, seq = self.words(index, "boot"), self.words(index, "seq")
+        boot, seq = self.field_of(index, "boot"), self.field_of(index, "seq")
         if row.boot is not None and boot is not None:
             return row.boot != boot
         if row.seq is None or seq is None or row.seq >= seq:
@@ -210,7 +214,7 @@ class Life:
         return not any(end - 16 <= seq < end and row.seq < 16 for end in (2**8, 2**16, 2**32))
 
     def is_of_this_session(self, will: Message, index: int) -> bool:
-        session, boot = self.words(index, "session"), self.words(index, "boot")
+        session, boot = self.field_of(index, "session"), self.field_of(index, "boot")
         if session is not None and will.session is not None:
             return session == will.session
         return boot is None or will.boot in (None, boot)
@@ -222,7 +226,7 @@ class Life:
         """Return whether a signal names another firmware than before."""
         return (
             self.is_newest(row, index)
-            and None not in (before := self.words(index, "firmware"), row.firmware)
+            and None not in (before := self.field_of(index, "firmware"), row.firmware)
             and (row.firmware != before)
         )
 
@@ -235,7 +239,7 @@ class Life:
     def has_no_data(self, row: Message) -> bool:
         """Return whether an error does not count, because it is late or a copy."""
         placeless = row.trust not in ("on_time", "late") or row.at != row.event_time
-        seq, boot = self.words(len(self.log), "seq"), self.words(len(self.log), "boot")
+        seq, boot = self.field_of(len(self.log), "seq"), self.field_of(len(self.log), "boot")
         return row.trust == "late" or (placeless and row.seq is not None and row.seq == seq and row.boot in (None, boot))
 
     def errors(self, through: int) -> list[int]:
@@ -285,13 +289,13 @@ class Life:
         facts = [fact for fact in ("flagged", "degraded") if self.until(fact) is not None]
         return "provisioned" if self.last_seen() is None else [*facts, "online"][0]
 
-    def go(self, mode: str, trigger: str) -> None:
+    def move_to(self, mode: str, trigger: str) -> None:
         if mode != self.mode:
-            number = self.numbered + len(self.told) - self.unsaid + 1
+            number = self.numbered + len(self.transitions) - self.amended_count + 1
             ids, change = (self.device_id, self.born, number), (self.mode, mode, trigger)
-            self.told.append(("transition", *ids, *change, self.now, self.last_seen(), self.runtime()))
+            self.transitions.append(("transition", *ids, *change, self.now, self.last_seen(), self.runtime()))
             if mode in ("offline", "decommissioned"):
-                self.note("over", self.now)
+                self.append_event("over", self.now)
 
     def next_deadline(self) -> tuple[int, int, str] | None:
         """Return the earliest deadline: instant, order at that instant, trigger."""
@@ -300,7 +304,9 @@ class Life:
         own = self.clock
 
         def over(since: int, limit: str, clock: Listening | None = None, excused: int = 0) -> int | None:
-            return self.world.over(clock or own, since, limit, self.whose(), max(self.now, held or 0), excused)
+            return self.world.first_exceeded(
+                clock or own, since, limit, self.class_and_limits(), max(self.now, held or 0), excused
+            )
 
         quiet_since, death, cut_off = self.last_seen() or self.since, self.death(), self.cut_off_since()
         if mode in (*PRESENT, *HELD, "provisioned", "unreachable"):
@@ -314,7 +320,7 @@ class Life:
         if mode == "offline":
             due.append((over(quiet_since, "forget_after_ms", excused=self.excused(self.now)), 6, "forget"))
         if mode == "decommissioned":
-            since = [change[7] for change in self.told if change[6] != "amended"][-1]
+            since = [change[7] for change in self.transitions if change[6] != "amended"][-1]
             due = [(over(since, "forget_after_ms", Listening(0)), 6, "forget")]
         return min(((at, place, trigger) for at, place, trigger in due if at is not None), default=None)
 
@@ -324,18 +330,18 @@ class Life:
             self.now, _, trigger = due
             if trigger in ("silence", "death", "gateway_death", "forget"):
                 if trigger == "silence" and self.cut_off_since() is not None:
-                    self.note("given_up", self.now)
-                self.go({"forget": "forgotten", "gateway_death": "unreachable"}.get(trigger, "offline"), trigger)
+                    self.append_event("given_up", self.now)
+                self.move_to({"forget": "forgotten", "gateway_death": "unreachable"}.get(trigger, "offline"), trigger)
                 continue
             if trigger == "until" and self.last_seen() is not None and self.is_cut_off():
-                self.note(trigger, self.now)
-                self.go("unreachable", trigger)
+                self.append_event(trigger, self.now)
+                self.move_to("unreachable", trigger)
                 continue
-            self.note(trigger, self.now)
+            self.append_event(trigger, self.now)
             if trigger == "until" or self.mode == {"recovered": "degraded", "hold_over": "flagged"}[trigger]:
-                self.go(self.live(), trigger)
+                self.move_to(self.live(), trigger)
 
-    def note(self, what: str, at: int) -> None:
+    def append_event(self, what: str, at: int) -> None:
         """Append a fact with its end, or an event that ends a fact, to the log."""
         self.log.append(Message(self.now, what, self.device_id, at, own_clock=False))
 
@@ -358,33 +364,33 @@ class Life:
             row = replace(row, kind="heartbeat")
         self.log.append(row)
         if row.kind in SIGNALS:
-            self.heard.append(Heard(row.at, self.mode, self.whose(), self.since, excused))
+            self.heard.append(Heard(row.at, self.mode, self.class_and_limits(), self.since, excused))
             self.clocks.append(row.trust)
         if row.kind in SIGNALS and self.mode in ("provisioned", "offline", "unreachable") and self.death() is None:
-            self.go(self.live(), "signal")
+            self.move_to(self.live(), "signal")
         if rebooted and self.mode == "updating":
-            self.go(self.live(), "updated")
+            self.move_to(self.live(), "updated")
         if row.kind == "error" and (until := self.too_many(index)) is not None:
-            self.note("degraded", until)
-            self.go("degraded" if self.mode == "online" else self.mode, "errors")
+            self.append_event("degraded", until)
+            self.move_to("degraded" if self.mode == "online" else self.mode, "errors")
         if row.kind == "error" and (until := self.completes(index)) is not None:
-            self.note("flagged", until)
-            self.go("flagged" if self.mode in PRESENT else self.mode, "sequence")
+            self.append_event("flagged", until)
+            self.move_to("flagged" if self.mode in PRESENT else self.mode, "sequence")
         return None
 
     def registry(self, row: Message) -> None:
         if row.content["op"] == "decommission":
-            self.go("decommissioned", "decommission")
+            self.move_to("decommissioned", "decommission")
             return
         if self.mode == "decommissioned":
             self.before, self.log, self.since, self.conflicts = [*self.before, *self.log], [], row.at, []
             self.clocks.append("on_time")
-            self.go("provisioned", "registered")
+            self.move_to("provisioned", "registered")
         behind = self.gateway(len(self.log))
         self.log.append(row)
         if self.cut_off_since() is not None and self.gateway(len(self.log)) != behind:
-            self.note("over", row.at)
-            self.go(self.live() if self.mode == "unreachable" else self.mode, "registered")
+            self.append_event("over", row.at)
+            self.move_to(self.live() if self.mode == "unreachable" else self.mode, "registered")
 
     def is_behind(self, event: Message) -> bool:
         return self.device_id != event.device_id == self.gateway(len(self.log))
@@ -394,8 +400,8 @@ class Life:
         if not self.is_behind(row):
             return
         if row.kind == "gateway_return" and self.cut_off_since() is not None:
-            self.note("over", row.at)
-            self.go(self.live() if self.mode == "unreachable" else self.mode, "gateway_return")
+            self.append_event("over", row.at)
+            self.move_to(self.live() if self.mode == "unreachable" else self.mode, "gateway_return")
         stays = self.mode in ("offline", "decommissioned") or self.cut_off_since() is not None
         if row.kind == "gateway_death" and not stays and not self.was_proved_after(row, index):
             self.log.append(row)
@@ -405,15 +411,15 @@ class Life:
         if operation == "release":
             if self.mode != "updating" and self.until("flagged") is None:
                 return "refused"
-            self.note("release", row.at)
+            self.append_event("release", row.at)
             if self.mode in ("flagged", "updating"):
                 cut_off = self.mode == "updating" and self.last_seen() is not None and self.is_cut_off()
-                self.go("unreachable" if cut_off else self.live(), "released")
+                self.move_to("unreachable" if cut_off else self.live(), "released")
             return None
-        if not row.at < row.content["until"] <= row.at + self.world.rules(row.at, *self.whose())["longest_hold_ms"]:
+        if not row.at < row.content["until"] <= row.at + self.world.rules(row.at, *self.class_and_limits())["longest_hold_ms"]:
             return "refused"
-        self.note("hold", row.content["until"])
-        self.go("maintenance" if operation == "maintain" else "updating", operation)
+        self.append_event("hold", row.content["until"])
+        self.move_to("maintenance" if operation == "maintain" else "updating", operation)
         return None
 
 

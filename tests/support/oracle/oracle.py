@@ -279,7 +279,7 @@ def _judge_device(
         belated: late messages and late registry rows of the device.
     """
     lives, judgements = _lives(rows, events, world, through, belated)
-    return judgements + [change for life in lives for change in life.told[life.unsaid :]]
+    return judgements + [change for life in lives for change in life.transitions[life.amended_count :]]
 
 
 def _lives(
@@ -340,7 +340,7 @@ def _lives(
 def _proves_alive(row: Message, lives: list[Life], world: World) -> bool:
     """Return whether a late signal counts as heard at its receipt."""
     known = lives and lives[-1].mode != "forgotten"
-    rule = world.rules(row.at, *(lives[-1].whose() if known else ("default", {}))).get("late_proves_alive")
+    rule = world.rules(row.at, *(lives[-1].class_and_limits() if known else ("default", {}))).get("late_proves_alive")
     return row.is_direct if rule is None else rule
 
 
@@ -354,12 +354,12 @@ def _correct(lives: list[Life], amended: list[Life], row: Message) -> None:
     if not amended or amended[-1].mode == "forgotten":
         if alive:
             lives[-1].now = row.at
-            lives[-1].go("forgotten", "amended")
+            lives[-1].move_to("forgotten", "amended")
         return
     life = amended[-1]
-    numbers = [change[3] for one in lives for change in one.told[one.unsaid :] if change[2] == life.born]
-    life.unsaid, life.numbered, life.now = len(life.told), max(numbers, default=0), row.at
+    numbers = [change[3] for one in lives for change in one.transitions[one.amended_count :] if change[2] == life.born]
+    life.amended_count, life.numbered, life.now = len(life.transitions), max(numbers, default=0), row.at
     if life.mode != before:
         ids = (life.device_id, life.born, life.numbered + 1)
-        life.told.append(("transition", *ids, before, life.mode, "amended", row.at, life.last_seen(), life.runtime()))
+        life.transitions.append(("transition", *ids, before, life.mode, "amended", row.at, life.last_seen(), life.runtime()))
     lives.append(life)

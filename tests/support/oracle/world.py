@@ -97,7 +97,7 @@ class Listening:
             self.gaps.append((since, None if end == END else end))
 
 
-class Stays:
+class DeviceCoverage:
     """Covered time of a device: at each instant, that of its current site."""
 
     def __init__(self, listenings: dict[str, Listening], stays: list[tuple[int, str]]) -> None:
@@ -147,9 +147,9 @@ class World:
         policy = self.policy(t)
         return {"gateway_outage_limit_ms": 86_400_000, **policy["classes"].get(device_class, policy["rules"]), **own}
 
-    def over(
+    def first_exceeded(
         self,
-        clock: Listening | Stays,
+        clock: Listening | DeviceCoverage,
         since: int,
         limit: str,
         whose: tuple[str, dict[str, int]],

@@ -13,23 +13,23 @@ from deltalake import DeltaTable, write_deltalake
 from batch import amend as job
 from batch.amend import Amended, AmendRequest, amend_home
 from cli.commands.batch.amend import amend as amend_by_command
-from fleetpulse.core.amendments import Beginning, corrections
+from fleetpulse.core.amendments import ReplayOrigin, corrections
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.replay import outcome
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS
 from fleetpulse.core.times import format_instant
-from fleetpulse.io.home.amend_progress import AmendProgress, write_reached
+from fleetpulse.io.home.amend_progress import AmendProgress, write_amend_progress
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import oldest_kept_ms, promise
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import snapshots
 from fleetpulse.reports import judgements
 from fleetpulse.reports.device_judgements import judgements_by_device
-from fleetpulse.reports.replay_origin import Begun, Reach, done_with, reach
+from fleetpulse.reports.replay_origin import Begun, OriginChoice, applicable_amend_progress, choose_origins
 from tests.support.histories.histories import START, row, signal, tick
-from tests.support.homes.amended import seen, sent
+from tests.support.homes.amended import correction_rows, transitions_of
 from tests.support.homes.maintained import KEEP, run_maintain
-from tests.support.homes.retained import DAY_MS, DEPLOYMENT, begun, day, late
+from tests.support.homes.retained import DAY_MS, DEPLOYMENT, day, late, two_days
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.unit
@@ -46,39 +46,41 @@ def said(home: Home, kind: str, *days: int) -> None:
 
 
 def test_what_came_late_is_amended_from_a_snapshot_as_from_the_whole_history(tmp_path: Path) -> None:
-    kept = begun(tmp_path / "home")
-    kept.take(*late(day(1, 3000), day(1, 6000), received_s=day(3, 10)), tick(day(3, 20)))
+    kept = two_days(tmp_path / "home")
+    kept.land_and_judge(*late(day(1, 3000), day(1, 6000), received_s=day(3, 10)), tick(day(3, 20)))
     shutil.copytree(kept.home.path, tmp_path / "whole")
     kept.forget()
     [done] = amend_home(kept.home, AmendRequest())
     assert (done.retracted, done.added, done.corrected) == (1, 1, True)
     assert kept.agrees()
-    assert seen(kept.home)[-2:] == [(day(1, 10), "online", "signal"), (day(1, 9600), "offline", "silence")]
+    assert transitions_of(kept.home)[-2:] == [(day(1, 10), "online", "signal"), (day(1, 9600), "offline", "silence")]
     whole = Home(tmp_path / "whole")
     assert amend_home(whole, AmendRequest()) == [done]
     assert Counter(judgements_by_device(whole, ["d"])["d"]) == Counter(judgements_by_device(kept.home, ["d"])["d"])
-    [one], [other] = sent(kept.home, day(3, 21)), sent(whole, day(3, 21))
+    [one], [other] = correction_rows(kept.home, day(3, 21)), correction_rows(whole, day(3, 21))
     assert one.contents() == other.contents()
-    kept.take(one, tick(day(3, 60)))
+    kept.land_and_judge(one, tick(day(3, 60)))
     assert amend_home(kept.home, AmendRequest()) == [Amended("d", 0, 0, corrected=False, left=None)]
     assert amend_home(kept.home, AmendRequest()) == []
     assert kept.agrees()
 
 
 def test_while_bronze_is_whole_it_begins_with_a_snapshot_where_one_reaches_what_came_late(tmp_path: Path) -> None:
-    kept = begun(tmp_path / "home")
-    kept.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
+    kept = two_days(tmp_path / "home")
+    kept.land_and_judge(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
     newest_ms = kept.rows[-1].received_at_ms
-    assert reach(kept.home, ["d"], newest_ms).begun == {Begun(snapshots(kept.home)[0]): ["d"]}
-    kept.take(*late(50, received_s=day(3, 30)), tick(day(3, 40)))
-    assert reach(kept.home, ["d"], kept.rows[-1].received_at_ms) == Reach({Begun(): ["d"]}, {})
+    assert choose_origins(kept.home, ["d"], newest_ms).begun == {Begun(snapshots(kept.home)[0]): ["d"]}
+    kept.land_and_judge(*late(50, received_s=day(3, 30)), tick(day(3, 40)))
+    assert choose_origins(kept.home, ["d"], kept.rows[-1].received_at_ms) == OriginChoice({Begun(): ["d"]}, {})
 
 
 def test_who_is_broken_off_goes_on_behind_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = begun(tmp_path / "home")
+    kept = two_days(tmp_path / "home")
     for number, device in enumerate(("k", "l", "m")):
-        kept.take(signal(day(3, 100 + number), device), signal(day(3, 50), device, received_s=day(3, 200 + number), gateway="gw"))
-    kept.take(tick(day(3, 300)))
+        kept.land_and_judge(
+            signal(day(3, 100 + number), device), signal(day(3, 50), device, received_s=day(3, 200 + number), gateway="gw")
+        )
+    kept.land_and_judge(tick(day(3, 300)))
     monkeypatch.setattr(job, "_AT_ONCE", 1)
     some, looked = job._amend_some, list[str]()
 
@@ -96,33 +98,33 @@ def test_who_is_broken_off_goes_on_behind_what_was_done(tmp_path: Path, monkeypa
 
 
 def test_a_refusal_names_what_was_not_done_with_when_each_snapshot_was_taken(tmp_path: Path) -> None:
-    kept = begun(tmp_path / "home")
-    kept.take(*late(day(1, 8500), received_s=day(3, 10)), tick(day(3, 20)))
+    kept = two_days(tmp_path / "home")
+    kept.land_and_judge(*late(day(1, 8500), received_s=day(3, 10)), tick(day(3, 20)))
     kept.snapshot()
-    kept.take(*late(day(3, 12), received_s=day(3, 30)), *late(day(1, 20), received_s=day(3, 30.5)), tick(day(3, 40)))
+    kept.land_and_judge(*late(day(3, 12), received_s=day(3, 30)), *late(day(1, 20), received_s=day(3, 30.5)), tick(day(3, 40)))
     kept.forget()
-    [why] = reach(kept.home, ["d"], kept.rows[-1].received_at_ms).why.values()
+    [why] = choose_origins(kept.home, ["d"], kept.rows[-1].received_at_ms).why.values()
     assert "at 2023-11-17T22:13:50.500Z reaches back to 2023-11-15T22:13:40.000Z" in why, "neither of the two serves for it"
 
 
 def test_a_corrected_entry_of_the_registry_is_amended_from_a_snapshot_too(tmp_path: Path) -> None:
-    kept = begun(tmp_path / "home")
+    kept = two_days(tmp_path / "home")
     entry = row(day(3, 10), "d/registry", op="add", effective_from_s=day(1, 200), **{"class": "slow"})
-    kept.take(entry, tick(day(3, 20)))
+    kept.land_and_judge(entry, tick(day(3, 20)))
     kept.forget()
     [done] = amend_home(kept.home, AmendRequest())
     assert (done.retracted, done.added) == (1, 1)
     assert kept.agrees()
-    assert seen(kept.home)[-1] == (day(1, 7300), "offline", "silence")
+    assert transitions_of(kept.home)[-1] == (day(1, 7300), "offline", "silence")
 
 
 def test_what_reaches_back_further_than_any_snapshot_is_refused_with_what_keeps_them_from_it_and_what_to_do(
     tmp_path: Path,
 ) -> None:
-    kept = begun(tmp_path / "home")
-    kept.take(*late(100, received_s=day(3, 10)), tick(day(3, 20)))
+    kept = two_days(tmp_path / "home")
+    kept.land_and_judge(*late(100, received_s=day(3, 10)), tick(day(3, 20)))
     kept.forget()
-    before = seen(kept.home)
+    before = transitions_of(kept.home)
     [done] = amend_home(kept.home, AmendRequest())
     assert (done.retracted, done.added, done.corrected) == (0, 0, False)
     assert done.left is not None
@@ -130,20 +132,20 @@ def test_what_reaches_back_further_than_any_snapshot_is_refused_with_what_keeps_
     assert "run ./fleet amend until nothing is left, then ./fleet state snapshot" in done.left
     assert "can be amended" not in done.left
     assert "keep_messages" in done.left
-    assert seen(kept.home) == before
+    assert transitions_of(kept.home) == before
     assert amend_home(kept.home, AmendRequest()) == [], "it is named once: no later amend could do more"
     kept.snapshot()
-    kept.take(*late(day(3, 30), received_s=day(3, 40)), tick(day(3, 50)))
+    kept.land_and_judge(*late(day(3, 30), received_s=day(3, 40)), tick(day(3, 50)))
     [done] = amend_home(kept.home, AmendRequest())
     assert (done.added, done.corrected) == (1, True), "what was let go is done with, and does not keep others from being amended"
 
 
 def test_without_a_snapshot_a_device_that_is_older_than_bronze_is_left_alone_and_a_new_one_is_amended(tmp_path: Path) -> None:
-    kept = begun(tmp_path / "home")
+    kept = two_days(tmp_path / "home")
     shutil.rmtree(kept.home.table(DEVICE_SNAPSHOTS.name))
-    kept.take(signal(day(3, 5), "n"), tick(day(3, 4000)))
+    kept.land_and_judge(signal(day(3, 5), "n"), tick(day(3, 4000)))
     delayed = [signal(day(3, 2000), one, received_s=day(3, 4010), gateway="gw") for one in ("d", "n")]
-    kept.take(*delayed, tick(day(3, 4020)))
+    kept.land_and_judge(*delayed, tick(day(3, 4020)))
     kept.forget()
     old, new = amend_home(kept.home, AmendRequest())
     assert (old.device_id, old.retracted, old.corrected) == ("d", 0, False)
@@ -156,20 +158,20 @@ def test_without_a_snapshot_a_device_that_is_older_than_bronze_is_left_alone_and
 
 
 def test_a_snapshot_reaches_what_came_late_after_an_amend_was_done_with_what_came_before(tmp_path: Path) -> None:
-    kept = begun(tmp_path / "home")
-    kept.take(*late(day(1, 50), received_s=day(3, 10)), signal(day(3, 15)), tick(day(3, 20)))
+    kept = two_days(tmp_path / "home")
+    kept.land_and_judge(*late(day(1, 50), received_s=day(3, 10)), signal(day(3, 15)), tick(day(3, 20)))
     unsaid = kept.snapshot()
     assert amend_home(kept.home, AmendRequest()) == [Amended("d", 0, 0, corrected=False, left=None)]
-    kept.take(tick(day(3, 30)))
+    kept.land_and_judge(tick(day(3, 30)))
     taken = kept.snapshot()
     assert (unsaid.amended_ms, taken.amended_ms) == (None, START + int(day(3, 20) * 1000) - 1)
-    kept.take(tick(day(3, 9000)))
-    kept.take(*late(day(3, 3000), received_s=day(3, 9010)), tick(day(3, 9020)))
+    kept.land_and_judge(tick(day(3, 9000)))
+    kept.land_and_judge(*late(day(3, 3000), received_s=day(3, 9010)), tick(day(3, 9020)))
     shutil.rmtree(kept.home.table(DEVICE_SNAPSHOTS.name))
     for one in (unsaid, taken):
         kept.write(one)
     kept.forget()
-    chosen = reach(kept.home, ["d"], kept.rows[-1].received_at_ms)
+    chosen = choose_origins(kept.home, ["d"], kept.rows[-1].received_at_ms)
     [(begins, device_ids)] = chosen.begun.items()
     assert begins.snapshot is not None
     assert (begins.snapshot.newest_ms, device_ids) == (taken.newest_ms, ["d"])
@@ -179,8 +181,8 @@ def test_a_snapshot_reaches_what_came_late_after_an_amend_was_done_with_what_cam
 
 
 def test_where_late_messages_are_no_longer_listed_no_older_snapshot_is_relied_on(tmp_path: Path) -> None:
-    kept = begun(tmp_path / "home")
-    kept.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
+    kept = two_days(tmp_path / "home")
+    kept.land_and_judge(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
     kept.forget()
     promise(kept.home, "came_late", START + DAY_MS * 2)
     [done] = amend_home(kept.home, AmendRequest())
@@ -189,16 +191,16 @@ def test_where_late_messages_are_no_longer_listed_no_older_snapshot_is_relied_on
 
 
 def test_in_a_fleet_for_which_little_comes_late_what_amend_was_done_with_moves_on(tmp_path: Path) -> None:
-    kept = begun(tmp_path / "home")
+    kept = two_days(tmp_path / "home")
     assert amend_home(kept.home, AmendRequest()) == []
-    assert done_with(kept.home, kept.rows[-1].received_at_ms) == (kept.rows[-1].received_at_ms - 1, ())
+    assert applicable_amend_progress(kept.home, kept.rows[-1].received_at_ms) == (kept.rows[-1].received_at_ms - 1, ())
 
 
 def test_other_judgements_of_messages_go_and_a_snapshot_reaches_what_it_reached(tmp_path: Path) -> None:
-    kept = begun(tmp_path / "home")
+    kept = two_days(tmp_path / "home")
     said(kept.home, "clock", 0, 3)
     run_maintain(kept.home, FEW_LATE)
-    kept.take(*late(day(1, 3000), day(1, 6000), received_s=day(3, 10)), tick(day(3, 20)))
+    kept.land_and_judge(*late(day(1, 3000), day(1, 6000), received_s=day(3, 10)), tick(day(3, 20)))
     kept.forget()
     [done] = amend_home(kept.home, AmendRequest())
     assert (done.retracted, done.added, done.corrected, done.left is None) == (1, 1, True, False)
@@ -206,16 +208,16 @@ def test_other_judgements_of_messages_go_and_a_snapshot_reaches_what_it_reached(
 
 
 def test_a_snapshot_reaches_what_came_late_though_what_amend_was_done_with_before_is_no_longer_listed(tmp_path: Path) -> None:
-    kept = begun(tmp_path / "home")
+    kept = two_days(tmp_path / "home")
     shutil.rmtree(kept.home.table(DEVICE_SNAPSHOTS.name))
-    kept.take(*late(day(1, 50), received_s=day(3, 10)), signal(day(3, 15)), tick(day(3, 20)))
+    kept.land_and_judge(*late(day(1, 50), received_s=day(3, 10)), signal(day(3, 15)), tick(day(3, 20)))
     amend_home(kept.home, AmendRequest())
     kept.snapshot()
     said(kept.home, "clock", 5)
-    kept.take(tick(day(5)))
+    kept.land_and_judge(tick(day(5)))
     run_maintain(kept.home, FEW_LATE)
     assert judgements.unjudged(kept.home, "late") == []
-    kept.take(*late(day(4), received_s=day(5, 10)), tick(day(5, 20)))
+    kept.land_and_judge(*late(day(4), received_s=day(5, 10)), tick(day(5, 20)))
     kept.forget()
     [done] = amend_home(kept.home, AmendRequest())
     assert done.corrected
@@ -223,13 +225,13 @@ def test_a_snapshot_reaches_what_came_late_though_what_amend_was_done_with_befor
 
 
 def test_a_device_whose_rows_are_all_kept_needs_no_list_of_what_came_late_before_them(tmp_path: Path) -> None:
-    kept = begun(tmp_path / "home")
+    kept = two_days(tmp_path / "home")
     shutil.rmtree(kept.home.table(DEVICE_SNAPSHOTS.name))
     said(kept.home, "late", 0)
     said(kept.home, "clock", 2)
     run_maintain(kept.home, FEW_LATE)
-    kept.take(signal(day(3, 5), "n"), tick(day(3, 4000)))
-    kept.take(signal(day(3, 2000), "n", received_s=day(3, 4010), gateway="gw"), tick(day(3, 4020)))
+    kept.land_and_judge(signal(day(3, 5), "n"), tick(day(3, 4000)))
+    kept.land_and_judge(signal(day(3, 2000), "n", received_s=day(3, 4010), gateway="gw"), tick(day(3, 4020)))
     kept.forget()
     [done] = amend_home(kept.home, AmendRequest())
     assert (done.device_id, done.retracted, done.corrected) == ("n", 1, True)
@@ -237,10 +239,10 @@ def test_a_device_whose_rows_are_all_kept_needs_no_list_of_what_came_late_before
 
 
 def test_a_device_that_was_amended_from_rows_that_are_neither_listed_nor_kept_is_left_alone(tmp_path: Path) -> None:
-    kept = begun(tmp_path / "home")
+    kept = two_days(tmp_path / "home")
     shutil.rmtree(kept.home.table(DEVICE_SNAPSHOTS.name))
-    kept.take(signal(day(3, 5), "n"), tick(day(3, 4000)))
-    kept.take(signal(day(3, 2000), "n", received_s=day(3, 4010), gateway="gw"), tick(day(3, 4020)))
+    kept.land_and_judge(signal(day(3, 5), "n"), tick(day(3, 4000)))
+    kept.land_and_judge(signal(day(3, 2000), "n", received_s=day(3, 4010), gateway="gw"), tick(day(3, 4020)))
     kept.forget()
     promise(kept.home, "came_late", START + DAY_MS)
     before = {"kind": "add", "device_id": "n", "event_time_ms": START, "life_ms": START, "amendment_no": 1}
@@ -250,22 +252,25 @@ def test_a_device_that_was_amended_from_rows_that_are_neither_listed_nor_kept_is
 
 
 def test_a_snapshot_that_amend_had_read_beyond_says_nothing_of_what_it_was_done_with(tmp_path: Path) -> None:
-    kept = begun(tmp_path / "home")
-    assert done_with(kept.home, kept.rows[-1].received_at_ms) == (None, ())
-    kept.take(*late(day(1, 50), received_s=day(3, 10)), signal(day(3, 15)), tick(day(3, 20)))
+    kept = two_days(tmp_path / "home")
+    assert applicable_amend_progress(kept.home, kept.rows[-1].received_at_ms) == (None, ())
+    kept.land_and_judge(*late(day(1, 50), received_s=day(3, 10)), signal(day(3, 15)), tick(day(3, 20)))
     amend_home(kept.home, AmendRequest())
     newest_ms = kept.rows[-1].received_at_ms
-    assert (done_with(kept.home, newest_ms - 1), done_with(kept.home, newest_ms)) == ((None, ()), (newest_ms - 1, ()))
+    assert (applicable_amend_progress(kept.home, newest_ms - 1), applicable_amend_progress(kept.home, newest_ms)) == (
+        (None, ()),
+        (newest_ms - 1, ()),
+    )
     assert tables.landed(kept.home, JUDGEMENTS, "amend") == newest_ms - 1
     tables.append(kept.home, JUDGEMENTS, tables.to_table(JUDGEMENTS, []), "amend", newest_ms)
-    assert done_with(kept.home, newest_ms) == (None, ()), "it is not of this table"
+    assert applicable_amend_progress(kept.home, newest_ms) == (None, ()), "it is not of this table"
 
 
 def test_a_device_that_stays_apart_takes_no_snapshot_from_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = begun(tmp_path / "home")
+    kept = two_days(tmp_path / "home")
     shutil.rmtree(kept.home.table(DEVICE_SNAPSHOTS.name))
-    kept.take(*[signal(day(3, 5), one, received_s=day(3, 20), gateway="gw") for one in ("e", "f")], tick(day(3, 30)))
-    kept.take(*late(day(1, 50), received_s=day(3, 40)), signal(day(3, 45)), tick(day(3, 50)))
+    kept.land_and_judge(*[signal(day(3, 5), one, received_s=day(3, 20), gateway="gw") for one in ("e", "f")], tick(day(3, 30)))
+    kept.land_and_judge(*late(day(1, 50), received_s=day(3, 40)), signal(day(3, 45)), tick(day(3, 50)))
     assert {one.device_id: one.left is None for one in amend_home(kept.home, AmendRequest())} == {
         "d": True,
         "e": False,
@@ -274,9 +279,9 @@ def test_a_device_that_stays_apart_takes_no_snapshot_from_the_others(tmp_path: P
     taken, newest_ms = kept.snapshot(), kept.rows[-1].received_at_ms
     assert (taken.amended_ms, taken.unmet) == (newest_ms - 1, ("e", "f"))
     assert snapshots(kept.home)[0].unmet == ("e", "f")
-    kept.take(*late(day(3, 100), received_s=day(3, 9000)), tick(day(3, 9010)))
+    kept.land_and_judge(*late(day(3, 100), received_s=day(3, 9000)), tick(day(3, 9010)))
     kept.forget()
-    chosen = reach(kept.home, ["d", "e"], kept.rows[-1].received_at_ms)
+    chosen = choose_origins(kept.home, ["d", "e"], kept.rows[-1].received_at_ms)
     assert [begins.snapshot is not None for begins, ids in chosen.begun.items() if "d" in ids] == [True]
     assert list(chosen.why) == ["e"]
     done = {one.device_id: one for one in amend_home(kept.home, AmendRequest())}
@@ -284,16 +289,16 @@ def test_a_device_that_stays_apart_takes_no_snapshot_from_the_others(tmp_path: P
     assert kept.agrees()
     monkeypatch.setattr("fleetpulse.reports.replay_origin._MOST_NAMED", 1)
     done_ms = tables.landed(kept.home, JUDGEMENTS, "amend")
-    write_reached(kept.home, AmendProgress(done_ms, newest_ms, ("e", "f")))
-    assert done_with(kept.home, newest_ms) == (done_ms, ()), "too many to be named"
+    write_amend_progress(kept.home, AmendProgress(done_ms, newest_ms, ("e", "f")))
+    assert applicable_amend_progress(kept.home, newest_ms) == (done_ms, ()), "too many to be named"
 
 
 @pytest.mark.parametrize("gone", ["files", "log"])
 def test_a_snapshot_that_maintenance_removes_when_it_was_chosen_ends_the_amend_in_a_sentence(tmp_path: Path, gone: str) -> None:
-    kept = begun(tmp_path / "home")
-    kept.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
+    kept = two_days(tmp_path / "home")
+    kept.land_and_judge(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
     kept.forget()
-    [begins] = reach(kept.home, ["d"], kept.rows[-1].received_at_ms).begun
+    [begins] = choose_origins(kept.home, ["d"], kept.rows[-1].received_at_ms).begun
     assert begins.snapshot is not None
     table = kept.home.table(DEVICE_SNAPSHOTS.name)
     if gone == "log":
@@ -308,18 +313,18 @@ def test_a_snapshot_that_maintenance_removes_when_it_was_chosen_ends_the_amend_i
 
 
 def test_rows_that_maintenance_removes_when_it_was_chosen_where_to_begin_end_the_amend_in_a_sentence(tmp_path: Path) -> None:
-    kept = begun(tmp_path / "home")
-    kept.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
+    kept = two_days(tmp_path / "home")
+    kept.land_and_judge(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
     kept.forget()
     for begins in (Begun(), Begun(replace(snapshots(kept.home)[0], bronze=1))):
         with refused("messages-removed"):
             begins.rows(kept.home, ["d"], None)
-    [begins] = reach(kept.home, ["d"], kept.rows[-1].received_at_ms).begun
+    [begins] = choose_origins(kept.home, ["d"], kept.rows[-1].received_at_ms).begun
     assert begins.rows(kept.home, ["d"], None), "it begins where all are there"
 
 
 def test_memory_holds_what_came_late_for_some_devices_at_a_time(tmp_path: Path) -> None:
-    kept = begun(tmp_path / "home")
+    kept = two_days(tmp_path / "home")
     kept.forget()
     columns = {"kind": "late", "message_kind": "heartbeat", "event_time_ms": START, "received_at_ms": START + 4 * DAY_MS}
     rows = [{**columns, "device_id": f"many-{number % 2000}"} for number in range(40_000)]
@@ -330,7 +335,7 @@ def test_memory_holds_what_came_late_for_some_devices_at_a_time(tmp_path: Path) 
         device_ids = [f"many-{number}" for number in range(devices)]
         tracemalloc.start()
         try:
-            found = reach(kept.home, device_ids, START + 5 * DAY_MS)
+            found = choose_origins(kept.home, device_ids, START + 5 * DAY_MS)
             assert len(found.why) == devices
             return tracemalloc.get_traced_memory()[1]
         finally:
@@ -341,12 +346,12 @@ def test_memory_holds_what_came_late_for_some_devices_at_a_time(tmp_path: Path) 
 
 
 def test_a_beginning_reaches_what_came_and_happened_after_it_and_what_was_done_with_before() -> None:
-    beginning = Beginning(newest_ms=100, frontier_ms=90, amended_ms=50)
+    beginning = ReplayOrigin(newest_ms=100, frontier_ms=90, amended_ms=50)
     assert beginning.beyond([]) is None
     assert beginning.beyond([(91, 101), (3, 50)]) is None
     assert beginning.beyond([(90, 101), (91, 101)]) == 90, "it happened before"
     assert beginning.beyond([(40, 51)]) == 40, "it was not done with"
-    assert Beginning(100, 90).beyond([(3, 50)]) == 3
+    assert ReplayOrigin(100, 90).beyond([(3, 50)]) == 3
 
 
 def test_no_correction_is_worked_out_of_what_happened_before_the_beginning() -> None:
@@ -358,8 +363,8 @@ def test_no_correction_is_worked_out_of_what_happened_before_the_beginning() -> 
 
 
 def test_since_is_refused_before_what_is_kept_with_the_oldest_instant_that_can_be_named(tmp_path: Path) -> None:
-    kept = begun(tmp_path / "home")
-    kept.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
+    kept = two_days(tmp_path / "home")
+    kept.land_and_judge(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
     assert [one.device_id for one in amend_home(kept.home, AmendRequest(since_ms=0, dry_run=True))] == ["d"], "all is kept"
     kept.forget()
     kept_ms = oldest_kept_ms(kept.home, "messages")
@@ -378,6 +383,6 @@ def test_since_is_refused_before_what_is_kept_with_the_oldest_instant_that_can_b
 
 
 def test_since_is_an_instant_of_the_past(tmp_path: Path) -> None:
-    kept = begun(tmp_path / "home")
+    kept = two_days(tmp_path / "home")
     with refused("instant-not-past", Misuse):
         amend_by_command(kept.home.path, since="2999-01-01T00:00:00Z")

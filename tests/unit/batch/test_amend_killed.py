@@ -15,7 +15,7 @@ from batch.amend import AmendRequest, amend_home
 from fleetpulse.core.judgements import Judgement, JudgementKind
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.tables import JUDGEMENTS
-from fleetpulse.io.home.amend_progress import reached
+from fleetpulse.io.home.amend_progress import read_amend_progress
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.paths import ROOT
@@ -23,12 +23,12 @@ from fleetpulse.reports.device_judgements import judgements_by_device
 from fleetpulse.reports.replay_origin import DONE
 from tests.support.histories.histories import row, tick
 from tests.support.histories.histories import signal as heartbeat
-from tests.support.homes.amended import DEPLOYMENT, RULES, agrees, sent
-from tests.support.homes.homes import Judged, empty
+from tests.support.homes.amended import DEPLOYMENT, RULES, agrees_with_definition, correction_rows
+from tests.support.homes.homes import JudgedHome, empty
 
 pytestmark = pytest.mark.unit
 # What is written, in order, by an amend behind which the job has not judged yet what corrects, and by the next one.
-ROUNDS: Final = (("append_of", "spool", "append_of", "write_reached"), ("write_reached", "append_of"))
+ROUNDS: Final = (("append_of", "spool", "append_of", "write_amend_progress"), ("write_amend_progress", "append_of"))
 IN_DEFAULT: Final = ((0, 2, "after"), (1, 1, "before"))  # between two writes that belong together
 CHILD = """
 import os, signal, sys
@@ -50,32 +50,37 @@ def killing(name, whole):
             os.kill(os.getpid(), signal.SIGKILL)
     return call
 
-for where, name in ((job.tables, "append_of"), (job, "spool"), (job, "write_reached")):
+for where, name in ((job.tables, "append_of"), (job, "spool"), (job, "write_amend_progress")):
     setattr(where, name, killing(name, getattr(where, name)))
 job.amend_home(Home(Path(sys.argv[1])), job.AmendRequest())
 """
 
 
-def _begun(home: Path) -> Judged:
+def _begun(home: Path) -> JudgedHome:
     """Two devices whose verdicts what came late takes back in part; what corrects one of them takes effect in the past."""
-    told = Judged(empty(home, DEPLOYMENT))
+    told = JudgedHome(empty(home, DEPLOYMENT))
     policy = row(0, "fleet/_/_/policy", policy=parse_policy(RULES).normalised(), effective_from_s=-1000)
-    told.take(policy, heartbeat(10), tick(100))
-    told.take(heartbeat(40, received_s=110), heartbeat(90, received_s=110), tick(120))
-    told.take(heartbeat(130, "e"), heartbeat(150, "e"), heartbeat(140, "e", received_s=155), tick(156))
+    told.land_and_judge(policy, heartbeat(10), tick(100))
+    told.land_and_judge(heartbeat(40, received_s=110), heartbeat(90, received_s=110), tick(120))
+    told.land_and_judge(heartbeat(130, "e"), heartbeat(150, "e"), heartbeat(140, "e", received_s=155), tick(156))
     return told
 
 
-def _go_on(judged: Judged) -> None:
+def _go_on(judged: JudgedHome) -> None:
     """Let the job judge what corrects."""
-    judged.take(*sent(judged.home, 157), tick(300))
+    judged.land_and_judge(*correction_rows(judged.home, 157), tick(300))
 
 
 def _outcome(home: Home) -> dict[str, Any]:
     """Return all that an amend leaves behind."""
     said: dict[str, Counter[Judgement]] = {one: Counter(its) for one, its in judgements_by_device(home, ["d", "e"]).items()}
     commands = [json.loads(path.read_text()) for path in home.commands.glob("*.json")]
-    return {"said": said, "commands": commands, "done": tables.landed(home, JUDGEMENTS, DONE), "reached": reached(home)}
+    return {
+        "said": said,
+        "commands": commands,
+        "done": tables.landed(home, JUDGEMENTS, DONE),
+        "reached": read_amend_progress(home),
+    }
 
 
 def _amend_in_a_process(home: Home, at: int, moment: str) -> tuple[int, tuple[str, ...]]:
@@ -119,7 +124,7 @@ def test_killed_at_any_write_and_given_again_it_says_everything_once(
             assert _amend_in_a_process(home, at, moment) == (-signal.SIGKILL, ROUNDS[number][: at + 1])
         amend_home(home, AmendRequest())
         assert _outcome(home) == wanted
-        assert agrees(home) and agrees(home, "e")
+        assert agrees_with_definition(home) and agrees_with_definition(home, "e")
     assert amend_home(home, AmendRequest()) == []
     amended = [one for one in judgements_by_device(home, ["d"])["d"] if one.amendment_no is not None]
     assert sorted(one.amendment_no or 0 for one in amended) == list(range(1, len(amended) + 1))

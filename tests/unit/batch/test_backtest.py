@@ -24,7 +24,7 @@ from fleetpulse.io.tables.bronze_slices import pieces_of, slices_of
 from fleetpulse.reports.backtest import Backtest, verdicts
 from fleetpulse.reports.backtest_html import page
 from tests.support.histories.histories import START, row, signal, tick
-from tests.support.homes.homes import landed_home, shorten
+from tests.support.homes.homes import apply_retention, landed_home
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.unit
@@ -87,7 +87,7 @@ def test_slices_of_any_size_tell_the_same(home: Home, max_rows: int) -> None:
         question = job._question(home, SHORT, some, None, None)
         slices = slices_of(some, max_rows)
         assert len(slices) > 1 or some is not pieces
-        assert job.here(question, slices).to_bytes() == whole.found.to_bytes()
+        assert job.replay_here(question, slices).to_bytes() == whole.found.to_bytes()
 
 
 def test_before_the_instant_from_which_it_acts_nothing_differs(home: Home) -> None:
@@ -127,7 +127,7 @@ def test_what_retention_removed_is_refused_and_nothing_of_it_is_compared(tmp_pat
     later.sort(key=lambda one: one.received_at_ms)
     home = landed_home(tmp_path / "home", [*_history(), *later], DEPLOYMENT, (len(_history()),))
     assert backtest(home, SHORT, None, None).figures.from_ms == START
-    kept_ms = shorten(home, 2, DAY_MS)
+    kept_ms = apply_retention(home, 2, DAY_MS)
     kept = format_instant(kept_ms)
     for bounds in ((kept_ms - 1, None), (START, None), (None, kept_ms - 1)):
         with refused("rows-not-retained", match=f"a backtest --.* rows are kept since {kept} .*keep_messages"):

@@ -75,7 +75,7 @@ def test_what_the_load_leaves_behind_is_bounded() -> None:
     _, early = _judged(Load(50, 2), 60)
     _, late = _judged(Load(50, 2), 180)
     assert abs(len(late.devices) - len(early.devices)) <= 2
-    assert abs(len(late.waiting) - len(early.waiting)) <= 40
+    assert abs(len(late.pending) - len(early.pending)) <= 40
     triggers = {one.trigger.value for one in late.judgements if one.trigger}
     assert triggers >= {"signal", "silence", "forget", "errors", "recovered", "maintain", "until", "decommission"}
     assert not any(one.kind == "refused" for one in late.judgements)

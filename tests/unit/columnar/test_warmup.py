@@ -20,18 +20,18 @@ import sys
 
 warm()
 known = set(Path(sys.argv[1]).rglob("*.nbc"))
-from bench.fold import us_a_message
+from bench.fold import cpu_us_per_message
 
-us_a_message(20, 6)
+cpu_us_per_message(20, 6)
 assert known, "nothing was kept"
 assert set(Path(sys.argv[1]).rglob("*.nbc")) == known, "a fold compiles what was not warm"
 """
 # Both ways to judge, over a random history in which devices without a row of ours fail: those are judged by what is compiled.
 _BOTH = """
 from fleetpulse.core.lifecycle import TRANSITIONS, Mode, Trigger
-from tests.support.histories.dense import dense, difference
+from tests.support.histories.dense import dense_history, difference
 
-history, course = dense(4)
+history, course = dense_history(4)
 assert TRANSITIONS[Mode.ONLINE, Trigger.ERRORS] is Mode.FLAGGED, "the table is not the changed one"
 assert (said := difference(history, course)) is None, said
 """

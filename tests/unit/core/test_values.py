@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fleetpulse.core.messages.decode import Rejection, decode
 from fleetpulse.core.messages.mapping import decode_mapped, parse_mappings
 from fleetpulse.core.policy import Policy, PolicyFault, from_normalised, from_row, parse_policy
-from fleetpulse.core.presence.coverage import Coverage, Listening
+from fleetpulse.core.presence.coverage import Coverage, ShardProgress
 from fleetpulse.core.replay import Deployment, outcome
 from fleetpulse.core.rows import Clock, Origin, Row
 from fleetpulse.core.times import format_duration, format_instant, parse_duration_ms, parse_instant_ms
@@ -184,7 +184,7 @@ def test_covered_time_has_its_inverses(gaps: list[tuple[int, int]], instant: int
 
 
 def test_a_gap_never_reaches_behind_the_frontier() -> None:
-    listening = Listening.begin(0).read(1_000, 100)
+    listening = ShardProgress.begin(0).read(1_000, 100)
     assert listening.frontier_ms == 900
     listening = listening.open_gap(1_001, 500, "b").read(2_000, 100)
     assert listening.frontier_ms == 900

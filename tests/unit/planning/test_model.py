@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from batch.calibrate import built, load, newest_file, piece_bytes, save, signals, snapshot_files, transitions
+from batch.calibrate import load, newest_file, piece_bytes, sample_key_group, save, signals, snapshot_files, transitions
 from cli.commands.inspect.plan import show_plan
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Origin
@@ -47,14 +47,14 @@ def _is_near(predicted: float, real: float) -> bool:
     [(1_500, 20, 0.0, 0.0), (6_000, 20, 0.0, 0.2), (12_000, 18, 0.05, 0.1), (4_000, 30, 0.3, 0.8)],
 )
 def test_a_key_groups_bytes_are_foretold(devices: int, calls: int, errors: float, away: float) -> None:
-    group, _ = built(devices, calls, errors, away)
+    group, _ = sample_key_group(devices, calls, errors, away)
     fleet = Fleet(devices, error_share=errors)
     heard = calls - 1 - 10 * away  # the last one waits, and who is away misses ten
     assert _is_near(group_bytes(devices, heard, away, fleet, FIGURES), len(group.to_bytes()))
 
 
 def test_what_waits_is_foretold() -> None:
-    group, step = built(5_000, 2, 0.0, 0.0)
+    group, step = sample_key_group(5_000, 2, 0.0, 0.0)
     assert _is_near(sum(map(len, group.waiting)) * FIGURES.waiting_bytes, sum(len(rows) for _, rows in step.chunks))
 
 

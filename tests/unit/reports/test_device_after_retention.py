@@ -10,7 +10,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.maintenance.compaction import DAY_MS
 from fleetpulse.reports import judgements
 from tests.support.histories.histories import START, row, signal, tick
-from tests.support.homes.homes import Judged, shorten
+from tests.support.homes.homes import JudgedHome, apply_retention
 
 pytestmark = [pytest.mark.unit, pytest.mark.home(tables=Deployment(allowed_lateness_ms=1_000, max_clock_lead_ms=300_000))]
 LATER_S = 3 * DAY_MS // 1000
@@ -21,23 +21,25 @@ RULES: dict[str, Any] = {"rules": {"timeout": "60s", "forget_after": "30d"}}
 @pytest.fixture
 def home(home: Home) -> Home:
     """Two devices that fell silent on the first day; ``d`` is heard again three days later, ``e`` is not, ``n`` is new then."""
-    judged = Judged(home)
+    judged = JudgedHome(home)
     policy = row(0, "fleet/_/_/policy", policy=parse_policy(RULES).normalised(), effective_from_s=-1000)
     first = [signal(at, device) for at in (10, 30, 60) for device in ("d", "e")]
-    judged.take(policy, *first, tick(200))
-    judged.take(signal(LATER_S), *(signal(LATER_S + at, device) for at in (10, 30) for device in ("d", "n")), tick(LATER_S + 40))
+    judged.land_and_judge(policy, *first, tick(200))
+    judged.land_and_judge(
+        signal(LATER_S), *(signal(LATER_S + at, device) for at in (10, 30) for device in ("d", "n")), tick(LATER_S + 40)
+    )
     return judged.home
 
 
 def _standing(home: Home, device_id: str) -> dict[str, Any]:
-    found = judgements.standing(home, device_id, NEWEST_MS)
+    found = judgements.device_status(home, device_id, NEWEST_MS)
     assert found is not None
     return found.summary
 
 
 def test_what_retention_removed_does_not_make_a_device_younger(home: Home) -> None:
     before, new = _standing(home, "d"), _standing(home, "n")
-    shorten(home, 2, DAY_MS)
+    apply_retention(home, 2, DAY_MS)
     after = _standing(home, "d")
     assert after["life_ms"] == before["life_ms"] == START + 10_000
     assert after["runtime_ms"] == judgements.transitions(home, "d")[-1]["runtime_ms"] == 50_000
@@ -50,7 +52,7 @@ def test_what_retention_removed_does_not_make_a_device_younger(home: Home) -> No
 
 def test_of_a_device_that_was_last_heard_in_what_is_gone_nothing_is_said_to_be_due(home: Home) -> None:
     assert any(name.startswith("due_") for name in _standing(home, "e"))
-    shorten(home, 2, DAY_MS)
+    apply_retention(home, 2, DAY_MS)
     after = _standing(home, "e")
     assert (after["mode"], after["life_ms"]) == ("offline", START + 10_000)
     assert not [name for name in after if name.startswith("due_")]

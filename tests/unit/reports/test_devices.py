@@ -15,7 +15,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.reports import devices, judgements
 from tests.support.histories.histories import START, registry_entries, row, signal, tick
-from tests.support.homes.homes import Judged, empty
+from tests.support.homes.homes import JudgedHome, empty
 
 pytestmark = pytest.mark.unit
 RULES: dict[str, Any] = {"rules": {"timeout": "100s", "forget_after": "500s"}, "classes": {"slow": {"timeout": "300s"}}}
@@ -27,8 +27,8 @@ def _add(received_s: float, device: str, site: str = "site", **content: Any) -> 
 
 
 def _home(path: Path, *rows: Row) -> Home:
-    judged = Judged(empty(path / "home", Deployment(10_000, max_clock_lead_ms=100_000)))
-    judged.take(IN_FORCE, *rows)
+    judged = JudgedHome(empty(path / "home", Deployment(10_000, max_clock_lead_ms=100_000)))
+    judged.land_and_judge(IN_FORCE, *rows)
     tables.append(judged.home, DEVICES, tables.to_table(DEVICES, registry_entries(rows)), "test", 1)
     return judged.home
 
@@ -55,7 +55,7 @@ def test_a_device_is_where_the_registry_has_put_it_since_its_newest_transition(t
     ahead = _add(130, "pump", "south", effective_from_s=5000)
     home = _home(tmp_path, _add(5, "pump"), *beats, moved, ahead, tick(320))
     assert _place(_listed(home, 320)["pump"]) == ("north", "slow", "gate")
-    found = judgements.standing(home, "pump", START + 320_000)
+    found = judgements.device_status(home, "pump", START + 320_000)
     assert found is not None
     assert _place(found.summary) == ("north", "slow", "gate")
 
@@ -63,7 +63,7 @@ def test_a_device_is_where_the_registry_has_put_it_since_its_newest_transition(t
 def test_the_definition_says_where_one_device_is(tmp_path: Path) -> None:
     beats = [signal(10, "pump"), signal(60, "pump", gateway="other")]
     home = _home(tmp_path, _add(5, "pump", gateway="gate"), *beats, tick(90))
-    found = judgements.standing(home, "pump", START + 90_000)
+    found = judgements.device_status(home, "pump", START + 90_000)
     assert found is not None
     assert found.summary["gateway"] == "other", "its newest signal came through it, and changed no mode"
 
@@ -76,7 +76,7 @@ def test_a_device_that_is_registered_after_it_was_forgotten_is_provisioned(tmp_p
     assert shown["pump"]["since"].timestamp() * 1000 == START + 1_000_000
     assert (shown["pump"]["site"], shown["pump"]["transitions"], shown["pump"]["runtime_ms"]) == ("east", 0, None)
     assert _modes(home, 1040) == {"forgotten": 1, "provisioned": 1}
-    found = judgements.standing(home, "pump", START + 1_040_000)
+    found = judgements.device_status(home, "pump", START + 1_040_000)
     assert found is not None
     assert (found.summary["mode"], found.summary["life_ms"]) == ("provisioned", START + 1_000_000)
 

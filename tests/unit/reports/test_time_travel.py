@@ -18,7 +18,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.reports.time_travel import Moment, life
 from tests.support.histories.histories import START, judgement_entry, registry_entries, row, signal, tick
-from tests.support.homes.homes import Judged, empty, landed_home
+from tests.support.homes.homes import JudgedHome, empty, landed_home
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.unit
@@ -160,8 +160,8 @@ def test_a_device_that_a_list_brought_in_is_in_the_mode_that_its_first_written_t
 
 
 def test_what_a_jitter_may_hold_back_was_not_judged_by_then(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    judged = Judged(empty(tmp_path / "jittered", Deployment(10_000, verdict_jitter_ms=600_000)))
-    judged.take(*(signal(at, "pump") for at in range(0, 4001, 100)))
+    judged = JudgedHome(empty(tmp_path / "jittered", Deployment(10_000, verdict_jitter_ms=600_000)))
+    judged.land_and_judge(*(signal(at, "pump") for at in range(0, 4001, 100)))
     _ask(judged.home, 3500, json_lines=False)
     assert f"judged by then: up to {_at(3390)}" in capsys.readouterr().out
 

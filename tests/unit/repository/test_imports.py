@@ -10,7 +10,12 @@ from fleetpulse.paths import ROOT
 
 pytestmark = pytest.mark.unit
 PACKAGES = ("fleetpulse", "streaming", "batch", "cli", "bench", "tests")
-ELSEWHERE = ("fleetpulse/orchestration/", "tests/dags/", "tests/support/airflow.py", "bench/pyflink/")  # with Airflow, with Flink
+ELSEWHERE = (
+    "fleetpulse/orchestration/",
+    "tests/dags/",
+    "tests/support/airflow.py",
+    "bench/peers/pyflink/",
+)  # with Airflow, with Flink
 _IMPORT_ALL = """
 import importlib, sys
 

@@ -17,10 +17,10 @@ from fleetpulse.columnar.state.deltas import WORDS
 from fleetpulse.columnar.state.devices import Devices
 from fleetpulse.core.device import Device
 from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE, Dated, Policies, Policy, Rules
-from fleetpulse.core.presence.coverage import Coverage, Listening
+from fleetpulse.core.presence.coverage import Coverage, ShardProgress
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.rows import Row
-from fleetpulse.io.ingest.segments import BridgeOffset
+from fleetpulse.io.ingest.segments import BridgePosition
 from fleetpulse.io.lifecycle.state_reader import VARIABLES
 from fleetpulse.paths import ROOT
 
@@ -33,13 +33,13 @@ KEPT = (
     Chunk,
     Row,
     Shards,
-    Listening,
+    ShardProgress,
     Coverage,
     Policies,
     Dated,
     Policy,
     Rules,
-    BridgeOffset,
+    BridgePosition,
 )
 OF_SPARK = "state variable"
 _WORD = re.compile(r"`([^`]+)`")

@@ -9,10 +9,10 @@ from py4j.protocol import Py4JNetworkError
 
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.lifecycle.query import start_patiently
-from fleetpulse.io.spark.scratch import remove_aside
-from fleetpulse.io.spark.session import OPTIONS, SparkResources, settings
-from fleetpulse.io.system.process import Stop
+from fleetpulse.io.lifecycle.query import start_with_retries
+from fleetpulse.io.spark.scratch import remove_temporary_files
+from fleetpulse.io.spark.session import JAVA_OPTIONS_KEY, SparkResources, settings
+from fleetpulse.io.system.process import StopSignal
 from fleetpulse.io.tables import tables
 from streaming import lifecycle
 from streaming.lifecycle import LifecycleOptions, run_lifecycle
@@ -39,12 +39,12 @@ def test_a_jvm_that_is_gone_is_said_and_figures_are_written(
     home.prepare(None)
     tables.create(home, MESSAGES)
     health = SimpleNamespace(follow=lambda *_, **__: None, stop=lambda: stopped.append("figures"))
-    monkeypatch.setattr(lifecycle, "compile_beside", lambda: None)
+    monkeypatch.setattr(lifecycle, "compile_in_background", lambda: None)
     monkeypatch.setattr(lifecycle, "spark_session", lambda *_, **__: Gone(error))
     monkeypatch.setattr(lifecycle, "start", lambda *_, **__: Gone(error))
     monkeypatch.setattr(lifecycle, "StreamHealth", lambda *_, **__: health)
     with refused("jvm-ended"):
-        run_lifecycle(home, Stop(), LifecycleOptions(0, 200, None, 0), SparkResources())
+        run_lifecycle(home, StopSignal(), LifecycleOptions(0, 200, None, 0), SparkResources())
     assert stopped == ["figures"]
 
 
@@ -56,12 +56,12 @@ def test_what_a_killed_spark_was_writing_goes_and_all_else_stays(tmp_path: Path)
     folder.mkdir(parents=True)
     for name in (*names, *left):
         (folder / name).write_text("x")
-    remove_aside(tmp_path)
+    remove_temporary_files(tmp_path)
     assert {path.name for path in folder.iterdir()} == set(names)
 
 
 def test_a_jvms_temporary_files_lie_with_the_session_whatever_its_folder_is_called() -> None:
-    told = settings(Path('/a "b" c/spark'), SparkResources())[OPTIONS]
+    told = settings(Path('/a "b" c/spark'), SparkResources())[JAVA_OPTIONS_KEY]
     assert '"-Djava.io.tmpdir=/a \\"b\\" c/spark/tmp"' in told
 
 
@@ -105,7 +105,7 @@ def test_a_query_whose_source_connects_too_late_is_started_again_and_no_other(
         begun.append(_Query(errors[len(begun)]))
         return begun[-1]
 
-    query = start_patiently(begin, look_s=0)
+    query = start_with_retries(begin, look_s=0)
     assert (len(begun), query.isActive) == (starts, runs)
     assert query is begun[-1]
 
@@ -117,5 +117,5 @@ def test_a_query_that_is_no_longer_wanted_is_not_started_again() -> None:
         begun.append(_Query(_LATE))
         return begun[-1]
 
-    assert start_patiently(begin, lambda: True, 0) is begun[0]
+    assert start_with_retries(begin, lambda: True, 0) is begun[0]
     assert len(begun) == 1

@@ -16,7 +16,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.maintenance.vacuum import newest_by, outdated_log, shorten_log
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.stream_health import Commits
-from streaming.lifecycle import shorten
+from streaming.lifecycle import trim_judgements_log
 
 pytestmark = pytest.mark.unit
 AN_HOUR_LATER_S = time.time() + 3600
@@ -86,9 +86,9 @@ def test_nothing_goes_while_a_generation_is_made_or_the_home_is_maintained(home:
     _age(home, 3600)
     for busy in (exclusive_state_change(home, "a canary", lambda _: None), exclusive_maintenance(home, lambda _: None)):
         with busy:
-            shorten(home, "query", MINUTE_MS)
+            trim_judgements_log(home, "query", MINUTE_MS)
             assert _commits(home) == [0, 1, 2, 3, 4, 5]
-    shorten(home, "query", MINUTE_MS)
+    trim_judgements_log(home, "query", MINUTE_MS)
     assert _commits(home) == [5]
 
 
@@ -98,7 +98,7 @@ def test_a_disk_that_refuses_is_said_and_ends_nothing(home: Home, monkeypatch: p
 
     monkeypatch.setattr("streaming.lifecycle.shorten_log", refuse)
     with capture_logs() as logged:
-        shorten(home, "query", MINUTE_MS)
+        trim_judgements_log(home, "query", MINUTE_MS)
     assert [(one["event"], one["error"]) for one in logged] == [
         ("cannot shorten the log of judgements; it stays as it is", "read-only")
     ]
@@ -108,7 +108,7 @@ def test_a_disk_that_refuses_is_said_and_ends_nothing(home: Home, monkeypatch: p
 def test_a_commit_that_was_cut_off_ends_nothing(home: Home, content: bytes) -> None:
     (home.table(JUDGEMENTS.name) / "_delta_log" / f"{1:020d}.json").write_bytes(content)
     with capture_logs() as logged:
-        shorten(home, "query", MINUTE_MS)
+        trim_judgements_log(home, "query", MINUTE_MS)
     assert [one["event"] for one in logged] == ["cannot shorten the log of judgements; it stays as it is"]
 
 

@@ -11,14 +11,22 @@ import pyarrow.compute
 import pytest
 from deltalake import DeltaTable
 
-from batch.quality.rejudge import Origin, judged_again, origin_of
+from batch.quality.rejudge import Origin, origin_of, replay_bronze
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.snapshots import SnapshotInfo, snapshots
-from tests.support.homes.quality import eventful, judged_home, judged_in_batches, raised, state_rows, wild, write_state
+from tests.support.homes.quality import (
+    eventful_history,
+    failed_expectations,
+    judged_home,
+    judged_in_batches,
+    random_history,
+    state_rows,
+    write_state,
+)
 
 pytestmark = [pytest.mark.property, pytest.mark.timeout(300)]
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
@@ -28,7 +36,7 @@ DEPLOYMENT = Deployment(30_000, 20_000)
 def cut_home(path: Path, seed: int, deployment: Deployment = DEPLOYMENT) -> tuple[Home, list[Row], SnapshotInfo]:
     """Make a home with a snapshot from within its history, of which a row that follows came in the same millisecond."""
     random = Random(seed)
-    rows = sorted(eventful(seed) if seed % 2 else wild(seed), key=lambda one: one.received_at_ms)
+    rows = sorted(eventful_history(seed) if seed % 2 else random_history(seed), key=lambda one: one.received_at_ms)
     cut = random.randrange(len(rows) // 4, len(rows) * 3 // 4)
     if "gap" not in (rows[cut].kind, rows[cut - 1].kind):
         rows[cut] = replace(rows[cut], received_at_ms=rows[cut - 1].received_at_ms)
@@ -56,8 +64,8 @@ def test_verdicts_behind_a_snapshot_and_the_state_are_those_of_the_whole_history
 ) -> None:
     home, rows, taken = cut_home(tmp_path / "home", seed, replace(DEPLOYMENT, verdict_jitter_ms=jitter_ms))
     newest_ms = rows[-1].received_at_ms
-    whole, devices = judged_again(home, newest_ms, Origin())
-    behind, as_well = judged_again(home, newest_ms, Origin(taken))
+    whole, devices = replay_bronze(home, newest_ms, Origin())
+    behind, as_well = replay_bronze(home, newest_ms, Origin(taken))
     since = Origin(taken)
 
     def said_later(one: dict[str, Any]) -> bool:
@@ -77,9 +85,9 @@ def test_a_look_that_begins_with_a_snapshot_raises_nothing_and_finds_what_was_lo
     write_state(home, judged_in_batches(rows, Random(seed), 2), key_groups=2)
     monkeypatch.setattr("batch.quality.facts.origin_of", partial(origin_of, most_rows=1))
     assert origin_of(home, rows[-1].received_at_ms, most_rows=1) == Origin(taken)
-    assert raised(home) == []
+    assert failed_expectations(home) == []
     judgements = DeltaTable(str(home.table(JUDGEMENTS.name)))
     said = [one for one in judgements.to_pyarrow_table().to_pylist() if one["kind"] == "transition"]
     last = max(said, key=lambda one: one["event_time"])
     judgements.delete(f"kind = 'transition' AND device_id = '{last['device_id']}' AND transition_no = {last['transition_no']}")
-    assert ("verdicts", "none is lost") in raised(home)
+    assert ("verdicts", "none is lost") in failed_expectations(home)

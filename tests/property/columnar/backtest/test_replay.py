@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetpulse.columnar.backtest.diff import CHANGES
-from fleetpulse.columnar.backtest.replay import DAY_MS, BacktestRequest, BacktestResult, DualReplay, together
+from fleetpulse.columnar.backtest.replay import DAY_MS, BacktestRequest, BacktestResult, DualReplay, merge_results
 from fleetpulse.columnar.codec.arrow import is_signal, signals_to_batch
 from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.replay import outcome
 from fleetpulse.core.rows import EVERYONE, FOR_EVERYONE, Kind, Row, key_group
 from fleetpulse.io.tables.bronze_slices import BronzePiece, slices_of
 from tests.support.floors import Floor
-from tests.support.histories.backtests import by_hand, instead, sides, told
-from tests.support.histories.histories import GRID_S, START, any_policy, choosing, for_every_group
+from tests.support.histories.backtests import by_hand, changes_of, instead, sides
+from tests.support.histories.histories import GRID_S, START, any_policy, choosing, with_broadcasts
 from tests.support.histories.strategies import DEPLOYMENTS, histories
 
 
@@ -39,7 +39,7 @@ def rejudged(rows: Sequence[Row], question: BacktestRequest, cuts: Sequence[int]
     edges = sorted({0, len(rows), *(cut % (len(rows) + 1) for cut in cuts)})
     judged: dict[int, DualReplay] = {}
     for begin, end in pairwise(edges):
-        batch = for_every_group(rows[begin:end])
+        batch = with_broadcasts(rows[begin:end])
         for group in range(groups):
             mine = [
                 one
@@ -51,7 +51,7 @@ def rejudged(rows: Sequence[Row], question: BacktestRequest, cuts: Sequence[int]
                 others = [one for one in mine if not is_signal(one)]
                 newest_ms = max(one.received_at_ms for one in batch)
                 judged.setdefault(group, DualReplay(question, group)).fold(signals, others, newest_ms)
-    return together(BacktestResult.from_bytes(one.finish().to_bytes()) for one in judged.values())
+    return merge_results(BacktestResult.from_bytes(one.finish().to_bytes()) for one in judged.values())
 
 
 @settings(max_examples=150)  # each is judged four times
@@ -62,7 +62,7 @@ def test_a_backtest_finds_what_the_definition_says_otherwise(
     rows, question = asked
     before, after = sides(rows, question)
     found = rejudged(rows, question, cuts, groups)
-    assert told(found) == by_hand(before, after)
+    assert changes_of(found) == by_hand(before, after)
     said = {"before": before, "after": after}
     assert found.days == Counter(
         (side, (one.event_time_ms or 0) // DAY_MS, one.to_mode and one.to_mode.value)

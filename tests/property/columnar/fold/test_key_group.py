@@ -16,7 +16,7 @@ import pytest
 from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.replay import Outcome, outcome
 from fleetpulse.core.rows import FOR_EVERYONE, Row
-from tests.support.histories.dense import UNJUDGED, Course, Cut, dense, difference, difference_from
+from tests.support.histories.dense import UNJUDGED, CutRow, JudgingParameters, dense_history, difference, difference_from
 from tests.support.histories.histories import START
 
 pytestmark = pytest.mark.property
@@ -27,7 +27,7 @@ Item = TypeVar("Item")
 
 def steps_of(rows: Sequence[Row], told: Outcome) -> int:
     """Count the rows that were judged and the deadlines that changed a mode."""
-    of_devices = sum(one.kind not in FOR_EVERYONE for one in rows) - len(told.waiting)
+    of_devices = sum(one.kind not in FOR_EVERYONE for one in rows) - len(told.pending)
     unjudged = sum(one.kind in UNJUDGED and one.device_id not in ("_", "b") for one in told.judgements)
     return (
         of_devices - unjudged + sum(one.kind is JudgementKind.TRANSITION and one.message_kind is None for one in told.judgements)
@@ -50,7 +50,7 @@ def shrunk(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> li
         size = max(1, size // 2)
 
 
-def shown(seed: int, history: Sequence[Cut], course: Course) -> str:
+def shown(seed: int, history: Sequence[CutRow], course: JudgingParameters) -> str:
     """Return the smallest history that still differs, and how to come by it."""
     last = history[-1]  # the flush, without which what a jitter holds back differs as well
     history = [*shrunk(history[:-1], lambda some: difference([*some, last], course) is not None), last]
@@ -62,7 +62,7 @@ def shown(seed: int, history: Sequence[Cut], course: Course) -> str:
 def test_the_columnar_fold_equals_the_definition_at_every_step() -> None:
     done = 0
     for seed in count(SEED):
-        history, course = dense(seed)
+        history, course = dense_history(seed)
         rows = [cut.row for cut in history]
         want = outcome(rows, course.deployment)
         if difference_from(want, history, course):

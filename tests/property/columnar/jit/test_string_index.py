@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetpulse.columnar.jit.string_index import KNOWN, NOTHING, OTHER, compare, places_of, text_of
-from fleetpulse.columnar.jit.take import shared_out
+from fleetpulse.columnar.jit.take import partition_by_hash
 from tests.support.floors import Floor
 
 pytestmark = pytest.mark.property
@@ -55,6 +55,6 @@ def test_texts_are_compared_with_those_of_their_places(known: list[str | None], 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1)), st.integers(1, 40))
 def test_rows_are_shared_out_by_their_hash_and_keep_their_order(hashes: list[int], groups: int) -> None:
-    order, ends = shared_out(np.array(hashes, np.int64), groups)
+    order, ends = partition_by_hash(np.array(hashes, np.int64), groups)
     shared = [order[begin:end].tolist() for begin, end in pairwise(ends)]
     assert shared == [[row for row, one in enumerate(hashes) if one % groups == group] for group in range(groups)]

@@ -9,14 +9,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fleetpulse.columnar.fold.key_group import KeyGroup
-from fleetpulse.columnar.snapshot.bootstrap import REGISTERED_SCHEMA, seeds
+from fleetpulse.columnar.snapshot.bootstrap import REGISTERED_SCHEMA, bootstrap_groups
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import compared
 from fleetpulse.core.policy import Policies
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment, outcome, replay
 from fleetpulse.core.rows import Kind, Row
-from tests.support.histories.histories import START, any_policy, as_the_bridge_says, choosing, row, tick
+from tests.support.histories.histories import START, any_policy, choosing, row, stamped_by_bridge, tick
 from tests.support.histories.key_groups import in_batches
 from tests.support.histories.strategies import DEPLOYMENTS, histories
 
@@ -68,7 +68,7 @@ def _as_table(registrations: list[Row]) -> pa.Table:
 def _begun(table: pa.Table, listening: Shards, policies: Policies, groups: int, deployment: Deployment) -> dict[int, bytes]:
     """Return the groups as `GroupProcessor.handleInitialState` keeps them."""
     begun: dict[int, bytes] = {}
-    for seed in seeds(table, listening, policies, groups).to_pylist():
+    for seed in bootstrap_groups(table, listening, policies, groups).to_pylist():
         group = KeyGroup.from_bytes(seed["block"])
         group.arm(deployment)
         begun[seed["key_group"]] = group.to_bytes()
@@ -80,14 +80,14 @@ def test_registered_devices_brought_in_are_judged_as_the_registry_s_rows(
     registrations: list[Row], before: list[Row], rest: list[Row], cuts: list[int], deployment: Deployment, groups: int
 ) -> None:
     ordered = sorted([*registrations, *before, tick(SEEDED_S)], key=lambda one: one.received_at_ms)
-    known = outcome(as_the_bridge_says(ordered), deployment)
+    known = outcome(stamped_by_bridge(ordered), deployment)
     assert known.shards is not None
     frontier_ms = known.shards.frontier_ms
     assume(frontier_ms is not None)
     assert frontier_ms is not None
     registrations = [one for one in registrations if (one.event_time_ms or 0) <= frontier_ms]
-    prior = as_the_bridge_says([one for one in ordered if one.kind is not Kind.REGISTRY or one in registrations])
-    rows = as_the_bridge_says([*prior, *rest])
+    prior = stamped_by_bridge([one for one in ordered if one.kind is not Kind.REGISTRY or one in registrations])
+    rows = stamped_by_bridge([*prior, *rest])
     begun = _begun(_as_table(registrations), known.shards, known.policies, groups, deployment)
     told = in_batches(rows[len(prior) :], cuts, deployment, groups, begun)
     want = _after(compared(replay(rows, deployment)), frontier_ms) - compared(
@@ -132,12 +132,12 @@ def _instant(ms: int) -> pa.Array:
 )
 def test_a_table_that_cannot_be_brought_in_is_refused_with_the_reason(table: pa.Table, why: str) -> None:
     with pytest.raises(FleetError, match=why):
-        seeds(table, Shards.judged_through(START, START, 60_000), Policies(), 2)
+        bootstrap_groups(table, Shards.judged_through(START, START, 60_000), Policies(), 2)
 
 
 def test_without_a_frontier_nothing_can_be_brought_in() -> None:
     with pytest.raises(FleetError, match="at a frontier; got none"):
-        seeds(_devices(), Shards.begin(START), Policies(), 2)
+        bootstrap_groups(_devices(), Shards.begin(START), Policies(), 2)
 
 
 @given(st.integers(-200, 200), DEPLOYMENTS)

@@ -15,13 +15,13 @@ from fleetpulse.columnar.fold.key_group import KeyGroup
 from fleetpulse.columnar.snapshot.rows import (
     GROUP,
     PENDING,
-    come_to,
     head_of,
-    seed,
+    outcome_of,
+    restore_group,
+    shared_context,
     shared_rows,
-    the_world,
 )
-from fleetpulse.columnar.snapshot.shuffle import PARCEL_SCHEMA, account, parcels, rows_of
+from fleetpulse.columnar.snapshot.shuffle import PARCEL_SCHEMA, collect_facts, partition_rows, rows_of
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import compared
 from fleetpulse.core.registry.device_patch import fingerprint
@@ -43,20 +43,20 @@ def of_part(rows: pa.Table, part: str) -> pa.Table:
 
 def begun_from(snapshot: pa.Table, groups: int, deployment: Deployment, form: int = STORED_FORM) -> Stream:
     """Begin with a snapshot's rows, in any number of key groups."""
-    sent = pa.Table.from_batches(parcels(snapshot.to_batches(20), groups, enough=30), PARCEL_SCHEMA).to_pylist()
-    known = account((one["place"], one["part"], one["content"]) for one in sent if one["rows"] is None)
+    sent = pa.Table.from_batches(partition_rows(snapshot.to_batches(20), groups, enough=30), PARCEL_SCHEMA).to_pylist()
+    known = collect_facts((one["place"], one["part"], one["content"]) for one in sent if one["rows"] is None)
     shared = shared_rows(known.waiting)
     stored: dict[int, bytes] = {}
     chunks: dict[int, dict[int, bytes]] = {}
     for group in range(groups):
         mine = rows_of(one["rows"] for one in sent if one["rows"] is not None and one["place"] == group)
-        [one] = seed(group, mine, shared, known.world, deployment, form).to_pylist()
+        [one] = restore_group(group, mine, shared, known.world, deployment, form).to_pylist()
         stored[group] = one["block"]
         chunks[group] = {chunk["number"]: chunk["rows"] for chunk in one["chunks"]}
         assert head_of(one["block"])["version"] == form
     stream = Stream(deployment, groups, stored, chunks)
     pending = [json.loads(one) for one in known.pending]
-    stream.told += compared_columns(pa.RecordBatch.from_pylist(pending, schema=JUDGEMENT_SCHEMA))
+    stream.judgements += compared_columns(pa.RecordBatch.from_pylist(pending, schema=JUDGEMENT_SCHEMA))
     return stream
 
 
@@ -78,7 +78,7 @@ def test_a_snapshot_and_the_rest_say_what_one_run_says(
     after = begun_from(snapshot, then, deployment, WRITTEN_FORMS[cut % len(WRITTEN_FORMS)])
     after.batch(rows[place:])
     after.batch([])
-    assert before.told + after.told == want
+    assert before.judgements + after.judgements == want
 
 
 @given(histories(), st.integers(0, 60), DEPLOYMENTS, st.integers(1, 3))
@@ -87,12 +87,12 @@ def test_the_definition_goes_on_from_a_snapshot(rows: list[Row], cut: int, deplo
     before = Stream(deployment, groups, {})
     before.batch(rows[:place])
     snapshot = snapshot_of(before)
-    begun, rest = come_to(snapshot), rows[place:]
+    begun, rest = outcome_of(snapshot), rows[place:]
     pending = pa.RecordBatch.from_pylist(
         [json.loads(one) for one in of_part(snapshot, PENDING)["content"].to_pylist()], schema=JUDGEMENT_SCHEMA
     )
     whole, after = outcome(rows, deployment), outcome(rest, deployment, begun=begun)
-    told = compared(after.judgements) + before.told + compared_columns(pending)
+    told = compared(after.judgements) + before.judgements + compared_columns(pending)
     assert told == compared(whole.judgements)
     assert after.frontier_ms == whole.frontier_ms
 
@@ -124,9 +124,9 @@ def test_what_is_begun_from_a_snapshot_gives_the_same_snapshot(rows: list[Row], 
 
 def test_groups_that_stand_at_different_instants_are_refused() -> None:
     groups = [json.dumps({"frontier_ms": at, "bytes": 7, "form": 4}) for at in (1, 1, 2)]
-    assert json.loads(the_world(groups[:2])) == {"frontier_ms": 1}
+    assert json.loads(shared_context(groups[:2])) == {"frontier_ms": 1}
     with pytest.raises(FleetError, match="2 different ones"):
-        the_world(groups)
+        shared_context(groups)
 
 
 def test_a_device_is_taken_with_names_units_and_what_is_remembered_of_it() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fleetpulse.columnar.snapshot.checksum import added, fingerprint, row_hashes
 from fleetpulse.columnar.snapshot.rows import COMPARED_PARTS, GROUP, OWN_ROW, SNAPSHOT_SCHEMA
-from fleetpulse.columnar.snapshot.shuffle import PARCEL_SCHEMA, SUMS, account, parcels, rows_of
+from fleetpulse.columnar.snapshot.shuffle import PARCEL_SCHEMA, SUMS, collect_facts, partition_rows, rows_of
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row, hash64
@@ -112,7 +112,7 @@ def test_every_row_travels_once_in_the_parcel_of_its_key_group(rows: list[Row], 
     stream = Stream(Deployment(5_000, 5_000), groups, {})
     stream.batch(rows)
     snapshot = snapshot_of(stream)
-    sent = pa.Table.from_batches(parcels(snapshot.to_batches(10), then, enough), PARCEL_SCHEMA).to_pylist()
+    sent = pa.Table.from_batches(partition_rows(snapshot.to_batches(10), then, enough), PARCEL_SCHEMA).to_pylist()
     beside = [one for one in sent if one["rows"] is None]
     carried = [(place, row) for place, content in ((one["place"], one["rows"]) for one in sent if one["rows"] is not None)
                for row in rows_of([content]).to_pylist()]  # fmt: skip
@@ -120,7 +120,7 @@ def test_every_row_travels_once_in_the_parcel_of_its_key_group(rows: list[Row], 
     told = [(one["place"], one["part"], one["content"]) for one in beside if one["part"] != SUMS]
     whole = [row for _, row in carried] + [{**dict.fromkeys(SNAPSHOT_SCHEMA.names), **_beside(one)} for one in told]
     assert sorted(map(_compared, whole)) == sorted(map(_compared, snapshot.to_pylist()))
-    known = account((one["place"], one["part"], one["content"]) for one in beside)
+    known = collect_facts((one["place"], one["part"], one["content"]) for one in beside)
     assert {part: count for part, (count, _) in known.sums.items()} == {
         part: count for part in COMPARED_PARTS if (count := sum(row["part"] == part for _, row in carried))
     }
@@ -143,7 +143,7 @@ def test_what_is_summed_up_is_the_same_whether_it_is_packed_or_not(key_groups: i
     stream.batch([signal(10, "d", boot="b", seq=3), signal(20, "e", "error", code="x"), signal(40, "d")])
     batches = snapshot_of(stream).to_batches()
     [packed, sums] = [
-        {one["content"] for one in pa.Table.from_batches(parcels(batches, groups)).to_pylist() if one["part"] == SUMS}
+        {one["content"] for one in pa.Table.from_batches(partition_rows(batches, groups)).to_pylist() if one["part"] == SUMS}
         for groups in (key_groups, None)
     ]
     assert packed == sums
@@ -153,7 +153,7 @@ def test_rows_for_everybody_that_do_not_wait_in_every_key_group_alike_are_refuse
     world = json.dumps({"frontier_ms": 1, "bytes": 7})
     told = [(place, GROUP, world) for place in (0, 1)] + [(place, OWN_ROW, json.dumps({"kind": "death"})) for place in (0, 1)]
     sums = (None, SUMS, "{}")
-    assert account([*told, sums]).waiting == (json.dumps({"kind": "death"}),)
+    assert collect_facts([*told, sums]).waiting == (json.dumps({"kind": "death"}),)
     for damaged in (told[:-1], [*told, told[-1]], [*told[:-1], (1, OWN_ROW, json.dumps({"kind": "birth"}))]):
         with pytest.raises(FleetError, match="in every key group of a snapshot; got 2 different sets"):
-            account([*damaged, sums])
+            collect_facts([*damaged, sums])

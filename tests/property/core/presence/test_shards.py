@@ -13,7 +13,7 @@ from fleetpulse.core.presence.shards import Scope
 from fleetpulse.core.replay import Deployment, outcome, replay
 from fleetpulse.core.rows import Kind, Row
 from tests.support.floors import Floor
-from tests.support.histories.histories import any_own_row, any_policy, any_signal, as_the_bridge_says, choosing, row
+from tests.support.histories.histories import any_internal_row, any_policy, any_signal, choosing, row, stamped_by_bridge
 from tests.support.histories.key_groups import in_batches
 from tests.support.oracle.compare import by_the_core, by_the_oracle
 
@@ -31,7 +31,7 @@ def _histories(draw: st.DrawFn, kinds: Sequence[str] = ("gap", "add", "maintain"
     """Return a history of two devices and their gateways, with a gap that concerns one of their sites."""
     choose = choosing(draw)
     rows = [any_signal(choose, ["a", "b"], STEPS) for _ in range(draw(st.integers(4, 24)))]
-    own = [any_own_row(choose, ["a", "b"], STEPS, kinds) for _ in range(draw(st.integers(0, 3)))]
+    own = [any_internal_row(choose, ["a", "b"], STEPS, kinds) for _ in range(draw(st.integers(0, 3)))]
     since_s = draw(st.integers(1, 3 * STEPS))
     lasts_s = draw(st.integers(1, 5 * STEPS))
     site: dict[str, Any] = draw(st.sampled_from([{"sites": ["north"]}, {"sites": ["south", "site"]}, {"except": ["north"]}]))
@@ -39,7 +39,7 @@ def _histories(draw: st.DrawFn, kinds: Sequence[str] = ("gap", "add", "maintain"
     own += [row(since_s + lasts_s + 0.456, "fleet/_/d/gap", op="close", until_s=since_s + lasts_s)]
     rows += [row(-1, "fleet/_/_/policy", policy=any_policy(choose), effective_from_s=-500)]
     rows += {one.received_at_ms: one for one in own}.values()
-    return as_the_bridge_says([*rows, row(STEPS * 10 + 300, "fleet/_/b/tick", op="flush")], 5)
+    return stamped_by_bridge([*rows, row(STEPS * 10 + 300, "fleet/_/b/tick", op="flush")], 5)
 
 
 @ACROSS.over_all_examples
@@ -61,7 +61,7 @@ def test_verdicts_about_the_sites_of_one_bridge_do_not_depend_on_the_rows_and_ga
     here = [one for one in renamed if one.site not in (other, "site") or one.kind is Kind.GAP]
     alone = [one for one in here if one.kind is not Kind.GAP or Scope.of_gap(one.contents()).concerns(site)]
     deployment = Deployment(5_000, 30_000)
-    both = [outcome(some, deployment) for some in (renamed, as_the_bridge_says(alone, 5))]
+    both = [outcome(some, deployment) for some in (renamed, stamped_by_bridge(alone, 5))]
     its, its_alone = (
         [one for one in known.judgements if one.device_id.startswith(site) and one.kind == "transition"] for known in both
     )

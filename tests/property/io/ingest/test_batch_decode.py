@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from fleetpulse.core.messages.decode import MAX_PAYLOAD_BYTES, Rejection, decode
 from fleetpulse.core.messages.replay_envelope import is_end
-from fleetpulse.core.rows import BRIDGE, OF_READING, Kind, Origin, Row, hash64
+from fleetpulse.core.rows import BRIDGE, SET_WHEN_READ, Kind, Origin, Row, hash64
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io.ingest.batch_decode import read_arrivals
+from fleetpulse.io.ingest.batch_decode import decode_plain
 from fleetpulse.io.ingest.segments import SegmentRow, rows_table
 from fleetpulse.io.tables import tables
 from streaming.landing.landing import LANDED
@@ -190,7 +190,7 @@ def test_an_odd_row_leaves_its_neighbours_plain(place: int, odd: SegmentRow) -> 
     rows.insert(place, odd)
     table = rows_table(rows).combine_chunks()
     wanted = table["refused"].is_null().to_numpy()
-    read = read_arrivals(table["topic"].chunk(0), table["payload"].chunk(0), table["received_at_ms"].to_numpy(), wanted)
+    read = decode_plain(table["topic"].chunk(0), table["payload"].chunk(0), table["received_at_ms"].to_numpy(), wanted)
     assert set(read.places) >= set(range(21)) - {place}
     assert_equal([rows])
 
@@ -236,4 +236,4 @@ def test_rows_of_two_bridges_are_in_the_order_of_their_receipt() -> None:
 
 def test_a_row_of_bronze_has_a_value_for_every_field_of_a_row() -> None:
     stored = {column.name.removesuffix("_ms") for column in MESSAGES.columns}
-    assert {name.removesuffix("_ms") for name in Row.__dataclass_fields__ if name not in OF_READING} <= stored
+    assert {name.removesuffix("_ms") for name in Row.__dataclass_fields__ if name not in SET_WHEN_READ} <= stored

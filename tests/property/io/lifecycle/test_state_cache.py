@@ -25,8 +25,8 @@ from fleetpulse.io.checkpoints.checkpoint import WATERMARK_DELAY_MS
 from fleetpulse.io.lifecycle import group_task
 from fleetpulse.io.lifecycle.state_cache import StateValueCache
 from fleetpulse.io.lifecycle.stateful_processor import GroupProcessor
-from tests.support.histories.dense import dense
-from tests.support.histories.histories import compared_columns, for_every_group
+from tests.support.histories.dense import dense_history
+from tests.support.histories.histories import compared_columns, with_broadcasts
 
 pytestmark = pytest.mark.property
 HISTORIES = 10
@@ -108,7 +108,7 @@ def _meddle(random: Random, task: Task) -> None:
 
 @DRIVES
 def test_copies_that_are_lost_damaged_or_of_a_failed_try_change_nothing(seed: int, tmp_path: Path) -> None:
-    cuts, course = dense(seed)
+    cuts, course = dense_history(seed)
     rows = [cut.row for cut in cuts]
     begins = [place for place, cut in enumerate(cuts) if cut.begins and _later(rows, place)]
     batches = [rows[begin:end] for begin, end in pairwise([0, *begins, len(rows)])]
@@ -124,18 +124,18 @@ def test_copies_that_are_lost_damaged_or_of_a_failed_try_change_nothing(seed: in
 
 @DRIVES
 def test_the_processor_says_what_the_definition_says(seed: int, tmp_path: Path) -> None:
-    cuts, course = dense(seed)
+    cuts, course = dense_history(seed)
     rows = [cut.row for cut in cuts]
     begins = [place for place, cut in enumerate(cuts) if cut.begins and _later(rows, place)]
     task, told = Task(course.deployment, tmp_path / "copies"), Counter[tuple[Any, ...]]()
     for begin, end in pairwise([0, *begins, len(rows)]):
-        for one in task.run(for_every_group(rows[begin:end]), rows[0].received_at_ms):
+        for one in task.run(with_broadcasts(rows[begin:end]), rows[0].received_at_ms):
             told += compared_columns(from_bytes(one.judgements))
     assert told == compared(replay(rows, course.deployment))
 
 
 def test_many_judgements_of_a_call_go_into_files_that_the_row_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cuts, course = dense(3)
+    cuts, course = dense_history(3)
     rows = [cut.row for cut in cuts[:300]]
     whole, table = Task(course.deployment, None), tmp_path / "table"
     table.mkdir()
@@ -143,7 +143,7 @@ def test_many_judgements_of_a_call_go_into_files_that_the_row_names(tmp_path: Pa
     monkeypatch.setattr(group_task, "MANY", 2)
     met, begins = Counter[str](), [place for place in range(0, len(rows), 50) if not place or _later(rows, place)]
     for begin, end in pairwise([*begins, len(rows)]):
-        some = for_every_group(rows[begin:end])
+        some = with_broadcasts(rows[begin:end])
         for one, want in zip(filing.run(some, rows[0].received_at_ms), whole.run(some, rows[0].received_at_ms), strict=True):
             told = from_bytes(want.judgements)
             met["files" if one.files else "rows"] += told.num_rows
@@ -158,7 +158,7 @@ def test_many_judgements_of_a_call_go_into_files_that_the_row_names(tmp_path: Pa
 
 
 def test_a_group_has_as_many_copies_as_values_and_they_are_what_is_read(tmp_path: Path) -> None:
-    cuts, course = dense(3)
+    cuts, course = dense_history(3)
     rows = [cut.row for cut in cuts]
     task = Task(course.deployment, tmp_path / "copies")
     begins = [place for place in range(0, len(rows), 50) if not place or _later(rows, place)]

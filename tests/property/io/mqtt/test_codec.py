@@ -61,14 +61,17 @@ def test_bytes_that_are_no_mqtt_are_an_error_of_ours(data: bytes, cuts: list[int
 
 
 def test_packets_are_as_the_standard_has_them() -> None:
-    assert codec.connect("b", "u", "p", keep_session=True) == b"\x10\x13\x00\x04MQTT\x04\xc0\x00\x00\x00\x01b\x00\x01u\x00\x01p"
-    assert codec.connect("b", None, None, keep_session=False) == b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x00\x00\x01b"
-    assert codec.subscribe(7, ["a/#"]) == b"\x82\x08\x00\x07\x00\x03a/#\x01"
-    assert codec.unsubscribe(8, ["a"]) == b"\xa2\x05\x00\x08\x00\x01a"
-    assert codec.publish(9, "t", b"x" * 200) == b"\x32\xcd\x01\x00\x01t\x00\x09" + b"x" * 200
-    assert codec.acknowledge([1, 258]) == b"\x40\x02\x00\x01\x40\x02\x01\x02"
+    assert (
+        codec.encode_connect("b", "u", "p", keep_session=True)
+        == b"\x10\x13\x00\x04MQTT\x04\xc0\x00\x00\x00\x01b\x00\x01u\x00\x01p"
+    )
+    assert codec.encode_connect("b", None, None, keep_session=False) == b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x00\x00\x01b"
+    assert codec.encode_subscribe(7, ["a/#"]) == b"\x82\x08\x00\x07\x00\x03a/#\x01"
+    assert codec.encode_unsubscribe(8, ["a"]) == b"\xa2\x05\x00\x08\x00\x01a"
+    assert codec.encode_publish(9, "t", b"x" * 200) == b"\x32\xcd\x01\x00\x01t\x00\x09" + b"x" * 200
+    assert codec.encode_puback([1, 258]) == b"\x40\x02\x00\x01\x40\x02\x01\x02"
 
 
 @given(st.lists(st.integers(1, 65_535), max_size=20))
 def test_every_message_is_acknowledged_by_its_number(numbers: list[int]) -> None:
-    assert codec.acknowledge(numbers) == b"".join(b"\x40\x02" + number.to_bytes(2, "big") for number in numbers)
+    assert codec.encode_puback(numbers) == b"".join(b"\x40\x02" + number.to_bytes(2, "big") for number in numbers)

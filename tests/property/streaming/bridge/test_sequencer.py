@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from fleetpulse.core.rows import EVERYONE, FLUSH, Origin
-from fleetpulse.io.ingest.segments import BridgeOffset, SegmentRow
-from fleetpulse.io.mqtt.subscriber import Arrived, Token
+from fleetpulse.io.ingest.segments import BridgePosition, SegmentRow
+from fleetpulse.io.mqtt.subscriber import AckToken, Arrived
 from streaming.bridge.sequencer import BridgeSequencer
 from tests.support.floors import Floor
 from tests.support.sequencers import NOW
@@ -50,13 +50,13 @@ class Live(RuleBasedStateMachine):
         self.disk: list[SegmentRow] = []
         self.segments = 0
         self.promised_ms: int | None = None
-        self.due: dict[Token, bytes | None] = {}  # to be acknowledged with the next segment, and the payload that it must have
+        self.due: dict[AckToken, bytes | None] = {}  # to be acknowledged with the next segment, and the payload that it must have
         self.certain: Counter[bytes] = Counter()  # payloads that nobody delivers again
         self.begin(None)
 
     # ---- what the bridge does
 
-    def begin(self, position: BridgeOffset | None) -> None:
+    def begin(self, position: BridgePosition | None) -> None:
         """Begin a life; what was delivered and not acknowledged is no longer ours."""
         self.intake = BridgeSequencer("b", position, secret=b"s", holds_back=True)
         self.intake.promised_ms = self.promised_ms
@@ -130,7 +130,7 @@ class Live(RuleBasedStateMachine):
     @rule()
     def write(self) -> None:
         """Write a segment, as the bridge does where rows or tokens wait."""
-        rows = [*self.intake.waiting.rows()]
+        rows = [*self.intake.buffer.rows()]
         tokens = self.intake.written()
         payloads = {row.payload for row in rows}
         assert Counter(tokens) == Counter([*self.due]), "each token is given back once, by the first write behind its message"
@@ -144,7 +144,7 @@ class Live(RuleBasedStateMachine):
     def promise(self, back_ms: int) -> None:
         """Promise, as the bridge does behind each segment; the clock may be set back at any time, so also just then."""
         promised_ms = self.intake.promise(self.now_ms)
-        assert (promised_ms is None) == bool(self.intake.waiting), "nothing is promised while rows wait"
+        assert (promised_ms is None) == bool(self.intake.buffer), "nothing is promised while rows wait"
         if promised_ms is not None:
             assert promised_ms >= max((row.received_at_ms for row in self.disk), default=0)
             self.promised_ms = promised_ms
@@ -162,7 +162,7 @@ class Live(RuleBasedStateMachine):
         gaps = [json.loads(row.payload)["op"] for row in self.disk if row.topic == GAP]
         canaries = [row.received_at_ms for row in self.disk if row.topic == TICK and row.payload == b'{"bridge":"b"}']
         last_canary_ms = canaries[-1] if canaries else None
-        at = BridgeOffset(
+        at = BridgePosition(
             self.segments, self.disk[-1].received_at_ms, last_canary_ms=last_canary_ms, gap_open=gaps[-1:] == ["open"]
         )
         self.begin(at)
@@ -171,7 +171,7 @@ class Live(RuleBasedStateMachine):
 
     @invariant()
     def rows_are_in_order_and_ours_share_their_instant_with_nobody(self) -> None:
-        rows = [*self.disk[-1:], *self.intake.waiting.rows()]
+        rows = [*self.disk[-1:], *self.intake.buffer.rows()]
         for before, row in pairwise(rows):
             assert before.received_at_ms <= row.received_at_ms
             if before.received_at_ms == row.received_at_ms and (_ours(before) or _ours(row)):
@@ -183,18 +183,18 @@ class Live(RuleBasedStateMachine):
     @invariant()
     def no_row_is_received_at_or_before_what_was_promised(self) -> None:
         if self.promised_ms is not None:
-            assert all(row.received_at_ms > self.promised_ms for row in self.intake.waiting.rows())
+            assert all(row.received_at_ms > self.promised_ms for row in self.intake.buffer.rows())
 
     @invariant()
     def gaps_are_opened_and_closed_in_turn(self) -> None:
-        rows = [*self.disk, *self.intake.waiting.rows()]
+        rows = [*self.disk, *self.intake.buffer.rows()]
         operations = [json.loads(row.payload)["op"] for row in rows if row.topic == GAP]
         assert operations == (["open", "close"] * len(operations))[: len(operations)]
         assert self.intake.gap_open == (operations[-1:] == ["open"])
 
     @invariant()
     def what_nobody_delivers_again_is_there_once(self) -> None:
-        rows = Counter(row.payload for row in [*self.disk, *self.intake.waiting.rows()])
+        rows = Counter(row.payload for row in [*self.disk, *self.intake.buffer.rows()])
         assert all(rows[payload] == count for payload, count in self.certain.items())
 
 

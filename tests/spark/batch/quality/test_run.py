@@ -8,7 +8,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sql
 
-from batch.quality.gate import gated, generation_state
+from batch.quality.gate import gate_snapshot_rows, generation_state
 from batch.quality.run import Report, gate, refuse, run
 from batch.state import snapshot
 from batch.state.generation import state_of
@@ -23,7 +23,7 @@ from fleetpulse.io.tables.snapshots import snapshots
 from tests.support.histories.histories import START
 from tests.support.histories.streams import DEPLOYMENT as STREAM
 from tests.support.histories.streams import history, judge, land
-from tests.support.homes.quality import eventful, judged_home, state_rows, write_state
+from tests.support.homes.quality import eventful_history, judged_home, state_rows, write_state
 
 pytestmark = [
     pytest.mark.spark,
@@ -35,7 +35,7 @@ DEPLOYMENT = Deployment(30_000, 20_000)
 
 
 def damaged(path: Path) -> Home:
-    history = eventful(5)
+    history = eventful_history(5)
     home = judged_home(path, history, DEPLOYMENT)
     judgements = DeltaTable(str(home.table(JUDGEMENTS.name)))
     judgements.delete("kind = 'transition' AND transition_no = 2")
@@ -65,8 +65,8 @@ def test_pandas_and_spark_find_the_same_rows(spark: SparkSession, tmp_path: Path
     home = damaged(tmp_path / "home")
     small = run(home, engine="pandas", keep=2)
     large = run(home, session=lambda: spark, engine="spark", keep=2)
-    assert {one.engine for one in small.looked} == {"pandas"}
-    assert {one.engine for one in large.looked} == {"spark"}
+    assert {one.engine for one in small.suite_runs} == {"pandas"}
+    assert {one.engine for one in large.suite_runs} == {"spark"}
     assert found_in(large) == found_in(small)
     failed = {suite for (suite, _), (outcome, *_) in found_in(small).items() if outcome == "failed"}
     assert failed >= {"transitions", "verdicts", "accounts", "quarantine table", "coverage spans", "state", "waiting", "snapshot"}
@@ -80,7 +80,9 @@ def test_the_gate_opens_for_what_the_job_holds_and_names_what_was_damaged(spark:
     land(home, history(11), 1)
     judge(spark, home)
     at = position_after(home.checkpoint)
-    taken = snapshot.take(spark, home, None, list[str]().append, lambda rows, what: gated(spark, home, rows, what, keep=2))
+    taken = snapshot.take(
+        spark, home, None, list[str]().append, lambda rows, what: gate_snapshot_rows(spark, home, rows, what, keep=2)
+    )
     assert taken.version is not None
     with generation_state(spark, home, 1) as state:
         refuse(gate(home, state, lambda: spark, keep=2), "nothing may be built on it")
@@ -91,7 +93,7 @@ def test_the_gate_opens_for_what_the_job_holds_and_names_what_was_damaged(spark:
     before = len(snapshots(home))
     with (
         pytest.raises(FleetError, match=r'^suite "[^;]*; no snapshot is published') as refused,
-        gated(spark, home, damaged, taken, keep=2),
+        gate_snapshot_rows(spark, home, damaged, taken, keep=2),
     ):
         pytest.fail("the gate was to stay shut")
     assert f'"is not missing", first: device_id {ids[1]}' in str(refused.value)

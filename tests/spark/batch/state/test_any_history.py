@@ -23,7 +23,7 @@ from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import find_snapshot
 from fleetpulse.reports.agreement import defined, emitted
 from tests.support.form import IS_LONG
-from tests.support.histories.histories import any_own_row, any_policy, any_signal, as_the_bridge_says, row
+from tests.support.histories.histories import any_internal_row, any_policy, any_signal, row, stamped_by_bridge
 from tests.support.histories.streams import judge, land
 
 pytestmark = [pytest.mark.spark, pytest.mark.extended, pytest.mark.timeout(900)]
@@ -84,11 +84,11 @@ def _telling(random: Random) -> tuple[list[Row], Deployment]:
 
 def _history(random: Random) -> list[Row]:
     """Return some hundred rows of all kinds in the order of ``received_at``."""
-    own = [any_own_row(random.choice, "abc", 60) for _ in range(12)]
+    own = [any_internal_row(random.choice, "abc", 60) for _ in range(12)]
     known = {one.received_at_ms: one for one in own}.values()  # each at an instant of its own, as the bridge stamps them
     rows = [*(any_signal(random.choice, "abc", 60) for _ in range(90)), *known]
     rows.append(row(-1, "fleet/_/_/policy", policy=any_policy(random.choice), effective_from_s=-500))
-    return as_the_bridge_says(rows)
+    return stamped_by_bridge(rows)
 
 
 @pytest.mark.parametrize("seed", range(EXAMPLES))

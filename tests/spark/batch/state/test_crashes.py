@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from batch.state import snapshot
-from batch.state.canary import Trial, canary
+from batch.state.canary import CanaryPlan, canary
 from batch.state.operations import (
     StateOperation,
     bootstrap,
@@ -32,7 +32,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import outcome
 from fleetpulse.core.rows import Kind
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES
-from fleetpulse.io.checkpoints.checkpoint import committed, position_after
+from fleetpulse.io.checkpoints.checkpoint import committed_batches, position_after
 from fleetpulse.io.checkpoints.generations import checkpoint_of, load_generations
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.state_reader import read_snapshot
@@ -67,7 +67,7 @@ def _listed(since_ms: dict[str, int]) -> pa.Table:
 
 def _canary(work: StateOperation) -> None:
     check_form(work.home, 4)
-    canary(work, "migrate", Trial(4, 4, 0.5, nullcontext))
+    canary(work, "migrate", CanaryPlan(4, 4, 0.5, nullcontext))
 
 
 VERBS: dict[str, Verb] = {
@@ -166,7 +166,7 @@ def test_a_canary_that_says_something_else_is_removed_and_the_judgement_is_named
             changed.append(rows["device_id"][0].as_py())
         yield
 
-    trial = Trial(4, 4, 0.5, stopped)
+    trial = CanaryPlan(4, 4, 0.5, stopped)
     with pytest.raises(FleetError, match="1 judgements are missing, 1 are additional: ") as raised:
         canary(StateOperation(spark, home, said.append), "migrate", trial)
     assert [one for one in said if one.startswith("canary: 0 s of 0 s; generation 3 has judged ")], said
@@ -319,7 +319,7 @@ def test_a_batch_that_was_said_and_not_committed_is_committed_with_the_watermark
 
 def test_state_that_is_damaged_is_no_ones_successor(spark: SparkSession, judged: Home, tmp_path: Path) -> None:
     home = copy_of(judged, tmp_path / "home")
-    batch = committed(home.checkpoint)[-1]
+    batch = committed_batches(home.checkpoint)[-1]
     offsets = home.checkpoint / "offsets" / str(batch)
     whole = offsets.read_text()
     offsets.write_text(whole.splitlines()[0] + '\n{"conf": {}}\n{"nothing": 1}\n')

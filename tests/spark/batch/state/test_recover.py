@@ -11,7 +11,7 @@ from batch.state import snapshot
 from batch.state.operations import StateOperation, bootstrap, rescale
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io.checkpoints.checkpoint import begun, committed, position_after
+from fleetpulse.io.checkpoints.checkpoint import committed_batches, position_after, started_batches
 from fleetpulse.io.checkpoints.generations import load_generations, save_generations
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import promise
@@ -59,7 +59,7 @@ def _damage(home: Home) -> None:
 
 def _stopped_in_the_middle(home: Home) -> None:
     """Lose the commit of the last batch, and the state."""
-    (home.checkpoint / "commits" / str(committed(home.checkpoint)[-1])).unlink()
+    (home.checkpoint / "commits" / str(committed_batches(home.checkpoint)[-1])).unlink()
     for path in (home.checkpoint / "state").rglob("*.zip"):
         path.write_bytes(b"\0" * 40)
 
@@ -67,7 +67,7 @@ def _stopped_in_the_middle(home: Home) -> None:
 def _without_its_last_batches(home: Home) -> None:
     """Lose the files of the last batches: the logs are readable, and tell of less than was said."""
     for folder in ("offsets", "commits"):
-        for number in begun(home.checkpoint)[-2:]:
+        for number in started_batches(home.checkpoint)[-2:]:
             (home.checkpoint / folder / str(number)).unlink()
 
 

@@ -11,7 +11,7 @@ from batch.state import snapshot
 from batch.state.operations import StateOperation, bootstrap
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES
-from fleetpulse.io.checkpoints.checkpoint import committed
+from fleetpulse.io.checkpoints.checkpoint import committed_batches
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.state_reader import read_snapshot
 from fleetpulse.io.tables import tables
@@ -61,7 +61,7 @@ def test_what_the_newest_snapshot_holds_is_said_and_not_written_again(spark: Spa
 
 @pytest.mark.extended
 def test_the_newest_snapshot_counts_and_no_older_one(spark: SparkSession, home: Home) -> None:
-    before = committed(home.checkpoint)[-1]
+    before = committed_batches(home.checkpoint)[-1]
     land(home, ROWS[len(ROWS) // 2 :], 2)
     judge(spark, home)
     planned, _ = _taken(spark, home, dry=True)

@@ -17,7 +17,7 @@ from fleetpulse.core.rows import Row, hash64
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.initial_state import initial_state
-from fleetpulse.io.lifecycle.query import Begin, start
+from fleetpulse.io.lifecycle.query import InitialState, start
 from fleetpulse.io.tables import tables
 from tests.support.histories.histories import START, row, signal, tick
 
@@ -61,7 +61,7 @@ def _registered(spark: SparkSession, home: Home) -> DataFrame:
 
 
 def _run(spark: SparkSession, home: Home, initial: DataFrame | None = None) -> None:
-    query = start(spark, home, begin=Begin(initial) if initial else None)
+    query = start(spark, home, begin=InitialState(initial) if initial else None)
     try:
         query.processAllAvailable()
         for batch in query.recentProgress:

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from batch import backtest as job
 from batch.common.progress import EVERY_S, Paced, Steps, tasks_of, watched
-from batch.quality.rejudge import Origin, judged_again
+from batch.quality.rejudge import Origin, replay_bronze
 from batch.state import canary
-from batch.state.canary import Said
+from batch.state.canary import RowCounter
 from batch.state.checkpoint_copy import copy_checkpoint
-from batch.state.generation import await_end, judged_version
+from batch.state.generation import await_termination, judged_version
 from batch.state.operations import StateOperation
 from cli.app import app
 from fleetpulse.core.policy import parse_policy
@@ -148,7 +148,7 @@ def test_a_query_that_judges_on_says_which_version_of_bronze_it_has_come_to() ->
         return query.lastProgress == "ended"
 
     query.awaitTermination = awaited  # type: ignore[method-assign,assignment]
-    await_end(query, told.append)
+    await_termination(query, told.append)
     assert told == [3, 9]
     query.lastProgress = {"sources": [{"endOffset": None}]}  # type: ignore[misc,assignment]
     assert judged_version(query) is None
@@ -169,7 +169,7 @@ def test_a_query_has_all_the_time_that_it_needs_while_it_comes_on(monkeypatch: p
 
     query.awaitTermination = awaited  # type: ignore[method-assign,assignment]
     with refused("judging-timeout"):
-        await_end(query)
+        await_termination(query)
     assert list(steps) == []
 
 
@@ -186,9 +186,9 @@ def test_a_copy_says_how_much_of_it_is_there(tmp_path: Path) -> None:
 def test_judging_in_this_process_says_each_slice(home: Home) -> None:
     said, pieces = list[str](), pieces_of(home)
     question = job.planned(home, parse_policy({"rules": {"timeout": "30s"}}), None, None).question
-    job.here(question, slices_of(pieces, 9), said.append)
+    job.replay_here(question, slices_of(pieces, 9), said.append)
     assert [one.split(",")[0] for one in said] == [f"judging: {number} of 3 slices" for number in (1, 2, 3)]
-    judged_again(home, START + 2_000_000, Origin(), said.append)
+    replay_bronze(home, START + 2_000_000, Origin(), said.append)
     assert said[-1] == "judging: 1 of 1 slices, received up to 2023-11-14T22:46:40.000Z"
 
 
@@ -203,7 +203,7 @@ def test_what_a_program_reads_of_a_backtest_has_nothing_of_how_far_it_is(home: H
 
 def test_what_is_written_is_counted_once_while_it_is_written(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    said = Said(home.table(JUDGEMENTS.name))
+    said = RowCounter(home.table(JUDGEMENTS.name))
     assert said.count() == 0, "it is not there yet"
     tables.create(home, JUDGEMENTS)
     for number, count in enumerate((2, 3), 1):

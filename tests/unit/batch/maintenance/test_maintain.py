@@ -55,7 +55,7 @@ def _files(home: Home) -> set[str]:
 def test_who_reads_on_by_version_reads_the_same_rows_in_order(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {version: read_on(home, version) for version in (0, 20, 30)}
     needed = [ReaderPin("a snapshot", 20), ReaderPin("another", 30)]
-    monkeypatch.setattr(readers, "SOURCES", (*readers.SOURCES, lambda _: needed))
+    monkeypatch.setattr(readers, "PIN_SOURCES", (*readers.PIN_SOURCES, lambda _: needed))
     steps, again = run_maintain(home), run_maintain(home)
     assert [step.files for step in steps if step.table == MESSAGES.name and step.did == "join"] == [12, 7, 5, 5, 7, 12]
     assert {version: read_on(home, version) for version in before} == before

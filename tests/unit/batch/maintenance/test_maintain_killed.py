@@ -21,7 +21,7 @@ from fleetpulse.io.tables.row_accounting import removed_in
 from fleetpulse.io.tables.snapshots import snapshots
 from fleetpulse.paths import ROOT
 from streaming.landing.landing import LANDED
-from streaming.landing.merge import PLACES
+from streaming.landing.merge import MAX_SEGMENT_ROWS
 from tests.support.form import IS_DEFAULT
 from tests.support.histories.histories import START
 from tests.support.homes.homes import take_snapshot
@@ -93,7 +93,7 @@ def home(tmp_path: Path) -> Home:
     for number in range(1, 8):
         (made.segments_of(BRIDGE) / f"{number:012d}.arrow").write_bytes(b"landed")
     for table in LANDED:
-        tables.append(made, table, tables.to_table(table, []), f"rows:{BRIDGE}", 7 * PLACES)
+        tables.append(made, table, tables.to_table(table, []), f"rows:{BRIDGE}", 7 * MAX_SEGMENT_ROWS)
     return made
 
 

@@ -295,10 +295,10 @@ def test_what_a_killed_spark_left_goes_by_maintenance_or_by_the_next_of_its_plac
         (one.table, one.files, one.size_bytes) for one in maintain(home, KEEP, dry_run=False, now_s=NOW_S) if one.table == "spark"
     ]
     assert told == [("spark", 5, 50)] and not any(folder.exists() for folder in left)
-    assert scratch.remains_of(place) == [young, place / "local", place / "tmp"], (
+    assert scratch.leftovers(place) == [young, place / "local", place / "tmp"], (
         "whoever starts there is alone there, however young they are"
     )
-    scratch.remove_folders(scratch.remains_of(place))
+    scratch.remove_folders(scratch.leftovers(place))
     assert {path.name for path in place.iterdir()} == {path.name for path in kept}
 
 

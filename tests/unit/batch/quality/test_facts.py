@@ -13,13 +13,13 @@ from deltalake import DeltaTable, write_deltalake
 from batch.amend import AmendRequest, amend_home
 from batch.common.progress import Say
 from batch.quality.derived_tables import snapshot_state
-from batch.quality.facts import by_bronze, heads_of, is_chosen, listens_as, stand_at
-from batch.quality.rejudge import Origin, judged_again, origin_of
+from batch.quality.facts import by_bronze, has_same_coverage, heads_of, is_chosen, position_from
+from batch.quality.rejudge import Origin, origin_of, replay_bronze
 from batch.quality.run import gate, refuse, run
-from batch.state.generation import GenerationSpec, is_the_running, require_emitted
+from batch.state.generation import GenerationSpec, require_emitted, starts_from_current
 from fleetpulse.columnar.snapshot.rows import GROUP
 from fleetpulse.core.policy import Policies, parse_policy
-from fleetpulse.core.presence.coverage import Coverage, Listening
+from fleetpulse.core.presence.coverage import Coverage, ShardProgress
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment, outcome
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
@@ -31,8 +31,8 @@ from fleetpulse.io.quality.great_expectations import Expectations
 from fleetpulse.io.quality.suite_inputs import opened
 from fleetpulse.io.tables import tables as delta
 from tests.support.histories.histories import START, positioned, row, signal
-from tests.support.homes.homes import commit_batch, empty, land, shorten
-from tests.support.homes.quality import NAMED, eventful, judged_home, looked_at, plant, state_rows, write_state
+from tests.support.homes.homes import apply_retention, commit_batch, empty, land
+from tests.support.homes.quality import NAMED, eventful_history, judged_home, opened_tables, plant, state_rows, write_state
 from tests.support.refusals import refused
 
 pytestmark = [
@@ -53,7 +53,7 @@ def made(*sources: dict[str, Any]) -> Generations:
 
 def failed_in(home: Home, suite: str, *planted: tuple[str, str]) -> dict[str, int]:
     """Return how many rows fail each expectation of a suite, after changes of the tables that were opened."""
-    with looked_at(home) as (tables, worked):
+    with opened_tables(home) as (tables, worked):
         worked.make(NAMED[suite])
         for name, sql in planted:
             plant(tables, name, sql)
@@ -65,7 +65,7 @@ def failed_in(home: Home, suite: str, *planted: tuple[str, str]) -> dict[str, in
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    return judged_home(tmp_path_factory.mktemp("stands") / "home", eventful(SEED), DEPLOYMENT)
+    return judged_home(tmp_path_factory.mktemp("stands") / "home", eventful_history(SEED), DEPLOYMENT)
 
 
 def test_a_generation_is_of_some_devices_where_one_that_it_comes_from_was() -> None:
@@ -101,7 +101,7 @@ def test_what_was_judged_silently_on_a_way_back_from_some_devices_is_no_fault(tm
         for begin, end in ((-1, 160), (160, 450), (450, 600))
     )
     all_of_them = outcome(first, DEPLOYMENT)
-    only_a = {"devices": {"a": all_of_them.devices["a"]}, "waiting": [one for one in all_of_them.waiting if one.device_id == "a"]}
+    only_a = {"devices": {"a": all_of_them.devices["a"]}, "waiting": [one for one in all_of_them.pending if one.device_id == "a"]}
     meanwhile = outcome(second, DEPLOYMENT, begun=replace(all_of_them, judgements=[], **only_a))
     silent = outcome(second, DEPLOYMENT, begun=replace(all_of_them, judgements=[]))
     back = outcome(third, DEPLOYMENT, begun=replace(silent, judgements=[]))
@@ -125,7 +125,7 @@ def test_only_what_is_made_of_the_running_state_is_not_compared_with_it(tmp_path
 
     def it_is(source: dict[str, Any], bronze: int = 40) -> bool:
         rows: Any = None
-        return is_the_running(home, GenerationSpec("verb", source, rows, bronze, 4, 2, 1), at)
+        return starts_from_current(home, GenerationSpec("verb", source, rows, bronze, 4, 2, 1), at)
 
     assert it_is({"generation": 2, "batch": 9})
     assert not it_is({"generation": 1, "batch": 9}), "a rollback to an earlier one"
@@ -134,7 +134,7 @@ def test_only_what_is_made_of_the_running_state_is_not_compared_with_it(tmp_path
 
 
 def test_a_snapshot_taken_in_a_lag_has_the_devices_that_its_groups_had_when_they_were_taken(clean: Home) -> None:
-    history = eventful(SEED)
+    history = eventful_history(SEED)
     home = clean
     state = state_rows(history, DEPLOYMENT)
     write_state(home, state, devices=5)
@@ -144,7 +144,7 @@ def test_a_snapshot_taken_in_a_lag_has_the_devices_that_its_groups_had_when_they
 
 @pytest.mark.parametrize("content", ["no JSON", "[]", "{}", None])
 def test_a_state_whose_groups_do_not_say_how_far_they_are_is_a_fault_with_a_sentence(content: str | None, tmp_path: Path) -> None:
-    history = eventful(SEED)
+    history = eventful_history(SEED)
     home = judged_home(tmp_path / "home", history, DEPLOYMENT)
     sound = state_rows(history, DEPLOYMENT)
     told = [{**one, "content": content} if one["part"] == GROUP else one for one in sound.to_pylist()]
@@ -156,7 +156,7 @@ def test_a_state_whose_groups_do_not_say_how_far_they_are_is_a_fault_with_a_sent
 
 
 def test_what_lands_while_it_is_looked_at_is_not_looked_at(tmp_path: Path) -> None:
-    history = eventful(SEED)
+    history = eventful_history(SEED)
     home = judged_home(tmp_path / "home", history, DEPLOYMENT)
     late = replace(history[-1], received_at_ms=history[-1].received_at_ms + 1000, event_time_ms=history[0].received_at_ms)
     with opened(home) as tables:
@@ -195,10 +195,10 @@ def test_a_message_of_which_nothing_was_said_is_not_lost_where_it_may_be_unread_
 
 def test_what_is_kept_of_quarantine_says_nothing_of_the_verdicts(tmp_path: Path) -> None:
     home = empty(tmp_path / "home", DEPLOYMENT)
-    shards = Shards((Listening(Coverage(START), START, START),))
-    before = stand_at(home, START, shards, Policies(), Origin())
+    shards = Shards((ShardProgress(Coverage(START), START, START),))
+    before = position_from(home, START, shards, Policies(), Origin())
     (home.path / "kept.json").write_text(json.dumps({"quarantine": START, "late": START}))
-    after = stand_at(home, START, shards, Policies(), Origin())
+    after = position_from(home, START, shards, Policies(), Origin())
     assert (before.lines, before.told_ms) == (True, 0)
     assert (after.lines, after.told_ms) == (False, START + DEPLOYMENT.max_clock_lead_ms)
 
@@ -206,11 +206,13 @@ def test_what_is_kept_of_quarantine_says_nothing_of_the_verdicts(tmp_path: Path)
 @pytest.fixture(scope="module")
 def waits(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """A home in which an entry of the registry takes effect tomorrow, and what a gateway's will says to everybody waits."""
-    newest_s = (eventful(SEED)[-1].received_at_ms - START) / 1000 + 1
+    newest_s = (eventful_history(SEED)[-1].received_at_ms - START) / 1000 + 1
     entry = row(newest_s, "device-1/registry", op="decommission", effective_from_s=newest_s + 86_400)
     will = row(newest_s + 1, "device-2/death", gateway="device-2")
     last = signal(newest_s + 2, "device-3")
-    return judged_home(tmp_path_factory.mktemp("waits") / "home", positioned([*eventful(SEED), entry, will, last]), DEPLOYMENT)
+    return judged_home(
+        tmp_path_factory.mktemp("waits") / "home", positioned([*eventful_history(SEED), entry, will, last]), DEPLOYMENT
+    )
 
 
 @pytest.mark.parametrize(
@@ -238,10 +240,10 @@ def test_a_message_that_is_lost_is_missed_though_another_waits_twice(waits: Home
 
 
 def test_a_state_listens_as_bronze_says_only_with_its_gaps_its_frontier_and_its_policies(clean: Home) -> None:
-    with looked_at(clean) as (tables, _):
+    with opened_tables(clean) as (tables, _):
         [world] = heads_of(tables).worlds
     known = by_bronze(clean, json.loads(world)["newest_ms"])
-    assert listens_as(world, known)
+    assert has_same_coverage(world, known)
     policies = json.loads(world)["policies"]
     other: list[dict[str, Any]] = [
         {"gaps": [[START + 900_000, None]], "deaf": ["b"]},
@@ -249,13 +251,13 @@ def test_a_state_listens_as_bronze_says_only_with_its_gaps_its_frontier_and_its_
         {"policies": [*policies[:-1], {**policies[-1], "received_at_ms": 7}]},
     ]
     for one in other:
-        assert not listens_as(json.dumps({**json.loads(world), **one}), known)
+        assert not has_same_coverage(json.dumps({**json.loads(world), **one}), known)
 
 
 def test_what_was_worked_out_beside_the_first_retention_is_not_held_against_anybody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    history = eventful(SEED)
+    history = eventful_history(SEED)
     home = judged_home(tmp_path / "home", history, DEPLOYMENT)
     middle_ms = sorted(one.received_at_ms for one in history)[len(history) // 2]
 
@@ -265,16 +267,16 @@ def test_what_was_worked_out_beside_the_first_retention_is_not_held_against_anyb
         table = DeltaTable(str(home.table(MESSAGES.name)))
         kept = table.to_pyarrow_table(filters=[("received_at", ">=", datetime.fromtimestamp(middle_ms / 1000, UTC))])
         write_deltalake(table, kept, mode="overwrite")
-        return judged_again(home, newest_ms, origin, say)
+        return replay_bronze(home, newest_ms, origin, say)
 
     said = list[str]()
     with monkeypatch.context() as at_once:
         at_once.setattr("batch.common.progress.EVERY_S", 0)
-        assert run(home, ["verdicts"], say=said.append).shut() == []
+        assert run(home, ["verdicts"], say=said.append).gate_failures() == []
     assert [one.split(",")[0] for one in said] == ["evaluating suite 1 of 1", "judging: 1 of 1 slices"]
     monkeypatch.setattr("batch.quality.derived_tables.judged_again", beside)
     report = run(home, ["verdicts", "accounts", "transitions"])
-    assert report.shut() == []
+    assert report.gate_failures() == []
     reasons = {(one.suite, one.outcome, one.why) for one in report.findings()}
     why = "maintenance removed messages of the replay meanwhile"
     assert reasons == {("verdicts", "skipped", why), ("accounts", "skipped", why), ("transitions", "passed", "")}
@@ -282,26 +284,26 @@ def test_what_was_worked_out_beside_the_first_retention_is_not_held_against_anyb
 
 def test_when_the_first_rows_are_gone_a_look_begins_with_a_snapshot_from_which_all_that_followed_is_kept(tmp_path: Path) -> None:
     old = [signal(at_s, device) for at_s in range(-3 * 86_400, -3 * 86_400 + 100, 10) for device in ("device-1", "gone")]
-    [policy, *rest] = eventful(SEED)
+    [policy, *rest] = eventful_history(SEED)
     early = replace(policy, received_at_ms=old[0].received_at_ms - 1, event_time_ms=old[0].received_at_ms - DAY_MS)
     history, cut = [early, *old, *rest], 1 + len(old)
     home = judged_home(tmp_path / "home", history, DEPLOYMENT, cut=cut)
     bronze = DeltaTable(str(home.table(MESSAGES.name))).version()
-    shorten(home, bronze, DAY_MS)
+    apply_retention(home, bronze, DAY_MS)
     named = ["verdicts", "accounts", "deadlines", "state as judged"]
     assert {one.outcome for one in run(home, named).findings()} == {"skipped"}, "the newest one is nothing's origin"
     write_state(home, state_rows(history[:cut], DEPLOYMENT), bronze=bronze)
     write_state(home, state_rows(history, DEPLOYMENT), bronze=bronze + 1)
     report = run(home, named)
     assert {one.outcome for one in report.findings()} == {"passed"}
-    assert all(one.rows for one in report.looked)
+    assert all(one.rows for one in report.suite_runs)
     DeltaTable(str(home.table(JUDGEMENTS.name))).delete("kind = 'late'")
     lost = run(home, named)
-    assert [one.suite for one in lost.shut()] == ["accounts"]
+    assert [one.suite for one in lost.gate_failures()] == ["accounts"]
 
 
 def test_where_devices_were_chosen_a_look_begins_with_a_snapshot_of_them_and_never_across_the_choice(tmp_path: Path) -> None:
-    history = eventful(SEED)
+    history = eventful_history(SEED)
     home = judged_home(tmp_path / "home", history, DEPLOYMENT, cut=len(history) // 2)
     newest_ms, bronze = history[-1].received_at_ms, DeltaTable(str(home.table(MESSAGES.name))).version()
     chosen: list[dict[str, Any]] = [{}, {"snapshot": 1, "generation": 1, "only": "site = 'north'"}, {"generation": 2}]
@@ -333,7 +335,7 @@ def test_what_is_taken_back_before_it_is_said_is_none_of_the_laws_while_a_jitter
 
 
 def test_a_snapshot_that_the_job_has_left_behind_is_reported_and_shuts_no_gate(tmp_path: Path) -> None:
-    home = judged_home(tmp_path / "home", eventful(SEED), DEPLOYMENT)
+    home = judged_home(tmp_path / "home", eventful_history(SEED), DEPLOYMENT)
     later_ms = START + 3 * 86_400_000
     tick = {
         "device_id": "_",

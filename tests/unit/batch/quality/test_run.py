@@ -16,12 +16,12 @@ from fleetpulse.core.quality.table_suites import SUITES
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUALITY_FAILURES, QUALITY_RESULTS
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.quality.great_expectations import Evaluated, Expectations
-from fleetpulse.io.quality.suite_inputs import Opened
+from fleetpulse.io.quality.great_expectations import ExpectationResult, Expectations
+from fleetpulse.io.quality.suite_inputs import OpenedTables
 from fleetpulse.io.tables import tables as delta
-from fleetpulse.reports.quality import failed_rows, looks
+from fleetpulse.reports.quality import failed_rows, quality_runs
 from tests.support.histories.histories import START
-from tests.support.homes.quality import NAMED, eventful, judged_home, looked_at, plant, state_rows, write_state
+from tests.support.homes.quality import NAMED, eventful_history, judged_home, opened_tables, plant, state_rows, write_state
 from tests.support.refusals import refused
 
 pytestmark = [
@@ -213,7 +213,7 @@ DEFECTS = {
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    return judged_home(tmp_path_factory.mktemp("quality") / "home", eventful(SEED), DEPLOYMENT)
+    return judged_home(tmp_path_factory.mktemp("quality") / "home", eventful_history(SEED), DEPLOYMENT)
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +221,7 @@ def expectations(clean: Home) -> Expectations:
     return Expectations(clean.path / "aside", "planted")
 
 
-def answers_of(expectations: Expectations, tables: Opened, suite: Suite, **more: int) -> dict[str, Evaluated]:
+def answers_of(expectations: Expectations, tables: OpenedTables, suite: Suite, **more: int) -> dict[str, ExpectationResult]:
     """Return by its name what came of each expectation of a suite, over the tables as they are now."""
     return {one.expectation.name: one for one in expectations.evaluate(suite, tables.frame(suite.rows), **more)}
 
@@ -230,7 +230,7 @@ def answers_of(expectations: Expectations, tables: Opened, suite: Suite, **more:
 def test_a_planted_defect_is_caught_by_the_suite_that_should(named: str, clean: Home, expectations: Expectations) -> None:
     defect = DEFECTS[named]
     suite = NAMED[defect.suite]
-    with looked_at(clean) as (tables, made):
+    with opened_tables(clean) as (tables, made):
         if defect.table == "declared_columns":
             made.make(suite)
         plant(tables, defect.table, defect.sql)
@@ -274,7 +274,7 @@ VOLUME = """
 
 def test_a_site_that_sends_little_or_much_or_nothing_is_reported(clean: Home, expectations: Expectations) -> None:
     suite = NAMED["volume"]
-    with looked_at(clean) as (tables, _):
+    with opened_tables(clean) as (tables, _):
         tables.connection.execute(VOLUME)
         plant(tables, "stand", "UPDATE stand SET landed = TIMESTAMPTZ '2024-01-01 10:00:00Z'")
         answers = answers_of(expectations, tables, suite)
@@ -287,13 +287,13 @@ def test_a_site_that_sends_little_or_much_or_nothing_is_reported(clean: Home, ex
 def test_a_clean_home_raises_nothing_and_says_so(clean: Home) -> None:
     report = run(clean)
     assert [one.sentence() for one in report.findings() if one.outcome in ("failed", "fault")] == []
-    assert [one.suite for one in report.looked if one.engine == ""] == []
+    assert [one.suite for one in report.suite_runs if one.engine == ""] == []
     refuse(report, "nothing")
-    assert [one["failed"] for one in looks(clean, 5)] == [0]
+    assert [one["failed"] for one in quality_runs(clean, 5)] == [0]
     assert failed_rows(clean, 5) == []
     assert report.docs is not None
     assert report.docs.exists()
-    rows = {one.suite: one.rows for one in report.looked}
+    rows = {one.suite: one.rows for one in report.suite_runs}
     told = ("transitions", "deadlines", "verdicts", "accounts", "listed", "clocks", "state", "waiting", "coverage spans")
     assert all(rows[name] for name in told), "the history has something of each"
 
@@ -301,14 +301,14 @@ def test_a_clean_home_raises_nothing_and_says_so(clean: Home) -> None:
 def test_what_fails_is_named_and_kept_and_only_what_is_critical_shuts_the_gate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = judged_home(tmp_path / "home", eventful(SEED), DEPLOYMENT)
+    home = judged_home(tmp_path / "home", eventful_history(SEED), DEPLOYMENT)
     DeltaTable(str(home.table(JUDGEMENTS.name))).delete("kind = 'transition' AND transition_no = 1")
     DeltaTable(str(home.table("coverage"))).delete("op = 'open'")
     monkeypatch.chdir(tmp_path)
     report = run(Home(Path("home")), ["transitions", "coverage spans"], keep=1)  # as the default home is: ".fleet"
     with refused("quality-gate-shut"):  # fmt: skip
         refuse(report, "the data is wrong")
-    assert {one.suite for one in report.shut()} == {"transitions"}
+    assert {one.suite for one in report.gate_failures()} == {"transitions"}
     kept = {(row["suite"], row["severity"]) for row in failed_rows(home, 1)}
     assert kept == {("transitions", "critical"), ("coverage spans", "warning")}
     row = failed_rows(home, 1)[-1]
@@ -316,11 +316,11 @@ def test_what_fails_is_named_and_kept_and_only_what_is_critical_shuts_the_gate(
     warned = run(home, ["coverage spans"], keep=1)
     refuse(warned, "nothing")
     assert {path.name for path in (home.path / "quality" / "results").glob("*/*")} == {warned.run_id}
-    assert [one["suites"] for one in looks(home, 9)] == [1, 2], "the tables keep what was pruned from the pages"
+    assert [one["suites"] for one in quality_runs(home, 9)] == [1, 2], "the tables keep what was pruned from the pages"
 
 
 def test_the_gate_names_a_device_whose_stored_state_was_damaged(tmp_path: Path) -> None:
-    history = eventful(SEED)
+    history = eventful_history(SEED)
     home = judged_home(tmp_path / "home", history, DEPLOYMENT)
     state = state_rows(history, DEPLOYMENT)
     sound = snapshot_state(home)
@@ -341,21 +341,21 @@ def test_the_gate_names_a_device_whose_stored_state_was_damaged(tmp_path: Path) 
 
 
 def test_bronze_that_cannot_be_judged_again_is_a_fault_and_shuts_the_gate(tmp_path: Path) -> None:
-    home = judged_home(tmp_path / "home", eventful(SEED), DEPLOYMENT)
+    home = judged_home(tmp_path / "home", eventful_history(SEED), DEPLOYMENT)
     row = {"device_id": "d", "site": "s", "kind": "ping", "clock": "device", "received_at_ms": START, "event_time_ms": START}
     arrival = {"origin": "mqtt", "bridge": "b", "segment": 2, "digest": 0, "device_hash": 0}
     delta.append(home, MESSAGES, delta.to_table(MESSAGES, [{**row, **arrival}]), "test", 2)
     report = run(home, ["messages table", "verdicts"])
     with refused("quality-gate-shut"):
         refuse(report, "the data is wrong")
-    assert {one.suite for one in report.shut()} == {"messages table", "verdicts"}
+    assert {one.suite for one in report.gate_failures()} == {"messages table", "verdicts"}
 
 
 def test_a_home_whose_oldest_rows_are_gone_is_told_what_cannot_be_said(clean: Home, tmp_path: Path) -> None:
-    home = judged_home(tmp_path / "home", eventful(SEED), DEPLOYMENT)
+    home = judged_home(tmp_path / "home", eventful_history(SEED), DEPLOYMENT)
     (home.path / "kept.json").write_text(json.dumps({"messages": 1_700_000_000_000}))
     report = run(home, ["transitions", "verdicts"])
-    assert [(one.suite, one.engine != "") for one in report.looked] == [("transitions", True), ("verdicts", False)]
+    assert [(one.suite, one.engine != "") for one in report.suite_runs] == [("transitions", True), ("verdicts", False)]
     results = delta.query(
         home, "SELECT DISTINCT why FROM quality_results WHERE outcome = 'skipped'", tables=[QUALITY_RESULTS.name]
     )
@@ -366,7 +366,7 @@ def test_a_home_whose_oldest_rows_are_gone_is_told_what_cannot_be_said(clean: Ho
 
 def test_no_more_rows_that_fail_are_fetched_than_are_shown(clean: Home, expectations: Expectations) -> None:
     suite = NAMED["messages table"]
-    with looked_at(clean) as (tables, _):
+    with opened_tables(clean) as (tables, _):
         plant(tables, "messages", "UPDATE messages SET kind = 'ping'")
         answers = answers_of(expectations, tables, suite, shown=3)
     found = answers["kind is known"]

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from batch.state.drill import cut
-from cli.commands.batch.drill import conclude
+from cli.commands.batch.drill import report_differences
 from fleetpulse.reports.agreement import COMPARED
 from tests.support.refusals import refused
 
@@ -45,7 +45,7 @@ def test_a_recording_of_fewer_messages_than_parts_is_not_cut_into_as_many(tmp_pa
 @pytest.mark.parametrize("json_lines", [True, False])
 def test_each_difference_is_told_with_the_run_that_alone_has_it(capsys: pytest.CaptureFixture[str], json_lines: bool) -> None:
     with refused("drill-differs"):
-        conclude(RECORDING, Counter([AGREED]), Counter([MOVED]), json_lines=json_lines)
+        report_differences(RECORDING, Counter([AGREED]), Counter([MOVED]), json_lines=json_lines)
     out, err = capsys.readouterr()
     if json_lines:
         rows = [json.loads(line) for line in out.splitlines()]
@@ -56,10 +56,10 @@ def test_each_difference_is_told_with_the_run_that_alone_has_it(capsys: pytest.C
 
 
 def test_two_runs_that_agree_have_nothing_told_of_them(capsys: pytest.CaptureFixture[str]) -> None:
-    conclude(RECORDING, Counter([AGREED, AGREED]), Counter([AGREED, AGREED]), json_lines=False)
+    report_differences(RECORDING, Counter([AGREED, AGREED]), Counter([AGREED, AGREED]), json_lines=False)
     assert capsys.readouterr() == ("", "")
 
 
 def test_a_recording_without_a_verdict_proves_nothing() -> None:
     with refused("drill-without-verdicts"):
-        conclude(RECORDING, Counter(), Counter(), json_lines=False)
+        report_differences(RECORDING, Counter(), Counter(), json_lines=False)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from batch.state.inspect import of_files
+from batch.state.inspect import checkpoint_facts
 from cli.commands.state.inspect_view import show_inspected
 from fleetpulse.core.replay import Deployment
 from fleetpulse.io.checkpoints.checkpoint import position_after
@@ -32,7 +32,7 @@ def home(home: Home) -> Home:
 
 def _looked(home: Home, batch: int | None = None, now_ms: int = 0) -> dict[str, Any]:
     """Return what a program gets."""
-    return json.loads(json.dumps(of_files(home, position_after(home.checkpoint, batch), now_ms)))
+    return json.loads(json.dumps(checkpoint_facts(home, position_after(home.checkpoint, batch), now_ms)))
 
 
 def _told(home: Home, capsys: pytest.CaptureFixture[str], now_ms: int = 0) -> str:

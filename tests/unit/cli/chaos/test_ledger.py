@@ -11,8 +11,8 @@ from cli.chaos.kills import Kill
 from cli.chaos.ledger import (
     FAULTS,
     Account,
+    KillCounts,
     Ledger,
-    Line,
     acted_twice,
     balance,
     distinct_messages,
@@ -21,8 +21,8 @@ from cli.chaos.ledger import (
     repeated,
     wrongly_offline,
 )
-from cli.chaos.load import BY_TURNS, TURN_MS, Acknowledged, Devices, Message
-from cli.chaos.targets import Victim
+from cli.chaos.load import SILENT_EVERY, SILENT_MS, Acknowledged, Devices, Message
+from cli.chaos.targets import KillKind
 from fleetpulse.core.messages.decode import Rejection, decode
 from fleetpulse.core.rows import Kind, Row
 from fleetpulse.reports.agreement import differences
@@ -42,24 +42,24 @@ def offline(at_ms: int, device: str = "d", number: int = 2) -> dict[str, Any]:
 
 def test_the_load_is_drawn_from_its_seed_and_every_message_has_an_identity_of_its_own() -> None:
     one, other = (Devices(range(40), Random("s")) for _ in range(2))
-    said = [message for now_ms in range(4 * TURN_MS, 4 * TURN_MS + 20_000) for message in one.speak(now_ms)]
-    assert said == [message for now_ms in range(4 * TURN_MS, 4 * TURN_MS + 20_000) for message in other.speak(now_ms)]
+    said = [message for now_ms in range(4 * SILENT_MS, 4 * SILENT_MS + 20_000) for message in one.next_messages(now_ms)]
+    assert said == [message for now_ms in range(4 * SILENT_MS, 4 * SILENT_MS + 20_000) for message in other.next_messages(now_ms)]
     copies = Counter(message.identity or message.payload for message in said)
     assert set(copies.values()) == {1, 2}
     assert 0.005 < sum(count == 2 for count in copies.values()) / len(said) < 0.02
     for message in said:
-        row = decode(message.topic, message.payload, 5 * TURN_MS)
+        row = decode(message.topic, message.payload, 5 * SILENT_MS)
         assert isinstance(row, Rejection if message.identity is None else Row)
 
 
 def test_some_devices_are_silent_for_longer_than_their_timeout_and_the_others_never() -> None:
-    devices = Devices(range(2 * BY_TURNS), Random(1))
+    devices = Devices(range(2 * SILENT_EVERY), Random(1))
     spoken: dict[str, list[int]] = {}
-    for now_ms in range(10_000_000, 10_000_000 + 4 * TURN_MS, 100):
-        for message in devices.speak(now_ms):
+    for now_ms in range(10_000_000, 10_000_000 + 4 * SILENT_MS, 100):
+        for message in devices.next_messages(now_ms):
             spoken.setdefault(message.topic.split("/")[2], []).append(now_ms)
     pauses = {device: max(b - a for a, b in pairwise(at)) for device, at in spoken.items()}
-    assert {device for device, longest in pauses.items() if longest > TIMEOUT_MS} == {"chaos-00000", f"chaos-{BY_TURNS:05d}"}
+    assert {device for device, longest in pauses.items() if longest > TIMEOUT_MS} == {"chaos-00000", f"chaos-{SILENT_EVERY:05d}"}
 
 
 def test_what_was_acknowledged_and_is_nowhere_is_lost() -> None:
@@ -124,7 +124,7 @@ def test_a_device_that_has_come_back_within_the_grace_after_its_will_is_wrongly_
 
 
 def test_a_fault_is_counted_under_the_kill_that_is_nearest() -> None:
-    kills = [Kill(Victim.BROKER, 1_000, 1, 0.0, recovered_s=2.0), Kill(Victim.LANDING, 3_000, 1, 0.0, recovered_s=4.0)]
+    kills = [Kill(KillKind.BROKER, 1_000, 1, 0.0, recovered_s=2.0), Kill(KillKind.LANDING, 3_000, 1, 0.0, recovered_s=4.0)]
     entered = Ledger(kills)
     for instant_ms in (0, 1_900, 2_100):
         entered.enter("lost", instant_ms, "it")
@@ -133,11 +133,11 @@ def test_a_fault_is_counted_under_the_kill_that_is_nearest() -> None:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_one_fault_of_any_kind_is_not_clean(fault: str) -> None:
-    line, even = Line(kills=1), {"received": 1, "judged": 1}
-    assert Account({Victim.BROKER: line}, even, 0, 0, 0, []).clean
-    assert not Account({Victim.BROKER: line}, {"received": 2, "judged": 1}, 0, 0, 0, []).clean
+    line, even = KillCounts(kills=1), {"received": 1, "judged": 1}
+    assert Account({KillKind.BROKER: line}, even, 0, 0, 0, []).clean
+    assert not Account({KillKind.BROKER: line}, {"received": 2, "judged": 1}, 0, 0, 0, []).clean
     setattr(line, fault, 1)
-    assert not Account({Victim.BROKER: line}, even, 0, 0, 0, []).clean
+    assert not Account({KillKind.BROKER: line}, even, 0, 0, 0, []).clean
 
 
 def test_verdicts_that_only_one_side_has_are_differences_each() -> None:

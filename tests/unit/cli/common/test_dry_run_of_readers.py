@@ -23,7 +23,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.paths import ROOT
 from fleetpulse.reports.judgements import shards
 from tests.support.histories.histories import START, signal, tick
-from tests.support.homes.homes import Judged, commit_batch, empty, shorten
+from tests.support.homes.homes import JudgedHome, apply_retention, commit_batch, empty
 
 pytestmark = [pytest.mark.unit, pytest.mark.home(tables=Deployment(10_000))]
 SHORT = '[rules]\ntimeout = "30s"\n'
@@ -33,9 +33,9 @@ AT = format_instant(START + 400_000)
 @pytest.fixture
 def home(home: Home, tmp_path: Path) -> Home:
     """Two devices, judged in two batches, of which one has fallen silent."""
-    judged = Judged(home)
-    judged.take(*(signal(at, name) for at in range(0, 500, 50) for name in ("pump", "fan")))
-    judged.take(*(signal(at, "pump") for at in range(500, 1_000, 50)), tick(5_000))
+    judged = JudgedHome(home)
+    judged.land_and_judge(*(signal(at, name) for at in range(0, 500, 50) for name in ("pump", "fan")))
+    judged.land_and_judge(*(signal(at, "pump") for at in range(500, 1_000, 50)), tick(5_000))
     (tmp_path / "short.toml").write_text(SHORT)
     line = {"received_at_ms": START, "topic": "fleet/site/pump/heartbeat", "payload": {"ts": START}}
     lines = [{**line, "received_at_ms": START + number * 1_000} for number in range(20)]
@@ -216,10 +216,10 @@ def test_a_dry_run_where_no_fleet_is_says_so(home: Home, tmp_path: Path, verb: s
 
 
 def test_a_dry_run_of_a_backtest_is_refused_what_retention_has_removed(tmp_path: Path) -> None:
-    judged = Judged(empty(tmp_path / "home", Deployment(10_000)))
-    judged.take(*(signal(at) for at in range(0, 1_000, 50)))
-    judged.take(*(signal(3 * 86_400 + at) for at in range(0, 1_000, 50)))
-    kept_ms = shorten(judged.home, 3, 86_400_000)
+    judged = JudgedHome(empty(tmp_path / "home", Deployment(10_000)))
+    judged.land_and_judge(*(signal(at) for at in range(0, 1_000, 50)))
+    judged.land_and_judge(*(signal(3 * 86_400 + at) for at in range(0, 1_000, 50)))
+    kept_ms = apply_retention(judged.home, 3, 86_400_000)
     (tmp_path / "short.toml").write_text(SHORT)
     words = _words(judged.home)["backtest"]
     refused = _refused(*words, "--dry-run", "--from", format_instant(START))

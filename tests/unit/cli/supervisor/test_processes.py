@@ -8,7 +8,7 @@ import pytest
 from cli.commands.run.job import _Log
 from cli.common.output import cell
 from cli.supervisor import processes
-from cli.supervisor.processes import Job, last_words
+from cli.supervisor.processes import Job, last_error_line
 from fleetpulse.io.home.home import Home
 from tests.support.refusals import refused
 
@@ -93,7 +93,7 @@ def test_a_line_that_cannot_be_written_is_no_end_of_a_job(monkeypatch: pytest.Mo
 def test_a_sentence_of_ours_is_not_cut_off_before_what_to_do(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("noise\nfleet: it failed " + "x" * 400 + "; do this\nmore noise\n")
-    assert last_words(log).endswith("do this")
+    assert last_error_line(log).endswith("do this")
 
 
 def test_what_died_long_ago_counts_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

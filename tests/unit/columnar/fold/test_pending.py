@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from fleetpulse.columnar.codec.arrow import batch_to_rows, rows_to_batch
-from fleetpulse.columnar.fold.pending import MOST, MOST_MOVING, PendingRows
+from fleetpulse.columnar.fold.pending import MAX_CHUNKS, MAX_CHUNKS_MOVING, PendingRows
 from fleetpulse.core.rows import Row
 from tests.support.histories.histories import START, row
 
@@ -44,10 +44,10 @@ def death(at_s: int) -> Row:
 
 
 def test_rows_of_ours_that_wait_behind_an_open_gap_are_joined_as_signals_are() -> None:
-    kept, rows = Kept(), [death(at) for at in range(40 * MOST)]
+    kept, rows = Kept(), [death(at) for at in range(40 * MAX_CHUNKS)]
     for one in rows:
         kept.take_in([one], None)
-    assert kept.most <= MOST + 2
+    assert kept.most <= MAX_CHUNKS + 2
     assert kept.rewritten < 5 * len(rows), "what waits is written again a few times, not in each call"
     assert len(kept.waiting) == len(rows)
     due = kept.take(None, START + 10**9)
@@ -65,21 +65,21 @@ def test_a_row_at_the_frontier_is_taken_once_though_its_chunk_stays_for_a_later_
 
 def test_a_lateness_of_very_many_batches_waits_in_few_chunks_and_each_row_is_due_in_its_call() -> None:
     kept = Kept()
-    batches, lateness = 5 * MOST_MOVING, 3 * MOST_MOVING  # a batch a second
+    batches, lateness = 5 * MAX_CHUNKS_MOVING, 3 * MAX_CHUNKS_MOVING  # a batch a second
     for at in range(batches + lateness):
         frontier_ms = START + (at - lateness) * 1_000
         due = kept.take(frontier_ms - 1_000, frontier_ms)
         assert [one.event_time_ms for one in due] == ([frontier_ms] if at >= lateness else [])
         kept.take_in([death(at)] if at < batches else [], frontier_ms, moving=True)
-    assert kept.most <= MOST_MOVING + 2 and not kept.chunks
+    assert kept.most <= MAX_CHUNKS_MOVING + 2 and not kept.chunks
     assert kept.rewritten < 3 * batches
 
 
 def test_a_call_that_brings_very_many_spans_leaves_few_chunks_as_well() -> None:
-    kept, spans = Kept(), 2 * MOST_MOVING
+    kept, spans = Kept(), 2 * MAX_CHUNKS_MOVING
     for _ in range(3):
         kept.take_in([death(at) for at in range(spans)], START - 1, moving=True)
     for _ in range(2):
         kept.take_in([], START - 1, moving=True)
-    assert len(kept.waiting.chunks) <= MOST_MOVING and len(kept.waiting) == 3 * spans
+    assert len(kept.waiting.chunks) <= MAX_CHUNKS_MOVING and len(kept.waiting) == 3 * spans
     assert len(kept.take(START - 1, START + 10**9)) == 3 * spans and not kept.chunks

@@ -17,19 +17,19 @@ import pytest
 from fleetpulse.columnar.codec.arrow import is_signal, signals_to_batch
 from fleetpulse.columnar.codec.versions import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.columnar.fold.key_group import KeyGroup, begin
-from fleetpulse.columnar.fold.pending import waiting_to_plain
+from fleetpulse.columnar.fold.pending import pending_to_plain
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row
 from fleetpulse.paths import ROOT
 from tests.support.histories.histories import (
     GRID_S,
-    any_own_row,
+    any_internal_row,
     any_policy,
     any_signal,
-    as_the_bridge_says,
-    for_every_group,
     row,
     signal,
+    stamped_by_bridge,
+    with_broadcasts,
 )
 from tests.support.refusals import refused
 
@@ -50,7 +50,7 @@ def folded(rows: list[Row], batches: int) -> KeyGroup:
     group = begin(rows[0].received_at_ms)
     edges = [len(rows) * place // batches for place in range(batches + 1)]
     for first, end in pairwise(edges):
-        some = for_every_group(rows[first:end])
+        some = with_broadcasts(rows[first:end])
         signals = signals_to_batch(one for one in some if is_signal(one))
         others = [one for one in some if not is_signal(one)]
         step = group.fold(signals, others, some[-1].received_at_ms, DEPLOYMENT, chunks.__getitem__)
@@ -68,7 +68,7 @@ def plain(group: KeyGroup) -> dict[str, Any]:
         "policies": [
             [one.effective_from_ms, one.received_at_ms, one.version, one.policy.normalised()] for one in group.policies.dated
         ],
-        "waiting": waiting_to_plain(group.waiting),
+        "waiting": pending_to_plain(group.waiting),
         "counts": group.counts,
         "due_ms": group.due_ms,
     }
@@ -89,7 +89,7 @@ def _sample() -> KeyGroup:
     random, steps = Random(115), 80
     choose, devices = random.choice, [f"device-{number}" for number in range(80)]
     rows = [any_signal(choose, devices, steps) for _ in range(1_000)]
-    rows += {one.received_at_ms: one for one in (any_own_row(choose, devices, steps) for _ in range(150))}.values()
+    rows += {one.received_at_ms: one for one in (any_internal_row(choose, devices, steps) for _ in range(150))}.values()
     end = steps * GRID_S
     rows += [
         row(end + 0.001, "fleet/_/_/policy", policy=any_policy(choose), effective_from_s=end + 90),
@@ -99,7 +99,7 @@ def _sample() -> KeyGroup:
         row(end + 5, "device-0/control", op="maintain", until_s=end + 80),
         signal(end + 25, "device-1", received_s=end + 6),
     ]
-    return folded(as_the_bridge_says(rows), 9)
+    return folded(stamped_by_bridge(rows), 9)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)

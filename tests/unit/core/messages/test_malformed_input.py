@@ -31,7 +31,7 @@ def landed(*messages: tuple[str, bytes], live: bool = True) -> dict[str, list[di
         intake.go_live(NOW)
     arrived = [Arrived(topic, payload, False, (1, number)) for number, (topic, payload) in enumerate(messages, 1)]
     intake.arrived_together(arrived, NOW)
-    part = Part(BRIDGE, 1, 0, intake.waiting.table())
+    part = Part(BRIDGE, 1, 0, intake.buffer.table())
     begun = {table.name: {BRIDGE: 0} for table in LANDED}
     found = decode_parts([part], decode).by_table(begun)
     return {table.name: rows.to_pylist() for table, rows in found}

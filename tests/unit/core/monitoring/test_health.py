@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fleetpulse.core.monitoring.health import THRESHOLDS, Beside, Progress, Rating, Threshold, to_row
+from fleetpulse.core.monitoring.health import THRESHOLDS, BatchContext, Progress, Rating, Threshold, to_row
 from fleetpulse.core.tables import STREAM_HEALTH
 from fleetpulse.core.times import parse_instant_ms
 from tests.support.histories.histories import recorded_progress
@@ -34,7 +34,7 @@ def test_a_figure_is_rated_on_each_side_of_each_bound(threshold: Threshold) -> N
 
 
 def _row(name: str, **beside: Any) -> dict[str, Any]:
-    return to_row(Progress(recorded_progress(name)), Beside(1, **beside))
+    return to_row(Progress(recorded_progress(name)), BatchContext(1, **beside))
 
 
 def test_a_row_has_every_column_and_what_is_always_there() -> None:
@@ -85,7 +85,7 @@ def test_each_rated_figure_reads_what_the_module_says() -> None:
 def test_what_was_not_measured_is_not_rated() -> None:
     progress = recorded_progress("timers")
     progress["stateOperators"][0]["numRowsUpdated"] = 0
-    assert to_row(Progress(progress), Beside(1))["state_update_us"] is None
+    assert to_row(Progress(progress), BatchContext(1))["state_update_us"] is None
 
 
 def test_offsets_that_do_not_tell_versions_leave_the_rows_unknown() -> None:

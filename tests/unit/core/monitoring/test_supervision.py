@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from cli.supervisor.airflow_env import USERS, environment, folder, passwords
+from cli.supervisor.airflow_env import USERS, airflow_home, environment, passwords
 from cli.supervisor.processes import Job, Run
-from cli.supervisor.sidecars import Beside, airflow_port
+from cli.supervisor.sidecars import AirflowSidecar, airflow_port
 from fleetpulse.core.monitoring.supervision import (
     FIRST_WAIT_MS,
     LONGEST_CHANGE_MS,
@@ -17,22 +17,22 @@ from fleetpulse.core.monitoring.supervision import (
     SOUND,
     Decision,
     JobState,
-    Seen,
+    Observation,
     decide,
 )
 from fleetpulse.io.home.desired_state import RUNNING, STOPPED, get_desired, set_desired
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.ingest.segments import SegmentRow, rows_table, write_segment
-from fleetpulse.io.system.process import GIVEN_UP, read_status, write_status
+from fleetpulse.io.system.process import NOT_RESTARTED, read_status, write_status
 from fleetpulse.paths import ROOT
-from fleetpulse.reports.supervisor import look_after
+from fleetpulse.reports.supervisor import check_job
 from tests.support.homes.homes import commit_batch
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.unit
 NOW_MS = 1_800_000_000_000
 MINUTE_MS = 60_000
-WELL = Seen(True, "nobody yet", True, "running", 300, "", 4_000, 0, (), (), NOW_MS, 10 * MINUTE_MS)  # fmt: skip
+WELL = Observation(True, "nobody yet", True, "running", 300, "", 4_000, 0, (), (), NOW_MS, 10 * MINUTE_MS)  # fmt: skip
 BY_A_RUN = replace(WELL, wanted=False, by="airflow fleet_migrate manual", wanted_ago_ms=LONGEST_CHANGE_MS)
 DEAD = replace(WELL, state="given up", given_up="it ended by itself (exit -9)")
 
@@ -72,9 +72,9 @@ DEAD = replace(WELL, state="given up", given_up="it ended by itself (exit -9)")
         (replace(WELL, critical=("memory is critical",)), JobState.CRITICAL, "memory"),
     ],
 )
-def test_a_job_is_judged_by_what_is_wanted_and_what_can_be_seen(seen: Seen, standing: JobState, word: str) -> None:
+def test_a_job_is_judged_by_what_is_wanted_and_what_can_be_seen(seen: Observation, standing: JobState, word: str) -> None:
     found = decide(seen)
-    assert (found.standing, found.start) == (standing, False)
+    assert (found.state, found.start) == (standing, False)
     assert word in found.why
 
 
@@ -89,7 +89,7 @@ def test_each_start_in_vain_makes_the_next_wait_twice_as_long_and_is_forgotten_i
     for count in range(1, 10):
         wait_ms = min(FIRST_WAIT_MS * 2 ** (count - 1), LONGEST_WAIT_MS)
         early, due = (
-            decide(replace(DEAD, starts_ms=tuple([NOW_MS - past_ms] * count))).standing for past_ms in (wait_ms - 1, wait_ms)
+            decide(replace(DEAD, starts_ms=tuple([NOW_MS - past_ms] * count))).state for past_ms in (wait_ms - 1, wait_ms)
         )
         assert (early, due) == (JobState.BACKING_OFF, JobState.STARTED)
     assert decide(replace(DEAD, starts_ms=(NOW_MS - REMEMBERED_MS,) * 9)).start
@@ -98,21 +98,21 @@ def test_each_start_in_vain_makes_the_next_wait_twice_as_long_and_is_forgotten_i
 def test_a_job_that_was_given_up_is_started_once_and_one_that_is_to_be_stopped_is_not(home: Home) -> None:
     now_ms = int(time.time() * 1000)
     with home.locked("fleet up"):
-        write_status(home.run("lifecycle"), {"state": GIVEN_UP, "why": "exit -9", "at_ms": now_ms})
+        write_status(home.run("lifecycle"), {"state": NOT_RESTARTED, "why": "exit -9", "at_ms": now_ms})
         set_desired(home, STOPPED, "a migration")
-        assert look_after(home, "me", MINUTE_MS).state == "stopped"
+        assert check_job(home, "me", MINUTE_MS).state == "stopped"
         set_desired(home, RUNNING, "a migration")
-        write_status(home.run("lifecycle"), {"state": GIVEN_UP, "why": "exit -9", "at_ms": get_desired(home).at_ms + 1})
-        look = look_after(home, "me", MINUTE_MS)
+        write_status(home.run("lifecycle"), {"state": NOT_RESTARTED, "why": "exit -9", "at_ms": get_desired(home).at_ms + 1})
+        look = check_job(home, "me", MINUTE_MS)
         assert (look.state, look.sound, look.starts) == ("started", True, 1)
         assert (get_desired(home).what, get_desired(home).by) == (RUNNING, "me")
-    assert look_after(home, "me", MINUTE_MS).state == "down"
+    assert check_job(home, "me", MINUTE_MS).state == "down"
 
 
 def test_a_stream_that_a_run_left_stopped_is_not_sound(home: Home) -> None:
     said = set_desired(home, STOPPED, "airflow fleet_migrate manual")
     assert said is not None
-    late, early = (look_after(home, "me", MINUTE_MS, said.at_ms + LONGEST_CHANGE_MS + more_ms) for more_ms in (1, 0))
+    late, early = (check_job(home, "me", MINUTE_MS, said.at_ms + LONGEST_CHANGE_MS + more_ms) for more_ms in (1, 0))
     assert (late.state, late.sound, early.state, early.sound) == ("left stopped", False, "stopped", True)
     assert (get_desired(home).what, get_desired(home).by) == (STOPPED, "airflow fleet_migrate manual"), (
         "it is told, and nothing is done"
@@ -124,7 +124,7 @@ def test_a_job_whose_every_process_is_a_young_one_is_not_starting_for_ever(home:
 
     def look(minutes: int, state: str = "starting") -> str:
         write_status(home.run("lifecycle"), {"state": state})
-        return look_after(home, "me", 2 * MINUTE_MS, begun_ms + minutes * MINUTE_MS).state
+        return check_job(home, "me", 2 * MINUTE_MS, begun_ms + minutes * MINUTE_MS).state
 
     with home.locked("fleet up"):
         assert [look(minutes) for minutes in range(4)] == ["starting", "starting", "starting", "stale"]
@@ -144,12 +144,12 @@ def test_a_job_that_has_judged_all_there_is_is_not_well_where_no_bridge_says_a_w
     with home.locked("fleet up"):
         write_status(home.run("lifecycle"), {"state": "running"})
         _received(home, now_ms)
-        early, late = (look_after(home, "me", MINUTE_MS, now_ms + ago_ms) for ago_ms in (MINUTE_MS, 2 * MINUTE_MS))
+        early, late = (check_job(home, "me", MINUTE_MS, now_ms + ago_ms) for ago_ms in (MINUTE_MS, 2 * MINUTE_MS))
         assert (early.state, early.behind_ms, early.unheard_ms) == ("running", 0, MINUTE_MS)
         assert (late.state, late.sound) == ("stale", False)
         assert late.why.startswith("nothing has been received for 2m")
         _received(home, now_ms, "r", 2)
-        played = look_after(home, "me", MINUTE_MS, now_ms + 2 * MINUTE_MS)
+        played = check_job(home, "me", MINUTE_MS, now_ms + 2 * MINUTE_MS)
     assert (played.state, played.unheard_ms) == ("running", None), "a recording has a time of its own"
 
 
@@ -167,12 +167,12 @@ def test_a_supervised_job_that_dies_too_often_is_left_until_somebody_says_anew_t
     job = died(home, supervised=True)
     job.watch()
     said = read_status(home.run("lifecycle"))
-    assert said["state"] == GIVEN_UP and "exit 2" in said["why"]
+    assert said["state"] == NOT_RESTARTED and "exit 2" in said["why"]
     former = job.pid
-    job.obey(runs=True, said_ms=int(said["at_ms"]))
+    job.apply_desired_state(runs=True, said_ms=int(said["at_ms"]))
     job.watch()
     assert job.pid == former
-    job.obey(runs=True, said_ms=int(said["at_ms"]) + 1)
+    job.apply_desired_state(runs=True, said_ms=int(said["at_ms"]) + 1)
     assert job.pid != former
     job.stop()
 
@@ -192,9 +192,9 @@ def test_a_job_that_was_given_up_ends_the_run_when_nobody_supervises_it_any_more
 
 
 def test_airflow_supervises_from_when_it_runs_until_it_is_given_up(home: Home) -> None:
-    beside = Beside(Run(home), 0)
+    beside = AirflowSidecar(Run(home), 0)
     found: list[bool] = []
-    for state in (None, "installing", "starting", "running", "preparing", GIVEN_UP, "installing"):
+    for state in (None, "installing", "starting", "running", "preparing", NOT_RESTARTED, "installing"):
         if state:
             write_status(home.run("airflow"), {"state": state})
         found.append(beside.supervises())
@@ -209,10 +209,10 @@ def test_airflow_is_bound_to_the_loopback_and_its_secrets_lie_in_files_of_their_
     assert environment(home, 8080) == settings
     assert settings["AIRFLOW__API__HOST"] == "127.0.0.1"
     assert settings["AIRFLOW__CORE__EXECUTION_API_SERVER_URL"].startswith("http://127.0.0.1:8080/")
-    files = [path for path in folder(home).iterdir() if path.is_file()]
+    files = [path for path in airflow_home(home).iterdir() if path.is_file()]
     assert {path.name for path in files} == {"passwords.json", "fernet.secret", "session.secret", "jwt.secret"}
     assert all(path.stat().st_mode & 0o077 == 0 for path in files)
-    assert json.loads((folder(home) / "passwords.json").read_text()) == known
+    assert json.loads((airflow_home(home) / "passwords.json").read_text()) == known
 
 
 def test_a_port_in_use_is_refused_before_anything_is_started() -> None:

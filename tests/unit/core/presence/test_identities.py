@@ -11,11 +11,11 @@ from fleetpulse.core.messages.decode import Rejection, decode
 from fleetpulse.core.presence.identities import DeviceIdentity, device_of, identified, topic_of
 from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.rows import Origin, Row, hash64
-from fleetpulse.io.home.command_spool import commanded
+from fleetpulse.io.home.command_spool import devices_with_pending_commands
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.ingest.segments import SegmentRow, rows_table, write_segment
 from fleetpulse.io.tables import tables
-from streaming.bridge.rate_limit import BURST_S, RateLimiter, Spared
+from streaming.bridge.rate_limit import BURST_S, RateLimiter, SparedMessages
 from streaming.landing.landing import Landing
 from tests.support.histories import histories
 from tests.support.histories.histories import START
@@ -92,7 +92,7 @@ def test_commands_take_the_id_with_its_site(home: Home, tmp_path: Path) -> None:
     release("oslo/pump-1", home=home.path)
     decommission("rome/pump-2", home=home.path)
     wanted = {"oslo/pump-1", "rome/pump-2", "main/pump-3", "oslo/pump-4", "rome/pump-5"}
-    assert commanded(home) == wanted
+    assert devices_with_pending_commands(home) == wanted
     with refused("device-id-without-site"):
         release("pump-1", home=home.path)
     with refused("limit-invalid"):
@@ -141,5 +141,5 @@ def test_a_flood_at_one_site_costs_a_device_at_another_nothing() -> None:
     floods = RateLimiter(1, BY_SITE)
     oslo, rome = ["fleet/oslo/d/heartbeat"] * (BURST_S + 1), ["fleet/rome/d/heartbeat"]
     assert floods.exceeding([*oslo, *rome], START) == [BURST_S]
-    spared = Spared(floods.sender)
+    spared = SparedMessages(floods.sender)
     assert [spared.newest(topic, START, place) for place, topic in enumerate([oslo[0], rome[0], oslo[0]])] == [None, None, 0]

@@ -4,7 +4,7 @@ import pytest
 
 from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.policy import parse_policy
-from fleetpulse.core.presence.presence_time import clock_words
+from fleetpulse.core.presence.presence_time import clock_description
 from fleetpulse.core.replay import outcome, replay
 from fleetpulse.core.rows import Trust
 from tests.support.histories.histories import START, changes, row, signal, tick
@@ -54,7 +54,7 @@ def test_the_state_keeps_clock_fault_and_offset(
     known = outcome(rows_of([CASES[name]]), DEPLOYMENT)
     device = known.devices[device_id]
     assert (device.clock, device.clock_offset_ms) == (clock, offset_ms)
-    assert clock_words(device.clock, device.clock_offset_ms) == words
+    assert clock_description(device.clock, device.clock_offset_ms) == words
     for verdict, count in listed.items():
         assert sum(one.kind is verdict for one in known.judgements) == count
 

@@ -16,14 +16,14 @@ from batch.state.prune import prune
 from cli.commands.state.device_lists import read_devices
 from fleetpulse.columnar.codec.versions import STORED_FORM
 from fleetpulse.io.checkpoints.checkpoint import (
-    begun_with,
     is_settled,
     judged_up_to,
-    note_begin,
     position_after,
     query_id,
+    read_start_position,
     relocate,
     unfinished,
+    write_start_position,
 )
 from fleetpulse.io.checkpoints.generations import (
     Generation,
@@ -33,7 +33,7 @@ from fleetpulse.io.checkpoints.generations import (
     load_generations,
     save_generations,
 )
-from fleetpulse.io.home.desired_state import RUNNING, STOPPED, get_desired, set_desired, stopped_meanwhile
+from fleetpulse.io.home.desired_state import RUNNING, STOPPED, get_desired, set_desired, temporarily_stopped
 from fleetpulse.io.home.exclusive import exclusive_state_change, is_making
 from fleetpulse.io.home.home import KEY_GROUPS, Home
 from fleetpulse.io.maintenance.readers import reader_pins
@@ -72,7 +72,7 @@ def test_a_way_back_is_compared_only_where_both_generations_know_the_same_device
     ]
     known = {number: Generation(number, 8, 4, "a verb", source) for number, source in enumerate(made_from, 1)}
     record = Generations(6, known)
-    assert [set(record.choices_in(number)) for number in range(8)] == [set(), set(), {2}, {2}, set(), set(), {6}, set()]
+    assert [set(record.with_chosen_devices(number)) for number in range(8)] == [set(), set(), {2}, {2}, set(), set(), {6}, set()]
 
 
 @pytest.mark.parametrize(
@@ -147,12 +147,12 @@ def test_a_checkpoint_says_where_it_stands_and_whether_all_is_said(tmp_path: Pat
 
 def test_a_new_checkpoint_has_judged_what_it_was_begun_with(tmp_path: Path) -> None:
     write_batch(tmp_path, 0, 10, (0, 0))
-    note_begin(tmp_path, 5_000)
-    assert begun_with(tmp_path) == 5_000
+    write_start_position(tmp_path, 5_000)
+    assert read_start_position(tmp_path) == 5_000
     assert judged_up_to(tmp_path) == (0, 5_000)
     assert position_after(tmp_path).newest_ms == 5_000 and is_settled(tmp_path)
-    note_begin(tmp_path, None)
-    assert begun_with(tmp_path) is None
+    write_start_position(tmp_path, None)
+    assert read_start_position(tmp_path) is None
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["begun-with.json"]
 
 
@@ -160,7 +160,7 @@ def test_a_new_checkpoint_has_judged_what_it_was_begun_with(tmp_path: Path) -> N
 def test_what_a_checkpoint_was_begun_with_is_refused_where_it_is_damaged(tmp_path: Path, content: str) -> None:
     write_batch(tmp_path, 0, 10, (0, 0))
     (tmp_path / "begun-with.json").write_text(content)
-    for read in (begun_with, judged_up_to, position_after):
+    for read in (read_start_position, judged_up_to, position_after):
         with refused("checkpoint-damaged"):
             read(tmp_path)
 
@@ -263,10 +263,10 @@ def test_a_parquet_list_that_is_not_what_it_is_to_be_is_refused_where_it_is_read
 
 
 def test_what_a_killed_process_wanted_is_wanted_no_more(home: Home) -> None:
-    with stopped_meanwhile(home, "a canary"):
+    with temporarily_stopped(home, "a canary"):
         assert get_desired(home).what == STOPPED
         word = (home.path / "desired.json").read_text()
-        with refused("stream-stopped-by-other"), stopped_meanwhile(home, "another"):
+        with refused("stream-stopped-by-other"), temporarily_stopped(home, "another"):
             pass
     assert (get_desired(home).what, get_desired(home).by) == (RUNNING, "nobody yet")
     (home.path / "desired.json").write_text(word)  # as a killed one leaves it
@@ -274,14 +274,14 @@ def test_what_a_killed_process_wanted_is_wanted_no_more(home: Home) -> None:
 
 
 def test_another_word_said_meanwhile_stays(home: Home) -> None:
-    with stopped_meanwhile(home, "a canary"):
+    with temporarily_stopped(home, "a canary"):
         set_desired(home, STOPPED, "ann")
     assert (get_desired(home).what, get_desired(home).by) == (STOPPED, "ann")
 
 
 def test_a_job_that_was_stopped_before_stays_stopped_by_whom_it_was(home: Home) -> None:
     before = set_desired(home, STOPPED, "ann")
-    with stopped_meanwhile(home, "a canary"):
+    with temporarily_stopped(home, "a canary"):
         assert get_desired(home) == before
     assert get_desired(home) == before
 
@@ -313,8 +313,8 @@ def test_a_copy_of_a_checkpoint_has_the_groups_of_what_it_was_copied_from(home: 
     record = load_generations(home.lifecycle)
     for number, verb, source in ((1, "up", 0), (2, "rescale", 1), (3, "repartition", 2), (4, "repartition", 3)):
         record = record.with_one(Generation(number, 8, 4, verb, {"generation": source}))
-    assert record.of_the_same_groups(4) == [4, 3, 2]
-    assert record.of_the_same_groups(2) == [2]
+    assert record.repartitioned_from(4) == [4, 3, 2]
+    assert record.repartitioned_from(2) == [2]
 
 
 def test_who_asked_for_a_generation_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables as delta
 from fleetpulse.paths import ROOT
 from tests.support.histories.histories import START, row, signal, tick
-from tests.support.homes.homes import Judged, take_snapshot
+from tests.support.homes.homes import JudgedHome, take_snapshot
 from tests.support.refusals import refused
 
 pytestmark = [pytest.mark.unit, pytest.mark.home(tables=Deployment(1_000, 300_000))]
@@ -41,10 +41,10 @@ READ = {
 
 @pytest.fixture
 def home(home: Home) -> Home:
-    told = Judged(home)
+    told = JudgedHome(home)
     policy = row(0, "fleet/_/_/policy", policy=parse_policy({"rules": {"timeout": "60s"}}).normalised(), effective_from_s=-1000)
-    told.take(policy, signal(10), tick(100))
-    told.take(signal(40, received_s=110), signal(90, received_s=110), tick(120))
+    told.land_and_judge(policy, signal(10), tick(100))
+    told.land_and_judge(signal(40, received_s=110), signal(90, received_s=110), tick(120))
     return told.home
 
 

@@ -20,7 +20,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.reports.effective_policy import rules_at
 from streaming.bridge.command_reader import Spool
-from streaming.simulator.simulator import remembered
+from streaming.simulator.simulator import load_fleet
 from tests.support.histories.histories import START, registry_entries, row, signal
 from tests.support.homes.homes import empty, landed_home
 from tests.support.refusals import refused
@@ -160,5 +160,5 @@ def test_a_home_goes_on_with_the_simulated_fleet_that_it_has(tmp_path: Path) -> 
     for devices, seed in ((100, None), (None, 0), (20, 2)):
         with refused("simulated-fleet-differs"):
             begin(devices, seed)
-    found = remembered(made)
+    found = load_fleet(made)
     assert found is not None and (found.scenario.devices, found.scenario.seed) == (20, 1)

@@ -3,7 +3,7 @@
 from typer.testing import CliRunner
 
 from cli.app import app
-from cli.commands.run.service import how_it_is
+from cli.commands.run.service import check_health
 from cli.supervisor.processes import Run
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.desired_state import STOPPED, set_desired
@@ -54,17 +54,17 @@ def test_one_service_leaves_what_the_others_wrote(home: Home) -> None:
 
 def test_a_check_says_how_a_part_is(home: Home) -> None:
     with refused("service-not-running"):
-        how_it_is(home, Service.LANDING)
+        check_health(home, Service.LANDING)
     with served(home, Service.LANDING), served(home, Service.LIFECYCLE):
         with refused("service-without-status"):
-            how_it_is(home, Service.LANDING)
+            check_health(home, Service.LANDING)
         write_status(home.run("landing"), {"pid": 1, "problem": None})
-        assert how_it_is(home, Service.LANDING) == "the landing: running"
+        assert check_health(home, Service.LANDING) == "the landing: running"
         write_status(home.run("landing"), {"pid": 1, "problem": "cannot write: the disk is full"})
         with refused("service-unwell"):
-            how_it_is(home, Service.LANDING)
+            check_health(home, Service.LANDING)
         set_desired(home, STOPPED, "ann")
-        assert how_it_is(home, Service.LIFECYCLE) == "the lifecycle job is stopped, as requested by ann"
+        assert check_health(home, Service.LIFECYCLE) == "the lifecycle job is stopped, as requested by ann"
 
 
 def test_down_leaves_services_to_who_supervises_them(home: Home) -> None:

@@ -7,10 +7,10 @@ import pytest
 
 from fleetpulse.io.ingest.segments import (
     SEGMENT_SCHEMA,
-    BridgeOffset,
+    BridgePosition,
     SegmentRow,
+    bridge_position,
     list_segments,
-    position,
     positions,
     read_segment,
     remove_leftovers,
@@ -41,22 +41,22 @@ def test_segments_are_listed_in_order(tmp_path: Path) -> None:
 
 
 def test_the_position_is_that_of_the_newest_row(tmp_path: Path) -> None:
-    assert position(tmp_path) is None
-    assert position(tmp_path / "none") is None
+    assert bridge_position(tmp_path) is None
+    assert bridge_position(tmp_path / "none") is None
     write(tmp_path, 1, canary=3)
-    assert position(tmp_path) == BridgeOffset(1, 7, last_canary_ms=3, tail=(7, 1))
+    assert bridge_position(tmp_path) == BridgePosition(1, 7, last_canary_ms=3, tail=(7, 1))
     line = ROW._replace(origin="replay", recording="r", line=4)
     write(tmp_path, 2, line)
-    assert position(tmp_path) == BridgeOffset(2, 7, "r", 4, tail=(7, 1))
+    assert bridge_position(tmp_path) == BridgePosition(2, 7, "r", 4, tail=(7, 1))
     write(tmp_path, 3, line._replace(topic="replay/r", line=5))
-    assert position(tmp_path) == BridgeOffset(3, 7, "r", 5, ended=True, tail=(7, 1))
+    assert bridge_position(tmp_path) == BridgePosition(3, 7, "r", 5, ended=True, tail=(7, 1))
     write_segment(tmp_path, 4, rows_table([ROW]), bridge="b", last_canary_ms=None, gap_open=True, played="r")
-    assert position(tmp_path) == BridgeOffset(4, 7, gap_open=True, played="r", tail=(7, 1))
+    assert bridge_position(tmp_path) == BridgePosition(4, 7, gap_open=True, played="r", tail=(7, 1))
     left_open = frozenset({"c", "d"})
     write_segment(tmp_path, 5, rows_table([ROW]), bridge="b", last_canary_ms=None, left_open=left_open)
-    assert position(tmp_path) == BridgeOffset(5, 7, left_open=left_open, tail=(7, 1))
+    assert bridge_position(tmp_path) == BridgePosition(5, 7, left_open=left_open, tail=(7, 1))
     write_segment(tmp_path, 6, rows_table([ROW]), bridge="b", last_canary_ms=None, gap_rows=left_open)
-    assert position(tmp_path) == BridgeOffset(6, 7, gap_rows=left_open, tail=(7, 1))
+    assert bridge_position(tmp_path) == BridgePosition(6, 7, gap_rows=left_open, tail=(7, 1))
 
 
 @pytest.mark.parametrize("kept", [0, 8, 200])
@@ -101,7 +101,7 @@ def test_rows_of_one_instant_are_numbered_across_segments_and_restarts(tmp_path:
         table = rows_table([ROW._replace(received_at_ms=at_ms) for at_ms in received])
         write_segment(tmp_path, number, table, bridge="b", last_canary_ms=None, tail=tail)
         tail = tail_of(table, tail)
-        known = position(tmp_path)
+        known = bridge_position(tmp_path)
         assert known is not None and known.tail == tail, "a bridge that starts again goes on"
         found.append(positions(read_segment(tmp_path / f"{number:012d}.arrow")).tolist())
     assert found == [[0, 1, 0], [1], [2, 3, 0], [0]]

@@ -87,28 +87,28 @@ def test_records_of_several_partitions_are_in_order_of_time() -> None:
 def test_a_canary_comes_back_with_a_look_that_began_after_it_was_sent() -> None:
     canaries = Canaries()
     canaries.send("t", b"1", 10)
-    assert canaries.returned(9) == [] and canaries.returned(10) == [], "that look may have come before it"
+    assert canaries.take_returned(9) == [] and canaries.take_returned(10) == [], "that look may have come before it"
     canaries.send("t", b"2", 20)
-    assert canaries.returned(11) == [("t", b"1")]
-    assert canaries.returned(30) == [("t", b"2")]
-    assert canaries.returned(40) == []
+    assert canaries.take_returned(11) == [("t", b"1")]
+    assert canaries.take_returned(30) == [("t", b"2")]
+    assert canaries.take_returned(40) == []
 
 
 def test_a_clock_that_is_set_back_holds_no_later_canary_up() -> None:
     canaries = Canaries()
     canaries.send("t", b"ahead", 9_000)
     canaries.send("t", b"after", 100)
-    assert canaries.returned(101) == [("t", b"after")]
+    assert canaries.take_returned(101) == [("t", b"after")]
 
 
 def test_canaries_that_do_not_come_back_are_bounded() -> None:
     canaries = Canaries(limit=3)
     for number in range(9):
         canaries.send("t", str(number).encode(), number)
-    assert [payload for _, payload in canaries.returned(100)] == [b"6", b"7", b"8"]
+    assert [payload for _, payload in canaries.take_returned(100)] == [b"6", b"7", b"8"]
     canaries.send("t", b"x", 1)
     canaries.clear()
-    assert canaries.returned(100) == []
+    assert canaries.take_returned(100) == []
 
 
 # ---- options
@@ -129,7 +129,7 @@ def test_all_faults_of_the_options_are_said_without_a_value() -> None:
 def test_no_secret_is_shown() -> None:
     told = {"bootstrap.servers": "a:1", "topics": "x", "sasl.jaas.config": LOGIN, "ssl.key.password": "open-sesame"}
     options = parse_kafka(told)
-    said = options.meaning("Caused by: java.lang.Exception: no entry for hush-hush and open-sesame")
+    said = options.explain("Caused by: java.lang.Exception: no entry for hush-hush and open-sesame")
     shown = f"{options!r} {options} {Settings(kafka=told)!r} {said}"
     assert "hush" not in shown and "sesame" not in shown and "***" in said
 
@@ -146,7 +146,7 @@ def test_no_secret_is_shown() -> None:
     ],
 )
 def test_an_error_is_one_sentence(error: str, words: str) -> None:
-    said = parse_kafka({"bootstrap.servers": "a:1", "topics": "x"}).meaning(error)
+    said = parse_kafka({"bootstrap.servers": "a:1", "topics": "x"}).explain(error)
     assert words in said and "\n" not in said
 
 
@@ -196,7 +196,7 @@ def test_the_bridge_takes_from_any_line_and_passes_over_no_site_of_another(tmp_p
     line = Records()
     where = tmp_path / "segments", None, tmp_path / "run" / "status.json"
     others = {"bridge-1": tmp_path / "other"}
-    bridge = Bridge(BridgeSettings(*where, BrokerAddress("h", 1), "", bridge=KAFKA, others=others, line=lambda: line))
+    bridge = Bridge(BridgeSettings(*where, BrokerAddress("h", 1), "", bridge=KAFKA, others=others, source_factory=lambda: line))
     bridge.step()
     forged = json.dumps({"bridge": KAFKA, "nonce": "1-1-0"}).encode()
     sent = [("fleet/oslo/d/heartbeat", b"{}"), (f"fleet/_/{KAFKA}/tick", forged)]

@@ -8,7 +8,7 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
-from fleetpulse.io.checkpoints.checkpoint import committed, position_after
+from fleetpulse.io.checkpoints.checkpoint import committed_batches, position_after
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.finish_commit import finish_sink_committed_batch
 from fleetpulse.io.tables import tables
@@ -87,7 +87,7 @@ def test_one_that_was_not_said_is_left_to_spark(home: Home, said: tuple[int, str
     if said is not None:
         say(home, *said)
     assert looked_after(home) is None
-    assert committed(home.checkpoint) == [0]
+    assert committed_batches(home.checkpoint) == [0]
 
 
 def test_what_is_damaged_is_named(home: Home) -> None:

@@ -17,7 +17,7 @@ from fleetpulse.io.delta import appender
 from fleetpulse.io.delta.log import actions_of
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle import judgement_sink
-from fleetpulse.io.lifecycle.judgement_sink import JudgementSink, filed
+from fleetpulse.io.lifecycle.judgement_sink import JudgementSink, write_to_files
 from fleetpulse.io.tables import tables
 from tests.support.refusals import refused
 
@@ -42,7 +42,9 @@ class Batch:
         self.runs += 1
         table = str(self._home.table(JUDGEMENTS.name))
         inline = [SimpleNamespace(judgements=to_bytes(of_two_kinds(count)), files=None) for count in self._rows]
-        return inline + [SimpleNamespace(judgements=None, files=filed(table, of_two_kinds(count), 3)) for count in self._files]
+        return inline + [
+            SimpleNamespace(judgements=None, files=write_to_files(table, of_two_kinds(count), 3)) for count in self._files
+        ]
 
 
 def of_two_kinds(count: int) -> Any:

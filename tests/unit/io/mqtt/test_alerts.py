@@ -8,7 +8,7 @@ import pytest
 
 from fleetpulse.io.mqtt import alerts
 from fleetpulse.io.mqtt.address import BrokerAddress
-from fleetpulse.io.mqtt.alerts import AlertLine
+from fleetpulse.io.mqtt.alerts import AlertSubscription
 
 pytestmark = pytest.mark.unit
 
@@ -20,22 +20,22 @@ def message(number: int, payload: bytes, *, qos: int = 1, retain: bool = False) 
 
 
 @pytest.fixture
-def line(monkeypatch: pytest.MonkeyPatch) -> tuple[AlertLine, list[int]]:
+def line(monkeypatch: pytest.MonkeyPatch) -> tuple[AlertSubscription, list[int]]:
     """Return a line that nobody has connected, and the numbers that it acknowledges."""
-    made = AlertLine(BrokerAddress("127.0.0.1", 1), "a session", "fleetpulse/alert/#")
+    made = AlertSubscription(BrokerAddress("127.0.0.1", 1), "a session", "fleetpulse/alert/#")
     acknowledged: list[int] = []
     monkeypatch.setattr(made.client, "ack", lambda number, _: acknowledged.append(number))
-    monkeypatch.setattr(made, "drive", lambda _: None)
+    monkeypatch.setattr(made, "run_once", lambda _: None)
     return made, acknowledged
 
 
-def come(line: AlertLine, *messages: paho.MQTTMessage) -> list[str]:
+def come(line: AlertSubscription, *messages: paho.MQTTMessage) -> list[str]:
     for one in messages:
         line._on_message(line.client, None, one)
     return [payload for _, payload in line.newest(99)]
 
 
-def test_a_message_that_comes_again_before_it_is_acknowledged_waits_once(line: tuple[AlertLine, list[int]]) -> None:
+def test_a_message_that_comes_again_before_it_is_acknowledged_waits_once(line: tuple[AlertSubscription, list[int]]) -> None:
     listening, acknowledged = line
     assert come(listening, message(1, b"smoke"), message(2, b"water"), message(1, b"smoke")) == ["smoke", "water"]
     listening.acknowledge(1)
@@ -43,7 +43,7 @@ def test_a_message_that_comes_again_before_it_is_acknowledged_waits_once(line: t
     assert come(listening, message(2, b"water"), message(1, b"fire")) == ["water", "fire"], "a number is given again"
 
 
-def test_the_numbers_of_a_connection_end_with_it(line: tuple[AlertLine, list[int]]) -> None:
+def test_the_numbers_of_a_connection_end_with_it(line: tuple[AlertSubscription, list[int]]) -> None:
     listening, _ = line
     come(listening, message(1, b"smoke"))
     reason: Any = SimpleNamespace(is_failure=False)
@@ -51,11 +51,13 @@ def test_the_numbers_of_a_connection_end_with_it(line: tuple[AlertLine, list[int
     assert come(listening, message(1, b"water")) == ["water"]
 
 
-def test_messages_without_a_number_each_count(line: tuple[AlertLine, list[int]]) -> None:
+def test_messages_without_a_number_each_count(line: tuple[AlertSubscription, list[int]]) -> None:
     assert come(line[0], message(0, b"smoke", qos=0), message(0, b"water", qos=0)) == ["smoke", "water"]
 
 
-def test_what_has_no_room_stays_with_the_broker(line: tuple[AlertLine, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_no_room_stays_with_the_broker(
+    line: tuple[AlertSubscription, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(alerts, "_MOST", 2)
     listening, acknowledged = line
     come(listening, message(1, b"a"), message(2, b"b"))

@@ -8,7 +8,7 @@ import pytest
 from batch.quality.run import run
 from fleetpulse.core.replay import Deployment
 from fleetpulse.io.quality.great_expectations import Expectations
-from tests.support.homes.quality import eventful, judged_home
+from tests.support.homes.quality import eventful_history, judged_home
 
 pytestmark = [
     pytest.mark.unit,
@@ -18,7 +18,7 @@ pytestmark = [
 
 
 def test_no_page_links_to_one_that_is_not_there_whatever_was_looked_at_last(tmp_path: Path) -> None:
-    home = judged_home(tmp_path / "home", eventful(5), Deployment(30_000, 20_000))
+    home = judged_home(tmp_path / "home", eventful_history(5), Deployment(30_000, 20_000))
     run(home, ["transitions", "coverage spans"])
     run(home, ["snapshot"])
     pages = Expectations(home.path / "quality", "").build_docs().parent

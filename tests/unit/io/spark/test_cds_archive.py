@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cli.supervisor import cds
-from fleetpulse.io.spark.cds_archive import class_archive, fresh_archive, keep, making, using
-from fleetpulse.io.system.process import Stop
+from fleetpulse.io.spark.cds_archive import class_archive, create_options, fresh_archive, publish_archive, use_options
+from fleetpulse.io.system.process import StopSignal
 from tests.support.wait import await_that
 
 MADE = b"classes" * 100
@@ -39,7 +39,7 @@ def _jars(tmp_path: Path, *names: str) -> list[Path]:
 def _made(java: Path, jars: list[Path]) -> Path:
     fresh = fresh_archive()
     fresh.write_bytes(MADE)
-    return keep(fresh, java, jars)
+    return publish_archive(fresh, java, jars)
 
 
 def test_what_was_kept_is_found_by_the_same_java_and_jars_alone(tmp_path: Path, java: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_newer_one_takes_the_place_of_its_own_installations_and_of_no_others(t
 
 
 def test_a_path_with_a_space_is_one_option(tmp_path: Path) -> None:
-    for said in (using(tmp_path / "a b.jsa"), making(tmp_path / "a b.jsa")):
+    for said in (use_options(tmp_path / "a b.jsa"), create_options(tmp_path / "a b.jsa")):
         assert f'{tmp_path}/a b.jsa"' in said and said.count('"') == 2
 
 
@@ -94,10 +94,10 @@ def _rehearsal(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
 @pytest.mark.usefixtures("installed")
 def test_a_rehearsal_is_done_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _rehearsal(monkeypatch, "import sys, pathlib; pathlib.Path(sys.argv[2]).write_bytes(bytes(3_000_000))")
-    assert not cds.classes_are_kept()
-    assert cds.keep_classes() == "Spark's class archive is ready: 3 MB"
+    assert not cds.archive_is_ready()
+    assert cds.create_archive() == "Spark's class archive is ready: 3 MB"
     _rehearsal(monkeypatch, "raise SystemExit(1)")
-    assert cds.classes_are_kept() and cds.keep_classes() == "Spark's class archive is ready"
+    assert cds.archive_is_ready() and cds.create_archive() == "Spark's class archive is ready"
     assert len([*cache.rglob("*.*")]) == 1
 
 
@@ -113,26 +113,26 @@ def test_where_it_comes_to_nothing_that_is_said_and_nothing_is_left(
     code: str, why: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _rehearsal(monkeypatch, code)
-    said = cds.keep_classes()
+    said = cds.create_archive()
     assert said.startswith("Spark's class archive is not created (") and why in said and "nothing else differs" in said
     assert not [path for path in cache.rglob("*") if path.is_file()]
-    assert not cds.classes_are_kept(), "the next run tries again"
+    assert not cds.archive_is_ready(), "the next run tries again"
 
 
 @pytest.mark.usefixtures("installed")
 def test_a_java_that_makes_none_is_tried_by_no_further_run_and_by_who_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     _rehearsal(monkeypatch, "pass")
-    assert "No such file" in cds.keep_classes()
-    assert cds.classes_are_kept()
+    assert "No such file" in cds.create_archive()
+    assert cds.archive_is_ready()
     _rehearsal(monkeypatch, "import sys, pathlib; pathlib.Path(sys.argv[2]).write_bytes(bytes(3_000_000))")
-    assert cds.keep_classes() == "Spark's class archive is ready: 3 MB"
-    assert cds.classes_are_kept()
+    assert cds.create_archive() == "Spark's class archive is ready: 3 MB"
+    assert cds.archive_is_ready()
 
 
 @pytest.mark.usefixtures("installed")
 def test_a_cache_that_cannot_be_written_is_said_and_stops_nobody(cache: Path) -> None:
     cache.write_text("no folder")
-    said = cds.keep_classes()
+    said = cds.create_archive()
     assert said.startswith("Spark's class archive is not created (cannot write ") and "nothing else differs" in said
 
 
@@ -142,7 +142,7 @@ def test_it_is_left_with_all_that_it_began_when_the_run_stops(
 ) -> None:
     began = tmp_path / "began"
     _rehearsal(monkeypatch, f"import pathlib, time; pathlib.Path({str(began)!r}).touch(); time.sleep(600)")
-    stop = Stop()
+    stop = StopSignal()
     threading.Thread(target=lambda: (await_that(began.exists, what="it began"), stop.set()), daemon=True).start()
-    assert "the training run was killed" in cds.keep_classes(stop)
+    assert "the training run was killed" in cds.create_archive(stop)
     assert not [path for path in cache.rglob("*") if path.is_file()]

@@ -28,11 +28,11 @@ def test_several_at_once_compile_once_and_the_next_ones_not_at_all(tmp_path: Pat
     monkeypatch.setattr(kernel_cache, "_compile", compile_into)
     assert not kernel_cache.kernels_are_kept()
     with ThreadPoolExecutor(4) as pool:
-        for done in [pool.submit(kernel_cache.keep_kernels) for _ in range(4)]:
+        for done in [pool.submit(kernel_cache.ensure_kernels_compiled) for _ in range(4)]:
             done.result()
     assert compiled == [tmp_path]
-    assert kernel_cache.kernels_are_kept() and kernel_cache.compile_beside() is None
-    kernel_cache.keep_kernels()
+    assert kernel_cache.kernels_are_kept() and kernel_cache.compile_in_background() is None
+    kernel_cache.ensure_kernels_compiled()
     assert compiled == [tmp_path]
 
 
@@ -40,7 +40,7 @@ def test_kernels_that_are_gone_or_of_other_sources_are_compiled_again(tmp_path: 
     place = tmp_path / "kept"
     place.mkdir()
     monkeypatch.setattr(kernel_cache, "_compile", lambda: place)
-    kernel_cache.keep_kernels()
+    kernel_cache.ensure_kernels_compiled()
     assert kernel_cache.kernels_are_kept()
     monkeypatch.setattr(kernel_cache, "SOURCES_DIGEST", "0" * 16)
     assert not kernel_cache.kernels_are_kept()
@@ -56,7 +56,7 @@ def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(tmp_path: Pa
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FLEET_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr(kernel_cache, "_compile", lambda: compiled.append(1) or tmp_path)
-    kernel_cache.keep_kernels()
+    kernel_cache.ensure_kernels_compiled()
     assert compiled == [1]
 
 

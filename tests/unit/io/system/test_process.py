@@ -13,14 +13,14 @@ import pytest
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.mqtt.address import BrokerAddress, load_address, parse_broker_url, save_address
-from fleetpulse.io.system.locks import held, holder
-from fleetpulse.io.system.process import Stop, read_status, write_status
+from fleetpulse.io.system.locks import lock_holder, named_lock
+from fleetpulse.io.system.process import StopSignal, read_status, write_status
 from streaming.bridge.command_reader import Spool
 from tests.support.refusals import refused
 
 
 def test_a_signal_stops_a_wait_at_once() -> None:
-    stop = Stop()
+    stop = StopSignal()
     try:
         assert not stop.wait(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -31,7 +31,7 @@ def test_a_signal_stops_a_wait_at_once() -> None:
 
 def test_the_end_of_the_parent_stops() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    stop = Stop(child.pid)
+    stop = StopSignal(child.pid)
     try:
         assert not stop.is_set()
         child.communicate(b"\n", timeout=30)
@@ -147,10 +147,10 @@ def test_on_a_full_disk_a_lock_is_held_without_its_holders_name(tmp_path: Path, 
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "write", full)
-    with held(tmp_path / "lock", "one", FleetError):
-        assert holder(tmp_path / "lock") == "another run"
-        with pytest.raises(FleetError, match="another run"), held(tmp_path / "lock", "two", FleetError):
+    with named_lock(tmp_path / "lock", "one", FleetError):
+        assert lock_holder(tmp_path / "lock") == "another run"
+        with pytest.raises(FleetError, match="another run"), named_lock(tmp_path / "lock", "two", FleetError):
             raise AssertionError("two hold it")
-    assert holder(tmp_path / "lock") is None
-    with held(tmp_path / "lock", "one", FleetError):
+    assert lock_holder(tmp_path / "lock") is None
+    with named_lock(tmp_path / "lock", "one", FleetError):
         pass

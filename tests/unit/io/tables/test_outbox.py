@@ -6,13 +6,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from batch.state.recover import require_since, where_it_stopped
+from batch.state.recover import require_judgements_since, where_it_stopped
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS
-from fleetpulse.io.checkpoints.checkpoint import committed, partitions_of
+from fleetpulse.io.checkpoints.checkpoint import committed_batches, partitions_of
 from fleetpulse.io.checkpoints.generations import PRUNED, RETIRED, Generation, Generations, save_generations
 from fleetpulse.io.delta.corruption import DamagedError
-from fleetpulse.io.home.checkpoint_ownership import mark_own, require_own, require_own_if_read
+from fleetpulse.io.home.checkpoint_ownership import mark_own, require_own, require_own_if_readable
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import promise
 from fleetpulse.io.maintenance.readers import reader_pins
@@ -100,7 +100,7 @@ def test_logs_that_are_damaged_do_not_tell_where_it_stopped(home: Home, name: st
 def test_one_that_was_killed_in_a_batch_or_has_none_does_not_tell_where_it_stopped(home: Home) -> None:
     commit_batch(home.checkpoint, 3, 6_000, committed=False)
     assert where_it_stopped(home) == (None, "generation 1 was stopped in the middle of a batch")
-    for number in committed(home.checkpoint):
+    for number in committed_batches(home.checkpoint):
         (home.checkpoint / "commits" / str(number)).unlink()
     assert where_it_stopped(home) == (None, "its checkpoint has no committed batch")
 
@@ -108,17 +108,17 @@ def test_one_that_was_killed_in_a_batch_or_has_none_does_not_tell_where_it_stopp
 def test_what_was_said_since_is_known_while_maintenance_has_not_come_near(home: Home) -> None:
     take_snapshot(home)
     taken = find_snapshot(home)
-    require_since(home, taken)
+    require_judgements_since(home, taken)
     promise(home, "late", (taken.at_ms or 0) - 3 * 86_400_000)
-    require_since(home, taken)
+    require_judgements_since(home, taken)
     with refused("judgements-not-retained"):
-        require_since(home, replace(taken, at_ms=(taken.at_ms or 0) - 4 * 86_400_000))
+        require_judgements_since(home, replace(taken, at_ms=(taken.at_ms or 0) - 4 * 86_400_000))
 
 
 def test_a_damaged_checkpoint_that_nobody_goes_on_with_stands_in_no_ones_way(home: Home) -> None:
-    require_own_if_read(home, 1)
+    require_own_if_readable(home, 1)
     (home.checkpoint / "offsets" / "2").write_bytes(b"\0" * 40)
-    require_own_if_read(home, 1)
+    require_own_if_readable(home, 1)
     with refused("checkpoint-damaged"):
         require_own(home, 1)
     with refused("offsets-damaged"):
@@ -132,7 +132,7 @@ def test_a_checkpoint_of_another_home_is_refused_though_nobody_goes_on_with_it(h
     mark_own(home, 1)
     (home.checkpoint / "home-id.json").write_text('{"id": "another"}')
     with refused("checkpoint-foreign"):
-        require_own_if_read(home, 1)
+        require_own_if_readable(home, 1)
 
 
 def test_nobody_goes_back_to_one_that_is_damaged() -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from deltalake import DeltaTable
 
-from fleetpulse.core.monitoring.health import Beside, Progress, to_row
+from fleetpulse.core.monitoring.health import BatchContext, Progress, to_row
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, STREAM_HEALTH
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
@@ -109,7 +109,7 @@ def test_rows_that_were_read_are_written_when_the_query_can_no_longer_be_asked(
 def test_the_newest_batch_is_that_of_the_checkpoint_whatever_the_clock_said(tmp_path: Path) -> None:
     home = _home(tmp_path)
     tables.create(home, STREAM_HEALTH)
-    usual = to_row(Progress(recorded_progress("compaction")), Beside(1))
+    usual = to_row(Progress(recorded_progress("compaction")), BatchContext(1))
     hour_ms = 3_600_000
     stands = [(1, 7, 9 * hour_ms), (2, 0, 5 * hour_ms), (2, 1, 2 * hour_ms)]  # the clock is set back again and again
     rows = [{**usual, "generation": number, "batch_id": batch, "began_at_ms": at_ms} for number, batch, at_ms in stands]
@@ -143,7 +143,7 @@ def test_old_rows_and_small_files_go(tmp_path: Path) -> None:
     tables.create(home, STREAM_HEALTH)
     before_ms = 1_700_000_000_000
     for batch, at_ms in enumerate([before_ms - 1, before_ms, before_ms + 1]):
-        row = {**to_row(Progress(recorded_progress("first")), Beside(1)), "batch_id": batch, "began_at_ms": at_ms}
+        row = {**to_row(Progress(recorded_progress("first")), BatchContext(1)), "batch_id": batch, "began_at_ms": at_ms}
         tables.append(home, STREAM_HEALTH, tables.to_table(STREAM_HEALTH, [row]), "run", batch + 1)
     path = home.table(STREAM_HEALTH.name)
     tidy(path, before_ms)
@@ -159,7 +159,7 @@ def test_a_run_tidies_once_in_so_many_commits(tmp_path: Path, monkeypatch: pytes
     health = StreamHealth(home, 1)
     version, files = -1, []
     for batch in range(4):
-        row = {**to_row(Progress(recorded_progress("first")), Beside(1)), "batch_id": batch}
+        row = {**to_row(Progress(recorded_progress("first")), BatchContext(1)), "batch_id": batch}
         row["began_at_ms"] = round(time.time() * 1000)
         tables.append(home, STREAM_HEALTH, tables.to_table(STREAM_HEALTH, [row]), "run", batch + 1)
         version = health._tidy(version)
@@ -182,7 +182,7 @@ def test_the_report_rates_the_newest_figure_and_tells_the_worst(tmp_path: Path) 
     tables.create(home, STREAM_HEALTH)
     rows = []
     for batch, size in enumerate([6_000_000_000, 1_000_000_000, 999_999_999]):
-        row = to_row(Progress(recorded_progress("compaction")), Beside(1, devices={"online": batch}))
+        row = to_row(Progress(recorded_progress("compaction")), BatchContext(1, devices={"online": batch}))
         rows.append({**row, "batch_id": batch, "state_bytes": size, "state_update_us": 7 if batch < 2 else None})
     tables.append(home, STREAM_HEALTH, tables.to_table(STREAM_HEALTH, rows), "run", 3)
     told = judgements.health(home)

@@ -46,7 +46,7 @@ def line() -> Records:
 def bridge(tmp_path: Path, clocks: Clocks, line: Records) -> Bridge:
     """A live bridge that has heard a device, and a canary of its own."""
     where = tmp_path / "segments", None, tmp_path / "run" / "status.json"
-    made = Bridge(BridgeSettings(*where, BrokerAddress("h", 1), "", line=lambda: line))
+    made = Bridge(BridgeSettings(*where, BrokerAddress("h", 1), "", source_factory=lambda: line))
     made.step()
     line.coming = [heartbeat(1), *line.canaries]
     line.canaries.clear()

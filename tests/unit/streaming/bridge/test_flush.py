@@ -7,7 +7,7 @@ import pytest
 from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.messages.replay_envelope import Envelope, wrap
 from fleetpulse.core.rows import FLUSH, Kind, Origin, Row
-from fleetpulse.io.ingest.segments import BridgeOffset
+from fleetpulse.io.ingest.segments import BridgePosition
 from fleetpulse.io.mqtt.subscriber import Arrived
 from streaming.bridge.sequencer import BridgeSequencer
 
@@ -15,14 +15,14 @@ NOW = 1_700_000_000_000
 TOPIC = "fleet/s/d/heartbeat"
 
 
-def _make(position: BridgeOffset | None = None, *, holds_back: bool = True) -> BridgeSequencer:
+def _make(position: BridgePosition | None = None, *, holds_back: bool = True) -> BridgeSequencer:
     return BridgeSequencer("b", position, holds_back=holds_back)
 
 
 def _told(intake: BridgeSequencer) -> list[tuple[int, str]]:
     """Return ``received_at`` after NOW and the topic of each row; of a flush "flush"."""
     flush = json.dumps({"bridge": "b", "op": FLUSH}, separators=(",", ":")).encode()
-    rows = [*intake.waiting.rows()]
+    rows = [*intake.buffer.rows()]
     return [(row.received_at_ms - NOW, FLUSH if row.payload == flush else row.topic) for row in rows]
 
 
@@ -42,10 +42,10 @@ def test_who_stops_listening_asks_at_the_instant_after_the_newest_row() -> None:
 
 
 def test_what_is_asked_for_is_a_tick_that_flushes() -> None:
-    intake = _make(BridgeOffset(1, NOW))
+    intake = _make(BridgePosition(1, NOW))
     intake.go_live(NOW)
     intake.stopping()
-    *_, asked = intake.waiting.rows()
+    *_, asked = intake.buffer.rows()
     row = decode(asked.topic, asked.payload, asked.received_at_ms, Origin(asked.origin))
     assert isinstance(row, Row)
     assert (row.kind, row.contents()["op"]) == (Kind.TICK, FLUSH)
@@ -85,10 +85,10 @@ def test_an_empty_home_has_nothing_to_ask_for() -> None:
 
 
 def test_who_is_commanded_to_flush_asks_at_the_instant_after_the_newest_row_too() -> None:
-    intake = _make(BridgeOffset(1, NOW))
+    intake = _make(BridgePosition(1, NOW))
     intake.go_live(NOW)
     intake.command("1-a.json", "fleet/_/b/tick", {"op": FLUSH}, NOW + 60_000)
-    *_, before, asked = intake.waiting.rows()
+    *_, before, asked = intake.buffer.rows()
     wanted = (before.received_at_ms + 1, "1-a.json")
     assert (asked.received_at_ms, asked.command) == wanted, "it is no sign that we listened for a minute"
     row = decode(asked.topic, asked.payload, asked.received_at_ms, Origin(asked.origin))

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.rows import Origin
-from fleetpulse.io.ingest.segments import SEGMENT_SCHEMA, BridgeOffset, SegmentRow, read_segment, rows_table, write_segment
+from fleetpulse.io.ingest.segments import SEGMENT_SCHEMA, BridgePosition, SegmentRow, read_segment, rows_table, write_segment
 from fleetpulse.io.mqtt.subscriber import Arrived
 from streaming.bridge import rate_limit
 from streaming.bridge.rate_limit import BURST_S, RateLimiter
-from streaming.bridge.sequencer import FLOOD, BridgeSequencer
+from streaming.bridge.sequencer import REASON_FLOOD, BridgeSequencer
 from streaming.landing.merge import Part
 from streaming.landing.rows import decode_parts
 
@@ -59,7 +59,7 @@ def test_what_was_let_go_of_and_comes_again_is_counted_once() -> None:
 
 def test_what_the_broker_kept_while_nobody_listened_is_within_the_limit() -> None:
     away_ms, since_ms = 15 * 60_000, NOW - 15 * 60_000
-    intake = BridgeSequencer("b", BridgeOffset(1, since_ms), floods=RateLimiter(2))
+    intake = BridgeSequencer("b", BridgePosition(1, since_ms), floods=RateLimiter(2))
     intake.go_live(NOW)
     kept = 2 * away_ms // 1000
 
@@ -108,13 +108,13 @@ def test_what_is_beyond_the_limit_is_written_and_goes_to_quarantine(tmp_path: Pa
     intake.go_live(NOW)
     for number in range(BURST_S + 5):
         intake.arrived(Arrived(TOPIC, b"{}", False, (1, number + 1)), NOW)
-    written = [*intake.waiting.rows()]
-    assert [row.refused for row in written].count(FLOOD) == intake.counts["flooded"] == 4
+    written = [*intake.buffer.rows()]
+    assert [row.refused for row in written].count(REASON_FLOOD) == intake.counts["flooded"] == 4
     assert written[-1].refused is None, "the newest of the second counts"
-    path = write_segment(tmp_path, 1, intake.waiting.table(), bridge="b", last_canary_ms=None)
+    path = write_segment(tmp_path, 1, intake.buffer.table(), bridge="b", last_canary_ms=None)
     landed = decode_parts([Part("bridge-1", 1, 0, read_segment(path))], decode)
     assert (landed.messages[0][2].num_rows, len(landed.quarantine)) == (BURST_S + 1, 4)
-    assert {one["reason"] for one in landed.quarantine} == {FLOOD}
+    assert {one["reason"] for one in landed.quarantine} == {REASON_FLOOD}
     assert "flood_limit" in landed.quarantine[0]["detail"]
 
 
@@ -136,7 +136,7 @@ def _flooded(topics: list[str], at_ms: list[int], per_s: int = 1) -> list[bool]:
     intake.arrived_together([Arrived(TOPIC, b"{}", False, (1, number)) for number in range(per_s * BURST_S)], NOW)
     for topic, now_ms in zip(topics, at_ms, strict=True):
         intake.arrived(Arrived(topic, b"{}", False, (2, 0)), now_ms)
-    return [row.refused == FLOOD for row in intake.waiting.rows()][per_s * BURST_S :]
+    return [row.refused == REASON_FLOOD for row in intake.buffer.rows()][per_s * BURST_S :]
 
 
 def test_a_flood_costs_data_and_never_presence() -> None:
@@ -144,7 +144,7 @@ def test_a_flood_costs_data_and_never_presence() -> None:
     intake = BridgeSequencer("b", None, floods=RateLimiter(100))
     intake.go_live(NOW)
     intake.arrived_together(burst, NOW)
-    counted = [row for row in intake.waiting.rows() if row.refused is None]
+    counted = [row for row in intake.buffer.rows() if row.refused is None]
     assert len(counted) == 100 * BURST_S + 1
     assert counted[-1].payload == b"19999", "the newest of what is beyond the limit counts"
 
@@ -162,8 +162,8 @@ def test_a_message_that_is_written_stays_and_the_next_one_of_the_second_counts_t
     intake.go_live(NOW)
     for number in range(BURST_S + 1):
         intake.arrived(Arrived(TOPIC, b"{}", False, (1, number)), NOW)
-    assert [row.refused for row in intake.waiting.rows()] == [None] * (BURST_S + 1)
+    assert [row.refused for row in intake.buffer.rows()] == [None] * (BURST_S + 1)
     intake.written()
     for number in range(3):
         intake.arrived(Arrived(TOPIC, b"{}", False, (2, number)), NOW + 1)
-    assert [row.refused for row in intake.waiting.rows()] == [FLOOD, FLOOD, None]
+    assert [row.refused for row in intake.buffer.rows()] == [REASON_FLOOD, REASON_FLOOD, None]

@@ -5,8 +5,8 @@ import pytest
 from fleetpulse.core.messages.decode import Rejection, decode
 from fleetpulse.core.messages.replay_envelope import Envelope, wrap
 from fleetpulse.core.rows import Origin
-from fleetpulse.io.ingest.segments import BridgeOffset
-from streaming.bridge.replay_sequencer import HELD_BYTES, History
+from fleetpulse.io.ingest.segments import BridgePosition
+from streaming.bridge.replay_sequencer import HELD_BYTES, RecordingSequencer
 from tests.support.sequencers import NOW, TOPIC, Broker, bodies, closed, fly, make, rows, stamps
 
 pytestmark = pytest.mark.unit
@@ -40,7 +40,7 @@ def test_a_held_line_is_not_acknowledged(broker: Broker) -> None:
 
 
 def test_history_goes_on_after_the_line_that_is_durable(broker: Broker) -> None:
-    intake = make(BridgeOffset(1, NOW + 5, "r", 5))
+    intake = make(BridgePosition(1, NOW + 5, "r", 5))
     intake.arrived(broker.line(5), NOW)
     intake.arrived(broker.line(6), NOW)
     assert [row["line"] for row in rows(intake)] == [6]
@@ -53,7 +53,7 @@ def test_a_lost_connection_takes_history_back_to_what_is_durable(broker: Broker)
     intake.arrived(broker.line(1), NOW)
     intake.arrived(broker.line(3), NOW)
     intake.lost(NOW)
-    assert not intake.waiting
+    assert not intake.buffer
     for line in (1, 2, 3):
         intake.arrived(broker.line(line), NOW)
     assert [row["line"] for row in rows(intake)] == [1, 2, 3]
@@ -68,27 +68,27 @@ def test_another_recording_waits_for_the_end_of_the_first(broker: Broker) -> Non
 
 
 def test_a_recording_older_than_what_was_received_is_rejected_whole(broker: Broker) -> None:
-    intake = make(BridgeOffset(1, NOW + 1))
+    intake = make(BridgePosition(1, NOW + 1))
     for line in (1, 0, 2):
         intake.arrived(broker.line(line, NOW), NOW)
     intake.arrived(broker.line(3, end=True), NOW)
-    assert not intake.waiting
+    assert not intake.buffer
     assert intake.counts["rejected"] == 4
     assert not intake.history.done
     assert len(intake.written()) == 4
 
 
 def test_lines_of_a_recording_that_ended_are_dropped(broker: Broker) -> None:
-    intake = make(BridgeOffset(1, NOW, "r", 3, ended=True, played="r"))
+    intake = make(BridgePosition(1, NOW, "r", 3, ended=True, played="r"))
     intake.arrived(broker.line(2), NOW)
     intake.arrived(broker.line(3, end=True), NOW)
-    assert not intake.waiting
+    assert not intake.buffer
     assert len(intake.written()) == 2
     assert intake.history.done
 
 
 def test_a_second_recording_begins_after_the_first(broker: Broker) -> None:
-    intake = make(BridgeOffset(1, NOW, "r", 3, ended=True, played="r"))
+    intake = make(BridgePosition(1, NOW, "r", 3, ended=True, played="r"))
     intake.arrived(broker.line(0, recording="s"), NOW)
     assert [row["recording"] for row in rows(intake)] == ["s"]
 
@@ -114,7 +114,7 @@ def test_history_up_to_now_goes_on_live_without_a_gap(later_ms: int, gaps: int, 
 
 @pytest.mark.parametrize("gap_open", [False, True])
 def test_nobody_listened_between_what_a_home_has_and_the_first_line_of_a_recording(gap_open: bool, broker: Broker) -> None:
-    intake = make(BridgeOffset(1, NOW, last_canary_ms=NOW - 9, gap_open=gap_open))
+    intake = make(BridgePosition(1, NOW, last_canary_ms=NOW - 9, gap_open=gap_open))
     intake.arrived(broker.line(0, NOW + 100_000), NOW)
     intake.arrived(broker.line(1, NOW + 100_000), NOW)
     opened = [] if gap_open else [{"op": "open", "from": NOW - 9, "why": "start"}]
@@ -126,7 +126,7 @@ def test_nobody_listened_between_what_a_home_has_and_the_first_line_of_a_recordi
 
 
 def test_that_gap_is_said_once_though_the_first_line_comes_again(broker: Broker) -> None:
-    intake = make(BridgeOffset(1, NOW, last_canary_ms=NOW))
+    intake = make(BridgePosition(1, NOW, last_canary_ms=NOW))
     for _ in range(2):
         intake.lost(NOW)
         intake.arrived(broker.line(0, NOW + 100_000), NOW)
@@ -134,15 +134,15 @@ def test_that_gap_is_said_once_though_the_first_line_comes_again(broker: Broker)
     assert intake.last_canary_ms is None
 
 
-@pytest.mark.parametrize("position", [None, BridgeOffset(1, NOW, "r", -1)])
-def test_a_recording_in_an_empty_home_has_no_gap(position: BridgeOffset | None, broker: Broker) -> None:
+@pytest.mark.parametrize("position", [None, BridgePosition(1, NOW, "r", -1)])
+def test_a_recording_in_an_empty_home_has_no_gap(position: BridgePosition | None, broker: Broker) -> None:
     intake = make(position)
     intake.arrived(broker.line(0), NOW)
     assert bodies(intake, "gap") == []
 
 
 def test_lines_that_wait_for_one_before_them_are_bounded_in_bytes(broker: Broker) -> None:
-    history, body = History(), b"x" * 1_000_000
+    history, body = RecordingSequencer(), b"x" * 1_000_000
     for line in range(1, 100):
         payload = wrap(Envelope("r", line, NOW + line, TOPIC, body))
         assert list(history.take(payload, (1, line), None)) == []
@@ -183,7 +183,7 @@ def test_a_gap_that_a_recording_leaves_open_is_closed_before_its_end(broker: Bro
 
 
 def test_it_is_closed_also_by_who_began_after_it_was_opened_and_when_lines_come_again(broker: Broker) -> None:
-    intake = make(BridgeOffset(1, NOW, "r", 0, left_open=frozenset({"other"})))
+    intake = make(BridgePosition(1, NOW, "r", 0, left_open=frozenset({"other"})))
     for _ in range(2):
         intake.lost(NOW)
         intake.arrived(broker.line(1, end=True), NOW)
@@ -238,7 +238,7 @@ def test_what_is_remembered_of_the_bridges_of_a_recording_is_bounded_and_what_it
 
 
 def test_one_that_begins_anew_between_two_such_lines_refuses_the_second_as_well(broker: Broker) -> None:
-    stood = BridgeOffset(1, NOW, "r", 1, gap_rows=frozenset({"a", "b"}))
+    stood = BridgePosition(1, NOW, "r", 1, gap_rows=frozenset({"a", "b"}))
     for at_ms, refused in ((NOW, "field"), (NOW + 1, None)):
         intake = make(stood)
         envelope = Envelope("r", 2, at_ms, "fleet/_/a/gap", b'{"op":"open","from":1}')

@@ -3,7 +3,7 @@
 import pytest
 
 from fleetpulse.core.rows import FLUSH
-from fleetpulse.io.ingest.segments import BridgeOffset
+from fleetpulse.io.ingest.segments import BridgePosition
 from fleetpulse.io.mqtt.subscriber import Arrived
 from streaming.bridge.rate_limit import BURST_S, RateLimiter
 from streaming.bridge.sequencer import BridgeSequencer
@@ -29,7 +29,7 @@ def test_received_at_never_runs_backwards(broker: Broker) -> None:
 def test_messages_taken_in_together_are_taken_in_as_one_by_one(others: frozenset[str]) -> None:
     taken: list[BridgeSequencer] = []
     for together in (True, False):
-        broker, intake = Broker(), BridgeSequencer("b", BridgeOffset(3, NOW), secret=b"s", floods=RateLimiter(1), others=others)
+        broker, intake = Broker(), BridgeSequencer("b", BridgePosition(3, NOW), secret=b"s", floods=RateLimiter(1), others=others)
         intake.shared = frozenset({"oslo"})
         intake.go_live(NOW - 1_000)
         canary = broker.deliver(intake.canary_topic, intake.canary(NOW))
@@ -48,16 +48,16 @@ def test_messages_taken_in_together_are_taken_in_as_one_by_one(others: frozenset
                     intake.arrived(message, now_ms)
         taken.append(intake)
     one, other = taken
-    assert [*one.waiting.rows()] == [*other.waiting.rows()]
-    assert one.waiting.tokens == other.waiting.tokens
-    assert one.waiting.passed == other.waiting.passed
-    assert one.waiting.size_bytes == other.waiting.size_bytes
+    assert [*one.buffer.rows()] == [*other.buffer.rows()]
+    assert one.buffer.tokens == other.buffer.tokens
+    assert one.buffer.passed == other.buffer.passed
+    assert one.buffer.size_bytes == other.buffer.size_bytes
     assert (one.counts, one.last_ms, one.last_canary_ms) == (other.counts, other.last_ms, other.last_canary_ms)
     assert one.counts["flooded"] > 0
 
 
 def test_received_at_never_runs_backwards_across_restarts(broker: Broker) -> None:
-    intake = make(BridgeOffset(3, NOW))
+    intake = make(BridgePosition(3, NOW))
     intake.go_live(NOW - 1_000)
     intake.arrived(broker.deliver(TOPIC), NOW - 1_000)
     assert stamps(intake) == [NOW + 1, NOW + 2]
@@ -122,7 +122,7 @@ def test_tokens_are_given_back_only_when_written(broker: Broker) -> None:
     intake.arrived(broker.deliver(TOPIC, retained=True), NOW)
     assert sorted(intake.written()) == [(1, 1), (1, 2), (1, 3)]
     assert intake.written() == []
-    assert not intake.waiting
+    assert not intake.buffer
 
 
 def test_a_lost_connection_drops_what_comes_again_and_keeps_what_does_not(broker: Broker) -> None:
@@ -141,7 +141,7 @@ def test_retained_copies_are_not_landed(broker: Broker) -> None:
     intake = make()
     intake.go_live(NOW)
     intake.arrived(broker.deliver(TOPIC, retained=True), NOW)
-    assert not intake.waiting
+    assert not intake.buffer
     assert intake.counts["retained"] == 1
 
 
@@ -163,7 +163,7 @@ def test_a_canary_of_an_earlier_life_is_neither(broker: Broker) -> None:
     intake = make()
     intake.go_live(NOW)
     intake.arrived(broker.deliver(intake.canary_topic, payload), NOW)
-    assert not intake.waiting
+    assert not intake.buffer
     assert intake.counts["stale_canaries"] == 1
 
 
@@ -176,7 +176,7 @@ def test_an_empty_home_has_no_gap(broker: Broker) -> None:
 
 @pytest.mark.parametrize(("canary_ms", "since_ms"), [(NOW - 9, NOW - 9), (None, NOW)])
 def test_a_start_with_a_position_begins_with_a_gap(canary_ms: int | None, since_ms: int, broker: Broker) -> None:
-    intake = make(BridgeOffset(1, NOW, last_canary_ms=canary_ms))
+    intake = make(BridgePosition(1, NOW, last_canary_ms=canary_ms))
     intake.go_live(NOW + 5_000)
     assert bodies(intake, "gap") == [{"op": "open", "from": since_ms, "why": "start"}]
 
@@ -213,7 +213,7 @@ def test_a_canary_that_was_sent_before_the_gap_was_opened_does_not_close_it(brok
 
 
 def test_an_open_gap_is_not_opened_again_not_even_after_a_restart(broker: Broker) -> None:
-    intake = make(BridgeOffset(1, NOW, last_canary_ms=NOW, gap_open=True))
+    intake = make(BridgePosition(1, NOW, last_canary_ms=NOW, gap_open=True))
     intake.go_live(NOW + 1)
     intake.lost(NOW + 2)
     assert bodies(intake, "gap") == []

@@ -10,11 +10,11 @@ from fleetpulse.core.rows import BRIDGE
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.ingest.leases import LEASE_MS, Lease, kept_sites, read_lease, write_lease
 from fleetpulse.io.ingest.segments import (
-    BridgeOffset,
+    BridgeFencedError,
+    BridgePosition,
     SegmentRow,
-    SegmentTakenError,
+    bridge_position,
     list_segments,
-    position,
     read_segment,
     remove_leftovers,
     rows_table,
@@ -23,7 +23,7 @@ from fleetpulse.io.ingest.segments import (
 from fleetpulse.io.mqtt.subscriber import Arrived
 from fleetpulse.settings import load_settings
 from streaming.bridge.sequencer import BridgeSequencer
-from streaming.landing.backlog import Bridges, tidy
+from streaming.landing.backlog import Bridges, delete_landed_segments
 from streaming.landing.merge import Backlog, place
 from tests.support.refusals import refused
 
@@ -78,7 +78,7 @@ def test_who_is_not_heard_of_is_given_up_by_a_gap_in_its_place(folders: dict[str
     assert [one.through_ms for _, one in seen.values()] == [LATER, None]
     (row,) = read_segment(list_segments(folders["b"])[-1][1]).to_pylist()
     assert (row["topic"], json.loads(row["payload"])["from"]) == ("fleet/_/b/gap", NOW - 5)
-    stands = position(folders["b"])
+    stands = bridge_position(folders["b"])
     assert stands is not None
     assert (stands.gap_open, stands.fence, stands.last_canary_ms) == (True, True, NOW - 5)
     read(bridges, LATER + 1)
@@ -94,17 +94,17 @@ def test_a_gap_in_the_place_of_a_bridge_names_its_sites(folders: dict[str, Path]
 
 @pytest.mark.parametrize(("takes_foreign", "sites"), [(False, {"except": ["oslo"]}), (True, {})])
 def test_the_first_bridge_says_of_which_sites_it_does_not_listen(takes_foreign: bool, sites: dict[str, list[str]]) -> None:
-    at = BridgeOffset(1, NOW, last_canary_ms=NOW, shared=frozenset({"oslo"}))
+    at = BridgePosition(1, NOW, last_canary_ms=NOW, shared=frozenset({"oslo"}))
     intake = BridgeSequencer("bridge-1", at, others=frozenset({"north"}), takes_foreign=takes_foreign)
     intake.go_live(LATER)
-    (gap,) = intake.waiting.rows()
+    (gap,) = intake.buffer.rows()
     content = json.loads(gap.payload)
     assert {name: content[name] for name in ("sites", "except") if name in content} == sites
 
 
 def test_nobody_is_given_up_while_nobody_else_is_heard_of_or_all_are_just_starting(folders: dict[str, Path]) -> None:
     assert [one.through_ms for _, one in read(Bridges(folders, NOW), LATER).values()] == [None, None]
-    assert position(folders["a"]) == BridgeOffset(1, NOW - 9, last_canary_ms=NOW - 5, tail=(NOW - 9, 1))
+    assert bridge_position(folders["a"]) == BridgePosition(1, NOW - 9, last_canary_ms=NOW - 5, tail=(NOW - 9, 1))
     assert [one.through_ms for _, one in read(Bridges(folders, LATER), LATER).values()] == [NOW, NOW]
 
 
@@ -136,7 +136,7 @@ def test_one_alone_is_never_waited_for(tmp_path: Path) -> None:
 
 def test_the_newest_segment_stays_when_all_is_landed(folders: dict[str, Path]) -> None:
     for places in ({"a": place(1, 1), "b": place(2, 1)}, {"a": place(2, 0), "b": place(3, 0)}):  # as whole segments are counted
-        tidy(folders, places)
+        delete_landed_segments(folders, places)
         assert [[number for number, _ in list_segments(folder)] for folder in folders.values()] == [[1], [2]]
 
 
@@ -156,7 +156,7 @@ def test_what_is_left_of_a_lease_by_one_who_was_killed_is_removed(tmp_path: Path
 
 def test_a_number_is_given_once(tmp_path: Path) -> None:
     write(tmp_path, 1, NOW)
-    with pytest.raises(SegmentTakenError):
+    with pytest.raises(BridgeFencedError):
         write(tmp_path, 1, NOW + 1)
     assert read_segment(list_segments(tmp_path)[0][1])["received_at_ms"].to_pylist() == [NOW]
     assert [path.suffix for path in tmp_path.iterdir()] == [".arrow"]
@@ -187,7 +187,7 @@ def test_sites_are_left_to_others_behind_the_canary_that_was_sent_when_the_broke
         nonlocal number
         number += 1
         intake.arrived(Arrived(topic, payload, False, (1, number)), NOW)
-        return len(intake.waiting)
+        return len(intake.buffer)
 
     assert arrives("fleet/_/north/tick") == 0
     assert arrives("fleet/oslo/d/heartbeat") == 1
@@ -208,11 +208,11 @@ def test_what_comes_behind_the_canary_is_left_to_others_also_when_it_comes_with_
     numbers = count(1)
 
     def arrive(*messages: tuple[str, bytes]) -> list[str]:
-        before = len(intake.waiting)
+        before = len(intake.buffer)
         arrived = [Arrived(*message, False, (1, next(numbers))) for message in messages]
         for some in [arrived] if together else [[one] for one in arrived]:
             intake.arrived_together(some, NOW)
-        return [row.topic for row in intake.waiting.rows()][before:]
+        return [row.topic for row in intake.buffer.rows()][before:]
 
     oslo, rome = ("fleet/oslo/d/heartbeat", b"{}"), ("fleet/rome/d/heartbeat", b"{}")
     if met_before:

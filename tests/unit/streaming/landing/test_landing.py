@@ -49,7 +49,7 @@ def test_killed_before_it_has_tidied_it_goes_on(home: Home, small: int, monkeypa
     for number in range(1, 21):
         write(home, "north", number, heartbeats(begin_ms + number * 1_000, 3 if number == 1 else 5))
     with monkeypatch.context() as patched:
-        patched.setattr(landing_module, "tidy", killed)
+        patched.setattr(landing_module, "delete_landed_segments", killed)
         for _ in range(2):  # lives
             beat(home)
             with pytest.raises(KeyboardInterrupt):
@@ -62,16 +62,16 @@ def test_killed_before_it_has_tidied_it_goes_on(home: Home, small: int, monkeypa
 def test_what_another_landing_commits_while_one_begins_ends_that_one(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """A straggler, whose run was killed, commits once more, just when the next one has looked how far the tables are."""
     write(home, "bridge-1", 1, heartbeats(now_ms() - 1_000, 3))
-    straggler, looked = Landing(home), landing_module.places_of
+    straggler, looked = Landing(home), landing_module.landed_places
 
-    def places_of(*asked: Any) -> dict[str, int]:
+    def landed_places(*asked: Any) -> dict[str, int]:
         found = looked(*asked)
-        monkeypatch.setattr(landing_module, "places_of", looked)
+        monkeypatch.setattr(landing_module, "landed_places", looked)
         beat(home)
         assert straggler.step()
         return found
 
-    monkeypatch.setattr(landing_module, "places_of", places_of)
+    monkeypatch.setattr(landing_module, "landed_places", landed_places)
     beginning = Landing(home)
     beat(home)
     with refused("appender-superseded"):
@@ -163,7 +163,7 @@ def test_a_canary_with_half_a_character_is_a_message_as_any(home: Home) -> None:
     bridge.intake.arrived(
         Arrived(bridge.intake.canary_topic, json.dumps({"nonce": "a-\ud800"}).encode(), False, (1, 1)), now_ms()
     )
-    assert len(bridge.intake.waiting) == 1
+    assert len(bridge.intake.buffer) == 1
 
 
 def test_landing_goes_on_when_its_table_has_got_a_property_or_was_joined_beside_it(tmp_path: Path) -> None:

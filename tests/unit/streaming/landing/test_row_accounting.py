@@ -21,7 +21,7 @@ from streaming.landing import landing as landing_module
 from streaming.landing.landing import Landing
 from tests.support.homes.landing import heartbeats, land_all, landed, write
 from tests.support.homes.maintained import DAY_MS, DAYS, KEEP, four_days, run_maintain
-from tests.support.homes.quality import NAMED, eventful, judged_home, state_rows
+from tests.support.homes.quality import NAMED, eventful_history, judged_home, state_rows
 
 pytestmark = [
     pytest.mark.unit,
@@ -70,7 +70,7 @@ def killed_before(table: str, home: Home, monkeypatch: pytest.MonkeyPatch) -> No
 
 def findings(home: Home) -> dict[str, Finding]:
     """Return what a look says of conservation."""
-    [looked] = run(home, ["conservation"]).looked
+    [looked] = run(home, ["conservation"]).suite_runs
     return {one.expectation: one for one in looked.findings}
 
 
@@ -159,7 +159,7 @@ def test_a_home_that_is_older_than_the_numbers_begins_with_what_its_tables_hold(
 
 
 def test_a_message_lost_without_a_trace_in_any_verdict_is_missed_by_conservation_alone(tmp_path: Path) -> None:
-    history = eventful(5)
+    history = eventful_history(5)
     said, state = replay(history, DEPLOYMENT), state_rows(history, DEPLOYMENT)
 
     def is_in_no_verdict(place: int) -> bool:
@@ -174,7 +174,7 @@ def test_a_message_lost_without_a_trace_in_any_verdict_is_missed_by_conservation
     assert [(one.suite, one.expectation) for one in report.findings() if one.outcome != "passed"] == [
         ("conservation", "no message is lost")
     ]
-    [found] = report.shut()
+    [found] = report.gate_failures()
     assert found.sentence() == f'suite "conservation": 1 row fails "no message is lost", first: taken {all_of_it.taken}'
     says = {"quarantined": 1, "in_messages": len(history) - 1, "removed_messages": 0, "in_quarantine": 1, "removed_quarantine": 0}
     assert [one for _, one in found.examples] == [says]
@@ -271,11 +271,11 @@ def test_retention_while_somebody_looks_is_not_held_against_anybody(tmp_path: Pa
     suite = NAMED["conservation"]
     with opened(home) as tables:
         worked = DerivedTables(home, tables, None, None)
-        assert worked.why_not(suite) == ""
+        assert worked.skip_reason(suite) == ""
         steps = run_maintain(home, replace(KEEP, messages_ms=DAY_MS, replaced_ms=DAY_MS))
         assert [step.did for step in steps].count("remove") == 1
         worked.make(suite)
         [row] = tables.arrow(suite.rows).to_pylist()
-        assert worked.why_no_more(suite) == ""
+        assert worked.skip_reason_after(suite) == ""
     assert row["taken"] == row["in_messages"] > landed(home)
     assert [row[name] for name in row if name.startswith("no")] == [True] * 3

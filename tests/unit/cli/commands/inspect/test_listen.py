@@ -4,7 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from cli.commands.inspect.listen import CANARY, REMEMBERED, Fate, Followed, Shown, fate, read_message, verdicts
+from cli.commands.inspect.listen import (
+    CANARY,
+    REMEMBERED,
+    MessageResult,
+    PendingMessages,
+    PrintedMessage,
+    predict_result,
+    read_message,
+    verdicts,
+)
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row
@@ -16,12 +25,12 @@ DEPLOYMENT = Deployment(60_000, 300_000)
 LISTENING = Shards.begin(START - 3_600_000).read(START - 1_000, 60_000)
 
 
-def shown(row: Row) -> Shown:
-    return Shown(row.received_at_ms, f"fleet/site/{row.device_id}/{row.kind}", "{}", row)
+def shown(row: Row) -> PrintedMessage:
+    return PrintedMessage(row.received_at_ms, f"fleet/site/{row.device_id}/{row.kind}", "{}", row)
 
 
-def fate_of(row: Row, listening: Shards = LISTENING) -> Fate:
-    return fate(shown(row), listening, DEPLOYMENT)[1]
+def fate_of(row: Row, listening: Shards = LISTENING) -> MessageResult:
+    return predict_result(shown(row), listening, DEPLOYMENT)[1]
 
 
 def arrived(topic: str, payload: bytes = b"{}", *, retained: bool = False) -> Arrived:
@@ -58,7 +67,7 @@ def test_a_message_whose_clock_is_at_fault_counts_for_its_receipt() -> None:
     assert fate_of(signal(300, received_s=0)).words.startswith("pending")
     message, known = read_message(arrived("fleet/s/d/heartbeat", b'{"ts": 1700000000}'), START, ())
     assert known is None
-    read, found = fate(message, LISTENING, DEPLOYMENT)
+    read, found = predict_result(message, LISTENING, DEPLOYMENT)
     assert found.words.startswith(f"ts is not a time, {counts}")
     assert read.row is not None and read.row.at_ms == START
 
@@ -81,28 +90,28 @@ def test_what_is_known_at_once_is_said_at_once(message: Arrived, state: str) -> 
 
 
 def test_a_waiting_message_is_given_back_once_when_the_frontier_has_reached_it() -> None:
-    followed = Followed()
+    followed = PendingMessages()
     first, second = shown(signal(10, seq=2)), shown(signal(5, seq=1))
     assert followed.add(first) and followed.add(second)
-    assert followed.passed(lambda _: None) == []
-    assert followed.passed(lambda _: START + 4_999) == []
-    assert followed.passed(lambda _: START + 10_000) == [second, first]
-    assert followed.passed(lambda _: START + 10_000) == [] and len(followed) == 0
+    assert followed.pop_judged(lambda _: None) == []
+    assert followed.pop_judged(lambda _: START + 4_999) == []
+    assert followed.pop_judged(lambda _: START + 10_000) == [second, first]
+    assert followed.pop_judged(lambda _: START + 10_000) == [] and len(followed) == 0
 
 
 def test_a_copy_is_known_while_the_message_received_first_waits() -> None:
-    followed = Followed()
+    followed = PendingMessages()
     assert followed.add(shown(signal(10, seq=1)))
     assert not followed.add(shown(signal(10, seq=1, received_s=12)))
     assert followed.add(shown(signal(10, seq=2)))
 
 
 def test_memory_is_bounded_and_the_message_shown_first_is_forgotten_first() -> None:
-    followed = Followed()
+    followed = PendingMessages()
     for number in range(REMEMBERED + 5):
         followed.add(shown(signal(number, seq=number)))
     assert len(followed) == REMEMBERED and followed.forgotten == 5
-    assert followed.passed(lambda _: START + 5_000)[0].row == signal(5, seq=5)
+    assert followed.pop_judged(lambda _: START + 5_000)[0].row == signal(5, seq=5)
 
 
 def test_what_was_said_of_a_message_is_what_became_of_it() -> None:
@@ -127,4 +136,4 @@ def test_what_was_said_of_a_message_is_what_became_of_it() -> None:
 
 def test_a_message_that_was_not_decoded_is_not_followed() -> None:
     with pytest.raises(AssertionError):
-        Followed().add(replace(shown(signal(1)), row=None))
+        PendingMessages().add(replace(shown(signal(1)), row=None))

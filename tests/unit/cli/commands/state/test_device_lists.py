@@ -6,8 +6,8 @@ import pytest
 
 from cli.commands.state.device_lists import registered_devices
 from fleetpulse.columnar.fold.key_group import KeyGroup
-from fleetpulse.columnar.snapshot.bootstrap import seeds
-from fleetpulse.columnar.snapshot.rows import taken
+from fleetpulse.columnar.snapshot.bootstrap import bootstrap_groups
+from fleetpulse.columnar.snapshot.rows import snapshot_rows
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, outcome
 from fleetpulse.core.rows import Row
@@ -51,8 +51,8 @@ def test_a_registered_device_begins_as_the_jobs_own_does_that_was_never_heard(tm
     known = outcome([POLICY, *entries, tick(48.6 * HOUR_S)], DEPLOYMENT)
     assert known.shards is not None
     listed = registered_devices(home, known.shards.frontier_ms)
-    [seed] = seeds(listed, known.shards, known.policies, 1).to_pylist()
-    [ours] = taken(0, KeyGroup.from_bytes(seed["block"]).to_bytes(), {}, START, DEPLOYMENT)[0].to_pylist()
+    [seed] = bootstrap_groups(listed, known.shards, known.policies, 1).to_pylist()
+    [ours] = snapshot_rows(0, KeyGroup.from_bytes(seed["block"]).to_bytes(), {}, START, DEPLOYMENT)[0].to_pylist()
     its = known.devices["pump"]
     assert (ours["mode"], ours["device_class"]) == (its.mode, its.device_class) == ("provisioned", its.device_class)
     assert (ours["site"], ours["gateway"]) == (its.site, its.gateway)
@@ -69,9 +69,9 @@ def test_a_device_that_was_registered_under_an_earlier_policy_is_judged_by_it(tm
     assert known.shards is not None
     kept = known.policies.pruned(known.shards.frontier_ms)
     assert len(kept.dated) == 1
-    [seed] = seeds(
+    [seed] = bootstrap_groups(
         registered_devices(home, known.shards.frontier_ms), known.shards, kept.with_past(known.policies), 1
     ).to_pylist()
-    [ours] = taken(0, KeyGroup.from_bytes(seed["block"]).to_bytes(), {}, START, DEPLOYMENT)[0].to_pylist()
+    [ours] = snapshot_rows(0, KeyGroup.from_bytes(seed["block"]).to_bytes(), {}, START, DEPLOYMENT)[0].to_pylist()
     assert ours["mode"] == known.devices["pump"].mode == "offline"
     assert round(ours["mode_since"].timestamp() * 1000) == START + 2 * HOUR_S * 1000

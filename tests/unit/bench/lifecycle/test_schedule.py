@@ -2,8 +2,8 @@
 
 import pytest
 
-from bench import courses
-from bench.pace import Pace
+from bench.lifecycle import plans as courses
+from bench.lifecycle.schedule import Schedule
 
 pytestmark = pytest.mark.unit
 SMALL, LARGE = courses.SIZES
@@ -22,10 +22,10 @@ class _Clock:
         return self.now_s
 
 
-def _run(plan: courses.Plan, warm_up_s: float, small_s: float, large_s: float) -> tuple[list[tuple[int, int]], Pace, float]:
+def _run(plan: courses.Plan, warm_up_s: float, small_s: float, large_s: float) -> tuple[list[tuple[int, int]], Schedule, float]:
     """Return which rounds of which fleet are run where each takes so long, and how long all took."""
     clock = _Clock()
-    pace, ran = Pace(plan, clock), list[tuple[int, int]]()
+    pace, ran = Schedule(plan, clock), list[tuple[int, int]]()
     clock.now_s += warm_up_s
     for step in pace.steps():
         clock.now_s += large_s if step.course.fleet.devices == LARGE else small_s

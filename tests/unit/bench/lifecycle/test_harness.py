@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import flink_peer
-from bench.generate import Fleet, Input
-from bench.harness import Crashed, DidNotFinish, Warm
+from bench.lifecycle.generate import Fleet, Input
+from bench.lifecycle.harness import Crashed, DidNotFinish, WarmProcess
+from bench.peers import flink as flink_peer
 from tests.support.refusals import refused
 
 ANSWERS_AFTER_300_MS = """
@@ -23,11 +23,11 @@ def source() -> Input:
     return Input(Fleet(100, 6, batches=2), Path(), (600, 600), 0)
 
 
-def _flink(program: str, limit_s: float, work: Path, monkeypatch: pytest.MonkeyPatch) -> Warm:
+def _flink(program: str, limit_s: float, work: Path, monkeypatch: pytest.MonkeyPatch) -> WarmProcess:
     """Return PyFlink's contender, with another program in place of what its environment and its JARs would run."""
     monkeypatch.setattr(flink_peer, "command", lambda: ([sys.executable, "-c", program], {}))
     monkeypatch.setattr(flink_peer, "request", lambda *_: {})
-    return Warm(flink_peer.NAME, work / "flink", limit_s)
+    return WarmProcess(flink_peer.NAME, work / "flink", limit_s)
 
 
 def test_what_the_first_version_alone_takes_is_part_of_flinks_limit(

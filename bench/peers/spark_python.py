@@ -1,6 +1,6 @@
 """Python peers on Spark: per-device state in the JVM, accessed by Python workers.
 
-Rule 1: both peers run ``bench.python_fold``; they add only state access and timers.
+Rule 1: both peers run ``bench.peers.python_fold``; they add only state access and timers.
 Rule 2: timers are lazy, as in ``scala/Jobs.scala``: each device has one timer, which is moved only
 if a deadline is earlier.
 """
@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import Row as SparkRow
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from bench.python_fold import COLUMNS, NEVER, TIMER, UNKNOWN, Fold, Rules
+from bench.peers.python_fold import COLUMNS, NEVER, TIMER, UNKNOWN, Fold, Rules
 
 OUTPUT: Final = (
     "device_id string, transition_no long, from_mode string, to_mode string, trigger string, event_time_ms long, runtime_ms long"

@@ -1,4 +1,4 @@
-"""Compilation of the Scala peers in ``bench/scala`` into a cached JAR."""
+"""Compilation of the Scala peers in ``bench/peers/scala`` into a cached JAR."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from typing import Final
 
 import pyspark
 
-from bench.generate import fingerprint
+from bench.lifecycle.generate import fingerprint
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.spark.jars import Jar, resolve_jars
 from fleetpulse.io.spark.java import find_java

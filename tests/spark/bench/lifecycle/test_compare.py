@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from bench.compare import difference, triggers
-from bench.contenders import ON_SPARK, OURS, start
-from bench.generate import Fleet, Input, prepare
+from bench.lifecycle.compare import difference, triggers
+from bench.lifecycle.contenders import ON_SPARK, OURS, start
+from bench.lifecycle.generate import Fleet, Input, prepare
 
 pytestmark = [pytest.mark.spark, pytest.mark.extended]
 

@@ -23,14 +23,15 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import courses, flink_peer
-from bench.compare import NEEDED, difference, triggers
-from bench.contenders import OURS, REFERENCE
-from bench.courses import Course, Plan
-from bench.generate import Input, prepare
-from bench.harness import Crashed, DidNotFinish, Run, Warm
-from bench.pace import Pace
-from bench.scala_jobs import compiled
+from bench.lifecycle import flink_peer
+from bench.lifecycle import plans as courses
+from bench.lifecycle.compare import NEEDED, difference, triggers
+from bench.lifecycle.contenders import OURS, REFERENCE
+from bench.lifecycle.generate import Input, prepare
+from bench.lifecycle.harness import Crashed, DidNotFinish, Run, WarmProcess
+from bench.lifecycle.plans import Plan, Workload
+from bench.lifecycle.schedule import Schedule
+from bench.peers.scala_jar import compiled
 from cli.common.output import as_table, console
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.paths import cache_dir
@@ -78,7 +79,7 @@ def bench_lifecycle(
             sys.stdout.write(json_line(row) + "\n")
     else:
         console().print(as_table([_for_people(row) for row in shown], (*COLUMNS, NOTE), "lifecycle"))
-    if said := flatness(found) if plan == courses.FLAT else beside_python(found):
+    if said := cost_by_size(found) if plan == courses.FLAT else python_ratios(found):
         (Console(stderr=True) if json_lines else console()).print("\n".join(said), highlight=False, soft_wrap=True)
 
 
@@ -96,9 +97,9 @@ def run_plan(plan: Plan, shown: Console) -> list[dict[str, Any]]:
         plan: the plan.
         shown: console for status and progress.
     """
-    pace = Pace(plan)
+    pace = Schedule(plan)
     work = cache_dir().resolve() / "bench" / f"work-{os.getpid()}"
-    running: dict[str, Warm] = {}
+    running: dict[str, WarmProcess] = {}
     runs: dict[tuple[int, str], list[Run]] = {}
     notes: dict[tuple[int, str], str] = {}
     compared: set[int] = set()
@@ -122,7 +123,7 @@ def run_plan(plan: Plan, shown: Console) -> list[dict[str, Any]]:
             outcome = {name: run for name, run in found.items() if isinstance(run, Run)}
             notes |= {(place, name): why.partition("\n")[0] for name, why in found.items() if isinstance(why, str)}
             _require_equal(outcome, source, number)
-            shown.print(heard(course, number, last, found), highlight=False, markup=False, soft_wrap=True)
+            shown.print(round_line(course, number, last, found), highlight=False, markup=False, soft_wrap=True)
             compared |= {place} if len(outcome) > 1 else set()
             for name, run in outcome.items():
                 if course.counts_in(number, last):
@@ -143,7 +144,7 @@ def run_plan(plan: Plan, shown: Console) -> list[dict[str, Any]]:
     return rows
 
 
-def _warm_up(plan: Plan, work: Path, running: dict[str, Warm]) -> dict[str, str]:
+def _warm_up(plan: Plan, work: Path, running: dict[str, WarmProcess]) -> dict[str, str]:
     """Start all contenders and generate inputs; return the reasons of failed starts."""
     prepare(courses.WARMING)
     compiled()  # once, before the processes would all do it
@@ -181,9 +182,9 @@ def _unfinished(name: str, said: str) -> str:
     return said
 
 
-def _start(name: str, plan: Plan, limit_s: float, work: Path, running: dict[str, Warm]) -> None:
+def _start(name: str, plan: Plan, limit_s: float, work: Path, running: dict[str, WarmProcess]) -> None:
     """Start and warm up a contender's process, registered in ``running`` for cleanup."""
-    running[name] = Warm(name, work / name, plan.limit_s)
+    running[name] = WarmProcess(name, work / name, plan.limit_s)
     try:
         running[name].run(prepare(courses.WARMING), "warming", limit_s)
     except (DidNotFinish, FleetError):
@@ -191,7 +192,7 @@ def _start(name: str, plan: Plan, limit_s: float, work: Path, running: dict[str,
         raise
 
 
-def _end(running: dict[str, Warm]) -> None:
+def _end(running: dict[str, WarmProcess]) -> None:
     for warm in list(running.values()):
         warm.end()
 
@@ -200,7 +201,7 @@ def _status(shown: Console, text: str) -> AbstractContextManager[Any]:
     return shown.status(text) if shown.is_terminal else nullcontext()
 
 
-def heard(course: Course, number: int, last: int, found: dict[str, Run | str]) -> str:
+def round_line(course: Workload, number: int, last: int, found: dict[str, Run | str]) -> str:
     """Format the result of a round, printed immediately in case of interruption."""
     said = (f"{name} {run.messages / run.cpu_s:,.0f}" if isinstance(run, Run) else f"{name} {run}" for name, run in found.items())
     active = f", one in {course.fleet.one_in} active" if course.fleet.one_in > 1 else ""
@@ -211,7 +212,7 @@ def heard(course: Course, number: int, last: int, found: dict[str, Run | str]) -
 
 
 def _round(
-    course: Course, source: Input, number: int, kept: tuple[Plan, Path, dict[str, Warm], set[str]]
+    course: Workload, source: Input, number: int, kept: tuple[Plan, Path, dict[str, WarmProcess], set[str]]
 ) -> dict[str, Run | str]:
     """Run each contender once; return its run, or the reason why there is none."""
     plan, work, running, out_of_it = kept
@@ -247,7 +248,7 @@ def _require_equal(found: dict[str, Run], source: Input, number: int) -> None:
 
 
 def figures(
-    course: Course, name: str, runs: dict[tuple[int, str], list[Run]], place: int, note: str | None, *, compared: bool
+    course: Workload, name: str, runs: dict[tuple[int, str], list[Run]], place: int, note: str | None, *, compared: bool
 ) -> dict[str, Any]:
     """Return the row of a contender, with medians over its runs.
 
@@ -281,7 +282,7 @@ def figures(
     return row
 
 
-def flatness(rows: Sequence[dict[str, Any]]) -> list[str]:
+def cost_by_size(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Describe for each contender how the cost of a message depends on the fleet size."""
     said: list[str] = []
     for name in dict.fromkeys(row["contender"] for row in rows):
@@ -296,7 +297,7 @@ def flatness(rows: Sequence[dict[str, Any]]) -> list[str]:
     return said
 
 
-def beside_python(rows: Sequence[dict[str, Any]]) -> list[str]:
+def python_ratios(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Describe the throughput per CPU second as a multiple of per-device Python's."""
     said: list[str] = []
     ours: dict[str, Any] | None = None

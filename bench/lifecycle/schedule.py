@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Final
 
-from bench.courses import Course, Plan
-from bench.generate import Fleet
+from bench.lifecycle.generate import Fleet
+from bench.lifecycle.plans import Plan, Workload
 
 _MESSAGES_OF_A_DEVICE: Final = 2  # cost of a device in a batch, in messages: about 0.2 here, four in the reference
 
@@ -31,11 +31,11 @@ class Step:
 
     number: int
     place: int
-    course: Course
+    course: Workload
 
 
 @dataclass(slots=True)
-class Pace:
+class Schedule:
     """Execution of a plan within its budget, which counts from its creation.
 
     Create it before inputs and warm-up.

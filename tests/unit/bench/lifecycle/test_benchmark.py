@@ -9,11 +9,11 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
-from bench import courses
-from bench.compare import COLUMNS
-from bench.generate import Fleet, Input, prepare
-from bench.harness import Crashed, DidNotFinish, Run
-from bench.lifecycle import _require_equal, _round, beside_python, figures, flatness, heard, json_line
+from bench.lifecycle import plans as courses
+from bench.lifecycle.benchmark import _require_equal, _round, cost_by_size, figures, json_line, python_ratios, round_line
+from bench.lifecycle.compare import COLUMNS
+from bench.lifecycle.generate import Fleet, Input, prepare
+from bench.lifecycle.harness import Crashed, DidNotFinish, Run
 from fleetpulse.core.errors import Misuse
 from tests.support.refusals import refused
 
@@ -71,7 +71,9 @@ def test_what_has_its_row_elsewhere_does_not_make_a_course_alone() -> None:
 def test_how_far_apart_sizes_are_is_between_the_cheapest_and_the_dearest() -> None:
     costs = {10_000: 800_000, 100_000: 1_000_000, 1_000_000: 900_000}
     rows = [{"contender": "ours", "devices": size, "messages_per_cpu_s": rate} for size, rate in costs.items()]
-    assert flatness(rows) == ["ours: a message costs 1.00 us of CPU at 100,000 devices and 1.25 us at 10,000: 25% between them"]
+    assert cost_by_size(rows) == [
+        "ours: a message costs 1.00 us of CPU at 100,000 devices and 1.25 us at 10,000: 25% between them"
+    ]
 
 
 def test_python_called_for_each_device_is_told_in_times_over_the_same_input() -> None:
@@ -79,7 +81,7 @@ def test_python_called_for_each_device_is_told_in_times_over_the_same_input() ->
             ("scala-flat-map-groups", 100_000, 250_000), ("python-transform-with-state", 100_000, 15_000),
             ("pyflink-keyed-process", 100_000, None)]  # fmt: skip
     rows = [{"contender": name, "devices": size, "messages_per_cpu_s": rate} for name, size, rate in told]
-    assert beside_python(rows) == [
+    assert python_ratios(rows) == [
         "10,000 devices: 10.0 times the messages per CPU second of python-transform-with-state",
         "100,000 devices: 40.0 times the messages per CPU second of python-transform-with-state",
     ]
@@ -110,14 +112,14 @@ def test_every_contender_takes_part_in_the_full_benchmark_at_the_smaller_size() 
 
 
 def test_a_round_says_what_it_came_to_before_the_last_one_has_run() -> None:
-    course = courses.Course(Fleet(100_000, 12, one_in=20), (courses.OURS, courses.REFERENCE), rounds=3)
+    course = courses.Workload(Fleet(100_000, 12, one_in=20), (courses.OURS, courses.REFERENCE), rounds=3)
     found = {courses.OURS: _run(4_000_000, 2.0), courses.REFERENCE: "did not finish in 600 s"}
     said = (
         "100,000 devices, one in 20 active, messages per CPU second: ours 2,000,000; "
         "scala-flat-map-groups did not finish in 600 s"
     )
-    assert heard(course, 0, 3, found) == f"round 0 of 3 (warm-up), {said}"
-    assert heard(course, 1, 3, found) == f"round 1 of 3, {said}"
+    assert round_line(course, 0, 3, found) == f"round 0 of 3 (warm-up), {said}"
+    assert round_line(course, 1, 3, found) == f"round 1 of 3, {said}"
 
 
 @dataclass
@@ -137,7 +139,7 @@ class _Process:
 
 
 def _one_round(processes: dict[str, Any]) -> dict[str, Run | str]:
-    course = courses.Course(Fleet(1_000, 6), tuple(processes))
+    course = courses.Workload(Fleet(1_000, 6), tuple(processes))
     plan = courses.Plan((course,), limit_s=600)
     return _round(course, Input(course.fleet, Path(), (1, 1), 0), 1, (plan, Path(), processes, set()))
 

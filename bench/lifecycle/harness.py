@@ -20,9 +20,9 @@ from typing import Any
 
 import psutil
 
-from bench import flink_peer
-from bench.generate import Input
+from bench.lifecycle.generate import Input
 from bench.measure import Reading, Watch, size_bytes
+from bench.peers import flink as flink_peer
 from fleetpulse.core.errors import FleetError
 
 _LOOK_S = 0.005
@@ -64,7 +64,7 @@ class Run:
 
 
 @dataclass(slots=True)
-class Warm:
+class WarmProcess:
     """Warm process of a contender.
 
     Attributes:
@@ -82,7 +82,7 @@ class Warm:
     def __post_init__(self) -> None:
         shutil.rmtree(self.work, ignore_errors=True)  # a run must not resume from a checkpoint of an unfinished one
         self.work.mkdir(parents=True)
-        command = [sys.executable, "-P", "-m", "bench.worker", self.name, str(self.work / "spark")]
+        command = [sys.executable, "-P", "-m", "bench.lifecycle.worker", self.name, str(self.work / "spark")]
         variables = {**os.environ, "PYTHONPATH": str(flink_peer.ROOT)}
         if self.name == flink_peer.NAME:
             command, variables = flink_peer.command()

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from bench.contenders import ON_SPARK, start
-from bench.generate import Fleet, Input
-from bench.scala_jobs import compiled
-from bench.serving import serve
+from bench.lifecycle.contenders import ON_SPARK, start
+from bench.lifecycle.generate import Fleet, Input
+from bench.lifecycle.serving import serve
+from bench.peers.scala_jar import compiled
 from fleetpulse.io.spark.jars import resolve_jars
 from fleetpulse.io.spark.session import SparkResources, spark_session
 

@@ -11,7 +11,7 @@ from typing import Final
 import duckdb
 from deltalake import DeltaTable
 
-from bench.contenders import OURS
+from bench.lifecycle.contenders import OURS
 from fleetpulse.io.delta.log import holds_table
 
 COLUMNS: Final = ("device_id", "transition_no", "from_mode", "to_mode", "trigger", "event_time_ms", "runtime_ms")

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from bench.contenders import rules
-from bench.generate import KINDS, LATENESS_MS, Fleet, prepare
-from bench.python_fold import NEVER, UNKNOWN, Fold, State
+from bench.lifecycle.contenders import rules
+from bench.lifecycle.generate import KINDS, LATENESS_MS, Fleet, prepare
+from bench.peers.python_fold import NEVER, UNKNOWN, Fold, State
 from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.rows import Row
 from fleetpulse.io.delta.log import DeltaLog

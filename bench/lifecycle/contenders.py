@@ -15,13 +15,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from bench import python_peers
-from bench.generate import DEGRADED_WINDOW_MS, FILES, KINDS, LATENESS_MS, Input
-from bench.python_fold import Rules
+from bench.lifecycle.generate import DEGRADED_WINDOW_MS, FILES, KINDS, LATENESS_MS, Input
+from bench.peers import spark_python as python_peers
+from bench.peers.python_fold import Rules
 from fleetpulse.core import policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.io.checkpoints.generations import Generation
-from fleetpulse.io.lifecycle.query import judged, written
+from fleetpulse.io.lifecycle.query import judgement_stream, judgement_writer
 from fleetpulse.planning import model
 
 REFERENCE: Final = "scala-flat-map-groups"
@@ -90,7 +90,7 @@ def messages(spark: SparkSession, source: Input) -> DataFrame:
 def _ours(spark: SparkSession, source: Input, place: Path) -> DataFrame:
     deployment = Deployment(LATENESS_MS, _MAX_CLOCK_LEAD_MS)
     generation = Generation.first(key_groups(source.fleet.devices))
-    return judged(spark, source.path, deployment, generation, max_rows=1, table=place / "out")
+    return judgement_stream(spark, source.path, deployment, generation, max_rows=1, table=place / "out")
 
 
 def _scala(entry: str) -> Callable[[SparkSession, Input, Path], DataFrame]:
@@ -131,4 +131,4 @@ def start(contender: Contender, spark: SparkSession, source: Input, place: Path)
 
 def start_ours(rows: DataFrame, place: Path) -> StreamingQuery:
     """Start this project's query, see `start`; batches follow without a pause."""
-    return written(rows, place / "out", place / "checkpoint", 1).trigger(processingTime=_AT_ONCE).start()
+    return judgement_writer(rows, place / "out", place / "checkpoint", 1).trigger(processingTime=_AT_ONCE).start()

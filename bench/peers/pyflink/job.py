@@ -2,7 +2,7 @@
 
 It runs in PyFlink's environment.
 
-Rule 1: it runs ``bench.python_fold``, as the other Python peers do, with one lazy timer per device.
+Rule 1: it runs ``bench.peers.python_fold``, as the other Python peers do, with one lazy timer per device.
 Rule 2: Flink's watermark is ``received_at`` minus the allowed lateness, and so equals the frontier.
 Rows are judged by the watermark only: rows of one device from two sources may have any order.
 Rule 3: the JVM reads the Parquet file, keeps the state in RocksDB and writes checkpoints. Python
@@ -21,8 +21,8 @@ from pyflink.datastream.connectors.file_system import BucketAssigner, FileSink, 
 from pyflink.datastream.state import ValueStateDescriptor
 from pyflink.table import StreamTableEnvironment
 
-from bench.python_fold import NEVER, TIMER, UNKNOWN, Fold, Rules
-from bench.serving import serve
+from bench.lifecycle.serving import serve
+from bench.peers.python_fold import NEVER, TIMER, UNKNOWN, Fold, Rules
 
 NAMES: Final = ("device_id", "transition_no", "from_mode", "to_mode", "trigger", "event_time_ms", "runtime_ms")
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bench import flink_peer
-from bench.contenders import ON_SPARK, OURS, REFERENCE
-from bench.generate import Fleet
+from bench.lifecycle.contenders import ON_SPARK, OURS, REFERENCE
+from bench.lifecycle.generate import Fleet
+from bench.peers import flink as flink_peer
 from fleetpulse.core.errors import Misuse
 
 FAST: Final = (OURS, REFERENCE, "scala-transform-with-state")
@@ -26,7 +26,7 @@ WARMING_LIMIT_S: Final = 600  # the first run downloads JARs and compiles
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class Workload:
     """One input and its contenders.
 
     Attributes:
@@ -72,11 +72,11 @@ class Plan:
     Attributes:
         courses: courses in the order of their runs in a round.
         limit_s: time limit of one run of a contender, seconds.
-        budget_s: time for the whole plan, seconds, inputs and warm-up included; see `bench.pace`
+        budget_s: time for the whole plan, seconds, inputs and warm-up included; see `bench.lifecycle.schedule`
             for the rounds left out. None runs all.
     """
 
-    courses: tuple[Course, ...]
+    courses: tuple[Workload, ...]
     limit_s: float
     budget_s: float | None = None
 
@@ -121,7 +121,7 @@ def _quick(devices: Sequence[int]) -> Plan:
     out, except one measured round per fleet.
     """
     courses = tuple(
-        Course(
+        Workload(
             Fleet(count, max(2, 1_200_000 // count), batches=3),
             (OURS, REFERENCE),
             warm_rounds=0 if place else 3,
@@ -134,7 +134,7 @@ def _quick(devices: Sequence[int]) -> Plan:
 
 def _small(devices: Sequence[int]) -> Plan:
     """Plan with all contenders over a small fleet, to check that their results agree."""
-    return Plan(tuple(Course(Fleet(count, 6, batches=4), ALL) for count in devices or (SMALL_DEVICES,)), limit_s=300)
+    return Plan(tuple(Workload(Fleet(count, 6, batches=4), ALL) for count in devices or (SMALL_DEVICES,)), limit_s=300)
 
 
 def _python(devices: Sequence[int]) -> Plan:
@@ -142,8 +142,8 @@ def _python(devices: Sequence[int]) -> Plan:
     return Plan(tuple(_python_course(count) for count in devices or SIZES[:1]), limit_s=600)
 
 
-def _python_course(devices: int) -> Course:
-    return Course(Fleet(devices, 12, batches=2), (OURS, REFERENCE, *PER_DEVICE), rounds=3)
+def _python_course(devices: int) -> Workload:
+    return Workload(Fleet(devices, 12, batches=2), (OURS, REFERENCE, *PER_DEVICE), rounds=3)
 
 
 def _full(devices: Sequence[int]) -> Plan:
@@ -162,7 +162,7 @@ def _full(devices: Sequence[int]) -> Plan:
         (Fleet(1_000_000, 2, batches=4), FAST),
         (Fleet(1_000_000, 12, batches=4, one_in=20), FAST),
     )
-    by_size = (Course(fleet, contenders, rounds=3) for fleet, contenders in runs)
+    by_size = (Workload(fleet, contenders, rounds=3) for fleet, contenders in runs)
     # No warm-up: the first course has all contenders. Two of them have rows over more batches.
     python = replace(_python_course(SIZES[0]), beside=(OURS, REFERENCE), warm_rounds=0)
     return Plan((*by_size, python), limit_s=600)
@@ -171,7 +171,7 @@ def _full(devices: Sequence[int]) -> Plan:
 def _flat(devices: Sequence[int], rows: int = FLAT_ROWS) -> Plan:
     """Plan with this job over all fleet sizes, in equal batches."""
     fleets = (Fleet(count, rows // count, batches=3) for count in devices or (10_000, *SIZES))
-    return Plan(tuple(Course(fleet, (OURS,), rounds=5) for fleet in fleets), limit_s=600)
+    return Plan(tuple(Workload(fleet, (OURS,), rounds=5) for fleet in fleets), limit_s=600)
 
 
 QUICK, SMALL, PYTHON, FLAT, FULL = "quick", "small", "python", "flat", "full"

@@ -19,9 +19,9 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 import pyspark
 
-from bench.contenders import rules
-from bench.generate import KINDS, Input
-from bench.worker import MEMORY
+from bench.lifecycle.contenders import rules
+from bench.lifecycle.generate import KINDS, Input
+from bench.lifecycle.worker import MEMORY
 from cli.common.bootstrap import EnvironmentFault, find_uv, gist
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.delta.log import DeltaLog
@@ -89,7 +89,7 @@ def command() -> tuple[list[str], dict[str, str]]:
         "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", "")]),
         "TZ": "UTC",
     }
-    return [str(python), "-P", "-m", "bench.pyflink.job"], variables
+    return [str(python), "-P", "-m", "bench.peers.pyflink.job"], variables
 
 
 def request(source: Input, place: Path, versions: int) -> dict[str, Any]:
