@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from batch.common.progress import Paced, Say, silent
+from batch.common.progress import Paced, ReportProgress, silent
 from fleetpulse.core.amendments import Histories, amend, content, corrections, histories, transitions
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import AMENDMENTS, Judgement, JudgementKind
@@ -85,27 +85,29 @@ class Amended:
     effective_from_ms: int | None = None
 
 
-def amend_and_settle(home: Home, wanted: AmendRequest, judged: Callable[[int], bool], say: Say = silent) -> list[Amended]:
+def amend_and_settle(
+    home: Home, request: AmendRequest, judged: Callable[[int], bool], report: ReportProgress = silent
+) -> list[Amended]:
     """Amend, see `amend_home`; amend again once the correction rows are in effect.
 
     A corrected device is finished only by the second run.
 
     Args:
         home: the home.
-        wanted: parameters of the run.
+        request: parameters of the run.
         judged: function that waits until the frontier reaches an event time, epoch milliseconds,
             and returns whether it has.
-        say: callback for progress lines.
+        report: callback for progress lines.
     """
-    first = amend_home(home, wanted, say)
+    first = amend_home(home, request, report)
     sent = [one.effective_from_ms for one in first if one.effective_from_ms is not None]
-    if wanted.dry_run or not sent:
+    if request.dry_run or not sent:
         return first
-    say(f"waiting for the frontier to reach the corrections, {format_instant(max(sent))}")
+    report(f"waiting for the frontier to reach the corrections, {format_instant(max(sent))}")
     if not judged(max(sent)):
         return first
     done = {one.device_id: one for one in first}
-    for one in amend_home(home, wanted, say):
+    for one in amend_home(home, request, report):
         was = done.get(one.device_id, Amended(one.device_id, 0, 0, corrected=False, left=None))
         done[one.device_id] = replace(
             one,
@@ -116,48 +118,52 @@ def amend_and_settle(home: Home, wanted: AmendRequest, judged: Callable[[int], b
     return [done[device_id] for device_id in sorted(done)]
 
 
-def amend_home(home: Home, wanted: AmendRequest, say: Say = silent) -> list[Amended]:
+def amend_home(home: Home, request: AmendRequest, report: ReportProgress = silent) -> list[Amended]:
     """Amend the judgements of a home; return the result of each device processed.
 
     Args:
         home: the home; its jobs may run.
-        wanted: parameters of the run.
-        say: callback for progress lines, every few seconds and at the end.
+        request: parameters of the run.
+        report: callback for progress lines, every few seconds and at the end.
 
     Raises:
         FleetError: another amend runs, the judgements table is of an older version, or `since_ms`
             is before the retention floor.
     """
-    if wanted.since_ms is not None:
-        _require_kept(home, wanted.since_ms)
+    if request.since_ms is not None:
+        _require_kept(home, request.since_ms)
     with named_lock(home.path / "amend.lock", "fleet amend", _refused):
         judged = judged_up_to(home.checkpoint)
         if judged is None or judged[1] <= WATERMARK_DELAY_MS or not holds_table(home.table(JUDGEMENTS.name)):
             return []
         _check_columns(home)
         through_ms, before_ms = judged[1], tables.landed(home, JUDGEMENTS, DONE)
-        concerned = _concerned(home, wanted, before_ms, through_ms)
-        counts = not (wanted.device_ids or wanted.dry_run or wanted.since_ms is not None)
+        concerned = _concerned(home, request, before_ms, through_ms)
+        counts = not (request.device_ids or request.dry_run or request.since_ms is not None)
         order = sorted(concerned, key=lambda device_id: (concerned[device_id], device_id))
-        far = Paced(say)
+        progress = Paced(report)
         if order:
-            say(f"devices to amend: {len(order):,}")
+            report(f"devices to amend: {len(order):,}")
         found = choose_origins(home, order, through_ms)
         done = {
             device_id: Amended(device_id, 0, 0, corrected=False, left=why, final=True) for device_id, why in found.why.items()
         }
-        for begun, order in found.begun.items():
+        for origin, order in found.begun.items():
             for first in range(0, len(order), _AT_ONCE):
-                group = _Group(order[first : first + _AT_ONCE], begun, found.why)
-                done |= {one.device_id: one for one in _amend_some(home, group, through_ms, wanted)}
+                group = _Group(order[first : first + _AT_ONCE], origin, found.why)
+                done |= {one.device_id: one for one in _amend_some(home, group, through_ms, request)}
                 if len(done) < len(concerned):
-                    far(partial("devices done: {:,} of {:,}".format, len(done), len(concerned)))
-                still = [at_ms for device_id, at_ms in concerned.items() if device_id not in done or _is_unmet(done[device_id])]
-                if counts and still and min(still) - 1 > before_ms:  # record progress for a run that is interrupted
-                    before_ms = min(still) - 1
+                    progress(partial("devices done: {:,} of {:,}".format, len(done), len(concerned)))
+                unfinished_ms = [
+                    at_ms for device_id, at_ms in concerned.items() if device_id not in done or _is_unmet(done[device_id])
+                ]
+                if (
+                    counts and unfinished_ms and min(unfinished_ms) - 1 > before_ms
+                ):  # record progress for a run that is interrupted
+                    before_ms = min(unfinished_ms) - 1
                     tables.append_of(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, []), {DONE: before_ms})
         if concerned:
-            say(f"devices done: {len(done):,} of {len(concerned):,}")
+            report(f"devices done: {len(done):,} of {len(concerned):,}")
         if counts:
             unmet = sorted(one.device_id for one in done.values() if _is_unmet(one))
             last_ms = through_ms - 1  # more rows of the instant `through_ms` may follow
@@ -182,8 +188,8 @@ def _check_columns(home: Home) -> None:
     The job adds missing columns at its start. A column that is added while the job runs would make
     it fail.
     """
-    there = {field.name for field in open_table(home.table(JUDGEMENTS.name)).schema().fields}
-    if absent := [column.name for column in JUDGEMENTS.columns if column.name not in there]:
+    present = {field.name for field in open_table(home.table(JUDGEMENTS.name)).schema().fields}
+    if absent := [column.name for column in JUDGEMENTS.columns if column.name not in present]:
         raise FleetError(
             f'the judgements of "{home.path}" were written by an older version: they lack {", ".join(absent)}; '
             f"start the fleet with this version first (./fleet up)",
@@ -193,8 +199,8 @@ def _check_columns(home: Home) -> None:
 
 def _require_kept(home: Home, since_ms: int) -> None:
     """Check that bronze and the list of late messages are complete since an instant."""
-    kept = ((oldest_kept_ms(home, MESSAGES.name), "keep_messages"), (oldest_kept_ms(home, CAME_LATE), "keep_late"))
-    oldest_ms, setting = max((instant_ms or 0, setting) for instant_ms, setting in kept)
+    floors = ((oldest_kept_ms(home, MESSAGES.name), "keep_messages"), (oldest_kept_ms(home, CAME_LATE), "keep_late"))
+    oldest_ms, setting = max((instant_ms or 0, setting) for instant_ms, setting in floors)
     if since_ms < oldest_ms:
         oldest = format_instant(oldest_ms)
         raise FleetError(
@@ -204,13 +210,13 @@ def _require_kept(home: Home, since_ms: int) -> None:
         )
 
 
-def _concerned(home: Home, wanted: AmendRequest, before_ms: int, through_ms: int) -> dict[str, int]:
+def _concerned(home: Home, request: AmendRequest, before_ms: int, through_ms: int) -> dict[str, int]:
     """Return the devices to amend, with the ``received_at`` of the first late message."""
-    if wanted.device_ids and wanted.since_ms is None:
-        return dict.fromkeys(wanted.device_ids, 0)
-    after_ms = before_ms if wanted.since_ms is None else wanted.since_ms - 1
+    if request.device_ids and request.since_ms is None:
+        return dict.fromkeys(request.device_ids, 0)
+    after_ms = before_ms if request.since_ms is None else request.since_ms - 1
     found = {one["device_id"]: one["first_ms"] for one in tables.query(home, _CONCERNED, [after_ms, through_ms])}
-    return {one: first_ms for one, first_ms in found.items() if not wanted.device_ids or one in wanted.device_ids}
+    return {one: first_ms for one, first_ms in found.items() if not request.device_ids or one in request.device_ids}
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,32 +225,36 @@ class _Group:
 
     Attributes:
         device_ids: ids of the devices.
-        begun: origin of their histories.
+        origin: origin of their histories.
         why: reasons, by device, why verdicts may not follow from that origin.
     """
 
     device_ids: Sequence[str]
-    begun: Begun
+    origin: Begun
     why: Mapping[str, str]
 
 
-def _amend_some(home: Home, group: _Group, through_ms: int, wanted: AmendRequest) -> list[Amended]:
+def _amend_some(home: Home, group: _Group, through_ms: int, request: AmendRequest) -> list[Amended]:
     deployment, device_ids = home.deployment(), group.device_ids
-    before = group.begun.outcome(home, device_ids)
-    both = histories(group.begun.rows(home, device_ids, through_ms), deployment, before)
+    before = group.origin.outcome(home, device_ids)
+    both = histories(group.origin.rows(home, device_ids, through_ms), deployment, before)
     emitted = judgements_by_device(home, device_ids)
-    strange = _inconsistent_devices(both, emitted, deployment)
-    ours = {one: [each for each in emitted[one] if each.kind in AMENDMENTS] for one in device_ids if one not in strange}
-    fresh = amend(both, ours)
-    if fresh and not wanted.dry_run:
+    inconsistent = _inconsistent_devices(both, emitted, deployment)
+    consistent = {
+        one: [each for each in emitted[one] if each.kind in AMENDMENTS] for one in device_ids if one not in inconsistent
+    }
+    fresh = amend(both, consistent)
+    if fresh and not request.dry_run:
         rows = [_row(one) for some in fresh.values() for one in some]
         tables.append_of(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, rows), {})
-    apart = [device_id for device_id in ours if both.differ(device_id)]
-    corrected, why = _correct(home, apart, group.begun, before, wanted) if apart else (dict[str, int](), "")
+    differing = [device_id for device_id in consistent if both.differ(device_id)]
+    corrected, why = _correct(home, differing, group.origin, before, request) if differing else (dict[str, int](), "")
     kept_ms = oldest_kept_ms(home, MESSAGES.name)
-    final = {device_id for device_id in strange if _began_before(emitted[device_id], kept_ms)}
-    odd = {one: group.why[one] if one in final & group.why.keys() else _why_strange(kept_ms) for one in strange}
-    left = {**dict.fromkeys(apart, why), **odd}
+    final = {device_id for device_id in inconsistent if _began_before(emitted[device_id], kept_ms)}
+    inconsistent_why = {
+        one: group.why[one] if one in final & group.why.keys() else _why_inconsistent(kept_ms) for one in inconsistent
+    }
+    left = {**dict.fromkeys(differing, why), **inconsistent_why}
     return [
         Amended(
             device_id,
@@ -273,7 +283,7 @@ def _inconsistent_devices(both: Histories, emitted: Mapping[str, Sequence[Judgem
         judged = (one for one in transition if (one.event_time_ms or 0) <= last_ms)
         return Counter((one.transition_no, *content(one)) for one in judged)
 
-    return {one for one, its in emitted.items() if counted(one, its) != counted(one, defined.get(one, []))}
+    return {one for one, judgements in emitted.items() if counted(one, judgements) != counted(one, defined.get(one, []))}
 
 
 def _began_before(emitted: Iterable[Judgement], kept_ms: int | None) -> bool:
@@ -282,7 +292,7 @@ def _began_before(emitted: Iterable[Judgement], kept_ms: int | None) -> bool:
     return kept_ms is not None and min(instants_ms, default=kept_ms) < kept_ms
 
 
-def _why_strange(kept_ms: int | None) -> str:
+def _why_inconsistent(kept_ms: int | None) -> str:
     since = "" if kept_ms is None else f" ({format_instant(kept_ms)} and later)"
     return f"its verdicts do not follow from the rows that bronze still has{since}"
 
@@ -293,7 +303,7 @@ def _row(one: Judgement) -> Mapping[str, Any]:
 
 
 def _correct(
-    home: Home, device_ids: Sequence[str], begun: Begun, before: Outcome, wanted: AmendRequest
+    home: Home, device_ids: Sequence[str], origin: Begun, before: Outcome, request: AmendRequest
 ) -> tuple[dict[str, int], str]:
     """Send correction rows for devices whose two histories differ.
 
@@ -301,10 +311,10 @@ def _correct(
         Event time at which the correction takes effect, by device; and the remaining action.
     """
     idle = sorted({*device_ids} - devices_with_pending_commands(home))
-    found = corrections(begun.rows(home, idle, None), home.deployment(), idle, before)
+    found = corrections(origin.rows(home, idle, None), home.deployment(), idle, before)
     if found is None:
         return {}, "no bridge is listening, so no correction can take effect: amend again after the coverage gap"
-    if found and not wanted.dry_run:
+    if found and not request.dry_run:
         spool(home, [(one.topic, one.payload) for one in found])
     effective = {one.device_id: int(one.payload["effective_from"]) for one in found}
     return effective, "its correction takes effect when the frontier reaches it: amend again then"

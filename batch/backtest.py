@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from batch.common.progress import Paced, Say, Steps, silent, watched
+from batch.common.progress import Paced, ReportProgress, Steps, silent, watched
 from fleetpulse.columnar.backtest.replay import BacktestRequest, BacktestResult, DualReplay, merge_results
 from fleetpulse.columnar.codec.arrow import NO_SIGNALS, batch_to_rows, from_bytes
 from fleetpulse.columnar.codec.wire import from_wire
@@ -111,13 +111,19 @@ def planned(home: Home, policy: Policy, from_ms: int | None, to_ms: int | None, 
     The errors are those of `backtest`, except those that only the replay can find.
     """
     pieces = pieces_of(home)
-    question = _question(home, policy, pieces, from_ms, to_ms)
+    request = _question(home, policy, pieces, from_ms, to_ms)
     rows = sum(piece.rows for piece in pieces)
-    return Planned(question, pieces, rows, rows >= SPARK_FROM_ROWS if spark is None else spark)
+    return Planned(request, pieces, rows, rows >= SPARK_FROM_ROWS if spark is None else spark)
 
 
 def backtest(
-    home: Home, policy: Policy, from_ms: int | None, to_ms: int | None, *, spark: bool | None = None, say: Say = silent
+    home: Home,
+    policy: Policy,
+    from_ms: int | None,
+    to_ms: int | None,
+    *,
+    spark: bool | None = None,
+    report: ReportProgress = silent,
 ) -> BacktestReport:
     """Replay a history under the recorded policies and a candidate, and compare.
 
@@ -129,15 +135,15 @@ def backtest(
             bronze, or at the first row.
         to_ms: end of the range, epoch milliseconds; None ends at the frontier of the landed rows.
         spark: whether to use Spark; None uses it if the history is long.
-        say: callback for progress lines, every few seconds.
+        report: callback for progress lines, every few seconds.
 
     Raises:
         FleetError: the home has no history, or not of that range, or retention removed rows of it.
         Misuse: the range ends before its start.
     """
     plan = planned(home, policy, from_ms, to_ms, spark=spark)
-    question, slices = plan.question, slices_of(plan.pieces)
-    found = _on_spark(question, slices, home, say) if plan.on_spark else replay_here(question, slices, say)
+    request, slices = plan.question, slices_of(plan.pieces)
+    found = _on_spark(request, slices, home, report) if plan.on_spark else replay_here(request, slices, report)
     end_ms = plan.end_ms(home, found.frontier_ms)
     return BacktestReport(found, figures(found, policy.version, plan.begin_ms, end_ms, plan.rows))
 
@@ -158,26 +164,26 @@ def _question(
     started_ms, newest_ms = pieces[0].first_ms, max(piece.last_ms for piece in pieces)
     kept_ms = oldest_kept_ms(home, MESSAGES.name)
     oldest_ms = started_ms if kept_ms is None else max(started_ms, kept_ms)
-    kept = f'the history of "{home.path}" is kept from {format_instant(oldest_ms)} to {format_instant(newest_ms)}'
+    retained = f'the history of "{home.path}" is kept from {format_instant(oldest_ms)} to {format_instant(newest_ms)}'
     for name, instant_ms in (("--from", from_ms), ("--to", to_ms)):
         if instant_ms is None:
             continue
         require_kept(home, MESSAGES.name, instant_ms, f"a backtest {name} {format_instant(instant_ms)}")
         if not oldest_ms <= instant_ms <= newest_ms:
-            cure = f"{format_instant(oldest_ms)} is the oldest instant; omit {name} for the whole history"
-            raise FleetError(f"{kept}; got {name} {format_instant(instant_ms)}; {cure}", code="interval-not-retained")
+            advice = f"{format_instant(oldest_ms)} is the oldest instant; omit {name} for the whole history"
+            raise FleetError(f"{retained}; got {name} {format_instant(instant_ms)}; {advice}", code="interval-not-retained")
     if from_ms is None:
         from_ms = kept_ms  # older rows that remain (registry, policies) are folded, but not compared
     return BacktestRequest(home.deployment(), policy.normalised(), from_ms, to_ms, started_ms, newest_ms)
 
 
-def replay_here(question: BacktestRequest, slices: Sequence[Slice], say: Say = silent) -> BacktestResult:
+def replay_here(request: BacktestRequest, slices: Sequence[Slice], report: ReportProgress = silent) -> BacktestResult:
     """Replay in this process as one key group, slice by slice, in bounded memory."""
-    rejudged, far = DualReplay(question, 0), Paced(say)
+    rejudged, progress = DualReplay(request, 0), Paced(report)
     for each in slices:
-        for signals, others in unpacked(blocks_of(each, 1, question.started_ms)):
+        for signals, others in unpacked(blocks_of(each, 1, request.started_ms)):
             rejudged.fold(signals, others, each.newest_ms)
-        far(partial(progress_line, each, len(slices)))
+        progress(partial(progress_line, each, len(slices)))
     return merge_results([rejudged.finish()])
 
 
@@ -200,40 +206,40 @@ def unpacked(blocks: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, list[Row]
         )
 
 
-def _on_spark(question: BacktestRequest, slices: Sequence[Slice], home: Home, say: Say) -> BacktestResult:
+def _on_spark(request: BacktestRequest, slices: Sequence[Slice], home: Home, report: ReportProgress) -> BacktestResult:
     unblock_imports("pandas")  # Spark imports it
     from fleetpulse.io.spark.session import SparkResources, spark_session
     from fleetpulse.settings import load_settings
 
     size = SparkResources(max(2, os.cpu_count() or 1), load_settings(home.path).heap)
-    steps = Steps(say)
+    steps = Steps(report)
     with TemporaryDirectory(prefix="fleet-backtest-") as folder:
         steps("starting Spark")
         session = spark_session("fleetpulse-backtest", local_dir=Path(folder), size=size)
         try:
             steps(f"replaying on Spark, in {len(slices):,} slices")
             with watched(session, steps):
-                return on_spark(session, question, slices, home.key_groups())
+                return on_spark(session, request, slices, home.key_groups())
         finally:
             session.stop()
 
 
-def on_spark(session: "SparkSession", question: BacktestRequest, slices: Sequence[Slice], key_groups: int) -> BacktestResult:
+def on_spark(session: "SparkSession", request: BacktestRequest, slices: Sequence[Slice], key_groups: int) -> BacktestResult:
     """Replay on Spark: pack slices, shuffle by key group, and fold the key groups.
 
     Args:
         session: Spark session.
-        question: parameters of the backtest.
+        request: parameters of the backtest.
         slices: slices of bronze, in order.
         key_groups: number of key groups.
     """
     usual = session.conf.get(_RECORDS) or ""
     session.conf.set(_RECORDS, str(_BLOCKS_A_BATCH))
     numbers = session.createDataFrame([(each.number,) for each in slices], "slice int")
-    packed = numbers.mapInArrow(_packer(list(slices), key_groups, question.started_ms), _SHUFFLED)
+    packed = numbers.mapInArrow(_packer(list(slices), key_groups, request.started_ms), _SHUFFLED)
     ordered = packed.repartition("key_group").sortWithinPartitions("key_group", "slice")
     try:
-        found = ordered.mapInArrow(_folder(question), "found binary").collect()  # a row per key group
+        found = ordered.mapInArrow(_folder(request), "found binary").collect()  # a row per key group
     finally:
         session.conf.set(_RECORDS, usual)
     return merge_results(BacktestResult.from_bytes(bytes(row.found)) for row in found)
@@ -260,7 +266,7 @@ def _packer(slices: list[Slice], key_groups: int, started_ms: int) -> Callable[[
     return packed
 
 
-def _folder(question: BacktestRequest) -> Callable[[Batches], Batches]:
+def _folder(request: BacktestRequest) -> Callable[[Batches], Batches]:
     """Return a function that folds sorted blocks to a row per key group."""
 
     def written(rejudged: DualReplay) -> pa.RecordBatch:
@@ -273,7 +279,7 @@ def _folder(question: BacktestRequest) -> Callable[[Batches], Batches]:
                 if rejudged is None or key_group != group:
                     if rejudged is not None:
                         yield written(rejudged)
-                    group, rejudged = key_group, DualReplay(question, key_group)
+                    group, rejudged = key_group, DualReplay(request, key_group)
                 block = batch.slice(place, 1)
                 for signals, others in unpacked(block):
                     rejudged.fold(signals, others, block["newest_ms"][0].as_py())

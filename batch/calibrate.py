@@ -41,8 +41,8 @@ FILE: Final = "planning.json"
 REFERENCE_FOLD_US: Final = 0.85  # `fold_cpu_us` on the two cores of docs/reference/benchmarks.md, which were busy
 _CALLS: Final = 24
 _CALL_MS: Final = 600_000
-_AWAY: Final = range(4, 14)  # intervals of silence, longer than the default timeout
-_SOME_AWAY: Final = 0.5
+_SILENT_CALLS: Final = range(4, 14)  # intervals of silence, longer than the default timeout
+_SILENT_SHARE: Final = 0.5
 _METRICS: Final = 36
 _SIZES: Final = ((500, 200), (2_000, 4_000), (10_000, 500), (20_000, 20_000))  # rows and devices of a file
 
@@ -66,8 +66,8 @@ def calibrate(report: Callable[[str], None]) -> Figures:
         figures = _of_snapshots(figures, Path(folder))
     report("the fold")
     slower = max(0.5, fold_cpu_us() / REFERENCE_FOLD_US)
-    of_this = {name: getattr(figures, name) * slower for name in ("message_us", "touched_us", "batch_s", "ingest_us")}
-    return replace(figures, source="this machine, by: fleet plan --calibrate", **of_this)
+    scaled = {name: getattr(figures, name) * slower for name in ("message_us", "touched_us", "batch_s", "ingest_us")}
+    return replace(figures, source="this machine, by: fleet plan --calibrate", **scaled)
 
 
 def save(figures: Figures, cache: Path) -> None:
@@ -88,8 +88,8 @@ def load(cache: Path) -> Figures:
     if not path.exists():
         return Figures()
     try:
-        kept: Mapping[str, Any] = json.loads(path.read_text())
-        read: dict[str, Any] = {name: Parquet(**one) if isinstance(one, dict) else one for name, one in kept.items()}
+        content: Mapping[str, Any] = json.loads(path.read_text())
+        read: dict[str, Any] = {name: Parquet(**one) if isinstance(one, dict) else one for name, one in content.items()}
         return Figures(**read)
     except (OSError, ValueError, TypeError) as error:
         raise FleetError(
@@ -97,14 +97,14 @@ def load(cache: Path) -> Figures:
         ) from None
 
 
-def signals(devices: int, call: int, errors: float, away: float = 0.0, seed: int = 1) -> pa.RecordBatch:
+def signals(devices: int, call: int, errors: float, silent_share: float = 0.0, seed: int = 1) -> pa.RecordBatch:
     """Generate one signal of each device in ten minutes, in order of arrival.
 
     Args:
         devices: number of devices.
         call: number of the interval.
         errors: share of errors among the signals.
-        away: share of the devices that are silent for longer than the timeout, and return later.
+        silent_share: share of the devices that are silent for longer than the timeout, and return later.
         seed: seed of the generator; the same seed gives the same signals.
     """
     rng = np.random.default_rng([seed, call])
@@ -131,22 +131,22 @@ def signals(devices: int, call: int, errors: float, away: float = 0.0, seed: int
         "digest": pa.array(np.zeros(devices, np.int64)),
     }
     batch = pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in SIGNAL_SCHEMA], schema=SIGNAL_SCHEMA)
-    if call not in _AWAY or not away:
+    if call not in _SILENT_CALLS or not silent_share:
         return batch
     number = np.array([int(name[-8:]) for name in batch["device_id"].to_pylist()])
-    return batch.filter(pa.array(number * 7919 % 1_000 >= 1_000 * away))
+    return batch.filter(pa.array(number * 7919 % 1_000 >= 1_000 * silent_share))
 
 
 def _end_ms(call: int) -> int:
     return START_MS + (call + 1) * _CALL_MS
 
 
-def sample_key_group(devices: int, calls: int, errors: float, away: float) -> tuple[KeyGroup, FoldResult]:
+def sample_key_group(devices: int, calls: int, errors: float, silent_share: float) -> tuple[KeyGroup, FoldResult]:
     """Return a key group after some calls of `signals`, and its last fold result."""
     group, chunks = begin(START_MS), dict[int, bytes]()
     step = None
     for call in range(calls):
-        step = group.fold(signals(devices, call, errors, away), [], _end_ms(call), DEPLOYMENT, chunks.__getitem__)
+        step = group.fold(signals(devices, call, errors, silent_share), [], _end_ms(call), DEPLOYMENT, chunks.__getitem__)
         chunks |= dict(step.chunks)
         for number in step.deleted_chunks:
             del chunks[number]
@@ -156,13 +156,13 @@ def sample_key_group(devices: int, calls: int, errors: float, away: float) -> tu
 
 def _of_groups(figures: Figures) -> Figures:
     """Fit the bytes of a key group, a device, its mode changes and its errors."""
-    small, large, changed = (_block_bytes(*shape) for shape in ((1_000, 0, 0), (8_000, 0, 0), (8_000, 0, _SOME_AWAY)))
+    small, large, changed = (_block_bytes(*shape) for shape in ((1_000, 0, 0), (8_000, 0, 0), (8_000, 0, _SILENT_SHARE)))
     device = (large - small) / 7_000
     alone = replace(
         figures,
         device_bytes=device,
         group_bytes=small - 1_000 * device,
-        changed_bytes=(changed - large) / (8_000 * _SOME_AWAY),
+        changed_bytes=(changed - large) / (8_000 * _SILENT_SHARE),
         remembered_bytes=0.0,
         code_bytes=0.0,
     )
@@ -183,8 +183,8 @@ def _of_groups(figures: Figures) -> Figures:
     return replace(alone, remembered_bytes=remembered, code_bytes=code, waiting_bytes=waiting)
 
 
-def _block_bytes(devices: int, errors: float, away: float) -> int:
-    return len(sample_key_group(devices, _CALLS, errors, away)[0].to_bytes())
+def _block_bytes(devices: int, errors: float, silent_share: float) -> int:
+    return len(sample_key_group(devices, _CALLS, errors, silent_share)[0].to_bytes())
 
 
 def bronze(rows: int, devices: int, number: int, *, metrics: bool = False) -> pa.Table:
@@ -197,20 +197,20 @@ def bronze(rows: int, devices: int, number: int, *, metrics: bool = False) -> pa
         metrics: whether each message has two metrics, of 36 bytes together.
     """
     rng = np.random.default_rng([number, rows])
-    who = rng.integers(0, devices, rows)
-    names = np.unique(who)
-    place = np.searchsorted(names, who)
+    drawn = rng.integers(0, devices, rows)
+    names = np.unique(drawn)
+    place = np.searchsorted(names, drawn)
     ids = pa.array([f"sensor-{one:08d}" for one in names.tolist()])
     hashes = np.array([hash64(f"sensor-{one:08d}") for one in names.tolist()], np.int64)
     at_ms = START_MS + number * 20_000 + np.sort(rng.integers(0, 20_000, rows))
-    word = {"kind": "heartbeat", "site": "main", "clock": "device", "boot": "b1", "origin": "mqtt", "bridge": "bridge-1"}
-    columns: dict[str, Any] = {name: pa.array([value] * rows) for name, value in word.items()}
+    constants = {"kind": "heartbeat", "site": "main", "clock": "device", "boot": "b1", "origin": "mqtt", "bridge": "bridge-1"}
+    columns: dict[str, Any] = {name: pa.array([value] * rows) for name, value in constants.items()}
     columns |= {
         "received_at_ms": pa.array(at_ms),
         "event_time_ms": pa.array(at_ms - rng.integers(20, 900, rows)),
         "device_id": ids.take(pa.array(place)),
         "device_hash": pa.array(hashes[place]),
-        "gateway": pa.array([f"gw-{one % 20}" for one in who.tolist()]),
+        "gateway": pa.array([f"gw-{one % 20}" for one in drawn.tolist()]),
         "seq": pa.array(rng.integers(1, 5_000, rows)),
         "digest": pa.array(rng.integers(-(2**62), 2**62, rows)),
         "segment": pa.array(np.full(rows, number)),
@@ -277,13 +277,13 @@ def _fit(sizes: tuple[tuple[int, int], ...], found: list[float]) -> Parquet:
 
 def transitions(devices: int) -> pa.Table:
     """Return stored judgements of devices of which most fall silent, and return later."""
-    calls = (_AWAY.start + 5, _AWAY.start + 6, _AWAY.start + 7, _AWAY.stop + 1)
+    calls = (_SILENT_CALLS.start + 5, _SILENT_CALLS.start + 6, _SILENT_CALLS.start + 7, _SILENT_CALLS.stop + 1)
     judgements = pa.concat_tables(
         [pa.Table.from_batches([sample_key_group(devices, call, 0, 0.9)[1].judgements]) for call in calls]
     )
     changes = judgements.filter(pc.equal(judgements["kind"], JudgementKind.TRANSITION.value))
     columns: dict[str, Any] = {name: changes[name] for name in changes.schema.names}
-    columns["judged_at_ms"] = pa.array(np.full(changes.num_rows, _end_ms(_AWAY.stop)))
+    columns["judged_at_ms"] = pa.array(np.full(changes.num_rows, _end_ms(_SILENT_CALLS.stop)))
     columns["generation"] = pa.array(np.ones(changes.num_rows, np.int32))
     return tables.from_columns(JUDGEMENTS, columns, changes.num_rows)
 
@@ -300,12 +300,12 @@ def _of_judgements(home: Home) -> Parquet:
     return Parquet(max(0.0, constant), slope)
 
 
-def snapshot_files(folder: Path, devices: int, away: float = 0.1) -> tuple[dict[str, int], dict[str, int]]:
+def snapshot_files(folder: Path, devices: int, silent_share: float = 0.1) -> tuple[dict[str, int], dict[str, int]]:
     """Write a snapshot to a folder; return its rows and bytes by part.
 
     The parts are ``device``, ``signal`` and ``group``.
     """
-    group, step = sample_key_group(devices, _CALLS, 0.01, away)
+    group, step = sample_key_group(devices, _CALLS, 0.01, silent_share)
     rows = pa.Table.from_batches(snapshot_rows(0, group.to_bytes(), dict(step.chunks), _end_ms(_CALLS - 1), DEPLOYMENT))
     names = [column.name for column in DEVICE_SNAPSHOTS.columns]
     write_deltalake(str(folder), rows.select(names), partition_by=list(DEVICE_SNAPSHOTS.partitioned_by))

@@ -71,8 +71,8 @@ def _end_with(parent: int) -> None:
 
     Otherwise the JVM would continue, and write the archive.
     """
-    gone = StopSignal(parent)
-    while not gone.wait(1):
+    parent_ended = StopSignal(parent)
+    while not parent_ended.wait(1):
         pass
     os.killpg(0, signal.SIGKILL)
 

@@ -26,14 +26,14 @@ _PLAYED: Final = ("--timeout", "60m", "--lateness", "5m")
 _TRIED: Final = '[rules]\ntimeout = "45m"\n'
 
 
-def bench_backtest(recording: Path, say: Callable[[str], None]) -> Iterable[dict[str, Any]]:
+def bench_backtest(recording: Path, report: Callable[[str], None]) -> Iterable[dict[str, Any]]:
     """Replay a recording, and backtest a policy on it; yield a row for each.
 
     The row of the backtest has its speed-up over the replay.
 
     Args:
         recording: recording, gzip or plain NDJSON.
-        say: callback for progress lines.
+        report: callback for progress lines.
 
     Raises:
         FleetError: a command failed.
@@ -43,10 +43,10 @@ def bench_backtest(recording: Path, say: Callable[[str], None]) -> Iterable[dict
     policy.write_text(_TRIED)
     try:
         for home in ("first", "second"):
-            say(f"replaying the recording, {home} time")
+            report(f"replaying the recording, {home} time")
             played = _run("replay", str(recording.resolve()), "--home", str(place / home), *_PLAYED)
         for number in ("first", "second"):
-            say(f"backtesting another policy, {number} time")
+            report(f"backtesting another policy, {number} time")
             tried = _run("backtest", "--policy", str(policy), "--home", str(place / "second"), "--json")
     finally:
         shutil.rmtree(place, ignore_errors=True)
@@ -55,15 +55,15 @@ def bench_backtest(recording: Path, say: Callable[[str], None]) -> Iterable[dict
     yield {"what": "recording backtested", **tried, "times": times, "bar": BAR}
 
 
-def _run(*words: str) -> dict[str, float]:
+def _run(*arguments: str) -> dict[str, float]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-P", "-m", "cli", *words]
+    command = [sys.executable, "-P", "-m", "cli", *arguments]
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     done = subprocess.run(
         command, env=environment, cwd=ROOT, capture_output=True, text=True, errors="replace", check=False, timeout=_LIMIT_S
     )
     wall_s, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
-        raise FleetError(f"./fleet {words[0]} failed: {done.stderr.strip()[-500:]}", code="command-failed")
+        raise FleetError(f"./fleet {arguments[0]} failed: {done.stderr.strip()[-500:]}", code="command-failed")
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {"wall_s": round(wall_s, 2), "cpu_s": round(cpu_s, 2)}

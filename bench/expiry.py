@@ -93,8 +93,8 @@ def bench_expiry(*, devices: int, jitter_ms: int, json_lines: bool) -> None:
         for row in rows:
             sys.stdout.write(json.dumps(row) + "\n")
         return
-    people = [{name: f"{value:,}" if isinstance(value, int) else value for name, value in row.items()} for row in rows]
-    console().print(as_table(people, COLUMNS, "simultaneous silence of a fleet"))
+    formatted = [{name: f"{value:,}" if isinstance(value, int) else value for name, value in row.items()} for row in rows]
+    console().print(as_table(formatted, COLUMNS, "simultaneous silence of a fleet"))
 
 
 def _in_a_process(work: Path, devices: int, jitter_ms: int) -> list[dict[str, Any]]:
@@ -104,8 +104,8 @@ def _in_a_process(work: Path, devices: int, jitter_ms: int) -> list[dict[str, An
         variables = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, env=variables, cwd=work, check=False)
     if done.returncode:
-        words = (work / "log").read_text(errors="replace").splitlines()[-5:]
-        raise FleetError("\n".join(["the benchmark failed:", *words]), code="bench-failed")
+        last_lines = (work / "log").read_text(errors="replace").splitlines()[-5:]
+        raise FleetError("\n".join(["the benchmark failed:", *last_lines]), code="bench-failed")
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -163,7 +163,7 @@ def _run(spark: SparkSession, messages: Path, place: Path, devices: int, jitter_
     initial = initial_state(spark, _fleet(devices), shards, policies, groups)
     deployment = Deployment(LATENESS_MS, verdict_jitter_ms=jitter_ms)
     rows = judgement_stream(
-        spark, messages, deployment, Generation.first(groups), begin=InitialState(initial), max_rows=1, table=place / "out"
+        spark, messages, deployment, Generation.first(groups), initial=InitialState(initial), max_rows=1, table=place / "out"
     )
     query = start_ours(rows, place)
     try:
@@ -171,9 +171,9 @@ def _run(spark: SparkSession, messages: Path, place: Path, devices: int, jitter_
         took_ms = {one["batchId"]: one["durationMs"]["triggerExecution"] for one in query.recentProgress if one["batchId"] > 1}
     finally:
         query.stop()
-    said = _transitions_per_batch(place / "out", devices)
+    emitted = _transitions_per_batch(place / "out", devices)
     shutil.rmtree(place)
-    return {"jitter": format_duration(jitter_ms), "devices": devices, "key_groups": groups, **figures(took_ms, said)}
+    return {"jitter": format_duration(jitter_ms), "devices": devices, "key_groups": groups, **figures(took_ms, emitted)}
 
 
 def _transitions_per_batch(out: Path, devices: int) -> dict[int, int]:
@@ -203,23 +203,23 @@ def _transitions_per_batch(out: Path, devices: int) -> dict[int, int]:
     return found
 
 
-def figures(took_ms: dict[int, int], said: dict[int, int]) -> dict[str, Any]:
+def figures(took_ms: dict[int, int], emitted: dict[int, int]) -> dict[str, Any]:
     """Return the figures of a run.
 
     Args:
         took_ms: duration of each measured batch, by batch number.
-        said: number of transitions of each batch, by batch number.
+        emitted: number of transitions of each batch, by batch number.
     """
     times = list(took_ms.values())
-    most = max(said, key=lambda batch: said[batch])
+    most = max(emitted, key=lambda batch: emitted[batch])
     return {
         "batches": len(times),
         "batch_p50_ms": round(median(times)),
         "batch_p95_ms": round(float(np.percentile(times, 95))),
         "batch_max_ms": max(times),
-        "expiring_batches": len(said),
-        "expiring_p50_ms": round(median(took_ms[batch] for batch in said)),
-        "most_in_a_batch": said[most],
+        "expiring_batches": len(emitted),
+        "expiring_p50_ms": round(median(took_ms[batch] for batch in emitted)),
+        "most_in_a_batch": emitted[most],
         "its_batch": most,
         "its_ms": took_ms[most],
     }

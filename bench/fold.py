@@ -31,12 +31,12 @@ COLUMNS: Final = ("shape", "devices", "messages", "us_a_message")
 def _block(devices: int, each: int, call: int) -> pa.RecordBatch:
     """Generate the heartbeats of ``devices`` in a minute, at distinct instants."""
     count = devices * each
-    who, number = np.arange(count) % devices, np.arange(count) // devices
-    at_ms = _START_MS + call * _SPAN_MS + number * (_SPAN_MS // each) + (who % max(1, _SPAN_MS // each))
+    device_numbers, number = np.arange(count) % devices, np.arange(count) // devices
+    at_ms = _START_MS + call * _SPAN_MS + number * (_SPAN_MS // each) + (device_numbers % max(1, _SPAN_MS // each))
     same = {"site": "main", "code": None, "firmware": None, "gateway": "gateway-1"}
-    columns = {name: pa.array([word] * count, SIGNAL_SCHEMA.field(name).type) for name, word in same.items()}
+    columns = {name: pa.array([value] * count, SIGNAL_SCHEMA.field(name).type) for name, value in same.items()}
     columns |= {
-        "device_id": pa.array([f"device-{one:06}" for one in who], pa.string()),
+        "device_id": pa.array([f"device-{one:06}" for one in device_numbers], pa.string()),
         "received_at_ms": pa.array(np.sort(at_ms)),
         "position": pa.array(np.zeros(count, np.int64)),
         "presence_ms": pa.array(at_ms),

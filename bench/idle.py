@@ -110,29 +110,29 @@ class _Fleet(Thread):
         with Publisher(load_address(self.home.run("broker")), "fleetpulse-bench-idle", cancelled=lambda: self.ended) as publisher:
             began, sent, new = time.monotonic(), 0, 0
             while not self.ended:
-                gone_s = time.monotonic() - began
-                while sent < gone_s * self.devices / INTERVAL_S:
-                    self._say(publisher, f"d{sent % self.devices}")
+                elapsed_s = time.monotonic() - began
+                while sent < elapsed_s * self.devices / INTERVAL_S:
+                    self._publish_heartbeat(publisher, f"d{sent % self.devices}")
                     sent += 1
-                if new < gone_s / _NEW_S:
+                if new < elapsed_s / _NEW_S:
                     self.published[f"new-{new}"] = time.time()
-                    self._say(publisher, f"new-{new}")
+                    self._publish_heartbeat(publisher, f"new-{new}")
                     new += 1
                 publisher.pump(0.1)
 
-    def _say(self, publisher: Publisher, device: str) -> None:
+    def _publish_heartbeat(self, publisher: Publisher, device: str) -> None:
         publisher.publish(f"fleet/main/{device}/heartbeat", b'{"ts": %d}' % (time.time_ns() // 1_000_000))
 
 
 def _part_of(process: psutil.Process) -> str:
     """Return the part of a run that a process belongs to, by command lines."""
     for one in (process, *process.parents()):
-        words = one.cmdline()
-        if any("nats-server" in word for word in words):
+        arguments = one.cmdline()
+        if any("nats-server" in argument for argument in arguments):
             return "broker"
-        if "job" in words:
-            return words[words.index("job") + 1]
-        if "up" in words:
+        if "job" in arguments:
+            return arguments[arguments.index("job") + 1]
+        if "up" in arguments:
             return "screen"
     return ""
 
@@ -140,17 +140,17 @@ def _part_of(process: psutil.Process) -> str:
 @contextmanager
 def _running(contender: Contender, home: Home) -> Iterator[psutil.Process]:
     """Run ``fleet up`` on a new pseudo-terminal; yield its process."""
-    ours, theirs = pty.openpty()
+    master, slave = pty.openpty()
     command = [str(contender.tree / "fleet"), "up", "--no-airflow", "--no-sim", "--port", "0", "--home", str(home.path)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"FLEET_VENV": str(Path(sys.executable).parents[1]), "FLEET_CACHE": str(cache_dir()), "TERM": "xterm"}
     # The working directory is the contender's tree: without PYTHONSAFEPATH, Python workers import
     # from the directory in which Spark was started.
     started = subprocess.Popen(
-        command, cwd=contender.tree, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+        command, cwd=contender.tree, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
     )
-    os.close(theirs)
-    Thread(target=_drain, args=(ours,), daemon=True).start()
+    os.close(slave)
+    Thread(target=_drain, args=(master,), daemon=True).start()
     try:
         yield psutil.Process(started.pid)
     finally:
@@ -160,7 +160,7 @@ def _running(contender: Contender, home: Home) -> Iterator[psutil.Process]:
         if started.poll() is None:
             os.killpg(started.pid, signal.SIGKILL)
             started.wait()
-        os.close(ours)
+        os.close(master)
 
 
 def _drain(terminal: int) -> None:

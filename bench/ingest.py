@@ -252,7 +252,7 @@ def _from_full(run: Run, address: BrokerAddress, count: int, drained: Callable[[
     return row | ({"broker_us_per_message": round(spent_s / count * 1e6, 1)} if "messages_per_s" in row else {})
 
 
-def _together(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+def _combined(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """Combine the rounds of a contender into one row."""
     failed = [row for row in rounds if "note" in row]
     if failed:
@@ -280,15 +280,15 @@ def measure(count: int, rounds: int) -> list[dict[str, Any]]:
     with own_folder(folder):
         for home in homes:
             home.prepare(None)
-        with Run(homes[0]) as run, Run(homes[1]) as beside:
-            address, queue = run.use_broker(None), beside.use_broker(None)
+        with Run(homes[0]) as run, Run(homes[1]) as peer_run:
+            address, queue = run.use_broker(None), peer_run.use_broker(None)
             _session(queue, PEER)
             start = _until(run, _idle(run))
-            ours, peer = list[dict[str, Any]](), list[dict[str, Any]]()
+            own, peer = list[dict[str, Any]](), list[dict[str, Any]]()
             for _ in range(rounds):
-                peer.append(_from_full(beside, queue, count, lambda: _drained_by_peer(queue, count)))
-                ours.append(_from_full(run, address, count, lambda: _drained_by_us(run, count, start)))
-        rows = [_together(ours), _together(peer)]
+                peer.append(_from_full(peer_run, queue, count, lambda: _drained_by_peer(queue, count)))
+                own.append(_from_full(run, address, count, lambda: _drained_by_us(run, count, start)))
+        rows = [_combined(own), _combined(peer)]
         if "messages_per_s" in rows[1]:
             rows[0]["ratio"] = round(rows[0]["messages_per_s"] / rows[1]["messages_per_s"], 2)
         return rows

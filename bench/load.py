@@ -58,8 +58,8 @@ class Load:
 
     def _signals(self, number: int, rng: np.random.Generator) -> pa.Table:
         device = np.arange(self.devices) + number * self.leaving
-        begin_ms = START_MS + number * self.step_ms
-        received = begin_ms + rng.integers(_OWN_MS, self.step_ms - 1, self.devices)
+        start_ms = START_MS + number * self.step_ms
+        received = start_ms + rng.integers(_OWN_MS, self.step_ms - 1, self.devices)
         event = received - np.where(rng.random(self.devices) < 0.005, _LATE_MS, rng.integers(20, 1_500, self.devices))
         error = rng.random(self.devices) < 0.02
         code = rng.integers(0, len(_CODES), self.devices)
@@ -74,7 +74,7 @@ class Load:
         def instants(values_ms: np.ndarray) -> pa.Array:
             return pa.array(values_ms * 1000).cast(pa.timestamp("us", tz="UTC"))
 
-        def words(values: list[str], chosen: np.ndarray, absent: np.ndarray | None = None) -> pa.Array:
+        def strings(values: list[str], chosen: np.ndarray, absent: np.ndarray | None = None) -> pa.Array:
             return pa.array(values).take(pa.array(chosen, mask=absent))
 
         count = len(places)
@@ -82,14 +82,14 @@ class Load:
         columns = {
             "received_at": instants(arrived),
             "event_time": instants(event[places]),
-            "kind": words(["heartbeat", "error"], error[places].astype(np.int64)),
-            "device_id": words(names, places),
-            "site": words([f"site-{each}" for each in range(5)], of % 5),
+            "kind": strings(["heartbeat", "error"], error[places].astype(np.int64)),
+            "device_id": strings(names, places),
+            "site": strings([f"site-{each}" for each in range(5)], of % 5),
             "clock": pa.array(["device"] * count),
-            "boot": words([f"b{each}" for each in range(500)], of % 500),
+            "boot": strings([f"b{each}" for each in range(500)], of % 500),
             "seq": pa.array(np.full(count, number)),
-            "code": words(list(_CODES), code[places], ~error[places]),
-            "gateway": words([f"gateway-{each}" for each in range(7)], of % 7),
+            "code": strings(list(_CODES), code[places], ~error[places]),
+            "gateway": strings([f"gateway-{each}" for each in range(7)], of % 7),
             "digest": pa.array(rng.integers(-(2**63), 2**63 - 1, self.devices)[places]),
             "device_hash": pa.array(hashes[places]),
             "segment": pa.array(np.full(count, number)),
@@ -100,20 +100,20 @@ class Load:
 
     def _own(self, number: int) -> Iterator[Row]:
         """Yield the rows of operators and of the bridge in a step."""
-        begin_ms = START_MS + number * self.step_ms
+        start_ms = START_MS + number * self.step_ms
         living = number * self.leaving + self.devices // 2
         if number and number % _GAP_EVERY == 0:
-            yield _own_row("fleet/_/bench/gap", begin_ms, op="open", **{"from": begin_ms - 5_000, "after": begin_ms - 1})
-            yield _own_row("fleet/_/bench/gap", begin_ms + 1, op="close", until=begin_ms + 1)
+            yield _own_row("fleet/_/bench/gap", start_ms, op="open", **{"from": start_ms - 5_000, "after": start_ms - 1})
+            yield _own_row("fleet/_/bench/gap", start_ms + 1, op="close", until=start_ms + 1)
         if number % _POLICY_EVERY == 0:
-            yield _own_row("fleet/_/_/policy", begin_ms + 2, policy=_policy(60 + number % 2 * 30))
+            yield _own_row("fleet/_/_/policy", start_ms + 2, policy=_policy(60 + number % 2 * 30))
         if number % _REGISTRY_EVERY == 0:
-            yield _own_row(f"fleet/site-0/crane-{number:07d}/registry", begin_ms + 3, op="add")
+            yield _own_row(f"fleet/site-0/crane-{number:07d}/registry", start_ms + 3, op="add")
             if number:
                 leaves = f"fleet/site-0/crane-{number - _REGISTRY_EVERY:07d}/registry"
-                yield _own_row(leaves, begin_ms + 4, op="decommission")
+                yield _own_row(leaves, start_ms + 4, op="decommission")
                 held = f"fleet/site-{living % 5}/meter-{living:09d}/control"
-                yield _own_row(held, begin_ms + 5, op="maintain", until=begin_ms + 90_000)
+                yield _own_row(held, start_ms + 5, op="maintain", until=start_ms + 90_000)
 
 
 def _landed(rows: Iterable[Row], number: int) -> pa.Table:

@@ -16,7 +16,7 @@ from typing import Final, Self
 
 import psutil
 
-_LOOK_S: Final = 1.0
+_POLL_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Watch:
     began: Reading
     passed: list[Reading] = field(default_factory=list[Reading])
     peak_bytes: int = 0
-    _looked_s: float = 0.0
+    _sampled_s: float = 0.0
 
     @classmethod
     def begin(cls, tree: psutil.Process, awaited: Iterable[Path]) -> Self:
@@ -127,9 +127,9 @@ class Watch:
         """Poll once; call it every few milliseconds."""
         while len(self.passed) < len(self.awaited) and self.awaited[len(self.passed)].exists():
             self.passed.append(read(self.tree))
-        if time.monotonic() - self._looked_s > 0.2:
+        if time.monotonic() - self._sampled_s > 0.2:
             self.peak_bytes = max(self.peak_bytes, resident_bytes(self.tree))
-            self._looked_s = time.monotonic()
+            self._sampled_s = time.monotonic()
 
 
 class Meter:
@@ -161,7 +161,7 @@ class Meter:
 
     def read(self) -> Reading:
         """Return the present reading."""
-        self._look()
+        self._sample()
         return Reading(time.monotonic(), sum(list(self._used.values())))
 
     def cpu_s(self, part_of: Callable[[psutil.Process], str]) -> dict[str, float]:
@@ -170,7 +170,7 @@ class Meter:
         Args:
             part_of: function that returns the part of a process; called once per living process.
         """
-        self._look()
+        self._sample()
         for process in _members(self._tree):
             with suppress(psutil.Error):
                 self._parts.setdefault((process.pid, process.create_time()), part_of(process))
@@ -182,15 +182,15 @@ class Meter:
 
     def peak_bytes(self) -> int:
         """Return the peak of `resident_bytes` since the previous call."""
-        self._look()
+        self._sample()
         found, self._peak_bytes = self._peak_bytes, 0
         return found
 
     def _watch(self) -> None:
-        while not self._ended.wait(_LOOK_S):
-            self._look()
+        while not self._ended.wait(_POLL_S):
+            self._sample()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         resident = 0
         for process in _members(self._tree):
             try:

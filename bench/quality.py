@@ -48,14 +48,14 @@ _GROUPS: Final = 8
 _BATCH_ROWS: Final = 20_000
 
 
-def bench_quality(*, quick: bool, say: Callable[[str], None]) -> Iterable[dict[str, Any]]:
+def bench_quality(*, quick: bool, report: Callable[[str], None]) -> Iterable[dict[str, Any]]:
     """Generate and judge the day, evaluate all suites, and yield result rows.
 
     There is a row per suite and one per phase.
 
     Args:
         quick: whether to use a twentieth of the day.
-        say: callback for progress lines.
+        report: callback for progress lines.
 
     Raises:
         FleetError: an expectation did not pass.
@@ -63,29 +63,29 @@ def bench_quality(*, quick: bool, say: Callable[[str], None]) -> Iterable[dict[s
     tree = psutil.Process()
     with tempfile.TemporaryDirectory(prefix="fleet-bench-") as place:
         home = Home(Path(place) / "home")
-        begun = read(tree)
+        before = read(tree)
         messages = _land(home, _QUICK_STEPS if quick else _STEPS)
-        say(f"{messages:,} messages have landed")
+        report(f"{messages:,} messages have landed")
         judged = _judge(home)
-        made = read(tree)
-        say(f"{judged:,} judgements; evaluating the suites")
+        judged_reading = read(tree)
+        report(f"{judged:,} judgements; evaluating the suites")
         with lazy_session(home, SparkResources()) as session:
-            report = run(home, session=session)
+            results = run(home, session=session)
             reading = read(tree)
-        for one in report.suite_runs:
+        for one in results.suite_runs:
             raised = sum(each.outcome in ("failed", "fault") for each in one.findings)
             same = {"what": one.suite, "engine": one.engine, "rows": one.rows}
             yield {**same, "wall_s": round(one.took_ms / 1000, 1), "cpu_s": None, "raised": raised}
-        raised = [one.sentence() for one in report.findings() if one.outcome in ("failed", "fault", "skipped")]
-        yield _row("made and judged", messages, begun, made)
-        yield _row("evaluated by all suites", messages, made, reading, len(raised))
+        raised = [one.sentence() for one in results.findings() if one.outcome in ("failed", "fault", "skipped")]
+        yield _row("made and judged", messages, before, judged_reading)
+        yield _row("evaluated by all suites", messages, judged_reading, reading, len(raised))
         if raised:
             raise FleetError("all expectations must pass on this day; got\n" + "\n".join(raised), code="quality-not-clean")
 
 
-def _row(what: str, rows: int, begin: Reading, end: Reading, raised: int = 0) -> dict[str, Any]:
-    wall_s, cpu_s = round(end.wall_s - begin.wall_s, 1), round(end.cpu_s - begin.cpu_s, 1)
-    return {"what": what, "engine": "", "rows": rows, "wall_s": wall_s, "cpu_s": cpu_s, "raised": raised}
+def _row(label: str, rows: int, start: Reading, end: Reading, raised: int = 0) -> dict[str, Any]:
+    wall_s, cpu_s = round(end.wall_s - start.wall_s, 1), round(end.cpu_s - start.cpu_s, 1)
+    return {"what": label, "engine": "", "rows": rows, "wall_s": wall_s, "cpu_s": cpu_s, "raised": raised}
 
 
 def _land(home: Home, steps: int) -> int:
@@ -133,8 +133,8 @@ def _judge(home: Home) -> int:
 
     def fold(number: int, signals: pa.RecordBatch, others: Any, through_ms: int) -> pa.RecordBatch:
         step = groups[number].fold(signals, others, through_ms, deployment, chunks[number].__getitem__)
-        for gone in step.deleted_chunks:
-            del chunks[number][gone]
+        for deleted in step.deleted_chunks:
+            del chunks[number][deleted]
         chunks[number].update(step.chunks)
         return step.judgements
 
@@ -144,14 +144,16 @@ def _judge(home: Home) -> int:
             fold(number, signals, others, each.newest_ms)
             for number, (signals, others) in zip(blocks["key_group"].to_pylist(), unpacked(blocks), strict=True)
         ]
-        count += _say(home, batches, each.number + 1)
-    count += _say(home, [fold(number, NO_SIGNALS, [], newest_ms) for number in range(_GROUPS)], len(pieces) + 1_000_000)
+        count += _append_judgements(home, batches, each.number + 1)
+    count += _append_judgements(
+        home, [fold(number, NO_SIGNALS, [], newest_ms) for number in range(_GROUPS)], len(pieces) + 1_000_000
+    )
     _publish(home, groups, chunks, newest_ms)
     _note(home, newest_ms)
     return count
 
 
-def _say(home: Home, batches: list[pa.RecordBatch], number: int) -> int:
+def _append_judgements(home: Home, batches: list[pa.RecordBatch], number: int) -> int:
     judgements = pa.Table.from_batches(batches)
     columns = dict(zip(judgements.column_names, judgements.columns, strict=True))
     tables.append(home, JUDGEMENTS, tables.from_columns(JUDGEMENTS, columns, judgements.num_rows), "bench", number)

@@ -212,9 +212,9 @@ class Maintenance:
             if (code := self._process.poll()) is None:
                 return
             if code:
-                told = self._log.read_text(errors="replace").strip().splitlines()
+                output = self._log.read_text(errors="replace").strip().splitlines()
                 raise FleetError(
-                    f"./fleet maintain ended with exit code {code}: {told[-1] if told else 'it said nothing'}",
+                    f"./fleet maintain ended with exit code {code}: {output[-1] if output else 'it said nothing'}",
                     code="maintain-failed",
                 )
             self._process, self.done = None, self.done + 1
@@ -244,35 +244,35 @@ def bench_soak(*, minutes: float | None, quick: bool, json_lines: bool) -> None:
     Raises:
         FleetError: a series grows, or the job failed.
     """
-    asked = plan(minutes, quick=quick)
+    soak_plan = plan(minutes, quick=quick)
     shown = Console(stderr=True)
-    found = run(asked, shown)
+    found = run(soak_plan, shown)
     shown.print(f"{found.messages:,} messages, {found.maintained} maintenance runs", highlight=False)
-    rows = [row_of(one, asked) for one in found.trends()]
+    rows = [row_of(one, soak_plan) for one in found.trends()]
     if json_lines:
         for row in rows:
             sys.stdout.write(json.dumps(row) + "\n")
     else:
-        people = [{name: f"{value:,}" if isinstance(value, int) else value for name, value in row.items()} for row in rows]
-        console().print(as_table(people, COLUMNS, "soak"))
+        formatted = [{name: f"{value:,}" if isinstance(value, int) else value for name, value in row.items()} for row in rows]
+        console().print(as_table(formatted, COLUMNS, "soak"))
     if growing := [row["series"] for row in rows if row["verdict"] == "grows"]:
         raise FleetError(f"these series grow under a constant load: {', '.join(growing)}", code="soak-grows")
 
 
-def row_of(one: Trend, asked: Plan) -> dict[str, Any]:
+def row_of(one: Trend, soak_plan: Plan) -> dict[str, Any]:
     """Return a trend as a row of results."""
     change = f"{(one.after / one.before - 1) * 100:+.1f} %" if one.before else None
     verdict = "grows" if one.grows else "does not grow"
-    if one.bound.series not in asked.judged:
+    if one.bound.series not in soak_plan.judged:
         verdict = "not judged: too short to settle"
     return dict(zip(COLUMNS, (one.bound.series, one.samples, round(one.before), round(one.after), change, verdict), strict=True))
 
 
-def run(asked: Plan, shown: Console, folder: Path | None = None) -> Soak:
+def run(soak_plan: Plan, shown: Console, folder: Path | None = None) -> Soak:
     """Run the job under the planned load, and return the samples.
 
     Args:
-        asked: plan of the test.
+        soak_plan: plan of the test.
         shown: console for the status line.
         folder: parent folder of the home, which is removed at the end, unless an error names its
             logs.
@@ -283,31 +283,31 @@ def run(asked: Plan, shown: Console, folder: Path | None = None) -> Soak:
     home = Home((folder or cache_dir().resolve() / "bench") / f"soak-{os.getpid()}")
     with own_folder(home.path):
         home.prepare(Deployment(LATENESS_MS, 300_000))
-        return _soak(asked, home, shown)
+        return _soak(soak_plan, home, shown)
 
 
-def _soak(asked: Plan, home: Home, shown: Console) -> Soak:
-    found, load, number = Soak(), asked.load, 0
+def _soak(soak_plan: Plan, home: Home, shown: Console) -> Soak:
+    found, load, number = Soak(), soak_plan.load, 0
     for table in (MESSAGES, JUDGEMENTS):
         tables.create(home, table)
     appender = Appender(home.table(MESSAGES.name))
     with (
         home.locked("bench soak"),
         Run(home) as running,
-        Maintenance(home, asked.maintain_s) as maintenance,
-        _status(shown, f"a load of {asked.minutes:g} minutes"),
+        Maintenance(home, soak_plan.maintain_s) as maintenance,
+        _status(shown, f"a load of {soak_plan.minutes:g} minutes"),
     ):
 
-        def said(name: str) -> int:
+        def reported(name: str) -> int:
             return int(str(running.status("lifecycle").get(name) or 0))
 
         found.feed(home, load, number, appender)
         job = running.start("lifecycle")
-        running.await_that("the first batch", lambda: said("received_at_ms") >= load.newest_ms(0), _PATIENCE_S)
+        running.await_that("the first batch", lambda: reported("received_at_ms") >= load.newest_ms(0), _PATIENCE_S)
         assert job.pid is not None
-        tree, ends_s = psutil.Process(job.pid), time.monotonic() + asked.minutes * 60
-        while time.monotonic() < ends_s or (said("batch") < asked.batches and time.monotonic() < ends_s + _PATIENCE_S):
-            next_s = time.monotonic() + asked.period_s
+        tree, ends_s = psutil.Process(job.pid), time.monotonic() + soak_plan.minutes * 60
+        while time.monotonic() < ends_s or (reported("batch") < soak_plan.batches and time.monotonic() < ends_s + _PATIENCE_S):
+            next_s = time.monotonic() + soak_plan.period_s
             number += 1
             found.feed(home, load, number, appender)
             running.watch()
@@ -315,9 +315,9 @@ def _soak(asked: Plan, home: Home, shown: Console) -> Soak:
             found.note("rss_bytes", resident_bytes(tree))
             found.note("open_files", open_files(tree))
             found.note("checkpoint_bytes", size_bytes(home.checkpoint))
-            found.note("behind_ms", load.newest_ms(number) - said("received_at_ms"))
+            found.note("behind_ms", load.newest_ms(number) - reported("received_at_ms"))
             time.sleep(max(0.0, next_s - time.monotonic()))
-        running.await_that("the end of the load", lambda: said("received_at_ms") >= load.newest_ms(number), _PATIENCE_S)
+        running.await_that("the end of the load", lambda: reported("received_at_ms") >= load.newest_ms(number), _PATIENCE_S)
         found.maintained = maintenance.done
     found.take_health(home)
     return found

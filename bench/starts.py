@@ -73,11 +73,11 @@ def bench_starts(*, before: str, alone: bool, json_lines: bool) -> None:
         console().print(as_table(rows, COLUMNS, "starts"))
 
 
-def _start(contender: Contender, words: tuple[str, ...]) -> "subprocess.Popen[bytes]":
+def _start(contender: Contender, arguments: tuple[str, ...]) -> "subprocess.Popen[bytes]":
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"FLEET_VENV": str(Path(sys.executable).parents[1]), "FLEET_CACHE": str(cache_dir())}
     return subprocess.Popen(
-        [str(contender.tree / "fleet"), *words],
+        [str(contender.tree / "fleet"), *arguments],
         cwd=contender.tree,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -87,11 +87,11 @@ def _start(contender: Contender, words: tuple[str, ...]) -> "subprocess.Popen[by
     )
 
 
-def _measure(contender: Contender, runs: int, *words: str) -> dict[str, Any]:
+def _measure(contender: Contender, runs: int, *arguments: str) -> dict[str, Any]:
     wall_s, cpu_s = list[float](), list[float]()
     for _ in range(runs):
         began_s, before_s = time.monotonic(), _waited_cpu_s()
-        running = _start(contender, words)
+        running = _start(contender, arguments)
         with Meter(psutil.Process(running.pid)) as meter:
             try:
                 _, errors = running.communicate(timeout=_LIMIT_S)
@@ -99,21 +99,21 @@ def _measure(contender: Contender, runs: int, *words: str) -> dict[str, Any]:
                 _end(running)
             seen_s = meter.read().cpu_s
         if running.returncode:
-            raise FleetError(f"./fleet {' '.join(words)} failed: {errors.decode()[-500:]}", code="command-failed")
+            raise FleetError(f"./fleet {' '.join(arguments)} failed: {errors.decode()[-500:]}", code="command-failed")
         wall_s.append(time.monotonic() - began_s)
         cpu_s.append(max(seen_s, _waited_cpu_s() - before_s))  # only the meter sees Spark's workers
-    return _row(words, contender, wall_s, cpu_s)
+    return _row(arguments, contender, wall_s, cpu_s)
 
 
 def _first_verdict(contender: Contender, home: Path) -> dict[str, Any]:
-    words = ("up", "--no-airflow", "--devices", "20", "--port", "0", "--home", str(home))
+    arguments = ("up", "--no-airflow", "--devices", "20", "--port", "0", "--home", str(home))
     table, began_s = Home(home).table(JUDGEMENTS.name), time.monotonic()
-    running = _start(contender, words)
+    running = _start(contender, arguments)
     try:
         with Meter(psutil.Process(running.pid)) as meter:
             while not (is_committed(table) and any(table.glob("kind=transition/*.parquet"))):
                 if running.poll() is not None or time.monotonic() - began_s > _LIMIT_S:
-                    raise FleetError(f"no verdict within {_LIMIT_S:.0f} s of ./fleet {' '.join(words)}", code="wait-timeout")
+                    raise FleetError(f"no verdict within {_LIMIT_S:.0f} s of ./fleet {' '.join(arguments)}", code="wait-timeout")
                 time.sleep(0.1)
             return _row(("up", "to the first verdict"), contender, [time.monotonic() - began_s], [meter.read().cpu_s])
     finally:
@@ -130,8 +130,8 @@ def _end(running: "subprocess.Popen[bytes]") -> None:
         running.communicate()
 
 
-def _row(words: tuple[str, ...], contender: Contender, wall_s: list[float], cpu_s: list[float]) -> dict[str, Any]:
-    named = " ".join(word for word in words[:2] if not word.startswith(("/", "--home")))
+def _row(arguments: tuple[str, ...], contender: Contender, wall_s: list[float], cpu_s: list[float]) -> dict[str, Any]:
+    named = " ".join(argument for argument in arguments[:2] if not argument.startswith(("/", "--home")))
     return {
         "command": named,
         "contender": contender.name,

@@ -57,12 +57,12 @@ class Cost:
     peak_mb: float
 
 
-def bench_state(*, quick: bool, say: Callable[[str], None]) -> Iterable[dict[str, Any]]:
+def bench_state(*, quick: bool, report: Callable[[str], None]) -> Iterable[dict[str, Any]]:
     """Measure each operation; yield a row with its absolute and relative cost.
 
     Args:
         quick: whether to use 100,000 devices instead of 1,000,000.
-        say: callback for progress lines.
+        report: callback for progress lines.
 
     Raises:
         FleetError: an operation failed, or the state lacks devices.
@@ -70,16 +70,16 @@ def bench_state(*, quick: bool, say: Callable[[str], None]) -> Iterable[dict[str
     devices = _QUICK if quick else _DEVICES
     place = Path(tempfile.mkdtemp(prefix="fleet-bench-state-"))
     try:
-        home = _judged(Home(place / "home"), devices, say)
+        home = _judged(Home(place / "home"), devices, report)
         with batch_session(home, SparkResources(memory="4g")) as spark, Meter() as meter:
-            yield from _measured(spark, home, devices, meter, say)
+            yield from _measured(spark, home, devices, meter, report)
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _judged(home: Home, devices: int, say: Callable[[str], None]) -> Home:
+def _judged(home: Home, devices: int, report: Callable[[str], None]) -> Home:
     """Make a home with a generated history, to be judged by the session."""
-    say(f"generating {devices:,} devices")
+    report(f"generating {devices:,} devices")
     source = prepare(Fleet(devices, _MESSAGES, _BATCHES))
     home.prepare(Deployment(LATENESS_MS))
     home.lifecycle.mkdir(parents=True, exist_ok=True)
@@ -89,18 +89,18 @@ def _judged(home: Home, devices: int, say: Callable[[str], None]) -> Home:
 
 
 def _measured(
-    spark: SparkSession, home: Home, devices: int, meter: Meter, say: Callable[[str], None]
+    spark: SparkSession, home: Home, devices: int, meter: Meter, report: Callable[[str], None]
 ) -> Iterable[dict[str, Any]]:
-    say("judging the history")
+    report("judging the history")
     await_termination(start(spark, home, None))
-    work = StateOperation(spark, home, say)
+    work = StateOperation(spark, home, report)
     yield _size(spark, home)
-    taken = snapshot.take(spark, home, None, say)
-    if taken.devices < devices * _JUDGED:
-        raise FleetError(f"only {taken.devices:,} of {devices:,} devices are in the state", code="bench-devices-missing")
+    taken_snapshot = snapshot.take(spark, home, None, report)
+    if taken_snapshot.devices < devices * _JUDGED:
+        raise FleetError(f"only {taken_snapshot.devices:,} of {devices:,} devices are in the state", code="bench-devices-missing")
     _plain(spark, home)  # warm-up
     verbs: dict[str, Callable[[], object]] = {
-        "snapshot": lambda: snapshot.take(spark, home, None, say),
+        "snapshot": lambda: snapshot.take(spark, home, None, report),
         "bootstrap": lambda: bootstrap(work, find_snapshot(home)),
         "migrate": lambda: migrate(work, next(form for form in WRITTEN_FORMS if form != home.generation().form)),
         "repartition": lambda: repartition(work, position_after(home.checkpoint).partitions + 1),

@@ -102,25 +102,25 @@ def main() -> None:
     options.add_argument("--json", action="store_true")
     options.add_argument("--one", choices=PROVIDERS)
     options.add_argument("--folder", type=Path)
-    wanted = options.parse_args()
-    if wanted.one:
-        print(json.dumps(run(wanted.one, wanted.folder, wanted.keys, wanted.batches)))
+    arguments = options.parse_args()
+    if arguments.one:
+        print(json.dumps(run(arguments.one, arguments.folder, arguments.keys, arguments.batches)))
         return
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for provider in PROVIDERS:
             place = Path(folder) / provider
             place.mkdir()
-            found[provider] = _measured(provider, place, wanted.keys, wanted.batches)
-            found[provider]["first_batch_after_restart_ms"] = _measured(provider, place, wanted.keys, 1)["first_batch_ms"]
-    if wanted.json:
+            found[provider] = _measured(provider, place, arguments.keys, arguments.batches)
+            found[provider]["first_batch_after_restart_ms"] = _measured(provider, place, arguments.keys, 1)["first_batch_ms"]
+    if arguments.json:
         for provider, figures in found.items():
-            print(json.dumps({"provider": provider, "keys": wanted.keys, **figures}))
+            print(json.dumps({"provider": provider, "keys": arguments.keys, **figures}))
         return
     print(f"{'':32}{'rocksdb':>12}{'hdfs':>12}{'hdfs/rocksdb':>14}")
     for name in found["rocksdb"]:
-        ours, theirs = found["rocksdb"][name], found["hdfs"][name]
-        print(f"{name:32}{ours:>12}{theirs:>12}{theirs / ours if ours else 0:>14.2f}")
+        rocksdb, hdfs = found["rocksdb"][name], found["hdfs"][name]
+        print(f"{name:32}{rocksdb:>12}{hdfs:>12}{hdfs / rocksdb if rocksdb else 0:>14.2f}")
 
 
 if __name__ == "__main__":

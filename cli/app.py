@@ -91,9 +91,9 @@ class _Commands(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._built:
-            beside = typer.Typer()
-            import_module(f"cli.{VERBS[name].module}").register(beside)
-            self._built.update(get_group(beside).commands)
+            scratch_app = typer.Typer()
+            import_module(f"cli.{VERBS[name].module}").register(scratch_app)
+            self._built.update(get_group(scratch_app).commands)
         return self._built[name]
 
     def __contains__(self, name: object) -> bool:
@@ -109,8 +109,8 @@ class _Commands(Mapping[str, Any]):
 class _Verbs(TyperGroup):
     """Group ``fleet``, after Click's recipe for lazily imported commands."""
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.commands = cast("dict[str, Any]", _Commands())
 
     def list_commands(self, ctx: Any) -> list[str]:

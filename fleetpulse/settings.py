@@ -101,7 +101,7 @@ def _is_heap(value: str) -> str:
 
 
 def _are_bridges(bridges: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    taken: dict[str, str] = {}
+    bridge_by_site: dict[str, str] = {}
     if len(bridges) > _MAX_BRIDGES:
         raise ValueError(f"a fleet has at most {_MAX_BRIDGES} further bridges; got {len(bridges):,}; assign more sites to each")
     for name, sites in bridges.items():
@@ -112,9 +112,11 @@ def _are_bridges(bridges: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ..
         for site in sites:
             if fault := site_fault(site):
                 raise ValueError(f'bridge "{name}": {fault}')
-            if site in taken:
-                raise ValueError(f'site "{site}" is listed for bridges "{taken[site]}" and "{name}"; a site has one bridge')
-            taken[site] = name
+            if site in bridge_by_site:
+                raise ValueError(
+                    f'site "{site}" is listed for bridges "{bridge_by_site[site]}" and "{name}"; a site has one bridge'
+                )
+            bridge_by_site[site] = name
     return bridges
 
 
@@ -128,7 +130,7 @@ def _flat(value: Any) -> Any:
     flat: dict[str, Any] = {}
     for name, inner in cast("dict[str, Any]", value).items():
         if isinstance(inner, dict):
-            flat |= {f"{name}.{below}": said for below, said in _flat(inner).items()}
+            flat |= {f"{name}.{below}": text for below, text in _flat(inner).items()}
         elif isinstance(inner, list):
             flat[name] = ",".join(map(str, cast("list[Any]", inner)))
         else:
@@ -284,8 +286,8 @@ class Settings(BaseSettings):
         Args:
             allowed_lateness_ms: allowed lateness from the command line; it takes precedence.
         """
-        asked = {"allowed_lateness", "max_clock_lead", "max_backlog", "verdict_jitter"} & self.model_fields_set
-        if allowed_lateness_ms is None and not asked:
+        requested = {"allowed_lateness", "max_clock_lead", "max_backlog", "verdict_jitter"} & self.model_fields_set
+        if allowed_lateness_ms is None and not requested:
             return None
         lateness_ms = allowed_lateness_ms or self.allowed_lateness
         return Deployment(lateness_ms, self.max_clock_lead, self.verdict_jitter, self.max_backlog)
@@ -300,8 +302,8 @@ def _rule(fault: Mapping[str, Any]) -> str:
     field, bound = Settings.model_fields.get(str(fault["loc"][0])) if fault["loc"] else None, _BOUNDS.get(fault["type"])
     if field is None or bound is None or BeforeValidator(_to_ms) not in field.metadata:
         return str(fault["msg"])
-    key, words = bound
-    return f"a duration of {words} {format_duration(fault['ctx'][key])}"
+    key, relation = bound
+    return f"a duration of {relation} {format_duration(fault['ctx'][key])}"
 
 
 def _got(fault: Mapping[str, Any]) -> str:

@@ -33,7 +33,7 @@ from fleetpulse.io.tables.stream_health import StreamHealth
 _LOG: Final = structlog.get_logger("lifecycle")
 _SPARK: Final = "spark"  # folder in the home; its `local` and `blocks-*` belong to this job only
 _COMPILED_S: Final = 60.0
-_LOOK_S: Final = 1.0  # between two checks of the query: each calls the JVM and writes the status
+_POLL_S: Final = 1.0  # between two checks of the query: each calls the JVM and writes the status
 _SHORTEN_EVERY_S: Final = 60.0
 _JVM_GONE: Final = (Py4JNetworkError, ConnectionError)  # exceptions of py4j after the JVM has ended
 
@@ -58,13 +58,13 @@ class LifecycleOptions:
     versions_ms: int
 
 
-def run_lifecycle(home: Home, stop: StopSignal, habits: LifecycleOptions, size: SparkResources) -> None:
+def run_lifecycle(home: Home, stop: StopSignal, options: LifecycleOptions, size: SparkResources) -> None:
     """Run the lifecycle job of a home until stopped.
 
     Args:
         home: home of the tables and the checkpoint.
         stop: signal to end.
-        habits: batch intervals and retention times.
+        options: batch intervals and retention times.
         size: cores and memory of the Spark session.
 
     Raises:
@@ -80,24 +80,24 @@ def run_lifecycle(home: Home, stop: StopSignal, habits: LifecycleOptions, size: 
             return
     with home.state_held("the lifecycle job"):
         remove_folders(leftovers(home.path / _SPARK))
-        _run(home, stop, habits, size)
+        _run(home, stop, options, size)
 
 
-def _run(home: Home, stop: StopSignal, habits: LifecycleOptions, size: SparkResources) -> None:
+def _run(home: Home, stop: StopSignal, options: LifecycleOptions, size: SparkResources) -> None:
     compiling = compile_in_background()  # in parallel to the start of the JVM, before Spark forks Python workers
     spark = spark_session("fleetpulse-lifecycle", local_dir=home.path / _SPARK, size=size)
     if compiling:
         with suppress(subprocess.TimeoutExpired):
             compiling.wait(_COMPILED_S)
-    health = StreamHealth(home, home.generation().number, habits.health_ms)
-    look_ms, held_ms = trigger_ms(habits.hold_ms, habits.batch_every_ms)
+    health = StreamHealth(home, home.generation().number, options.health_ms)
+    trigger_interval_ms, held_ms = trigger_ms(options.hold_ms, options.batch_every_ms)
     query: StreamingQuery | None = None
     status: Mapping[str, Any] = {}
     next_s = time.monotonic()
     try:
-        query = start(spark, home, f"{look_ms} milliseconds", held_ms=held_ms, stopped=stop.is_set)
+        query = start(spark, home, f"{trigger_interval_ms} milliseconds", held_ms=held_ms, stopped=stop.is_set)
         health.follow(query)
-        while not stop.wait(_LOOK_S):
+        while not stop.wait(_POLL_S):
             if not query.isActive:
                 raise FleetError(
                     f"the Spark query of the lifecycle job failed: {query.exception() or 'no reason given'}", code="job-ended"
@@ -105,7 +105,7 @@ def _run(home: Home, stop: StopSignal, habits: LifecycleOptions, size: SparkReso
             status = _status(home, query, status)
             write_status(home.run("lifecycle"), status)
             if time.monotonic() >= next_s:
-                trim_judgements_log(home, str(query.id), habits.versions_ms)
+                trim_judgements_log(home, str(query.id), options.versions_ms)
                 next_s = time.monotonic() + _SHORTEN_EVERY_S
     except _JVM_GONE as error:
         raise FleetError(

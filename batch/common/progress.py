@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Say = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 Clock = Callable[[], float]
 EVERY_S: Final = 4.0
 _SILENT_S: Final = 2 * EVERY_S  # longer than the pauses of a step that reports its own progress
-_LOOK_S: Final = 1.0
+_POLL_S: Final = 1.0
 _PATIENCE_S: Final = 5.0  # for the last poll: Spark may answer slowly
 
 
@@ -30,18 +30,18 @@ class Paced:
     """Rate limit for the progress lines of a step: one every `EVERY_S` seconds.
 
     Args:
-        say: callback for progress lines.
+        report: callback for progress lines.
         clock: function that returns the present time, seconds.
     """
 
-    def __init__(self, say: Say, clock: Clock = time.monotonic) -> None:
-        self._say, self._clock = say, clock
+    def __init__(self, report: ReportProgress, clock: Clock = time.monotonic) -> None:
+        self._report, self._clock = report, clock
         self._since_s = clock()
 
-    def __call__(self, words: Callable[[], str]) -> None:
-        """Report a progress line if the pause has passed; `words` is called only then."""
+    def __call__(self, line: Callable[[], str]) -> None:
+        """Report a progress line if the pause has passed; `line` is called only then."""
         if self._clock() - self._since_s >= EVERY_S:
-            self._say(words())
+            self._report(line())
             self._since_s = self._clock()
 
 
@@ -49,20 +49,20 @@ class Steps:
     """Reporter of steps; for a silent step it reports Spark's task counts.
 
     Args:
-        say: callback for progress lines.
+        report: callback for progress lines.
         clock: function that returns the present time, seconds.
     """
 
-    def __init__(self, say: Say, clock: Clock = time.monotonic) -> None:
-        self._say, self._clock = say, clock
+    def __init__(self, report: ReportProgress, clock: Clock = time.monotonic) -> None:
+        self._report, self._clock = report, clock
         self._step, self._since_s = "", clock()
         self._turn = threading.Lock()
 
-    def __call__(self, words: str) -> None:
+    def __call__(self, line: str) -> None:
         """Report the start of a step, or its progress."""
         with self._turn:
-            self._step, self._since_s = words, self._clock()
-            self._say(words)
+            self._step, self._since_s = line, self._clock()
+            self._report(line)
 
     def look(self, tasks: Callable[[], tuple[int, int] | None]) -> None:
         """Report Spark's task counts if no line was written for `_SILENT_S` seconds.
@@ -77,7 +77,7 @@ class Steps:
         with self._turn:
             if self._is_silent():  # checked again: the next step may have started while Spark was asked
                 self._since_s = self._clock()
-                self._say(f"{self._step}: {done:,} of {count:,} tasks of Spark's present stage done")
+                self._report(f"{self._step}: {done:,} of {count:,} tasks of Spark's present stage done")
 
     def _is_silent(self) -> bool:
         return self._clock() - self._since_s >= _SILENT_S
@@ -109,7 +109,7 @@ def watched(spark: "SparkSession", steps: Steps) -> Iterator[threading.Thread]:
     ended = threading.Event()
 
     def watch() -> None:
-        while not ended.wait(_LOOK_S):
+        while not ended.wait(_POLL_S):
             try:
                 steps.look(lambda: tasks_of(spark))
             except (Py4JError, OSError):

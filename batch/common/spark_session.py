@@ -34,7 +34,7 @@ def batch_session(home: Home, size: SparkResources) -> Iterator[SparkSession]:
         size: memory and cores of the session.
     """
     with _own_folder(home.path / "spark") as own:
-        with _into(home.logs / "batch.log"):
+        with _output_to(home.logs / "batch.log"):
             session = spark_session("fleetpulse-batch", local_dir=own, size=size)
         try:
             yield session
@@ -46,15 +46,15 @@ def batch_session(home: Home, size: SparkResources) -> Iterator[SparkSession]:
 def _own_folder(place: Path) -> Iterator[Path]:
     """Provide a locked temporary folder; remove folders whose locks are not held."""
     place.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as ours:
+    with ExitStack() as cleanup:
         with (place / "batch.lock").open("a") as turn:
             fcntl.flock(turn, fcntl.LOCK_EX)  # a folder that is created and not locked yet must not be removed as a leftover
             for left in place.glob(f"{_PREFIX}*"):
                 if lock_holder(left / _LOCK) is None:
                     shutil.rmtree(left, ignore_errors=True)
             own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
-            ours.callback(shutil.rmtree, own, ignore_errors=True)
-            ours.enter_context(named_lock(own / _LOCK, "a session", partial(FleetError, code="session-in-use")))
+            cleanup.callback(shutil.rmtree, own, ignore_errors=True)
+            cleanup.enter_context(named_lock(own / _LOCK, "a session", partial(FleetError, code="session-in-use")))
         yield own
 
 
@@ -88,25 +88,25 @@ def cause_of(error: Exception) -> str:
     """
     lines = [line.strip(": ") for line in str(error).splitlines() if not line.startswith("An error occurred while calling")]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    telling = [line for line in causes if "FleetError" in line] or causes[-1:] or lines[:1] or ["no message"]
-    return telling[0].rpartition("FleetError: ")[2][:400]
+    specific = [line for line in causes if "FleetError" in line] or causes[-1:] or lines[:1] or ["no message"]
+    return specific[0].rpartition("FleetError: ")[2][:400]
 
 
 @contextmanager
-def _into(log: Path) -> Iterator[None]:
+def _output_to(log: Path) -> Iterator[None]:
     """Redirect standard output and error of processes started meanwhile to a log file.
 
     The JVM and its workers keep the log as output; the command gets its own output back.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
-    kept = os.dup(1), os.dup(2)
+    saved = os.dup(1), os.dup(2)
     with log.open("ab") as file:
         try:
             for number in (1, 2):
                 os.dup2(file.fileno(), number)
             yield
         finally:
-            for number, own in enumerate(kept, 1):
+            for number, own in enumerate(saved, 1):
                 os.dup2(own, number)
                 os.close(own)

@@ -37,12 +37,12 @@ from fleetpulse.io.spark import scratch
 
 _RETIRED_KEPT: Final = 1  # retired generations to keep, regardless of age
 _COMMITTED_MS: Final = 600_000  # age of an abandoned commit file; landing writes one in milliseconds meanwhile
-_OURS_ASIDE: Final = re.compile(r"\.\d{20}\.json\.[0-9a-f]{32}\.tmp")
+_TEMPORARY_COMMIT: Final = re.compile(r"\.\d{20}\.json\.[0-9a-f]{32}\.tmp")
 _REPLACED_MS: Final = {JUDGEMENTS.name: vacuum.HOUR_MS}  # its readers open the newest version each time
 
 
 def maintain(
-    home: Home, keep: Keep, *, dry_run: bool, now_s: float | None = None, say: Callable[[str], None] = lambda _: None
+    home: Home, keep: Keep, *, dry_run: bool, now_s: float | None = None, report: Callable[[str], None] = lambda _: None
 ) -> Iterator[Step]:
     """Run all maintenance steps that are needed; yield each one after it is done.
 
@@ -51,47 +51,50 @@ def maintain(
         keep: retention times.
         dry_run: whether to report the steps only and change nothing.
         now_s: present time, in seconds as in file times; None takes the system clock.
-        say: callback for lines about waiting and about pruned generations.
+        report: callback for lines about waiting and about pruned generations.
 
     Raises:
         FleetError: another maintenance runs for too long, see `exclusive.exclusive_maintenance`, or
             a reader pin cannot be read.
     """
-    with exclusive_maintenance(home, say):
+    with exclusive_maintenance(home, report):
         now_s = time.time() if now_s is None else now_s
         now_ms = int(now_s * 1000)
-        there = [path for path in sorted((home.path / "tables").glob("*")) if holds_table(path)]
+        existing = [path for path in sorted((home.path / "tables").glob("*")) if holds_table(path)]
         if not dry_run:
-            _remove_aside(there, now_s)
-        yield from unless_disk_full("checkpoints", _generations(home, keep, now_ms, say, dry_run=dry_run))
-        wanted = reader_pins(home)
-        if home.table(DEVICE_SNAPSHOTS.name) in there:
+            _remove_aside(existing, now_s)
+        yield from unless_disk_full("checkpoints", _generations(home, keep, now_ms, report, dry_run=dry_run))
+        pins = reader_pins(home)
+        if home.table(DEVICE_SNAPSHOTS.name) in existing:
             yield from _delete_snapshots(home, keep, now_ms, dry_run=dry_run)
-            wanted = reader_pins(home)
-        if home.table(MESSAGES.name) in there:
-            yield from unless_disk_full(MESSAGES.name, _bronze(home, keep, wanted, now_ms, dry_run=dry_run))
-        yield from remove_aged(home, keep, there, now_ms, dry_run=dry_run)
+            pins = reader_pins(home)
+        if home.table(MESSAGES.name) in existing:
+            yield from unless_disk_full(MESSAGES.name, _bronze(home, keep, pins, now_ms, dry_run=dry_run))
+        yield from remove_aged(home, keep, existing, now_ms, dry_run=dry_run)
         known = {table.name for table in TABLES} - {MESSAGES.name, DEVICE_SNAPSHOTS.name}
-        for path in there:
+        for path in existing:
             if path.name in known:
                 yield from unless_disk_full(path.name, _join(path, dry_run=dry_run))
-        for path in there:
-            yield from _delete(home, path, keep, wanted, now_s, dry_run=dry_run)
+        for path in existing:
+            yield from _delete(home, path, keep, pins, now_s, dry_run=dry_run)
         yield from _clean_other_files(home, keep, now_s, dry_run=dry_run)
 
 
-def _remove_aside(there: list[Path], now_s: float) -> None:
+def _remove_aside(tables: list[Path], now_s: float) -> None:
     """Remove temporary files of a killed maintenance, and abandoned commit files.
 
     No other maintenance runs at this time.
     """
-    for path in there:
-        begun = disk_cleanup.old_files(path / "_delta_log", _COMMITTED_MS, now_s)
-        for leftover in [*(path / FOLDER).glob(".*.tmp"), *(each for each in begun if _OURS_ASIDE.fullmatch(each.name))]:
+    for path in tables:
+        abandoned = disk_cleanup.old_files(path / "_delta_log", _COMMITTED_MS, now_s)
+        for leftover in [
+            *(path / FOLDER).glob(".*.tmp"),
+            *(each for each in abandoned if _TEMPORARY_COMMIT.fullmatch(each.name)),
+        ]:
             leftover.unlink(missing_ok=True)
 
 
-def _generations(home: Home, keep: Keep, now_ms: int, say: Callable[[str], None], *, dry_run: bool) -> Iterator[Step]:
+def _generations(home: Home, keep: Keep, now_ms: int, report: Callable[[str], None], *, dry_run: bool) -> Iterator[Step]:
     """Prune old retired generations, each of which pins a version of bronze.
 
     The job may run meanwhile.
@@ -107,11 +110,11 @@ def _generations(home: Home, keep: Keep, now_ms: int, say: Callable[[str], None]
             yield Step("checkpoints", "hold", note=f"old generations stay until the next maintenance: {other} is running")
             return
         record = load_generations(home.lifecycle)
-        doomed = [
+        to_prune = [
             (number, *_size(checkpoint_of(home.lifecycle, number))) for number in prunable(record, _RETIRED_KEPT, before_ms)
         ]
-        prune(home, _RETIRED_KEPT, say, dry=dry_run, before_ms=before_ms)
-    for number, files, size in doomed:
+        prune(home, _RETIRED_KEPT, report, dry=dry_run, before_ms=before_ms)
+    for number, files, size in to_prune:
         retired = format_instant(record.retired_at_ms(number) or 0)
         yield Step("checkpoints", "delete", files, size, note=f"of generation {number}, retired {retired}")
 
@@ -122,12 +125,12 @@ def _size(folder: Path) -> tuple[int, int]:
     return len(sizes), sum(sizes)
 
 
-def _bronze(home: Home, keep: Keep, wanted: list[ReaderPin], now_ms: int, *, dry_run: bool) -> Iterator[Step]:
+def _bronze(home: Home, keep: Keep, pins: list[ReaderPin], now_ms: int, *, dry_run: bool) -> Iterator[Step]:
     table = home.table(MESSAGES.name)
-    planned = compaction.plan(table, wanted, keep.messages_ms, now_ms)
+    planned = compaction.plan(table, pins, keep.messages_ms, now_ms)
     if planned is None:
         return
-    first, oldest = planned.held_by, min(wanted, key=lambda need: need.version)
+    first, oldest = planned.held_by, min(pins, key=lambda need: need.version)
     yield Step(MESSAGES.name, "hold", note=f"{first.who} needs version {first.version} and later ones unchanged")
     if oldest.version < first.version:
         yield Step(MESSAGES.name, "hold", note=f"{oldest.who} needs the rows of version {oldest.version} and later ones")
@@ -166,14 +169,16 @@ def _join(table: Path, *, dry_run: bool) -> Iterator[Step]:
 def _delete_snapshots(home: Home, keep: Keep, now_ms: int, *, dry_run: bool) -> Iterator[Step]:
     """Delete the files of snapshots beyond retention; each version is complete."""
     table = home.table(DEVICE_SNAPSHOTS.name)
-    kept = vacuum.kept_versions(table, keep.device_snapshots_ms, now_ms)
-    files = vacuum.unneeded_files(table, keep.replaced_ms, kept)
+    retained = vacuum.kept_versions(table, keep.device_snapshots_ms, now_ms)
+    files = vacuum.unneeded_files(table, keep.replaced_ms, retained)
     if not files:
         return
-    yield Step(DEVICE_SNAPSHOTS.name, "delete", *vacuum.remove_files(files, dry_run=dry_run), note=f"{len(kept)} snapshots stay")
+    yield Step(
+        DEVICE_SNAPSHOTS.name, "delete", *vacuum.remove_files(files, dry_run=dry_run), note=f"{len(retained)} snapshots stay"
+    )
 
 
-def _delete(home: Home, table: Path, keep: Keep, wanted: list[ReaderPin], now_s: float, *, dry_run: bool) -> Iterator[Step]:
+def _delete(home: Home, table: Path, keep: Keep, pins: list[ReaderPin], now_s: float, *, dry_run: bool) -> Iterator[Step]:
     """Delete replaced files, and old versions of the Delta log."""
     snapshots, bronze = table.name == DEVICE_SNAPSHOTS.name, table.name == MESSAGES.name
     if not snapshots:
@@ -186,8 +191,8 @@ def _delete(home: Home, table: Path, keep: Keep, wanted: list[ReaderPin], now_s:
     below = min(vacuum.kept_versions(table, keep.device_snapshots_ms, int(now_s * 1000))) if snapshots else None
     if table.name == JUDGEMENTS.name:
         below = newest_job_commit(home)
-    spared = _StillRead(table, oldest_live_pin(wanted).version) if bronze else _none
-    log = vacuum.outdated_log(table, keep.replaced_ms, now_s, below, spared)
+    is_still_read = _StillRead(table, oldest_live_pin(pins).version) if bronze else _keep_none
+    log = vacuum.outdated_log(table, keep.replaced_ms, now_s, below, is_still_read)
     if log:
         yield Step(table.name, "delete", *vacuum.remove_files(log, dry_run=dry_run), note="old versions of the log")
 
@@ -205,10 +210,10 @@ class _StillRead:
     def __call__(self, version: int) -> bool:
         if version >= self._held_from:
             return True
-        return version >= self._removed_below and not any(begin <= version < end for begin, end in self._spans)
+        return version >= self._removed_below and not any(start <= version < end for start, end in self._spans)
 
 
-def _none(_: int) -> bool:
+def _keep_none(_: int) -> bool:
     return False
 
 
@@ -235,7 +240,7 @@ def _put_aside(log: Path, *, dry_run: bool) -> Iterator[Step]:
     yield Step("logs", "aside", 1, size, note=f"{log.name} is rotated; older lines are in {log.name}.1")
 
 
-def _folders(what: str, folders: list[Path], note: str, *, dry_run: bool) -> Iterator[Step]:
+def _folders(table: str, folders: list[Path], note: str, *, dry_run: bool) -> Iterator[Step]:
     """Remove folders with their contents."""
     if not folders:
         return
@@ -243,4 +248,4 @@ def _folders(what: str, folders: list[Path], note: str, *, dry_run: bool) -> Ite
     count, size = vacuum.remove_files(files, dry_run=dry_run)
     if not dry_run:
         scratch.remove_folders(folders)
-    yield Step(what, "delete", count, size, note=note)
+    yield Step(table, "delete", count, size, note=note)

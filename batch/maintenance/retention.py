@@ -59,10 +59,10 @@ def _aged(keep: Keep) -> tuple[_Aged, ...]:
     )
 
 
-def remove_aged(home: Home, keep: Keep, there: list[Path], now_ms: int, *, dry_run: bool) -> Iterator[Step]:
+def remove_aged(home: Home, keep: Keep, existing: list[Path], now_ms: int, *, dry_run: bool) -> Iterator[Step]:
     """Remove old rows of the tables other than bronze."""
     for aged in _aged(keep):
-        if aged.keep_ms is not None and home.table(aged.table) in there:
+        if aged.keep_ms is not None and home.table(aged.table) in existing:
             yield from unless_disk_full(aged.table, _remove(home, aged, aged.keep_ms, now_ms, dry_run=dry_run))
 
 
@@ -72,34 +72,34 @@ def _remove(home: Home, aged: _Aged, keep_ms: int, now_ms: int, *, dry_run: bool
         return
     cutoff_ms = (min(newest_ms, now_ms) - keep_ms) // vacuum.DAY_MS * vacuum.DAY_MS
     old = " AND ".join(one for one in (f"{aged.column} < {vacuum.cutoff_text(cutoff_ms)}", aged.condition) if one)
-    but = aged.exceptions(home, cutoff_ms) if _count(home, aged.table, old) else ""
-    gone = f"{old} AND NOT ({but})" if but else old
-    doomed = _count(home, aged.table, gone)
-    if aged.exceptions is _not_amended and (left := _count(home, aged.table, old) - doomed):
+    exceptions = aged.exceptions(home, cutoff_ms) if _count(home, aged.table, old) else ""
+    expired = f"{old} AND NOT ({exceptions})" if exceptions else old
+    expired_rows = _count(home, aged.table, expired)
+    if aged.exceptions is _not_amended and (left := _count(home, aged.table, old) - expired_rows):
         yield Step(aged.table, "hold", rows=left, note="late messages not amended yet stay; run ./fleet amend")
-    if not doomed:
+    if not expired_rows:
         return
     note = f"{aged.column} before {format_instant(cutoff_ms)}" + (f", {aged.promised}" if aged.condition else "")
     note = since(note, newest_ms, now_ms)
     if not dry_run:
         if aged.exceptions is _not_amended:
-            _promise_late(home, gone)
+            _promise_late(home, expired)
         promise(home, aged.promised, cutoff_ms)
         table = home.table(aged.table)
-        counted = removal_txn(open_table(table), doomed) if aged.table == QUARANTINE.name else None
-        if vacuum.remove_rows(table, gone, counted) is None:
-            doomed, note = 0, BUSY
-    yield Step(aged.table, "remove", rows=doomed, note=note)
+        counted = removal_txn(open_table(table), expired_rows) if aged.table == QUARANTINE.name else None
+        if vacuum.remove_rows(table, expired, counted) is None:
+            expired_rows, note = 0, BUSY
+    yield Step(aged.table, "remove", rows=expired_rows, note=note)
 
 
 def _newest_ms(home: Home, aged: _Aged) -> int | None:
-    such = f"WHERE {aged.condition}" if aged.condition else ""
-    sql = f"SELECT epoch_ms(max({aged.column})) AS newest FROM {aged.table} {such}"
+    condition = f"WHERE {aged.condition}" if aged.condition else ""
+    sql = f"SELECT epoch_ms(max({aged.column})) AS newest FROM {aged.table} {condition}"
     return tables.query(home, sql, tables=[aged.table])[0]["newest"]
 
 
-def _count(home: Home, table: str, such: str) -> int:
-    return int(tables.query(home, f"SELECT count(*) AS n FROM {table} WHERE {such}", tables=[table])[0]["n"])
+def _count(home: Home, table: str, condition: str) -> int:
+    return int(tables.query(home, f"SELECT count(*) AS n FROM {table} WHERE {condition}", tables=[table])[0]["n"])
 
 
 def _not_amended(home: Home, _: int) -> str:
@@ -111,14 +111,14 @@ def _not_amended(home: Home, _: int) -> str:
     return f"{amend.AMENDABLE} AND received_at > {vacuum.cutoff_text(reached_ms)}" if reached_ms else ""
 
 
-def _promise_late(home: Home, gone: str) -> None:
+def _promise_late(home: Home, expired: str) -> None:
     """Raise the retention floor of late messages, if any are removed.
 
     This floor is separate: the removal of other judgements about messages does not raise it.
     """
     if oldest_kept_ms(home, CAME_LATE) is None:
         promise(home, CAME_LATE, oldest_kept_ms(home, "late") or 0)
-    sql = f"SELECT epoch_ms(max(received_at)) AS newest FROM judgements WHERE {gone} AND {LATE}"
+    sql = f"SELECT epoch_ms(max(received_at)) AS newest FROM judgements WHERE {expired} AND {LATE}"
     if (newest_ms := tables.query(home, sql)[0]["newest"]) is not None:
         promise(home, CAME_LATE, newest_ms + 1)
 
@@ -132,22 +132,22 @@ def _newest_summaries(home: Home, cutoff_ms: int) -> str:
     more.
     """
     record, current = load_generations(home.lifecycle), home.generation().number
-    spoke = tables.query(home, f"SELECT DISTINCT generation FROM judgements WHERE {_SUMMARIES} ORDER BY 1 DESC NULLS LAST")
-    newest: list[int | None] = [one["generation"] for one in spoke]
+    emitting = tables.query(home, f"SELECT DISTINCT generation FROM judgements WHERE {_SUMMARIES} ORDER BY 1 DESC NULLS LAST")
+    newest: list[int | None] = [one["generation"] for one in emitting]
     copied = record.repartitioned_from(current)
     if not {*copied} & {*newest}:
         copied = [] if newest[0] is None else record.repartitioned_from(newest[0])
-    of_them = "generation IS NULL" if not copied else f"generation IN ({', '.join(map(str, copied))})"
+    of_generations = "generation IS NULL" if not copied else f"generation IN ({', '.join(map(str, copied))})"
     found = tables.query(
         home,
-        f"""SELECT key_group, epoch_ms(judged_at) AS newest_ms, generation FROM judgements WHERE {_SUMMARIES} AND {of_them}
+        f"""SELECT key_group, epoch_ms(judged_at) AS newest_ms, generation FROM judgements WHERE {_SUMMARIES} AND {of_generations}
             QUALIFY 1 = row_number() OVER (PARTITION BY key_group ORDER BY generation DESC, judged_at DESC)
                 AND newest_ms < ? ORDER BY key_group""",
         [cutoff_ms],
     )
-    stay: list[str] = []
+    conditions: list[str] = []
     for one in found:
         generation = "IS NULL" if one["generation"] is None else f"= {one['generation']}"
         since = vacuum.cutoff_text(one["newest_ms"])
-        stay.append(f"(key_group = {one['key_group']} AND generation {generation} AND judged_at >= {since})")
-    return " OR ".join(stay)
+        conditions.append(f"(key_group = {one['key_group']} AND generation {generation} AND judged_at >= {since})")
+    return " OR ".join(conditions)

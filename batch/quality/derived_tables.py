@@ -10,7 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from batch.common.progress import Say, silent
+from batch.common.progress import ReportProgress, silent
 from batch.quality import facts as evidence
 from batch.quality.facts import EvaluationPoint, one_row
 from batch.quality.rejudge import is_still_complete, replay_bronze
@@ -30,7 +30,7 @@ _FROM_NOWHERE: Final = (
     "bronze no longer has the first rows, and there is no snapshot from which on bronze is complete; "
     "take one regularly: ./fleet state snapshot"
 )
-_GONE: Final = "maintenance removed messages of the replay meanwhile"
+_ROWS_REMOVED: Final = "maintenance removed messages of the replay meanwhile"
 _NOT_COUNTED: Final = "bronze has no count of the rows taken from the segments yet: landing writes it with its next rows"
 _NOTHING_JUDGED: Final = "the job has judged nothing yet"
 
@@ -75,13 +75,18 @@ class DerivedTables:
         tables: opened tables; derived ones are added to them.
         judged: position of the job; None if it has judged nothing.
         state: state under test; None if there is none.
-        say: callback for progress lines of a replay of bronze.
+        report: callback for progress lines of a replay of bronze.
     """
 
     def __init__(
-        self, home: Home, tables: OpenedTables, judged: EvaluationPoint | None, state: State | None, say: Say = silent
+        self,
+        home: Home,
+        tables: OpenedTables,
+        judged: EvaluationPoint | None,
+        state: State | None,
+        report: ReportProgress = silent,
     ) -> None:
-        self.tables, self._say = tables, say
+        self.tables, self._report = tables, report
         self._home, self._judged, self._state = home, judged, state
         self._of_state: EvaluationPoint | None = None
         self._known = EMPTY_OUTCOME  # coverage, frontier and policies that bronze gives at the position of the state
@@ -120,16 +125,16 @@ class DerivedTables:
             return "there is no snapshot"
         if of_state and self._unread:
             return ""  # not skipped: `make` raises the error, so that it is reported as a fault
-        stand = self._of_state if of_state else self._judged
-        if suite.needs_replay and stand is None:
+        point = self._of_state if of_state else self._judged
+        if suite.needs_replay and point is None:
             return _NOTHING_JUDGED
-        return _FROM_NOWHERE if suite.needs_replay and not (stand and stand.origin) else ""
+        return _FROM_NOWHERE if suite.needs_replay and not (point and point.origin) else ""
 
     def skip_reason_after(self, suite: Suite) -> str:
         """Return the reason to skip a suite if retention removed its rows meanwhile."""
-        stand = self._of_state if "state" in suite.reads else self._judged
-        origin = stand.origin if suite.needs_replay and stand else None
-        return _GONE if origin and not is_still_complete(self._home, origin) else ""
+        point = self._of_state if "state" in suite.reads else self._judged
+        origin = point.origin if suite.needs_replay and point else None
+        return _ROWS_REMOVED if origin and not is_still_complete(self._home, origin) else ""
 
     def make(self, suite: Suite) -> None:
         """Derive the tables that a suite reads, unless they exist already.
@@ -139,29 +144,29 @@ class DerivedTables:
         """
         if "state" in suite.reads and self._unread:
             raise FleetError(self._unread, code="snapshot-position-missing")
-        wanted = {*suite.reads} - {*self.tables.made}
-        if self.tables.counted is not None and "landed" in wanted:
+        missing = {*suite.reads} - {*self.tables.made}
+        if self.tables.counted is not None and "landed" in missing:
             removed = {f"removed_{name}": self.tables.removed.get(name, 0) for name in (MESSAGES.name, QUARANTINE.name)}
             self.tables.put("landed", one_row({**self.tables.counted.numbers(), **removed}))
-        if "declared_columns" in wanted:
+        if "declared_columns" in missing:
             self.tables.put("declared_columns", evidence.declared_columns(self._home))
-        if self._judged is not None and "defined" in wanted:
+        if self._judged is not None and "defined" in missing:
             self.tables.put("defined", self._judge_again(self._judged)[0])
-        if self._judged is not None and "deadlines" in wanted:
+        if self._judged is not None and "deadlines" in missing:
             self.tables.put("roaming", evidence.roaming(self.tables, self._judged.world.shards))
             self.tables.put("deadlines", evidence.deadlines(self.tables, self._judged))
-        if self._of_state is not None and "pending" in wanted:
+        if self._of_state is not None and "pending" in missing:
             self.tables.put("pending", evidence.pending(self.tables))
-        if self._of_state is not None and "shards" in wanted:
+        if self._of_state is not None and "shards" in missing:
             self.tables.put("shards", self._of_state.shards())
             self.tables.put("roaming", evidence.roaming(self.tables, self._of_state.world.shards))
-        if self._of_state is not None and "dues" in wanted:
+        if self._of_state is not None and "dues" in missing:
             self.tables.put("dues", evidence.next_deadlines(self.tables, self._of_state, self._known))
-        if self._of_state is not None and "own_rows" in wanted:
+        if self._of_state is not None and "own_rows" in missing:
             self.tables.put("own_rows", evidence.own_rows(self.tables))
-        if self._of_state is not None and "defined_state" in wanted:
+        if self._of_state is not None and "defined_state" in missing:
             self.tables.put("defined_state", self._judge_again(self._of_state)[1])
 
-    def _judge_again(self, stand: EvaluationPoint) -> tuple[pa.Table, pa.Table]:
-        assert stand.origin is not None, "why_not skips suites without an origin"
-        return replay_bronze(self._home, stand.newest_ms, stand.origin, self._say)
+    def _judge_again(self, point: EvaluationPoint) -> tuple[pa.Table, pa.Table]:
+        assert point.origin is not None, "why_not skips suites without an origin"
+        return replay_bronze(self._home, point.newest_ms, point.origin, self._report)

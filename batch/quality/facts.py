@@ -147,7 +147,7 @@ class EvaluationPoint:
     def shards(self) -> pa.Table:
         """Return the sites that gap rows name, with frontier and settled instant."""
         shards = self.world.shards
-        sites = [site for its in shards.sites for site in sorted(its)]
+        sites = [site for shard_sites in shards.sites for site in sorted(shard_sites)]
         instants = [shards.of(site).frontier_ms or _BEFORE_ALL for site in sites]
         settled = _instants(one - self.held_back_ms for one in instants)
         return pa.table({"of_site": pa.array(sites, pa.string()), "judged_to": _instants(instants), "settled_to": settled})
@@ -164,7 +164,9 @@ def roaming(tables: OpenedTables, shards: Shards) -> pa.Table:
     numbers: defaultdict[str, set[int]] = defaultdict(set)
     for one in _rows(found):
         numbers[one["device_id"]].add(shards.number(one["site"]))
-    return pa.table({"device_id": pa.array([one for one, its in numbers.items() if len(its) > 1], pa.string())})
+    return pa.table(
+        {"device_id": pa.array([one for one, device_shards in numbers.items() if len(device_shards) > 1], pa.string())}
+    )
 
 
 def _has_late_rules(policy: Policy) -> bool:
@@ -184,7 +186,7 @@ def job_position(home: Home) -> EvaluationPoint | None:
 
 def position_from(home: Home, newest_ms: int, shards: Shards, policies: Policies, origin: Origin | None) -> EvaluationPoint:
     """Build the position that follows from coverage, frontier and policies."""
-    deployment, kept_ms, told_ms = home.deployment(), oldest_kept_ms(home, MESSAGES.name), oldest_kept_ms(home, _LISTED)
+    deployment, kept_ms, listed_ms = home.deployment(), oldest_kept_ms(home, MESSAGES.name), oldest_kept_ms(home, _LISTED)
     frontiers_ms = [_BEFORE_ALL if one is None else one for one in shards.frontiers_ms]
     record = load_generations(home.lifecycle)
     return EvaluationPoint(
@@ -196,7 +198,7 @@ def position_from(home: Home, newest_ms: int, shards: Shards, policies: Policies
         min(frontiers_ms),
         deployment.verdict_jitter_ms,
         _BEFORE_ALL if kept_ms is None else kept_ms,
-        _BEFORE_ALL if told_ms is None else told_ms + deployment.max_clock_lead_ms,
+        _BEFORE_ALL if listed_ms is None else listed_ms + deployment.max_clock_lead_ms,
         origin,
         kept_ms is None and oldest_kept_ms(home, QUARANTINE.name) is None,
         any(one.made_from.get("devices") for one in ever_current(record)),
@@ -259,25 +261,27 @@ def declared_columns(home: Home) -> pa.Table:
     return pa.table({name: pa.array([row[name] for row in rows], pa.string()) for name in names})
 
 
-def deadlines(tables: OpenedTables, stand: EvaluationPoint) -> pa.Table:
+def deadlines(tables: OpenedTables, point: EvaluationPoint) -> pa.Table:
     """Return the transitions by silence, each with its deadline as derived."""
     excused, own = _ends(tables), _own_timeouts(tables)
     found = tables.arrow(_SILENCES)
     due_ms: list[int | None] = []
     for one in _rows(found):
-        at_ms, of_it, entries = one["at_ms"], excused[one["device_id"]], own.get(one["device_id"])
-        if at_ms is None or at_ms > (stand.world.shards.of(one["site"]).frontier_ms or _BEFORE_ALL):
+        at_ms, excuses_ms, entries = one["at_ms"], excused[one["device_id"]], own.get(one["device_id"])
+        if at_ms is None or at_ms > (point.world.shards.of(one["site"]).frontier_ms or _BEFORE_ALL):
             due_ms.append(at_ms)  # judged after this position
             continue
-        if entries is None and stand.own_limits:  # a list may have given the device its own timeout
+        if entries is None and point.own_limits:  # a list may have given the device its own timeout
             due_ms.append(at_ms)
             continue
         before = [timeout_ms for since_ms, timeout_ms in entries or () if since_ms <= at_ms]
         timeout_ms = before[-1] if before else None
-        base_ms = _silent(one, stand.world, timeout_ms)
-        later = base_ms is not None and at_ms is not None and at_ms > base_ms and at_ms in of_it
-        anew = (_silent(one, stand.world, timeout_ms, since_ms) for since_ms in of_it if at_ms is not None and since_ms <= at_ms)
-        due_ms.append(at_ms if later or at_ms in anew else base_ms)
+        base_ms = _silent(one, point.world, timeout_ms)
+        later = base_ms is not None and at_ms is not None and at_ms > base_ms and at_ms in excuses_ms
+        later_deadlines = (
+            _silent(one, point.world, timeout_ms, since_ms) for since_ms in excuses_ms if at_ms is not None and since_ms <= at_ms
+        )
+        due_ms.append(at_ms if later or at_ms in later_deadlines else base_ms)
     names = ("device_id", "life", "transition_no", "event_time", "last_seen")
     return pa.table({**{name: found[name] for name in names}, "deadline": _instants(due_ms)})
 
@@ -371,8 +375,8 @@ def own_rows(tables: OpenedTables) -> pa.Table:
     """Return the pending rows of registry and operators, and those for all devices."""
     rows = tables.arrow(f"SELECT content FROM state WHERE part = '{OWN_ROW}'")["content"].to_pylist()
     found = [json.loads(one) for one in rows]
-    words = {name: pa.array([one[name] for one in found], pa.string()) for name in ("device_id", "kind")}
-    return pa.table(words | {name: _instants(one[f"{name}_ms"] for one in found) for name in ("received_at", "event_time")})
+    columns = {name: pa.array([one[name] for one in found], pa.string()) for name in ("device_id", "kind")}
+    return pa.table(columns | {name: _instants(one[f"{name}_ms"] for one in found) for name in ("received_at", "event_time")})
 
 
 def by_bronze(home: Home, newest_ms: int) -> Outcome:
@@ -386,11 +390,11 @@ def has_same_coverage(world: str, known: Outcome) -> bool:
     Gaps and policies that the state has pruned are not compared.
     """
     shards, policies = world_from_plain(json.loads(world))
-    given = known.shards
-    if given is None or (given.frontiers_ms, given.sites) != (shards.frontiers_ms, shards.sites):
+    expected = known.shards
+    if expected is None or (expected.frontiers_ms, expected.sites) != (shards.frontiers_ms, shards.sites):
         return False
     dated = [one.pruned(shards.least_frontier_ms) for one in (known.policies, policies)]
-    both = zip(given.listenings, shards.listenings, strict=True)
+    both = zip(expected.listenings, shards.listenings, strict=True)
     return dated[0] == dated[1] and all(_listens_alike(one.coverage, other.coverage) for one, other in both)
 
 
@@ -401,27 +405,27 @@ def _listens_alike(one: Coverage, other: Coverage) -> bool:
 
 def _gaps_from(coverage: Coverage, since_ms: int) -> Coverage:
     """Return coverage from an instant on, without the covered time before it."""
-    kept = coverage.forget_before(since_ms)
-    late = kept.until_ms is not None and kept.gaps and kept.until_ms > kept.gaps[-1][0]
-    return replace(kept, base_ms=0, until_ms=kept.until_ms if late else None)
+    remaining = coverage.forget_before(since_ms)
+    late = remaining.until_ms is not None and remaining.gaps and remaining.until_ms > remaining.gaps[-1][0]
+    return replace(remaining, base_ms=0, until_ms=remaining.until_ms if late else None)
 
 
-def next_deadlines(tables: OpenedTables, stand: EvaluationPoint, known: Outcome) -> pa.Table:
+def next_deadlines(tables: OpenedTables, point: EvaluationPoint, known: Outcome) -> pa.Table:
     """Return the next deadline of each device, its action, and expected covered time.
 
     The covered time is the one at the start of the device's silence.
     """
     rows: list[tuple[str, int | None, str | None, int | None]] = []
     for one in _devices(tables):
-        due = next_due(one, stand.world)
+        due = next_due(one, point.world)
         at_ms, act = (None, None) if due is None else (due[0], due[1].value)
-        rows.append((one.device_id, at_ms, act, _covered(one, stand, known)))
+        rows.append((one.device_id, at_ms, act, _covered(one, point, known)))
     ids, instants, acts, covered_ms = zip(*rows, strict=True) if rows else ((), (), (), ())
     columns = {"due_id": pa.array(ids, pa.string()), "due_at": _instants(instants), "due_to": pa.array(acts, pa.string())}
     return pa.table({**columns, "quiet_covered_due_ms": pa.array(covered_ms, pa.int64())})
 
 
-def _covered(device: Device, stand: EvaluationPoint, known: Outcome) -> int | None:
+def _covered(device: Device, point: EvaluationPoint, known: Outcome) -> int | None:
     """Return the covered time at the start of a silence; None if bronze lacks it.
 
     State and bronze may count covered time from different instants. The covered time between the
@@ -430,8 +434,8 @@ def _covered(device: Device, stand: EvaluationPoint, known: Outcome) -> int | No
     """
     if known.shards is None:
         return None
-    in_bronze, in_state = (shards.of(device.current_site) for shards in (known.shards, stand.world.shards))
-    if device.quiet_since_ms < max(stand.kept_ms, in_bronze.coverage.start_ms):
+    in_bronze, in_state = (shards.of(device.current_site) for shards in (known.shards, point.world.shards))
+    if device.quiet_since_ms < max(point.kept_ms, in_bronze.coverage.start_ms):
         return None
     frontier_ms = in_state.frontier_ms or _BEFORE_ALL
     since_ms = in_bronze.coverage.covered(frontier_ms) - in_bronze.coverage.covered(device.quiet_since_ms)

@@ -12,7 +12,7 @@ from tempfile import mkdtemp
 
 from pyspark.sql import DataFrame, SparkSession
 
-from batch.common.progress import Say, silent
+from batch.common.progress import ReportProgress, silent
 from batch.quality.derived_tables import State
 from batch.quality.facts import is_chosen
 from batch.quality.run import gate, refuse
@@ -38,9 +38,9 @@ def generation_of(home: Home, number: int) -> Generation:
     if found is None and number == record.current:
         return home.generation()
     if found is None or found.status in (DISCARDED, PRUNED):
-        there = sorted(one.number for one in record.known.values() if one.status not in (DISCARDED, PRUNED))
+        existing = sorted(one.number for one in record.known.values() if one.status not in (DISCARDED, PRUNED))
         raise FleetError(
-            f"there is no generation {number}; name one of {', '.join(map(str, there or [record.current]))}",
+            f"there is no generation {number}; name one of {', '.join(map(str, existing or [record.current]))}",
             code="generation-unknown",
         )
     return found
@@ -52,20 +52,23 @@ def generation_state(spark: SparkSession, home: Home, number: int) -> Iterator[S
     generation = generation_of(home, number)
     relocate(checkpoint_of(home.lifecycle, number))  # the home may have been moved
     at = position_after(checkpoint_of(home.lifecycle, number))
-    what = snapshot_metadata(spark, home, generation, at)
+    info = snapshot_metadata(spark, home, generation, at)
     with written_aside(state_of(spark, home, generation, at).each) as files:
-        yield State(f"generation {number}", files, what, chosen=is_chosen(load_generations(home.lifecycle), number))
+        yield State(f"generation {number}", files, info, chosen=is_chosen(load_generations(home.lifecycle), number))
 
 
-def gate_generation(spark: SparkSession, home: Home, made: Generation, keep: int, say: Say = silent) -> None:
+def gate_generation(spark: SparkSession, home: Home, generation: Generation, keep: int, report: ReportProgress = silent) -> None:
     """Evaluate the gate for a new generation before it is activated.
 
     Raises:
         FleetError: the gate fails.
     """
-    with generation_state(spark, home, made.number) as state:
-        report = gate(home, state, lambda: spark, keep=keep, say=say)
-    refuse(report, f"generation {made.number} is removed; generation {load_generations(home.lifecycle).current} is still current")
+    with generation_state(spark, home, generation.number) as state:
+        results = gate(home, state, lambda: spark, keep=keep, report=report)
+    refuse(
+        results,
+        f"generation {generation.number} is removed; generation {load_generations(home.lifecycle).current} is still current",
+    )
 
 
 @contextmanager
@@ -81,7 +84,7 @@ def written_aside(rows: DataFrame) -> Iterator[tuple[Path, ...]]:
 
 @contextmanager
 def gate_snapshot_rows(
-    spark: SparkSession, home: Home, rows: DataFrame, what: SnapshotInfo, keep: int, say: Say = silent
+    spark: SparkSession, home: Home, rows: DataFrame, info: SnapshotInfo, keep: int, report: ReportProgress = silent
 ) -> Iterator[DataFrame]:
     """Evaluate the gate for the rows of a new snapshot; yield the rows if it passes.
 
@@ -90,8 +93,8 @@ def gate_snapshot_rows(
     """
     known = [one for one in snapshots(home) if one.is_known]
     before_ms = known[0].frontier_ms if known else None
-    chosen = is_chosen(load_generations(home.lifecycle), what.generation)
+    chosen = is_chosen(load_generations(home.lifecycle), info.generation)
     with written_aside(rows) as files:
-        state = State(f"generation {what.generation}, for a snapshot", files, what, before_ms, chosen)
-        refuse(gate(home, state, lambda: spark, keep=keep, say=say), "no snapshot is published")
+        state = State(f"generation {info.generation}, for a snapshot", files, info, before_ms, chosen)
+        refuse(gate(home, state, lambda: spark, keep=keep, report=report), "no snapshot is published")
         yield spark.read.parquet(*map(str, files))

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from batch.backtest import progress_line, unpacked
-from batch.common.progress import Paced, Say, silent
+from batch.common.progress import Paced, ReportProgress, silent
 from fleetpulse.columnar.codec.arrow import NO_SIGNALS
 from fleetpulse.columnar.codec.versions import STORED_FORM
 from fleetpulse.columnar.compute import pc
@@ -83,7 +83,7 @@ def _choices(record: Generations) -> frozenset[int]:
 
 
 def origin_of(
-    home: Home, through_ms: int, number: int | None = None, but: int | None = None, most_rows: int = MOST_ROWS
+    home: Home, through_ms: int, number: int | None = None, excluded: int | None = None, most_rows: int = MOST_ROWS
 ) -> Origin | None:
     """Choose the origin of a replay up to an instant.
 
@@ -95,7 +95,7 @@ def origin_of(
         home: the home.
         through_ms: ``received_at`` up to which rows are replayed, epoch milliseconds.
         number: number of the generation under test; None takes the current one.
-        but: version of a snapshot to exclude, as it is under test itself.
+        excluded: version of a snapshot to exclude, as it is under test itself.
         most_rows: maximum number of rows to replay.
 
     Returns:
@@ -111,7 +111,7 @@ def origin_of(
     known = [
         one.taken
         for one in complete_snapshots(home, removed_below(home), through_ms)
-        if one.taken.version != but
+        if one.taken.version != excluded
         and one.newest_ms < through_ms
         and (by_version_1_ms is None or one.newest_ms >= by_version_1_ms)
         and _choices(record) <= chosen
@@ -132,14 +132,14 @@ def is_still_complete(home: Home, origin: Origin) -> bool:
     return is_whole(home) if origin.snapshot is None else origin.snapshot.bronze >= removed_below(home)
 
 
-def replay_bronze(home: Home, newest_ms: int, origin: Origin, say: Say = silent) -> tuple[pa.Table, pa.Table]:
+def replay_bronze(home: Home, newest_ms: int, origin: Origin, report: ReportProgress = silent) -> tuple[pa.Table, pa.Table]:
     """Replay bronze up to a row.
 
     Args:
         home: the home.
         newest_ms: ``received_at`` of the last row, epoch milliseconds.
         origin: origin of the replay.
-        say: callback for progress lines, every few seconds.
+        report: callback for progress lines, every few seconds.
 
     Returns:
         Judgements, with the columns of `JUDGEMENTS`; and devices, with those of `SNAPSHOT_SCHEMA`.
@@ -147,18 +147,18 @@ def replay_bronze(home: Home, newest_ms: int, origin: Origin, say: Say = silent)
     Raises:
         FleetError: maintenance removed the snapshot, or rows after it, meanwhile.
     """
-    deployment, pieces, far = home.deployment(), pieces_of(home), Paced(say)
-    groups, chunks = _begun(home, origin, pieces[0].first_ms)
+    deployment, pieces, progress = home.deployment(), pieces_of(home), Paced(report)
+    groups, chunks = _restored_groups(home, origin, pieces[0].first_ms)
     batches: list[pa.RecordBatch] = []
 
     def fold(blocks: pa.RecordBatch | None, through_ms: int) -> None:
         packed = zip(blocks["key_group"].to_pylist(), unpacked(blocks), strict=True) if blocks else _time_alone(len(groups))
         for key_group, (signals, others) in packed:
-            kept = chunks[key_group]
-            step = groups[key_group].fold(signals, others, through_ms, deployment, kept.__getitem__)
+            pending = chunks[key_group]
+            step = groups[key_group].fold(signals, others, through_ms, deployment, pending.__getitem__)
             for number in step.deleted_chunks:
-                del kept[number]
-            kept.update(step.chunks)
+                del pending[number]
+            pending.update(step.chunks)
             batches.append(drop_broadcast_copies(key_group, step.judgements))
 
     if origin.snapshot is not None:
@@ -168,9 +168,9 @@ def replay_bronze(home: Home, newest_ms: int, origin: Origin, say: Say = silent)
     slices = [each for each in slices if each.since_ms <= newest_ms]
     for each in slices:
         until_ms = newest_ms + 1 if each.until_ms is None else min(each.until_ms, newest_ms + 1)
-        wanted = replace(each, since_ms=max(each.since_ms, origin.newest_ms + 1), until_ms=until_ms)
-        fold(blocks_of(wanted, len(groups), pieces[0].first_ms), min(each.newest_ms, newest_ms))
-        far(partial(progress_line, each, len(slices)))
+        selected = replace(each, since_ms=max(each.since_ms, origin.newest_ms + 1), until_ms=until_ms)
+        fold(blocks_of(selected, len(groups), pieces[0].first_ms), min(each.newest_ms, newest_ms))
+        progress(partial(progress_line, each, len(slices)))
     fold(None, newest_ms)
     devices = [
         snapshot_rows(key_group, group.to_bytes(), chunks[key_group], newest_ms, deployment)[0]
@@ -187,24 +187,26 @@ def _time_alone(key_groups: int) -> Iterator[tuple[int, tuple[pa.RecordBatch, li
     return ((number, (NO_SIGNALS, [])) for number in range(key_groups))
 
 
-def _begun(home: Home, origin: Origin, first_ms: int) -> tuple[list[KeyGroup], list[dict[int, bytes]]]:
+def _restored_groups(home: Home, origin: Origin, first_ms: int) -> tuple[list[KeyGroup], list[dict[int, bytes]]]:
     """Return the key groups at the origin, and the pending chunks of each by number."""
     if origin.snapshot is None:
         groups = [KeyGroup(Shards.begin(first_ms)) for _ in range(home.key_groups())]
         return groups, [{} for _ in groups]
     rows = f"SELECT * FROM {DEVICE_SNAPSHOTS.name} WHERE"
     heads = rows_of_snapshot(home, origin.snapshot, f"{rows} part = '{GROUP}'")
-    everybody = f"{rows} part = '{OWN_ROW}' AND device_id = '{EVERYONE}' AND key_group = 0"  # equal in all groups
-    shared = shared_rows(rows_of_snapshot(home, origin.snapshot, everybody)["content"].to_pylist())
+    shared_sql = f"{rows} part = '{OWN_ROW}' AND device_id = '{EVERYONE}' AND key_group = 0"  # equal in all groups
+    shared = shared_rows(rows_of_snapshot(home, origin.snapshot, shared_sql)["content"].to_pylist())
     world = shared_context(heads["content"].to_pylist())
-    begun: list[KeyGroup] = []
+    restored: list[KeyGroup] = []
     chunks: list[dict[int, bytes]] = []
     for number in range(origin.snapshot.key_groups):
-        mine = rows_of_snapshot(home, origin.snapshot, f"{rows} key_group = ? AND part NOT IN ('{GROUP}', '{PENDING}')", [number])
-        [made] = restore_group(number, mine, shared, world, home.deployment(), STORED_FORM).to_pylist()
-        begun.append(KeyGroup.from_bytes(made["block"]))
-        chunks.append({chunk["number"]: chunk["rows"] for chunk in made["chunks"]})
-    return begun, chunks
+        group_rows = rows_of_snapshot(
+            home, origin.snapshot, f"{rows} key_group = ? AND part NOT IN ('{GROUP}', '{PENDING}')", [number]
+        )
+        [group] = restore_group(number, group_rows, shared, world, home.deployment(), STORED_FORM).to_pylist()
+        restored.append(KeyGroup.from_bytes(group["block"]))
+        chunks.append({chunk["number"]: chunk["rows"] for chunk in group["chunks"]})
+    return restored, chunks
 
 
 def _tied(home: Home, origin: Origin) -> Iterator[pa.Table]:

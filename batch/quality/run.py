@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from batch.common.progress import Paced, Say, silent
+from batch.common.progress import Paced, ReportProgress, silent
 from batch.quality import facts
 from batch.quality.derived_tables import DAMAGED, DerivedTables, State, snapshot_state
 from fleetpulse.core.errors import FleetError
@@ -107,7 +107,7 @@ class Report:
         run_id: id of the run.
         at_ms: start of the run, epoch milliseconds.
         subject: display name of the data under test.
-        looked: results by suite.
+        suite_runs: results by suite.
         docs: first page of the reports; None if none were made.
     """
 
@@ -134,31 +134,31 @@ class Report:
             for one in self.suite_runs
         ]
         docs = None if self.docs is None else str(self.docs)
-        shut = [one.sentence() for one in self.gate_failures()]
-        return {"run_id": self.run_id, "at_ms": self.at_ms, "subject": self.subject, "holds": not shut, "why": shut,
+        failures = [one.sentence() for one in self.gate_failures()]
+        return {"run_id": self.run_id, "at_ms": self.at_ms, "subject": self.subject, "holds": not failures, "why": failures,
                 "outcomes": counted, "docs": docs, "suites": suites}  # fmt: skip
 
 
 def _plain(one: Finding) -> dict[str, Any]:
-    examples = [{"key": key, "says": says} for key, says in one.examples[:5]]
+    examples = [{"key": key, "says": values} for key, values in one.examples[:5]]
     return {**{name: value for name, value in asdict(one).items() if name != "suite"}, "examples": examples}
 
 
-def refuse(report: Report, what: str) -> None:
+def refuse(report: Report, consequence: str) -> None:
     """Raise an error if the gate fails.
 
     Args:
         report: result of the quality run.
-        what: consequence of the failure, part of the error.
+        consequence: consequence of the failure, part of the error.
 
     Raises:
         FleetError: a critical expectation failed; the first line names it, with its first row.
     """
-    shut = report.gate_failures()
-    if shut:
-        more = [f"  {one.sentence()}" for one in shut[1:]]
-        ended = f"{what}; all failures are in quality_failures, run {report.run_id}"
-        raise FleetError("\n".join([f"{shut[0].sentence()}; {ended}", *more]), code="quality-gate-shut")
+    failures = report.gate_failures()
+    if failures:
+        more = [f"  {one.sentence()}" for one in failures[1:]]
+        ended = f"{consequence}; all failures are in quality_failures, run {report.run_id}"
+        raise FleetError("\n".join([f"{failures[0].sentence()}; {ended}", *more]), code="quality-gate-shut")
 
 
 def chosen_suites(names: Sequence[str]) -> tuple[Suite, ...]:
@@ -168,10 +168,10 @@ def chosen_suites(names: Sequence[str]) -> tuple[Suite, ...]:
         FleetError: there is no suite of a given name.
     """
     known = {one.name: one for one in SUITES}
-    given = [name for name in names if name]  # an empty field of a web form is no name
-    if unknown := [name for name in given if name not in known]:
+    chosen = [name for name in names if name]  # an empty field of a web form is no name
+    if unknown := [name for name in chosen if name not in known]:
         raise FleetError(f'"{unknown[0]}" is no suite; name one of {", ".join(known)}', code="suite-unknown")
-    return tuple(known[name] for name in given) or SUITES
+    return tuple(known[name] for name in chosen) or SUITES
 
 
 def run(
@@ -180,7 +180,7 @@ def run(
     session: Session | None = None,
     engine: str | None = None,
     keep: int = 20,
-    say: Say = silent,
+    report: ReportProgress = silent,
 ) -> Report:
     """Evaluate suites over tables and the newest snapshot, and write the results.
 
@@ -190,10 +190,10 @@ def run(
         session: function that returns a Spark session; None evaluates all suites by pandas.
         engine: pandas or spark for all suites; None chooses by the number of rows.
         keep: number of quality runs whose pages and results of the library are kept.
-        say: callback for progress lines of long suites.
+        report: callback for progress lines of long suites.
     """
     suites = chosen_suites(names)
-    return _evaluate_all(home, suites, snapshot_state(home), "tables", _Evaluation(session, engine, keep, say))
+    return _evaluate_all(home, suites, snapshot_state(home), "tables", _Evaluation(session, engine, keep, report))
 
 
 def gate(
@@ -202,7 +202,7 @@ def gate(
     session: Session | None = None,
     engine: str | None = None,
     keep: int = 20,
-    say: Say = silent,
+    report: ReportProgress = silent,
 ) -> Report:
     """Evaluate the suites that a state must pass before use, and write the results.
 
@@ -212,9 +212,9 @@ def gate(
         session: function that returns a Spark session; None evaluates all suites by pandas.
         engine: pandas or spark for all suites; None chooses by the number of rows.
         keep: number of quality runs whose pages and results of the library are kept.
-        say: callback for progress lines of long suites.
+        report: callback for progress lines of long suites.
     """
-    return _evaluate_all(home, OF_STATE, state, state.subject, _Evaluation(session, engine, keep, say))
+    return _evaluate_all(home, OF_STATE, state, state.subject, _Evaluation(session, engine, keep, report))
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,32 +224,32 @@ class _Evaluation:
     session: Session | None
     engine: str | None
     keep: int
-    say: Say
+    report: ReportProgress
 
 
-def _evaluate_all(home: Home, suites: Sequence[Suite], state: State | None, subject: str, how: _Evaluation) -> Report:
+def _evaluate_all(home: Home, suites: Sequence[Suite], state: State | None, subject: str, evaluation: _Evaluation) -> Report:
     at_ms = wall_clock_ms()
     report = Report(f"{format_instant(at_ms).replace(':', '').replace('.', '')}", at_ms, subject)
     judged = facts.job_position(home)
     with opened(home) as tables, ExitStack() as stack:
-        made = DerivedTables(home, tables, judged, state, how.say)
+        derived = DerivedTables(home, tables, judged, state, evaluation.report)
         expectations = Expectations(home.path / "quality", report.run_id)
         rows: list[SparkRows] = []  # at most one, shared by all suites
 
         def spark_rows() -> SparkRows:
-            assert how.session is not None, "without a session all suites use pandas"
+            assert evaluation.session is not None, "without a session all suites use pandas"
             if not rows:
-                rows.append(stack.enter_context(on_spark(how.session(), tables)))
+                rows.append(stack.enter_context(on_spark(evaluation.session(), tables)))
             return rows[0]
 
-        far = Paced(how.say)
+        progress = Paced(evaluation.report)
         for place, suite in enumerate(suites, 1):
-            far(partial("evaluating suite {} of {}, {}".format, place, len(suites), suite.name))
-            why = made.skip_reason(suite)
-            looked = _skipped(suite, why) if why else _evaluated(suite, made, expectations, how, spark_rows)
-            report.suite_runs.append(looked)
-            _write(home, report, looked)  # after each suite: an interrupted run keeps its results
-        expectations.prune(how.keep)
+            progress(partial("evaluating suite {} of {}, {}".format, place, len(suites), suite.name))
+            why = derived.skip_reason(suite)
+            suite_run = _skipped(suite, why) if why else _evaluated(suite, derived, expectations, evaluation, spark_rows)
+            report.suite_runs.append(suite_run)
+            _write(home, report, suite_run)  # after each suite: an interrupted run keeps its results
+        expectations.prune(evaluation.keep)
         report.docs = expectations.build_docs()
     return report
 
@@ -260,20 +260,22 @@ def _skipped(suite: Suite, why: str) -> SuiteRun:
 
 
 def _evaluated(
-    suite: Suite, made: DerivedTables, expectations: Expectations, how: _Evaluation, spark_rows: Callable[[], SparkRows]
+    suite: Suite, derived: DerivedTables, expectations: Expectations, evaluation: _Evaluation, spark_rows: Callable[[], SparkRows]
 ) -> SuiteRun:
     began = time.monotonic()
     try:
-        made.make(suite)
+        derived.make(suite)
     except DAMAGED as error:  # an input of the derived tables is damaged
         why = f"its input cannot be derived: {error!r}"[:400]
         findings = (Finding(suite.name, one.name, one.severity.value, FAULT, why=why) for one in suite.expectations)
         return SuiteRun(suite.name, "", 0, round((time.monotonic() - began) * 1000), tuple(findings))
-    if why := made.skip_reason_after(suite):
+    if why := derived.skip_reason_after(suite):
         return _skipped(suite, why)
-    count = made.tables.count(suite.rows)
-    large = how.session is not None and (how.engine == _SPARK or (how.engine is None and count >= SPARK_FROM_ROWS))
-    frame = spark_rows().frame(suite.rows, suite.reads) if large else made.tables.frame(suite.rows)
+    count = derived.tables.count(suite.rows)
+    large = evaluation.session is not None and (
+        evaluation.engine == _SPARK or (evaluation.engine is None and count >= SPARK_FROM_ROWS)
+    )
+    frame = spark_rows().frame(suite.rows, suite.reads) if large else derived.tables.frame(suite.rows)
     answers = expectations.evaluate(suite, frame)
     took_ms = round((time.monotonic() - began) * 1000)
     return SuiteRun(suite.name, _SPARK if large else _PANDAS, count, took_ms, tuple(_found(suite, one) for one in answers))
@@ -294,18 +296,18 @@ def _shown(value: Any) -> Any:
     return format_instant(round(value.timestamp() * 1000)) if isinstance(value, datetime) else value
 
 
-def _write(home: Home, report: Report, looked: SuiteRun) -> None:
+def _write(home: Home, report: Report, suite_run: SuiteRun) -> None:
     """Append the results of a suite to the tables."""
     same = {"run_id": report.run_id, "began_at_ms": report.at_ms}
     results: list[dict[str, Any]] = []
     failures: list[dict[str, Any]] = []
-    for one in looked.findings:
+    for one in suite_run.findings:
         known = {**same, "suite": one.suite, "expectation": one.expectation, "severity": one.severity}
         counted = {"outcome": one.outcome, "rows": one.rows, "failed": one.failed, "why": one.why or None}
-        more = {"subject": report.subject, "engine": looked.engine or None, "took_ms": looked.took_ms}
+        more = {"subject": report.subject, "engine": suite_run.engine or None, "took_ms": suite_run.took_ms}
         results.append({**known, **counted, **more})
-        for key, says in one.examples:
-            failures.append({**known, "row_key": json.dumps(key, default=str), "detail": json.dumps(says, default=str)})
+        for key, values in one.examples:
+            failures.append({**known, "row_key": json.dumps(key, default=str), "detail": json.dumps(values, default=str)})
     for table, rows in ((QUALITY_RESULTS, results), (QUALITY_FAILURES, failures)):
         delta.create(home, table)
         if rows:

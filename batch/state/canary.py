@@ -34,7 +34,7 @@ from fleetpulse.reports.agreement import AS_COMPARED
 
 _SHOWN: Final = 5
 _MEMORY: Final = "1GB"  # limit of the comparison; DuckDB spills the rest to disk
-_LOOK_S: Final = 0.5
+_POLL_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def canary(work: StateOperation, verb: str, trial: CanaryPlan) -> Generation:
     Raises:
         FleetError: judgements or states differ; the new generation is discarded.
     """
-    spark, home, say = work.spark, work.home, work.say
+    spark, home, report = work.spark, work.home, work.report
     current, began = home.generation(), position_after(home.checkpoint)
     plan = GenerationSpec(
         f"{verb} --canary",
@@ -75,64 +75,66 @@ def canary(work: StateOperation, verb: str, trial: CanaryPlan) -> Generation:
     )
     with pack_by_key_group(
         plan.rows, plan.key_groups
-    ) as given:  # read first: the running job removes a batch from its checkpoint twenty batches later
-        made = build(spark, home, plan, given, began, say)
-    aside = home.lifecycle / f"told-{made.number:04d}"
-    shutil.rmtree(aside, ignore_errors=True)
+    ) as packed:  # read first: the running job removes a batch from its checkpoint twenty batches later
+        new = build(spark, home, plan, packed, began, report)
+    scratch = home.lifecycle / f"told-{new.number:04d}"
+    shutil.rmtree(scratch, ignore_errors=True)
     try:
-        say(f"both generations judge the live input for {trial.for_s:.0f} s; generation {made.number} writes to a scratch table")
-        _side_by_side(work, made, aside, trial.for_s)
+        report(
+            f"both generations judge the live input for {trial.for_s:.0f} s; generation {new.number} writes to a scratch table"
+        )
+        _side_by_side(work, new, scratch, trial.for_s)
         with trial.stopped():
-            at = drain(spark, home, say, newest_begun(checkpoint_of(home.lifecycle, made.number)))
-            query = start(spark, home, None, generation=made, through=at.version, told=aside)
-            await_termination(query, lambda version: say(f"canary: bronze is judged up to version {version} of {at.version}"))
-            say("comparing the judgements of both")
+            at = drain(spark, home, report, newest_begun(checkpoint_of(home.lifecycle, new.number)))
+            query = start(spark, home, None, generation=new, through=at.version, judgements_table=scratch)
+            await_termination(query, lambda version: report(f"canary: bronze is judged up to version {version} of {at.version}"))
+            report("comparing the judgements of both")
             was = _files(home.table(JUDGEMENTS.name), query_id(home.checkpoint), began.batch, at.batch)
-            now = _files(aside, query_id(checkpoint_of(home.lifecycle, made.number)))
+            now = _files(scratch, query_id(checkpoint_of(home.lifecycle, new.number)))
             try:
-                judged = _compare_judgements(aside / "spilled", was, now, given.account.pending)
+                judged = _compare_judgements(scratch / "spilled", was, now, packed.account.pending)
             except FleetError as error:
                 raise FleetError(
-                    f"generation {made.number} judged otherwise than generation {current.number}, and is discarded: "
+                    f"generation {new.number} judged otherwise than generation {current.number}, and is discarded: "
                     f"{error}; nothing has changed",
                     code="canary-differs",
                 ) from error
-            say("comparing all devices and pending rows")
-            compare(with_checksum(state_of(spark, home, current, at)), with_checksum(state_of(spark, home, made)), made)
-            say(f"{judged:,} judgements, all equal")
-            shutil.rmtree(aside, ignore_errors=True)  # before the switch: a kill right after it leaves nothing to clean up
-            activate(home, made, at, say)
+            report("comparing all devices and pending rows")
+            compare(with_checksum(state_of(spark, home, current, at)), with_checksum(state_of(spark, home, new)), new)
+            report(f"{judged:,} judgements, all equal")
+            shutil.rmtree(scratch, ignore_errors=True)  # before the switch: a kill right after it leaves nothing to clean up
+            activate(home, new, at, report)
     except BaseException:
-        if home.generation().number != made.number:
-            discard_generation(home.lifecycle, made)
+        if home.generation().number != new.number:
+            discard_generation(home.lifecycle, new)
         raise
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return made
+        shutil.rmtree(scratch, ignore_errors=True)
+    return new
 
 
-def _side_by_side(work: StateOperation, made: Generation, aside: Path, for_s: float) -> None:
-    query = start(work.spark, work.home, generation=made, told=aside)
-    began, far, said = time.monotonic(), Paced(work.say), RowCounter(aside)
+def _side_by_side(work: StateOperation, new: Generation, scratch: Path, for_s: float) -> None:
+    query = start(work.spark, work.home, generation=new, judgements_table=scratch)
+    began, progress, counter = time.monotonic(), Paced(work.report), RowCounter(scratch)
 
     def watched() -> str:
-        gone_s, judged = time.monotonic() - began, position_after(work.home.checkpoint).version
+        elapsed_s, judged = time.monotonic() - began, position_after(work.home.checkpoint).version
         reached = judged_version(query)
-        so_far = "none of bronze yet" if reached is None else f"bronze up to version {reached}"
+        position = "none of bronze yet" if reached is None else f"bronze up to version {reached}"
         return (
-            f"canary: {gone_s:.0f} s of {for_s:.0f} s; generation {made.number} has judged {so_far}, the running one up to "
-            f"{judged}; {said.count():,} judgements in the scratch table"
+            f"canary: {elapsed_s:.0f} s of {for_s:.0f} s; generation {new.number} has judged {position}, the running one up to "
+            f"{judged}; {counter.count():,} judgements in the scratch table"
         )
 
     try:
         while time.monotonic() < began + for_s:
             if not query.isActive:
                 raise FleetError(
-                    f"generation {made.number} stopped by itself: {str(query.exception()).splitlines()[0][:500]}",
+                    f"generation {new.number} stopped by itself: {str(query.exception()).splitlines()[0][:500]}",
                     code="canary-job-ended",
                 )
-            far(watched)
-            time.sleep(_LOOK_S)
+            progress(watched)
+            time.sleep(_POLL_S)
     finally:
         query.stop()
 
@@ -182,10 +184,10 @@ def _compare_judgements(scratch: Path, was: Iterable[Path], now: Iterable[Path],
             open_files(connection, name, JUDGEMENTS, list(files))
         form = connection.sql(f"SELECT {AS_COMPARED} FROM was LIMIT 0").to_arrow_table().schema
         connection.register("pending", pa.Table.from_pylist([json.loads(content) for content in pending], form))
-        said = f"SELECT {AS_COMPARED} FROM {{}} WHERE kind <> '{JudgementKind.SUMMARY}'"
+        select = f"SELECT {AS_COMPARED} FROM {{}} WHERE kind <> '{JudgementKind.SUMMARY}'"
         connection.execute(
             "CREATE TABLE differ AS SELECT * EXCLUDE side, sum(side) AS times "
-            f"FROM (SELECT *, 1 AS side FROM ({said.format('was')}) UNION ALL SELECT *, -1 FROM ({said.format('now')}) "
+            f"FROM (SELECT *, 1 AS side FROM ({select.format('was')}) UNION ALL SELECT *, -1 FROM ({select.format('now')}) "
             "UNION ALL SELECT *, -1 FROM pending) GROUP BY ALL HAVING sum(side) <> 0"
         )
         [counts] = fetch(

@@ -62,20 +62,20 @@ def rows_of_devices(
         FleetError: see `devices_at`.
     """
     world = shared_context(row.content for row in state.filter(F.col("part") == GROUP).select("content").collect())
-    shards, kept = world_from_plain(json.loads(world))
+    shards, policies = world_from_plain(json.loads(world))
     devices = devices_at(listed, shards.least_frontier_ms)
     frontier_ms = shards.frontier_ms
     assert frontier_ms is not None, "devices_at refuses a list without a frontier"
     pieces = bootstrap_groups(
-        devices, shards.covering(known.shards), kept.with_past(known.policies), 1 + len(devices) // _DEVICES_A_PIECE
+        devices, shards.covering(known.shards), policies.with_past(known.policies), 1 + len(devices) // _DEVICES_A_PIECE
     )
     blocks = spark.createDataFrame(pieces.select(["key_group", "block"]))
-    rows = blocks.mapInArrow(_taker(shards.newest_ms, deployment), SNAPSHOT_COLUMNS).filter(F.col("part") == DEVICE)
+    rows = blocks.mapInArrow(_snapshot_mapper(shards.newest_ms, deployment), SNAPSHOT_COLUMNS).filter(F.col("part") == DEVICE)
     rows = rows.withColumn("life", F.timestamp_millis(F.lit(frontier_ms + 1)))
     return state.filter(F.col("part") != DEVICE).unionByName(rows)
 
 
-def _taker(newest_ms: int, deployment: Deployment) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _snapshot_mapper(newest_ms: int, deployment: Deployment) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def take(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for group, block in zip(batch["key_group"].to_pylist(), batch["block"].to_pylist(), strict=True):

@@ -13,7 +13,7 @@ from typing import Final
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from batch.common.progress import Say
+from batch.common.progress import ReportProgress
 from batch.state import snapshot
 from batch.state.generation import await_termination
 from batch.state.operations import StateOperation, bootstrap, migrate, repartition, rescale, rollback
@@ -42,7 +42,7 @@ class Step:
 
 
 STEPS: Final = (
-    Step("snapshot", lambda work: snapshot.take(work.spark, work.home, None, work.say)),
+    Step("snapshot", lambda work: snapshot.take(work.spark, work.home, None, work.report)),
     Step(f"migrate from stored form {_FORM} to {STORED_FORM}", migrate),
     Step(f"repartition {_PARTITIONS} to {_MORE_PARTITIONS}", lambda work: repartition(work, _MORE_PARTITIONS)),
     Step(f"rescale {KEY_GROUPS} to {_OTHER_GROUPS} key groups", lambda work: rescale(work, _OTHER_GROUPS)),
@@ -51,14 +51,14 @@ STEPS: Final = (
 )
 
 
-def run_drill(spark: SparkSession, home: Home, undisturbed: Home, say: Say) -> None:
+def run_drill(spark: SparkSession, home: Home, undisturbed: Home, report: ReportProgress) -> None:
     """Judge the history of another home in parts, with state operations in between.
 
     Args:
         spark: Spark session.
         home: new home, in which the drill runs.
         undisturbed: home whose bronze is judged.
-        say: callback for progress lines.
+        report: callback for progress lines.
 
     Raises:
         FleetError: the history is too short, or a step is refused.
@@ -75,20 +75,20 @@ def run_drill(spark: SparkSession, home: Home, undisturbed: Home, say: Say) -> N
     tables.create(home, MESSAGES)
     spark.conf.set("spark.sql.shuffle.partitions", _PARTITIONS)
     edges = [len(landings) * part // parts for part in range(parts + 1)]
-    work = StateOperation(spark, home, say)
-    for number, (begin, end) in enumerate(pairwise(edges), 1):
-        say(f"part {number} of {parts}: {end - begin} batches of landing")
-        _land(home, landings[begin:end], begin)
-        await_termination(start(spark, home, None), partial(_say_how_far, say, number, end + 1))
+    work = StateOperation(spark, home, report)
+    for number, (first, end) in enumerate(pairwise(edges), 1):
+        report(f"part {number} of {parts}: {end - first} batches of landing")
+        _land(home, landings[first:end], first)
+        await_termination(start(spark, home, None), partial(_report_position, report, number, end + 1))
         if number <= len(STEPS):
             step = STEPS[number - 1]
-            say(f"step {number} of {len(STEPS)}: {step.name}")
+            report(f"step {number} of {len(STEPS)}: {step.name}")
             with home.state_held("fleet drill"):
                 step.act(work)
 
 
-def _say_how_far(say: Say, part: int, versions: int, version: int) -> None:
-    say(f"part {part}: bronze is judged up to version {version} of {versions}")
+def _report_position(report: ReportProgress, part: int, versions: int, version: int) -> None:
+    report(f"part {part}: bronze is judged up to version {version} of {versions}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def cut(files: Sequence[Path], parts: int) -> list[Landing]:
     """
     rows = {path: pq.read_metadata(path).num_rows for path in files}
     most = max(1, sum(rows.values()) // parts)
-    return [Landing(path, begin, min(begin + most, count)) for path, count in rows.items() for begin in range(0, count, most)]
+    return [Landing(path, first, min(first + most, count)) for path, count in rows.items() for first in range(0, count, most)]
 
 
 def _files(home: Home) -> list[Path]:

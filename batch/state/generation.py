@@ -18,7 +18,7 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from batch.common.progress import Say
+from batch.common.progress import ReportProgress
 from batch.common.spark_session import cause_of
 from batch.state.transfer import TransferredRows, build_key_groups, compare, pack_by_key_group, with_checksum
 from fleetpulse.core.errors import FleetError
@@ -76,7 +76,7 @@ class GenerationSpec:
     has_other_devices: bool = False
 
 
-def drain(spark: SparkSession, home: Home, say: Say, through: int = 0) -> CheckpointPosition:
+def drain(spark: SparkSession, home: Home, report: ReportProgress, through: int = 0) -> CheckpointPosition:
     """Finish the open batch of the current generation.
 
     All rows that it has read are then judged, and the judgements emitted.
@@ -84,7 +84,7 @@ def drain(spark: SparkSession, home: Home, say: Say, through: int = 0) -> Checkp
     Args:
         spark: Spark session.
         home: the home; the caller holds the lock of its state.
-        say: callback for progress lines.
+        report: callback for progress lines.
         through: version of bronze to reach at least.
 
     Returns:
@@ -99,19 +99,19 @@ def drain(spark: SparkSession, home: Home, say: Say, through: int = 0) -> Checkp
     if not committed_batches(checkpoint):
         return position_after(checkpoint)  # raises: the checkpoint has no batch
     if not is_settled(checkpoint) or newest_begun(checkpoint) < through:
-        say(f"finishing the open batch of generation {home.generation().number}")
+        report(f"finishing the open batch of generation {home.generation().number}")
         end = max(through, newest_begun(checkpoint))
         query = start(spark, home, None, through=end)
-        await_termination(query, lambda version: say(f"finishing: bronze is judged up to version {version} of {end}"))
+        await_termination(query, lambda version: report(f"finishing: bronze is judged up to version {version} of {end}"))
     return position_after(checkpoint)
 
 
-def await_termination(query: StreamingQuery, far: Callable[[int], None] = lambda _: None) -> None:
+def await_termination(query: StreamingQuery, on_progress: Callable[[int], None] = lambda _: None) -> None:
     """Wait until a bounded query has ended.
 
     Args:
         query: query that reads up to a fixed version of bronze.
-        far: callback for progress; every few seconds, from the first finished batch on, it receives
+        on_progress: callback for progress; every few seconds, from the first finished batch on, it receives
             the version of bronze that the query has reached.
 
     Raises:
@@ -121,7 +121,7 @@ def await_termination(query: StreamingQuery, far: Callable[[int], None] = lambda
     try:
         while not query.awaitTermination(5):
             if (version := judged_version(query)) is not None:
-                far(version)
+                on_progress(version)
                 if version > reached:
                     limit, reached = time.monotonic() + _PATIENCE_S, version
             if time.monotonic() > limit:
@@ -147,7 +147,9 @@ def judged_version(query: StreamingQuery) -> int | None:
     return None if reached is None else int(reached["version"])
 
 
-def build_and_check(spark: SparkSession, home: Home, plan: GenerationSpec, at: CheckpointPosition, say: Say) -> Generation:
+def build_and_check(
+    spark: SparkSession, home: Home, plan: GenerationSpec, at: CheckpointPosition, report: ReportProgress
+) -> Generation:
     """Build a generation up to the current position, and check it against the current.
 
     The current generation stays current.
@@ -157,24 +159,26 @@ def build_and_check(spark: SparkSession, home: Home, plan: GenerationSpec, at: C
         home: the home; the caller holds the lock of its state.
         plan: specification of the generation.
         at: position at which the current generation stopped, see `drain`.
-        say: callback for progress lines.
+        report: callback for progress lines.
 
     Raises:
         FleetError: the source cannot be read, or the generations differ; nothing has changed.
     """
-    with pack_by_key_group(plan.rows, plan.key_groups) as given:
-        made = build(spark, home, plan, given, at, say)
+    with pack_by_key_group(plan.rows, plan.key_groups) as packed:
+        generation = build(spark, home, plan, packed, at, report)
         if plan.has_other_devices:
-            return made
-        say("comparing all devices and pending rows with the running generation")
+            return generation
+        report("comparing all devices and pending rows with the running generation")
         try:
-            before = given if starts_from_current(home, plan, at) else with_checksum(state_of(spark, home, home.generation(), at))
+            before = (
+                packed if starts_from_current(home, plan, at) else with_checksum(state_of(spark, home, home.generation(), at))
+            )
             require_emitted(before.account.pending)
-            compare(before, with_checksum(state_of(spark, home, made)), made)
+            compare(before, with_checksum(state_of(spark, home, generation)), generation)
         except BaseException:
-            discard_generation(home.lifecycle, made)
+            discard_generation(home.lifecycle, generation)
             raise
-        return made
+        return generation
 
 
 def require_emitted(pending: Iterable[str]) -> None:
@@ -208,10 +212,10 @@ def build(
     spark: SparkSession,
     home: Home,
     plan: GenerationSpec,
-    given: TransferredRows,
+    packed: TransferredRows,
     at: CheckpointPosition,
-    say: Say,
-    aside: Path | None = None,
+    report: ReportProgress,
+    judgements_table: Path | None = None,
 ) -> Generation:
     """Build a generation from rows, and replay bronze up to the current position.
 
@@ -219,12 +223,12 @@ def build(
         spark: Spark session.
         home: the home; the caller holds the lock of its state.
         plan: specification of the generation.
-        given: rows of the plan, packed for its key groups.
+        packed: rows of the plan, packed for its key groups.
         at: position at which the current generation stopped.
-        say: callback for progress lines.
-        aside: table for the judgements of the replay; None discards them.
+        report: callback for progress lines.
+        judgements_table: table for the judgements of the replay; None discards them.
     """
-    made = begin_generation(
+    generation = begin_generation(
         home.lifecycle,
         home.generation(),
         key_groups=plan.key_groups,
@@ -233,19 +237,30 @@ def build(
         made_from=plan.made_from,
     )
     try:
-        say(f"building generation {made.number}")
-        groups = build_key_groups(spark, given, plan.key_groups, plan.form, home.deployment())
-        begin = InitialState(groups, plan.bronze, alone=True)
+        report(f"building generation {generation.number}")
+        groups = build_key_groups(spark, packed, plan.key_groups, plan.form, home.deployment())
+        initial = InitialState(groups, plan.bronze, alone=True)
         if at.version > plan.bronze:
-            say(f"replaying {at.version - plan.bronze} versions of bronze without emitting judgements")
+            report(f"replaying {at.version - plan.bronze} versions of bronze without emitting judgements")
         with _partitions(spark, plan.partitions):  # a new checkpoint takes the number from the session
-            query = start(spark, home, None, generation=made, begin=begin, through=at.version, told=aside, silent=True)
-            await_termination(query, lambda version: say(f"replaying: bronze is judged up to version {version} of {at.version}"))
-        write_start_position(checkpoint_of(home.lifecycle, made.number), at.newest_ms)
+            query = start(
+                spark,
+                home,
+                None,
+                generation=generation,
+                initial=initial,
+                through=at.version,
+                judgements_table=judgements_table,
+                silent=True,
+            )
+            await_termination(
+                query, lambda version: report(f"replaying: bronze is judged up to version {version} of {at.version}")
+            )
+        write_start_position(checkpoint_of(home.lifecycle, generation.number), at.newest_ms)
     except BaseException:
-        discard_generation(home.lifecycle, made)
+        discard_generation(home.lifecycle, generation)
         raise
-    return made
+    return generation
 
 
 @contextmanager
@@ -258,17 +273,19 @@ def _partitions(spark: SparkSession, count: int) -> Iterator[None]:
         spark.conf.set(_PARTITIONS, before)
 
 
-def activate(home: Home, made: Generation, at: CheckpointPosition, say: Say) -> None:
+def activate(home: Home, generation: Generation, at: CheckpointPosition, report: ReportProgress) -> None:
     """Make a generation the current one."""
-    if not checkpoint_of(home.lifecycle, made.number).exists():
+    if not checkpoint_of(home.lifecycle, generation.number).exists():
         raise FleetError(
-            f"the checkpoint of generation {made.number} is missing; nothing has changed; make the generation again",
+            f"the checkpoint of generation {generation.number} is missing; nothing has changed; make the generation again",
             code="generation-checkpoint-missing",
         )
-    sync_checkpoint(home.lifecycle, made.number)
+    sync_checkpoint(home.lifecycle, generation.number)
     record = load_generations(home.lifecycle)
-    save_generations(home.lifecycle, record.switched(made.number, {**asdict(at), "retired_at_ms": wall_clock_ms()}))
-    say(f"generation {made.number} is current; generation {record.current} is kept; to return to it: ./fleet state rollback")
+    save_generations(home.lifecycle, record.switched(generation.number, {**asdict(at), "retired_at_ms": wall_clock_ms()}))
+    report(
+        f"generation {generation.number} is current; generation {record.current} is kept; to return to it: ./fleet state rollback"
+    )
 
 
 def state_of(spark: SparkSession, home: Home, generation: Generation, at: CheckpointPosition | None = None) -> SnapshotRows:

@@ -6,7 +6,7 @@ held one was made. Otherwise verdicts would be emitted twice, or never.
 
 from dataclasses import asdict, replace
 
-from batch.common.progress import Say
+from batch.common.progress import ReportProgress
 from batch.state.generation import activate
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition, is_settled, position_after
@@ -22,25 +22,25 @@ from fleetpulse.io.checkpoints.generations import (
 from fleetpulse.io.home.home import Home
 
 
-def hold(home: Home, made: Generation, at: CheckpointPosition, say: Say) -> None:
+def hold(home: Home, generation: Generation, at: CheckpointPosition, report: ReportProgress) -> None:
     """Record a new generation as held, with the position of the current one."""
-    sync_checkpoint(home.lifecycle, made.number)
+    sync_checkpoint(home.lifecycle, generation.number)
     record = load_generations(home.lifecycle)
-    held = replace(made, status=HELD, stands={**asdict(at), "beside": record.current})
+    held = replace(generation, status=HELD, stands={**asdict(at), "beside": record.current})
     save_generations(home.lifecycle, record.with_one(held))
-    say(
-        f"generation {made.number} is made, and held; activate it: ./fleet state switch {made.number}, or remove it: "
-        f"./fleet state discard {made.number}"
+    report(
+        f"generation {generation.number} is made, and held; activate it: ./fleet state switch {generation.number}, or remove it: "
+        f"./fleet state discard {generation.number}"
     )
 
 
-def switch(home: Home, number: int, say: Say, *, dry: bool = False) -> None:
+def switch(home: Home, number: int, report: ReportProgress, *, dry: bool = False) -> None:
     """Activate a held generation; no effect if it is the current one.
 
     Args:
         home: the home; the caller holds the lock of its state.
         number: number of the generation.
-        say: callback for progress lines.
+        report: callback for progress lines.
         dry: whether to report only.
 
     Raises:
@@ -48,29 +48,29 @@ def switch(home: Home, number: int, say: Say, *, dry: bool = False) -> None:
     """
     record = load_generations(home.lifecycle)
     if number == record.current:
-        say(f"generation {number} is already current")
+        report(f"generation {number} is already current")
         return
-    made = _held(home, number)
-    at = {name: value for name, value in made.stands.items() if name != "beside"}
+    generation = _held(home, number)
+    at = {name: value for name, value in generation.stands.items() if name != "beside"}
     now = position_after(home.checkpoint)
-    if made.stands["beside"] != record.current or asdict(now) != at or not is_settled(home.checkpoint):
+    if generation.stands["beside"] != record.current or asdict(now) != at or not is_settled(home.checkpoint):
         raise FleetError(
-            f"generation {number} was made beside generation {made.stands['beside']} after batch {at['batch']}; generation "
+            f"generation {number} was made beside generation {generation.stands['beside']} after batch {at['batch']}; generation "
             f"{record.current} is at batch {now.batch} now; remove it: ./fleet state discard {number}, and make it again",
             code="generation-outdated",
         )
-    say(f"generation {record.current} stopped after batch {now.batch}; generation {number} continues from there")
+    report(f"generation {record.current} stopped after batch {now.batch}; generation {number} continues from there")
     if not dry:
-        activate(home, made, now, say)
+        activate(home, generation, now, report)
 
 
-def discard(home: Home, number: int, say: Say, *, dry: bool = False) -> None:
+def discard(home: Home, number: int, report: ReportProgress, *, dry: bool = False) -> None:
     """Remove a held generation; the running one is unchanged.
 
     Args:
         home: the home.
         number: number of the generation.
-        say: callback for progress lines.
+        report: callback for progress lines.
         dry: whether to report only.
 
     Raises:
@@ -78,10 +78,10 @@ def discard(home: Home, number: int, say: Say, *, dry: bool = False) -> None:
     """
     held = _held(home, number)
     if dry:
-        say(f"generation {number}, made by {held.made_by}, would be removed; the running one is unchanged")
+        report(f"generation {number}, made by {held.made_by}, would be removed; the running one is unchanged")
         return
     discard_generation(home.lifecycle, held)
-    say(f"generation {number} is removed; generation {load_generations(home.lifecycle).current} is still current")
+    report(f"generation {number} is removed; generation {load_generations(home.lifecycle).current} is still current")
 
 
 def _held(home: Home, number: int) -> Generation:

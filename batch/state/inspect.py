@@ -61,13 +61,13 @@ def checkpoint_facts(home: Home, at: CheckpointPosition, now_ms: int) -> dict[st
         FleetError: the checkpoint is not of the lifecycle job.
     """
     checkpoint = home.checkpoint
-    kept = committed_batches(checkpoint)
+    batches = committed_batches(checkpoint)
     newest = [{**asdict(one), "age_ms": now_ms - (one.at_ms or now_ms)} for one in snapshots(home)[:1]]
     return {
         "generation": asdict(home.generation()),
         "stand": asdict(at),
         "watermark_ms": watermark_after(checkpoint, at.batch),
-        "batches": {"oldest": kept[0], "newest": kept[-1]},
+        "batches": {"oldest": batches[0], "newest": batches[-1]},
         "unfinished": unfinished(checkpoint),
         "files": _files(checkpoint / "state"),
         "snapshots": newest,

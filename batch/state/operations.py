@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from batch.common.progress import Say
+from batch.common.progress import ReportProgress
 from batch.state.checkpoint_copy import copy_checkpoint, require_same
 from batch.state.device_bootstrap import devices_at, rows_of_devices
 from batch.state.device_filter import keep_devices, matching_devices
@@ -55,7 +55,7 @@ class StateOperation:
     Attributes:
         session: Spark session, or a function that starts one, as a plan may need none.
         home: the home.
-        say: callback for progress lines.
+        report: callback for progress lines.
         dry: whether to report the plan only and change nothing.
         holds: whether to hold the new generation for inspection; ``./fleet state switch`` activates
             it later.
@@ -65,7 +65,7 @@ class StateOperation:
 
     session: SparkSession | Callable[[], SparkSession]
     home: Home
-    say: Say
+    report: ReportProgress
     dry: bool = False
     holds: bool = False
     gate: Callable[["StateOperation", Generation], None] | None = None
@@ -76,7 +76,7 @@ class StateOperation:
         return self.session if isinstance(self.session, SparkSession) else self.session()
 
 
-def activate_or_hold(work: StateOperation, made: Generation, at: CheckpointPosition) -> None:
+def activate_or_hold(work: StateOperation, generation: Generation, at: CheckpointPosition) -> None:
     """Activate or hold a checked generation, or discard it if the gate rejects it.
 
     Raises:
@@ -84,12 +84,12 @@ def activate_or_hold(work: StateOperation, made: Generation, at: CheckpointPosit
     """
     if work.gate is not None:
         try:
-            work.say(f"checking generation {made.number} before the switch")
-            work.gate(work, made)
+            work.report(f"checking generation {generation.number} before the switch")
+            work.gate(work, generation)
         except BaseException:
-            discard_generation(work.home.lifecycle, made)
+            discard_generation(work.home.lifecycle, generation)
             raise
-    (hold if work.holds else activate)(work.home, made, at, work.say)
+    (hold if work.holds else activate)(work.home, generation, at, work.report)
 
 
 def rescale(work: StateOperation, key_groups: int) -> Generation | None:
@@ -108,7 +108,7 @@ def rescale(work: StateOperation, key_groups: int) -> Generation | None:
         raise FleetError(
             f"generation {current.number} has {key_groups} key groups already; nothing to do", code="key-groups-unchanged"
         )
-    return _anew(work, "rescale", key_groups=key_groups)
+    return _rebuild(work, "rescale", key_groups=key_groups)
 
 
 def migrate(work: StateOperation, form: int = STORED_FORM) -> Generation | None:
@@ -118,7 +118,7 @@ def migrate(work: StateOperation, form: int = STORED_FORM) -> Generation | None:
         FleetError: this version cannot write the form, or the current generation already does.
     """
     check_form(work.home, form)
-    return _anew(work, "migrate", form=form)
+    return _rebuild(work, "migrate", form=form)
 
 
 def check_form(home: Home, form: int) -> None:
@@ -143,7 +143,7 @@ def check_form(home: Home, form: int) -> None:
 def repartition_anew(work: StateOperation, partitions: int) -> Generation | None:
     """Make a generation with another number of partitions, from the rows of the state."""
     _check_partitions(work.home, partitions)
-    return _anew(work, "repartition --anew", partitions=partitions)
+    return _rebuild(work, "repartition --anew", partitions=partitions)
 
 
 def _check_partitions(home: Home, partitions: int) -> None:
@@ -156,25 +156,25 @@ def _check_partitions(home: Home, partitions: int) -> None:
         raise FleetError(f"the state has {partitions} partitions already; nothing to do", code="partitions-unchanged")
 
 
-def _anew(
+def _rebuild(
     work: StateOperation, verb: str, *, key_groups: int | None = None, partitions: int | None = None, form: int | None = None
 ) -> Generation | None:
     """Make a generation from the state of the current one, with other parameters."""
     current, before = work.home.generation(), position_after(work.home.checkpoint)
-    wanted = (key_groups or current.key_groups, partitions or before.partitions, form or current.form)
-    work.say(
+    parameters = (key_groups or current.key_groups, partitions or before.partitions, form or current.form)
+    work.report(
         f"generation {current.number}: {current.key_groups} key groups, {before.partitions} partitions, stored form "
-        f"{current.form}; the next: {wanted[0]} key groups, {wanted[1]} partitions, stored form {wanted[2]}"
+        f"{current.form}; the next: {parameters[0]} key groups, {parameters[1]} partitions, stored form {parameters[2]}"
     )
     if work.dry:
         return None
-    at = drain(work.spark, work.home, work.say)
+    at = drain(work.spark, work.home, work.report)
     rows = state_of(work.spark, work.home, current, at)
     source = {"generation": current.number, "batch": at.batch}
-    plan = GenerationSpec(verb, source, rows, at.version, key_groups=wanted[0], partitions=wanted[1], form=wanted[2])
-    made = build_and_check(work.spark, work.home, plan, at, work.say)
-    activate_or_hold(work, made, at)
-    return made
+    plan = GenerationSpec(verb, source, rows, at.version, key_groups=parameters[0], partitions=parameters[1], form=parameters[2])
+    generation = build_and_check(work.spark, work.home, plan, at, work.report)
+    activate_or_hold(work, generation, at)
+    return generation
 
 
 def repartition(work: StateOperation, partitions: int) -> Generation | None:
@@ -188,33 +188,33 @@ def repartition(work: StateOperation, partitions: int) -> Generation | None:
     home = work.home
     _check_partitions(home, partitions)
     before = position_after(home.checkpoint)
-    work.say(f"partitions of the state: {before.partitions} before, {partitions} after")
+    work.report(f"partitions of the state: {before.partitions} before, {partitions} after")
     if work.dry:
         return None
-    at, current = drain(work.spark, home, work.say), home.generation()
-    made = begin_generation(
+    at, current = drain(work.spark, home, work.report), home.generation()
+    generation = begin_generation(
         home.lifecycle, current, key_groups=current.key_groups, form=current.form, made_by=REPARTITION,
         made_from={"generation": current.number, "batch": at.batch},
     )  # fmt: skip
-    copy = checkpoint_of(home.lifecycle, made.number)
+    copy = checkpoint_of(home.lifecycle, generation.number)
     try:
-        work.say(f"copying generation {current.number} to generation {made.number}")
-        copy_checkpoint(home.checkpoint, copy, work.say)
-        work.say("repartitioning the copy")
+        work.report(f"copying generation {current.number} to generation {generation.number}")
+        copy_checkpoint(home.checkpoint, copy, work.report)
+        work.report("repartitioning the copy")
         work.spark._streamingCheckpointManager.repartition(str(copy), partitions)  # noqa: SLF001 - Spark has no public API yet
         after = position_after(copy)
-        work.say("comparing all state and all timers with the running generation")
+        work.report("comparing all state and all timers with the running generation")
         try:
-            require_same(work.spark, (home.checkpoint, at), (copy, after), work.say)
+            require_same(work.spark, (home.checkpoint, at), (copy, after), work.report)
         except FleetError as error:
             raise FleetError(
-                f"{error}; generation {made.number} is discarded, and nothing has changed", code="generation-discarded"
+                f"{error}; generation {generation.number} is discarded, and nothing has changed", code="generation-discarded"
             ) from error
     except BaseException:
-        discard_generation(home.lifecycle, made)
+        discard_generation(home.lifecycle, generation)
         raise
-    activate_or_hold(work, made, at)
-    return made
+    activate_or_hold(work, generation, at)
+    return generation
 
 
 def rollback(work: StateOperation, to: int | None = None) -> Generation | None:
@@ -243,39 +243,39 @@ def rollback(work: StateOperation, to: int | None = None) -> Generation | None:
         )
     chosen = record.predecessor() if to is None else record.of(to)
     if chosen is None or chosen.status != RETIRED or not checkpoint_of(home.lifecycle, chosen.number).exists():
-        kept = [str(one.number) for one in record.known.values() if one.status == RETIRED]
+        retired = [str(one.number) for one in record.known.values() if one.status == RETIRED]
         raise FleetError(
-            f"there is no generation {to or 'before this one'} to roll back to; kept are: {', '.join(kept) or 'none'}"
-            + (f"; name one: ./fleet state rollback --to {kept[-1]}" if kept else ""),
+            f"there is no generation {to or 'before this one'} to roll back to; kept are: {', '.join(retired) or 'none'}"
+            + (f"; name one: ./fleet state rollback --to {retired[-1]}" if retired else ""),
             code="rollback-generation-unknown",
         )
     require_own(home, chosen.number)
     folder = checkpoint_of(home.lifecycle, chosen.number)
     then = position_after(folder)
-    work.say(
+    work.report(
         f"generation {chosen.number} stopped after batch {then.batch}: {chosen.key_groups} key groups, {then.partitions} "
         f"partitions, stored form {chosen.form}; a new generation continues from there"
     )
-    others = _know_others(work, chosen.number, present.number)
+    others = _have_other_devices(work, chosen.number, present.number)
     if work.dry:
         return None
-    at = drain(work.spark, home, work.say)
+    at = drain(work.spark, home, work.report)
     rows = state_of(work.spark, home, chosen, then)
     source = {"generation": chosen.number, "batch": then.batch}
     plan = GenerationSpec(
         "rollback", source, rows, then.version, chosen.key_groups, then.partitions, chosen.form, has_other_devices=others
     )
-    made = build_and_check(work.spark, home, plan, at, work.say)
-    activate_or_hold(work, made, at)
-    return made
+    generation = build_and_check(work.spark, home, plan, at, work.report)
+    activate_or_hold(work, generation, at)
+    return generation
 
 
-def _know_others(work: StateOperation, one: int, other: int) -> bool:
+def _have_other_devices(work: StateOperation, one: int, other: int) -> bool:
     """Return whether two generations were made of different devices, and report it."""
     record = load_generations(work.home.lifecycle)
     others = record.with_chosen_devices(one) != record.with_chosen_devices(other)
     if others:
-        work.say(f"generations {one} and {other} have different devices; they are not compared")
+        work.report(f"generations {one} and {other} have different devices; they are not compared")
     return others
 
 
@@ -320,37 +320,37 @@ def _from_rows(
             code="condition-fits-none",
         )
     current = home.generation()
-    work.say(
+    work.report(
         f"snapshot version {snapshot.version} of generation {snapshot.generation} after batch {snapshot.batch}: "
         f"{devices:,} of {snapshot.devices:,} devices; bronze is read from version {snapshot.bronze}"
     )
-    others = _know_others(work, snapshot.generation, current.number)
+    others = _have_other_devices(work, snapshot.generation, current.number)
     stopped, why = where_it_stopped(home) if damaged else (position_after(home.checkpoint), "")
     if stopped is None:
-        return _by_what_was_said(work, snapshot, rows, why, others=others)
+        return _recover_from_judgements(work, snapshot, rows, why, others=others)
     if damaged:
-        work.say(f"the state is neither read nor compared; generation {current.number} stopped after batch {stopped.batch}")
+        work.report(f"the state is neither read nor compared; generation {current.number} stopped after batch {stopped.batch}")
     if work.dry:
         return None
     flush_outbox(home, current.number)
-    at = stopped if damaged else drain(work.spark, home, work.say)
+    at = stopped if damaged else drain(work.spark, home, work.report)
     source = {"snapshot": snapshot.version, "generation": snapshot.generation, "batch": snapshot.batch, "only": only}
     bronze = snapshot.bronze
     if only is not None:  # the snapshot only selects the devices; their state is the present one
         rows, bronze = rows_as_given(keep_devices(state_of(work.spark, home, current, at).each, chosen)), at.version
     plan = GenerationSpec("bootstrap", source, rows, bronze, current.key_groups, at.partitions, current.form,
                 has_other_devices=damaged or others or only is not None)  # fmt: skip
-    made = build_and_check(work.spark, home, plan, at, work.say)
-    activate_or_hold(work, made, at)
-    return made
+    generation = build_and_check(work.spark, home, plan, at, work.report)
+    activate_or_hold(work, generation, at)
+    return generation
 
 
-def _by_what_was_said(
+def _recover_from_judgements(
     work: StateOperation, snapshot: SnapshotInfo, rows: SnapshotRows, why: str, *, others: bool
 ) -> Generation | None:
     """Make a generation from a snapshot if the current stop position is unknown."""
     home, current = work.home, work.home.generation()
-    work.say(
+    work.report(
         f"the stop position of generation {current.number} is unknown: {why}; replaying all messages since the snapshot and "
         f"emitting only the missing judgements; state comparison is skipped"
     )
@@ -373,7 +373,7 @@ def _by_what_was_said(
     source = {"snapshot": snapshot.version, "generation": snapshot.generation, "batch": snapshot.batch, "only": None}
     partitions = partitions_of(home.checkpoint) or int(str(work.spark.conf.get("spark.sql.shuffle.partitions")))
     plan = GenerationSpec("bootstrap", source, rows, snapshot.bronze, current.key_groups, partitions, current.form)
-    return go_on(work.spark, home, plan, snapshot, work.say)
+    return go_on(work.spark, home, plan, snapshot, work.report)
 
 
 def bootstrap_devices(work: StateOperation, listed: Listed, named: str) -> Generation | None:
@@ -392,10 +392,10 @@ def bootstrap_devices(work: StateOperation, listed: Listed, named: str) -> Gener
     home = work.home
     current, before = home.generation(), position_after(home.checkpoint)
     devices = devices_at(listed, _frontier_ms(home, before))
-    work.say(f"{len(devices):,} devices of {named}; bronze is read from version {before.version}")
+    work.report(f"{len(devices):,} devices of {named}; bronze is read from version {before.version}")
     if work.dry:
         return None
-    at = drain(work.spark, home, work.say)
+    at = drain(work.spark, home, work.report)
     known = world(home, at.newest_ms)
     assert known is not None, "a judged home has received rows"
     state = state_of(work.spark, home, current, at).each
@@ -405,9 +405,9 @@ def bootstrap_devices(work: StateOperation, listed: Listed, named: str) -> Gener
     plan = GenerationSpec(
         "bootstrap", source, rows, at.version, current.key_groups, at.partitions, current.form, has_other_devices=True
     )
-    made = build_and_check(work.spark, home, plan, at, work.say)
-    activate_or_hold(work, made, at)
-    return made
+    generation = build_and_check(work.spark, home, plan, at, work.report)
+    activate_or_hold(work, generation, at)
+    return generation
 
 
 def _frontier_ms(home: Home, at: CheckpointPosition) -> int | None:

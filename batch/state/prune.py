@@ -32,13 +32,13 @@ def prunable(record: Generations, keep: int, before_ms: int | None = None) -> li
     return [number for number in old if (at_ms := record.retired_at_ms(number)) is not None and at_ms < before_ms]
 
 
-def prune(home: Home, keep: int, say: Callable[[str], None], *, dry: bool, before_ms: int | None = None) -> list[int]:
+def prune(home: Home, keep: int, report: Callable[[str], None], *, dry: bool, before_ms: int | None = None) -> list[int]:
     """Remove checkpoints of retired generations, see `prunable`; return their numbers.
 
     Args:
         home: the home; the caller prevents that a generation is made meanwhile. The job may run.
         keep: number of retired generations to keep.
-        say: callback for a line about each generation.
+        report: callback for a line about each generation.
         dry: whether to report only.
         before_ms: see `prunable`.
 
@@ -51,7 +51,7 @@ def prune(home: Home, keep: int, say: Callable[[str], None], *, dry: bool, befor
         save_generations(home.lifecycle, record)
     numbers = prunable(record, keep, before_ms)
     for number in numbers:
-        say(f"generation {number} is {'to be ' if dry else ''}removed")
+        report(f"generation {number} is {'to be ' if dry else ''}removed")
         if not dry:
             record = record.with_one(replace(record.known[number], status=PRUNED))
             save_generations(home.lifecycle, record)  # before the removal: no rollback starts from a pruned one

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import SparkSession
 
-from batch.state.generation import GenerationSpec, Say, build
+from batch.state.generation import GenerationSpec, ReportProgress, build
 from batch.state.transfer import pack_by_key_group
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import AMENDMENTS, COMPARED, JudgementKind
@@ -70,10 +70,10 @@ def where_it_stopped(home: Home) -> tuple[CheckpointPosition | None, str]:
         query = query_id(checkpoint)
     except FleetError as error:
         return None, str(error).partition(";")[0]
-    told = home.table(JUDGEMENTS.name)
-    said = open_table(told).transaction_version(query) if query and holds_table(told) else None
-    if query is None or (said is not None and said > at.batch):
-        return None, f"its last batches are lost: the checkpoint has batches up to {at.batch}, judgements up to {said}"
+    table = home.table(JUDGEMENTS.name)
+    emitted = open_table(table).transaction_version(query) if query and holds_table(table) else None
+    if query is None or (emitted is not None and emitted > at.batch):
+        return None, f"its last batches are lost: the checkpoint has batches up to {at.batch}, judgements up to {emitted}"
     return at, ""
 
 
@@ -93,7 +93,7 @@ def require_judgements_since(home: Home, snapshot: SnapshotInfo) -> None:
         )
 
 
-def go_on(spark: SparkSession, home: Home, plan: GenerationSpec, snapshot: SnapshotInfo, say: Say) -> Generation:
+def go_on(spark: SparkSession, home: Home, plan: GenerationSpec, snapshot: SnapshotInfo, report: ReportProgress) -> Generation:
     """Build a generation from a snapshot, activate it, and emit missing judgements.
 
     Args:
@@ -101,45 +101,45 @@ def go_on(spark: SparkSession, home: Home, plan: GenerationSpec, snapshot: Snaps
         home: the home; the caller holds the lock of its state.
         plan: specification of the generation, with all rows of the snapshot.
         snapshot: the snapshot.
-        say: callback for progress lines.
+        report: callback for progress lines.
 
     Raises:
         FleetError: judgements emitted since do not follow from the snapshot; nothing has changed.
     """
     through = max(DeltaLog(home.table(MESSAGES.name)).latest() + 1, plan.bronze)
-    at, aside = CheckpointPosition(-1, through, snapshot.newest_ms, plan.partitions), home.lifecycle / "told-again"
+    at, scratch = CheckpointPosition(-1, through, snapshot.newest_ms, plan.partitions), home.lifecycle / "told-again"
     try:
-        with pack_by_key_group(plan.rows, plan.key_groups) as given:
-            pending = given.account.pending
-            made = build(spark, home, plan, given, at, say, aside)
-        due, unsaid = _switched(home, made, aside, pending, snapshot, say)
+        with pack_by_key_group(plan.rows, plan.key_groups) as packed:
+            pending = packed.account.pending
+            generation = build(spark, home, plan, packed, at, report, scratch)
+        due, missing = _switched(home, generation, scratch, pending, snapshot, report)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    say(f"emitting the missing judgements: {unsaid:,} of {due:,} that follow from the snapshot")
-    flush_outbox(home, made.number)
-    return made
+        shutil.rmtree(scratch, ignore_errors=True)
+    report(f"emitting the missing judgements: {missing:,} of {due:,} that follow from the snapshot")
+    flush_outbox(home, generation.number)
+    return generation
 
 
 def _switched(
-    home: Home, made: Generation, aside: Path, pending: Iterable[str], snapshot: SnapshotInfo, say: Say
+    home: Home, new: Generation, scratch: Path, pending: Iterable[str], snapshot: SnapshotInfo, report: ReportProgress
 ) -> tuple[int, int]:
     """Write the outbox of a generation and activate it; return the counts of `_left`."""
     try:
-        say("comparing the judgements that follow from the snapshot with those emitted since")
-        counts = _left(home, made, aside, pending, snapshot)
-        sync_checkpoint(home.lifecycle, made.number)
+        report("comparing the judgements that follow from the snapshot with those emitted since")
+        counts = _left(home, new, scratch, pending, snapshot)
+        sync_checkpoint(home.lifecycle, new.number)
         record = load_generations(home.lifecycle)
-        stands = {"damaged": True, "retired_at_ms": wall_clock_ms()}
-        save_generations(home.lifecycle, record.switched(made.number, stands))
+        position = {"damaged": True, "retired_at_ms": wall_clock_ms()}
+        save_generations(home.lifecycle, record.switched(new.number, position))
     except BaseException:
-        if home.generation().number != made.number:
-            discard_generation(home.lifecycle, made)
+        if home.generation().number != new.number:
+            discard_generation(home.lifecycle, new)
         raise
-    say(f"generation {made.number} is current; generation {record.current} cannot be restored: ./fleet state prune removes it")
+    report(f"generation {new.number} is current; generation {record.current} cannot be restored: ./fleet state prune removes it")
     return counts
 
 
-def _left(home: Home, made: Generation, aside: Path, pending: Iterable[str], snapshot: SnapshotInfo) -> tuple[int, int]:
+def _left(home: Home, generation: Generation, scratch: Path, pending: Iterable[str], snapshot: SnapshotInfo) -> tuple[int, int]:
     """Write the judgements that were not emitted yet to the outbox of a generation.
 
     Returns:
@@ -148,11 +148,11 @@ def _left(home: Home, made: Generation, aside: Path, pending: Iterable[str], sna
     Raises:
         FleetError: some judgements were emitted that do not follow from the snapshot.
     """
-    shell = {"judged_at_ms": wall_clock_ms(), "generation": made.number}
-    again = files_of(aside, open_table(aside).version()) if is_committed(aside) else []
+    shell = {"judged_at_ms": wall_clock_ms(), "generation": generation.number}
+    again = files_of(scratch, open_table(scratch).version()) if is_committed(scratch) else []
     with tables.connect() as connection:
         connection.execute(f"SET memory_limit='{_MEMORY}'")
-        connection.execute("SET temp_directory=$folder", {"folder": str(aside / "spilled")})
+        connection.execute("SET temp_directory=$folder", {"folder": str(scratch / "spilled")})
         tables.open_files(connection, "again", JUDGEMENTS, again)
         tables.open_files(connection, "told", JUDGEMENTS, tables.paths_of(home, JUDGEMENTS))
         connection.register("pending", tables.to_table(JUDGEMENTS, [{**json.loads(one), **shell} for one in pending]))
@@ -172,7 +172,7 @@ def _left(home: Home, made: Generation, aside: Path, pending: Iterable[str], sna
             "SELECT count(*) FILTER (side = 'due') AS due, count(*) FILTER (side = 'due' AND nth > said) AS unsaid FROM beside",
         )
         if counts["unsaid"]:
-            _write(connection, left, outbox_path(checkpoint_of(home.lifecycle, made.number)))
+            _write(connection, left, outbox_path(checkpoint_of(home.lifecycle, generation.number)))
     return int(counts["due"]), int(counts["unsaid"])
 
 
@@ -182,10 +182,10 @@ def _require_following(connection: "DuckDBPyConnection", snapshot: SnapshotInfo)
     if snapshot.newest_ms is not None:
         since = "(epoch_ms(received_at) > ? OR (received_at IS NULL AND epoch_ms(event_time) > ?))"
         parameters = [snapshot.newest_ms, snapshot.frontier_ms or snapshot.newest_ms]
-    strange = f"FROM beside WHERE side = 'told' AND nth > due AND {since}"
-    [counts] = tables.fetch(connection, f"SELECT count(*) AS n {strange}", parameters)
+    unexpected = f"FROM beside WHERE side = 'told' AND nth > due AND {since}"
+    [counts] = tables.fetch(connection, f"SELECT count(*) AS n {unexpected}", parameters)
     if counts["n"]:
-        shown = tables.fetch(connection, f"SELECT kind, device_id {strange} ORDER BY ALL LIMIT {_SHOWN}", parameters)
+        shown = tables.fetch(connection, f"SELECT kind, device_id {unexpected} ORDER BY ALL LIMIT {_SHOWN}", parameters)
         raise FleetError(
             f"{counts['n']:,} judgements emitted since snapshot version {snapshot.version} do not follow from it ("
             + ", ".join(f"{one['kind']} of {one['device_id']}" for one in shown)

@@ -12,7 +12,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from batch.common.progress import Say
+from batch.common.progress import ReportProgress
 from batch.state.transfer import with_checksum
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition, position_after
@@ -46,7 +46,7 @@ Gate = Callable[[DataFrame, SnapshotInfo], AbstractContextManager[DataFrame]]
 
 
 def take(
-    spark: SparkSession, home: Home, batch: int | None, say: Say, gate: Gate | None = None, *, dry: bool = False
+    spark: SparkSession, home: Home, batch: int | None, report: ReportProgress, gate: Gate | None = None, *, dry: bool = False
 ) -> SnapshotInfo:
     """Write a snapshot of the current generation, unless the newest one is equal.
 
@@ -54,7 +54,7 @@ def take(
         spark: Spark session.
         home: the home.
         batch: batch after which the state is read; None takes the newest.
-        say: callback for progress lines.
+        report: callback for progress lines.
         gate: check of the rows before they are written, a context manager that yields the rows to
             write; None makes no check.
         dry: whether to report only; the gate is not called.
@@ -69,54 +69,56 @@ def take(
     """
     generation = home.generation()
     at = position_after(home.checkpoint, batch)
-    say(f"reading generation {generation.number} after batch {at.batch}")
-    what = snapshot_metadata(spark, home, generation, at)
+    report(f"reading generation {generation.number} after batch {at.batch}")
+    info = snapshot_metadata(spark, home, generation, at)
     rows = state_as_rows(spark, home.checkpoint, at, home.deployment())
     if dry:
-        return _equal_snapshot(spark, home, what, rows, say) or what
+        return _equal_snapshot(spark, home, info, rows, report) or info
     if gate is not None:
-        say("checking the rows before they are published")
-    with gate(rows.each, what) if gate is not None else nullcontext(rows.each) as checked:
-        given = rows if gate is None else rows_as_given(checked)
-        if (held := _equal_snapshot(spark, home, what, given, say)) is not None:
+        report("checking the rows before they are published")
+    with gate(rows.each, info) if gate is not None else nullcontext(rows.each) as checked:
+        checked_rows = rows if gate is None else rows_as_given(checked)
+        if (held := _equal_snapshot(spark, home, info, checked_rows, report)) is not None:
             return held
-        say(f"writing {what.devices:,} devices")
-        write_snapshot(home, checked, what)
-    written = next(one for one in snapshots(home) if _unwritten(one) == what)
-    say(f"snapshot version {written.version} is written")
+        report(f"writing {info.devices:,} devices")
+        write_snapshot(home, checked, info)
+    written = next(one for one in snapshots(home) if _unwritten(one) == info)
+    report(f"snapshot version {written.version} is written")
     return written
 
 
-def _equal_snapshot(spark: SparkSession, home: Home, what: SnapshotInfo, rows: SnapshotRows, say: Say) -> SnapshotInfo | None:
+def _equal_snapshot(
+    spark: SparkSession, home: Home, info: SnapshotInfo, rows: SnapshotRows, report: ReportProgress
+) -> SnapshotInfo | None:
     """Return the newest snapshot if its metadata and rows are the same, and report it.
 
     Older snapshots do not count: a bootstrap takes the newest, which must be the one requested
     last.
     """
     newest = shown_snapshot(home)
-    if newest is None or newest.version is None or _unwritten(newest) != what:
+    if newest is None or newest.version is None or _unwritten(newest) != info:
         return None
-    say(f"comparing with snapshot version {newest.version}, which has the same position")
-    wanted = _told(rows)
+    report(f"comparing with snapshot version {newest.version}, which has the same position")
+    expected = _comparable(rows)
     try:
-        held = _told(rows_as_given(read_snapshot(spark, home, newest.version).each))  # Spark verifies the files' checksums
+        held = _comparable(rows_as_given(read_snapshot(spark, home, newest.version).each))  # Spark verifies the files' checksums
     except (FleetError, PySparkException, Py4JError):
         held = None
-    if held != wanted:
+    if held != expected:
         why = "cannot be read" if held is None else "has other rows"
-        say(f"snapshot version {newest.version} is damaged: it {why}; taking it again")
+        report(f"snapshot version {newest.version} is damaged: it {why}; taking it again")
         return None
-    say(
-        f"snapshot version {newest.version} is already that of generation {what.generation} after batch {what.batch}, "
-        f"{what.devices:,} devices; nothing to do"
+    report(
+        f"snapshot version {newest.version} is already that of generation {info.generation} after batch {info.batch}, "
+        f"{info.devices:,} devices; nothing to do"
     )
     return newest
 
 
-def _told(rows: SnapshotRows) -> tuple[object, ...]:
+def _comparable(rows: SnapshotRows) -> tuple[object, ...]:
     account = with_checksum(rows).account
     return account.sums, account.world, account.waiting, sorted(account.pending)
 
 
-def _unwritten(taken: SnapshotInfo) -> SnapshotInfo:
-    return replace(taken, version=None, at_ms=None)
+def _unwritten(info: SnapshotInfo) -> SnapshotInfo:
+    return replace(info, version=None, at_ms=None)

@@ -55,7 +55,7 @@ def pack_by_key_group(rows: SnapshotRows, key_groups: int) -> Iterator[Transferr
     """
     parcels = rows.parcels(key_groups).persist(StorageLevel.DISK_ONLY)
     try:
-        yield TransferredRows(rows, _accounted(parcels), parcels)
+        yield TransferredRows(rows, _facts_of(parcels), parcels)
     finally:
         parcels.unpersist()
 
@@ -66,39 +66,39 @@ def with_checksum(rows: SnapshotRows) -> TransferredRows:
     Raises:
         FleetError: the key groups of the rows differ in their shared parts.
     """
-    return TransferredRows(rows, _accounted(rows.parcels(None)))
+    return TransferredRows(rows, _facts_of(rows.parcels(None)))
 
 
-def _accounted(parcels: DataFrame) -> SnapshotFacts:
-    told = parcels.filter(F.col("rows").isNull()).select("place", "part", "content").collect()
-    return collect_facts((row.place, row.part, row.content) for row in told)
+def _facts_of(parcels: DataFrame) -> SnapshotFacts:
+    fact_rows = parcels.filter(F.col("rows").isNull()).select("place", "part", "content").collect()
+    return collect_facts((row.place, row.part, row.content) for row in fact_rows)
 
 
 def build_key_groups(
-    spark: SparkSession, given: TransferredRows, key_groups: int, form: int, deployment: Deployment
+    spark: SparkSession, packed: TransferredRows, key_groups: int, form: int, deployment: Deployment
 ) -> DataFrame:
     """Build key groups from packed rows, see `InitialState.groups`.
 
     Args:
         spark: Spark session.
-        given: rows, packed for `key_groups` key groups.
+        packed: rows, packed for `key_groups` key groups.
         key_groups: number of key groups.
         form: stored form to write.
         deployment: allowed lateness, clock lead and jitter.
     """
-    assert given.parcels is not None, "key groups are built from packed rows only"
-    world, of_all = given.account.world, shared_rows(given.account.waiting)
-    rows = given.parcels.filter(F.col("rows").isNotNull()).select("place", "rows")
+    assert packed.parcels is not None, "key groups are built from packed rows only"
+    world, of_all = packed.account.world, shared_rows(packed.account.waiting)
+    rows = packed.parcels.filter(F.col("rows").isNotNull()).select("place", "rows")
     empty = spark.range(key_groups).select(F.col("id").cast("int").alias("place"))
 
-    def grown(key: tuple[pa.Scalar, ...], table: pa.Table) -> pa.Table:
-        mine = rows_of(table["rows"].drop_null().to_pylist())
-        return restore_group(key[0].as_py(), mine, of_all, world, deployment, form)
+    def restored(key: tuple[pa.Scalar, ...], table: pa.Table) -> pa.Table:
+        group_rows = rows_of(table["rows"].drop_null().to_pylist())
+        return restore_group(key[0].as_py(), group_rows, of_all, world, deployment, form)
 
-    return rows.unionByName(empty, allowMissingColumns=True).groupBy("place").applyInArrow(grown, _SEEDS)
+    return rows.unionByName(empty, allowMissingColumns=True).groupBy("place").applyInArrow(restored, _SEEDS)
 
 
-def compare(before: TransferredRows, after: TransferredRows, made: Generation) -> None:
+def compare(before: TransferredRows, after: TransferredRows, generation: Generation) -> None:
     """Check that a new generation has the devices and pending rows of the running one.
 
     Raises:
@@ -109,7 +109,7 @@ def compare(before: TransferredRows, after: TransferredRows, made: Generation) -
         return
     lost, more = _only_in(before.rows.each, after.rows.each), _only_in(after.rows.each, before.rows.each)
     raise FleetError(
-        f"generation {made.number} differs from the running one, and is discarded: {_of_all(was, now)}"
+        f"generation {generation.number} differs from the running one, and is discarded: {_of_all(was, now)}"
         f"{_counted(was.sums)} before, {_counted(now.sums)} after; lost or changed: {', '.join(lost) or 'none'}; "
         f"new or changed: {', '.join(more) or 'none'}; nothing has changed",
         code="generation-differs",
@@ -125,9 +125,9 @@ def _of_all(was: SnapshotFacts, now: SnapshotFacts) -> str:
 
 def _only_in(rows: DataFrame, others: DataFrame) -> list[str]:
     """Return the ids of some devices with rows that the other rows do not contain."""
-    told = [name for name in rows.columns if name != _PLACE]
+    names = [name for name in rows.columns if name != _PLACE]
     of_devices = F.col("part").isin(*COMPARED_PARTS)
-    only = rows.filter(of_devices).select(told).exceptAll(others.filter(of_devices).select(told))
+    only = rows.filter(of_devices).select(names).exceptAll(others.filter(of_devices).select(names))
     return [row.device_id for row in only.select("device_id").distinct().limit(_SHOWN).collect()]
 
 

@@ -26,21 +26,21 @@ def difference(results: Mapping[str, Path], judged_to_ms: int) -> str | None:
         results: sink of each contender, a Delta table or a folder of JSON lines.
         judged_to_ms: last event time to compare, epoch milliseconds.
     """
-    said: list[str] = []
+    lines: list[str] = []
     with duckdb.connect() as connection:
         for number, (name, out) in enumerate(results.items()):
             _load(connection, f"r{number}", name, out, judged_to_ms)
         first, *others = results
         if not _count(connection, "r0"):
-            said.append(f"{first} has no transition: nothing was compared")
+            lines.append(f"{first} has no transition: nothing was compared")
         for number, name in enumerate(others, 1):
             table = f"r{number}"
             alone = _rows(connection, f"FROM r0 EXCEPT ALL FROM {table}")
             added = _rows(connection, f"FROM {table} EXCEPT ALL FROM r0")
             if alone or added:
-                said.append(f"{first} has {_count(connection, 'r0')} rows, {name} {_count(connection, table)}")
-                said += [f"  only {first}: {row}" for row in alone] + [f"  only {name}: {row}" for row in added]
-    return "\n".join([f"columns: {', '.join(COLUMNS)}", *said]) if said else None
+                lines.append(f"{first} has {_count(connection, 'r0')} rows, {name} {_count(connection, table)}")
+                lines += [f"  only {first}: {row}" for row in alone] + [f"  only {name}: {row}" for row in added]
+    return "\n".join([f"columns: {', '.join(COLUMNS)}", *lines]) if lines else None
 
 
 def triggers(name: str, out: Path, judged_to_ms: int) -> set[str]:

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from bench.lifecycle.generate import DEGRADED_WINDOW_MS, FILES, KINDS, LATENESS_MS, Input
-from bench.peers import spark_python as python_peers
+from bench.peers import spark_python
 from bench.peers.python_fold import Rules
 from fleetpulse.core import policy
 from fleetpulse.core.replay import Deployment
@@ -87,7 +87,7 @@ def messages(spark: SparkSession, source: Input) -> DataFrame:
     )
 
 
-def _ours(spark: SparkSession, source: Input, place: Path) -> DataFrame:
+def _job(spark: SparkSession, source: Input, place: Path) -> DataFrame:
     deployment = Deployment(LATENESS_MS, _MAX_CLOCK_LEAD_MS)
     generation = Generation.first(key_groups(source.fleet.devices))
     return judgement_stream(spark, source.path, deployment, generation, max_rows=1, table=place / "out")
@@ -110,11 +110,11 @@ def _python(entry: Callable[[DataFrame, Rules], DataFrame]) -> Callable[[SparkSe
 ON_SPARK: Final = {
     contender.name: contender
     for contender in (
-        Contender(OURS, _ours),
+        Contender(OURS, _job),
         Contender(REFERENCE, _scala("flatMapGroups"), encoding="unsaferow"),
         Contender("scala-transform-with-state", _scala("transformWithState")),
-        Contender("python-transform-with-state", _python(python_peers.transform_with_state)),
-        Contender("python-apply-in-pandas", _python(python_peers.apply_in_pandas), encoding="unsaferow"),
+        Contender("python-transform-with-state", _python(spark_python.transform_with_state)),
+        Contender("python-apply-in-pandas", _python(spark_python.apply_in_pandas), encoding="unsaferow"),
     )
 }
 

@@ -22,10 +22,10 @@ import psutil
 
 from bench.lifecycle.generate import Input
 from bench.measure import Reading, Watch, size_bytes
-from bench.peers import flink as flink_peer
+from bench.peers import flink
 from fleetpulse.core.errors import FleetError
 
-_LOOK_S = 0.005
+_POLL_S = 0.005
 
 
 class DidNotFinish(Exception):
@@ -83,9 +83,9 @@ class WarmProcess:
         shutil.rmtree(self.work, ignore_errors=True)  # a run must not resume from a checkpoint of an unfinished one
         self.work.mkdir(parents=True)
         command = [sys.executable, "-P", "-m", "bench.lifecycle.worker", self.name, str(self.work / "spark")]
-        variables = {**os.environ, "PYTHONPATH": str(flink_peer.ROOT)}
-        if self.name == flink_peer.NAME:
-            command, variables = flink_peer.command()
+        variables = {**os.environ, "PYTHONPATH": str(flink.ROOT)}
+        if self.name == flink.NAME:
+            command, variables = flink.command()
         with (self.work / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=variables, cwd=self.work
@@ -106,7 +106,7 @@ class WarmProcess:
         """
         place = self.work / f"run-{label}"
         limit_s = self.limit_s if limit_s is None else limit_s
-        if self.name == flink_peer.NAME:
+        if self.name == flink.NAME:
             return self._on_flink(source, place, limit_s)
         fields = {"path": str(source.path), "counts": source.counts, "newest_ms": source.newest_ms}
         commits = place / "checkpoint" / "commits"
@@ -116,7 +116,7 @@ class WarmProcess:
         return _run(source, watch.passed[0], watch.passed[1], watch.peak_bytes, answer["batch_ms"][1:], place)
 
     def _on_flink(self, source: Input, place: Path, limit_s: float) -> Run:
-        requests = flink_peer.request(source, place / "head", 1), flink_peer.request(source, place, len(source.counts))
+        requests = flink.request(source, place / "head", 1), flink.request(source, place, len(source.counts))
         until_s = time.monotonic() + limit_s
         head = Watch.begin(self._tree, [])
         _, head_end = self._ask(requests[0], head, until_s)
@@ -136,7 +136,7 @@ class WarmProcess:
             stdin.flush()
         with selectors.DefaultSelector() as ready:
             ready.register(stdout, selectors.EVENT_READ)
-            while not ready.select(_LOOK_S):
+            while not ready.select(_POLL_S):
                 watch.look()
                 if time.monotonic() > until_s:
                     self.end()
@@ -163,11 +163,11 @@ class WarmProcess:
         self._process.wait()
 
 
-def _run(source: Input, begin: Reading, end: Reading, peak_bytes: int, batch_ms: list[int], place: Path) -> Run:
+def _run(source: Input, start: Reading, end: Reading, peak_bytes: int, batch_ms: list[int], place: Path) -> Run:
     return Run(
         sum(source.counts[1:]),
-        end.wall_s - begin.wall_s,
-        end.cpu_s - begin.cpu_s,
+        end.wall_s - start.wall_s,
+        end.cpu_s - start.cpu_s,
         batch_ms,
         peak_bytes,
         size_bytes(place / "checkpoint"),

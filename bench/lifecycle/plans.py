@@ -10,11 +10,11 @@ from typing import Final
 
 from bench.lifecycle.contenders import ON_SPARK, OURS, REFERENCE
 from bench.lifecycle.generate import Fleet
-from bench.peers import flink as flink_peer
+from bench.peers import flink
 from fleetpulse.core.errors import Misuse
 
 FAST: Final = (OURS, REFERENCE, "scala-transform-with-state")
-ALL: Final = (*ON_SPARK, flink_peer.NAME)
+ALL: Final = (*ON_SPARK, flink.NAME)
 PER_DEVICE: Final = tuple(name for name in ALL if name not in FAST)
 SIZES: Final = (100_000, 1_000_000)
 FLAT_ROWS: Final = 6_000_000  # messages of a batch for all fleet sizes: six per device of a million
@@ -32,7 +32,7 @@ class Workload:
     Attributes:
         fleet: fleet of the input; its first batch is never measured.
         contenders: contenders in the order of their runs in a round.
-        beside: contenders that run for comparison only; their row is in another course with as many
+        beside: contenders that run for comparison only; their row is in another workload with as many
             devices.
         warm_rounds: number of warm-up rounds; their results are compared, but not measured.
         rounds: number of measured rounds.
@@ -50,9 +50,9 @@ class Workload:
         return tuple(name for name in self.contenders if name not in self.beside)
 
     def runs_in(self, number: int, of: int) -> bool:
-        """Return whether the course runs in a round of a plan.
+        """Return whether the workload runs in a round of a plan.
 
-        A course with fewer rounds than the plan runs in the last ones.
+        A workload with fewer rounds than the plan runs in the last ones.
 
         Args:
             number: number of the round.
@@ -70,26 +70,26 @@ class Plan:
     """Plan of one benchmark.
 
     Attributes:
-        courses: courses in the order of their runs in a round.
+        workloads: workloads in the order of their runs in a round.
         limit_s: time limit of one run of a contender, seconds.
         budget_s: time for the whole plan, seconds, inputs and warm-up included; see `bench.lifecycle.schedule`
             for the rounds left out. None runs all.
     """
 
-    courses: tuple[Workload, ...]
+    workloads: tuple[Workload, ...]
     limit_s: float
     budget_s: float | None = None
 
     @property
     def rounds(self) -> range:
         """Numbers of the rounds; measured ones count from 1."""
-        last = max(course.rounds for course in self.courses)
-        return range(min(1 - course.warm_rounds + last - course.rounds for course in self.courses), last + 1)
+        last = max(workload.rounds for workload in self.workloads)
+        return range(min(1 - workload.warm_rounds + last - workload.rounds for workload in self.workloads), last + 1)
 
     @property
     def contenders(self) -> tuple[str, ...]:
         """All contenders, in the order of their first run."""
-        return tuple(dict.fromkeys(name for course in self.courses for name in course.contenders))
+        return tuple(dict.fromkeys(name for workload in self.workloads for name in workload.contenders))
 
     def restricted(self, names: Sequence[str]) -> "Plan":
         """Return the plan restricted to some contenders.
@@ -102,15 +102,16 @@ class Plan:
                 f"this plan runs {', '.join(self.contenders)}; got {', '.join(others)}; use another plan",
                 code="contender-not-planned",
             )
-        courses = tuple(
-            replace(course, contenders=tuple(name for name in course.contenders if name in names)) for course in self.courses
+        workloads = tuple(
+            replace(workload, contenders=tuple(name for name in workload.contenders if name in names))
+            for workload in self.workloads
         )
-        if not (left := tuple(course for course in courses if course.shown)):
+        if not (left := tuple(workload for workload in workloads if workload.shown)):
             raise Misuse(
                 f"{', '.join(names)} alone have no row in this plan; name one of {', '.join(self.contenders)} in addition",
                 code="contender-alone",
             )
-        return replace(self, courses=left)
+        return replace(self, workloads=left)
 
 
 def _quick(devices: Sequence[int]) -> Plan:
@@ -120,7 +121,7 @@ def _quick(devices: Sequence[int]) -> Plan:
     compiled in the unmeasured first batch of a larger fleet. Rounds that exceed the budget are left
     out, except one measured round per fleet.
     """
-    courses = tuple(
+    workloads = tuple(
         Workload(
             Fleet(count, max(2, 1_200_000 // count), batches=3),
             (OURS, REFERENCE),
@@ -129,7 +130,7 @@ def _quick(devices: Sequence[int]) -> Plan:
         )
         for place, count in enumerate(devices or SIZES)
     )
-    return Plan(courses, limit_s=120, budget_s=QUICK_BUDGET_S)
+    return Plan(workloads, limit_s=120, budget_s=QUICK_BUDGET_S)
 
 
 def _small(devices: Sequence[int]) -> Plan:
@@ -139,10 +140,10 @@ def _small(devices: Sequence[int]) -> Plan:
 
 def _python(devices: Sequence[int]) -> Plan:
     """Plan with per-device Python, over 100,000 devices; a batch is measured thrice."""
-    return Plan(tuple(_python_course(count) for count in devices or SIZES[:1]), limit_s=600)
+    return Plan(tuple(_python_workload(count) for count in devices or SIZES[:1]), limit_s=600)
 
 
-def _python_course(devices: int) -> Workload:
+def _python_workload(devices: int) -> Workload:
     return Workload(Fleet(devices, 12, batches=2), (OURS, REFERENCE, *PER_DEVICE), rounds=3)
 
 
@@ -163,8 +164,8 @@ def _full(devices: Sequence[int]) -> Plan:
         (Fleet(1_000_000, 12, batches=4, one_in=20), FAST),
     )
     by_size = (Workload(fleet, contenders, rounds=3) for fleet, contenders in runs)
-    # No warm-up: the first course has all contenders. Two of them have rows over more batches.
-    python = replace(_python_course(SIZES[0]), beside=(OURS, REFERENCE), warm_rounds=0)
+    # No warm-up: the first workload has all contenders. Two of them have rows over more batches.
+    python = replace(_python_workload(SIZES[0]), beside=(OURS, REFERENCE), warm_rounds=0)
     return Plan((*by_size, python), limit_s=600)
 
 

@@ -184,14 +184,14 @@ class Fold:
             elif at == self.degraded_until:
                 self.degraded_until = NEVER
                 if self.mode == DEGRADED:
-                    self._change(self._worn(), "recovered", at)
+                    self._change(self._alive_mode(), "recovered", at)
             else:
                 self.flagged_until = NEVER
                 if self.mode == FLAGGED:
-                    self._change(self._worn(), "hold_over", at)
+                    self._change(self._alive_mode(), "hold_over", at)
             at = self._next_deadline()
 
-    def _worn(self) -> int:
+    def _alive_mode(self) -> int:
         if self.flagged_until != NEVER:
             return FLAGGED
         return DEGRADED if self.degraded_until != NEVER else ONLINE
@@ -202,7 +202,7 @@ class Fold:
             self.runtime += at_ms - self.last_seen
         self.last_seen = at_ms
         if not present:
-            self._change(self._worn(), "signal", at_ms)
+            self._change(self._alive_mode(), "signal", at_ms)
 
     def _count_error(self, at_ms: int, code: str) -> None:
         rules = self.rules

@@ -69,13 +69,13 @@ class DeviceProcessor(StatefulProcessor):
     def close(self) -> None:
         """Do nothing: no resources are open."""
 
-    def _arm(self, standing: int, wanted: int) -> int:
-        if wanted == NEVER or (standing != NEVER and standing <= wanted):
-            return standing
-        if standing != NEVER:
-            self.handle.deleteTimer(standing)
-        self.handle.registerTimer(wanted)
-        return wanted
+    def _arm(self, registered: int, due: int) -> int:
+        if due == NEVER or (registered != NEVER and registered <= due):
+            return registered
+        if registered != NEVER:
+            self.handle.deleteTimer(registered)
+        self.handle.registerTimer(due)
+        return due
 
 
 def _with_pandas(rules: Rules) -> Callable[[Any, Iterator[Any], Any], Iterator[Any]]:

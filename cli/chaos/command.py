@@ -58,12 +58,12 @@ def chaos(
     chosen = SystemRandom().randrange(10**6) if seed is None else seed
     shown = Console(stderr=True)
 
-    def say(line: str) -> None:
+    def report(line: str) -> None:
         shown.print(line, highlight=False, soft_wrap=True)
 
-    say(f"seed {chosen}: repeat the same kills and messages with --seed {chosen}")
+    report(f"seed {chosen}: repeat the same kills and messages with --seed {chosen}")
     victims = tuple(victim for victim in KillKind if not only or victim in only)
-    found = run(ChaosPlan(rounds, chosen, rate, devices, reconnecting, victims, pause, keep), say)
+    found = run(ChaosPlan(rounds, chosen, rate, devices, reconnecting, victims, pause, keep), report)
     rows = [line.shown(victim.value) for victim, line in sorted(found.lines.items())]
     total = _total(rows)
     if json_lines:
@@ -92,9 +92,9 @@ def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _show(rows: list[dict[str, Any]], found: Any) -> None:
-    people = [{name: f"{value:,}" if isinstance(value, int) else value for name, value in row.items()} for row in rows]
+    formatted = [{name: f"{value:,}" if isinstance(value, int) else value for name, value in row.items()} for row in rows]
     screen = console()
-    screen.print(as_table(people, COLUMNS, "chaos"))
+    screen.print(as_table(formatted, COLUMNS, "chaos"))
     parts = ", ".join(f"{count:,} {name}" for name, count in found.balance.items() if name != "received")
     screen.print(f"messages received: {found.balance['received']:,} = {parts}; {found.transitions:,} transitions", soft_wrap=True)
     if found.unasked:

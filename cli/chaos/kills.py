@@ -30,7 +30,7 @@ from streaming.landing.landing import landed_places
 from streaming.landing.merge import place
 
 RECOVERY_S: Final = 600.0  # longest wait for one recovery
-_LOOK_S: Final = 0.1
+_POLL_S: Final = 0.1
 
 
 _OF_BROKER: Final = (KillKind.BROKER, KillKind.OUTAGE)
@@ -96,7 +96,7 @@ class KillExecutor:
             rest_s = end_s - time.monotonic()
             if rest_s <= 0:
                 return
-            self.rest(min(_LOOK_S, rest_s))
+            self.rest(min(_POLL_S, rest_s))
 
     def rest(self, seconds: float) -> None:
         """Wait.
@@ -111,7 +111,7 @@ class KillExecutor:
         """Wait until the process of a victim has recovered; None waits for all processes."""
         same = _OF_BROKER if victim in _OF_BROKER else (victim,)
         while any(kill.recovered_s is None and (victim is None or kill.victim in same) for kill in self.kills):
-            self.tend(_LOOK_S)
+            self.tend(_POLL_S)
 
     def kill(self, victim: KillKind) -> None:
         """Send SIGKILL to a process, once it has recovered from earlier kills."""
@@ -152,7 +152,7 @@ class KillExecutor:
     def _alive(self, job: Job) -> int:
         """Wait until a job runs, and return its process id."""
         while not job.alive():
-            self.tend(_LOOK_S)
+            self.tend(_POLL_S)
         assert job.pid is not None, "it is alive"
         return job.pid
 

@@ -24,7 +24,7 @@ from fleetpulse.reports import judgements, messages
 from fleetpulse.reports.agreement import defined, differences, emitted
 
 FAULTS: Final = ("lost", "judged_twice", "differences", "false_offline")
-_SAID_OF: Final = ("late", "duplicate")  # judgements about a message whose data are not applied
+_LISTED_KINDS: Final = ("late", "duplicate")  # judgements about a message whose data are not applied
 _ABOUT: Final = """SELECT kind, device_id, message_kind, epoch_ms(event_time) AS at_ms, boot, seq, count(*) AS count
                    FROM judgements WHERE message_kind IS NOT NULL AND kind NOT IN ('transition', 'clock') GROUP BY ALL"""
 _TRANSITIONS: Final = """SELECT device_id, epoch_ms(life) AS life_ms, transition_no, to_mode, "trigger",
@@ -110,12 +110,12 @@ class Ledger:
         """Return the line of the kill that is nearest to an instant."""
         return self.lines[self._victims[bisect(self._edges, instant_ms)]]
 
-    def enter(self, fault: str, instant_ms: int, what: object) -> None:
+    def enter(self, fault: str, instant_ms: int, description: object) -> None:
         """Count a fault, and keep the descriptions of the first 20."""
         line = self.at(instant_ms)
         setattr(line, fault, getattr(line, fault) + 1)
         if len(self.faults) < 20:
-            self.faults.append(f"{fault.replace('_', ' ')}: {what}")
+            self.faults.append(f"{fault.replace('_', ' ')}: {description}")
 
 
 def account(
@@ -126,7 +126,7 @@ def account(
     timeout_ms: int,
     death_grace_ms: int,
     reconnects: int,
-    unasked: int,
+    unexpected_exits: int,
 ) -> Account:
     """Compare acknowledged messages with the tables of a home, and count the faults.
 
@@ -137,7 +137,7 @@ def account(
         timeout_ms: silence after which a device is offline, in milliseconds.
         death_grace_ms: grace period after a will, in milliseconds.
         reconnects: number of reconnects of devices after a lost connection.
-        unasked: number of times that a job ended without a kill.
+        unexpected_exits: number of times that a job ended without a kill.
     """
     ledger = Ledger(kills)
     for one in acknowledged:
@@ -165,7 +165,7 @@ def account(
         balance(landed, distinct, waiting, listed, quarantined),
         len(transitions),
         reconnects,
-        unasked,
+        unexpected_exits,
         ledger.faults,
     )
 
@@ -211,7 +211,7 @@ def judgements_about(home: Home) -> dict[str, Counter[Any]]:
     return listed
 
 
-def _acted(landed: Counter[Any], waiting: Counter[Any], listed: Mapping[str, Counter[Any]]) -> Counter[Any]:
+def _applied(landed: Counter[Any], waiting: Counter[Any], listed: Mapping[str, Counter[Any]]) -> Counter[Any]:
     """Return the number of copies that are neither pending nor listed as not applied."""
     acted = landed.copy()
     for others in (waiting, *listed.values()):
@@ -227,7 +227,7 @@ def acted_twice(
     The number is wrong if it is above that of distinct messages, or below 0 because a judgement
     about a copy was emitted twice.
     """
-    return [identity for identity, count in _acted(landed, waiting, listed).items() if not 0 <= count <= distinct[identity]]
+    return [identity for identity, count in _applied(landed, waiting, listed).items() if not 0 <= count <= distinct[identity]]
 
 
 def balance(
@@ -238,8 +238,8 @@ def balance(
     quarantined: Counter[str],
 ) -> dict[str, int]:
     """Return the number of received messages, in total and by outcome."""
-    parts = {kind: listed.get(kind, Counter[Any]()).total() for kind in (*_SAID_OF, *(listed.keys() - set(_SAID_OF)))}
-    judged = sum(min(max(count, 0), distinct[identity]) for identity, count in _acted(landed, waiting, listed).items())
+    parts = {kind: listed.get(kind, Counter[Any]()).total() for kind in (*_LISTED_KINDS, *(listed.keys() - set(_LISTED_KINDS)))}
+    judged = sum(min(max(count, 0), distinct[identity]) for identity, count in _applied(landed, waiting, listed).items())
     received = landed.total() + quarantined.total()
     return {"received": received, "judged": judged, "waiting": waiting.total(), **parts, "quarantined": quarantined.total()}
 
@@ -264,16 +264,16 @@ def wrongly_offline(
     The device sent the signal within its timeout, or within its grace period if a will caused the
     transition. The signal counts even if the bridge had not received it yet.
     """
-    spoken: dict[str, list[int]] = {}
+    alive_ms: dict[str, list[int]] = {}
     for one in acknowledged:
         identity: Identity | None = one.message.identity
         if identity is not None and one.message.alive_ms is not None:
-            spoken.setdefault(identity[0], []).append(one.message.alive_ms)
-    for instants in spoken.values():
+            alive_ms.setdefault(identity[0], []).append(one.message.alive_ms)
+    for instants in alive_ms.values():
         instants.sort()
     wrong: list[Mapping[str, Any]] = []
     for one in transitions:
-        instants = spoken.get(one["device_id"], [])
+        instants = alive_ms.get(one["device_id"], [])
         place, limit_ms = bisect(instants, one["at_ms"]), death_grace_ms if one["trigger"] == Trigger.DEATH else timeout_ms
         if one["to_mode"] == "offline" and place and instants[place - 1] > one["at_ms"] - limit_ms:
             wrong.append(one)

@@ -28,7 +28,7 @@ PATIENCE_S: Final = 180.0  # timeout of a publisher whose broker does not acknow
 SILENT_EVERY: Final = 10  # every tenth device is silent half of the time, for longer than its timeout
 SILENT_MS: Final = 25_000
 _LATE_MS: Final = 600_000
-_KEPT: Final = 1_000_000  # maximum number of unacknowledged messages
+_MAX_IN_FLIGHT: Final = 1_000_000  # maximum number of unacknowledged messages
 _UNDECODABLE, _LATE, _TWICE, _ERROR = 0.005, 0.01, 0.02, 0.04  # cumulative shares of the messages
 
 Identity = tuple[str, str, int, str, int]  # device, kind, event time in epoch milliseconds, boot, seq
@@ -114,7 +114,7 @@ class Load:
         self.acknowledged: list[Acknowledged] = []
         self._address = address
         self._pause_s = PUBLISHERS / rate_per_s
-        self._over, self._cancelled = threading.Event(), threading.Event()
+        self._stopped, self._cancelled = threading.Event(), threading.Event()
         self._failure: FleetError | None = None
         shares = [Devices(range(place, devices, PUBLISHERS), Random(f"{seed} {place}")) for place in range(PUBLISHERS)]
         self._threads = [threading.Thread(target=self._publish, args=share) for share in enumerate(shares)]
@@ -126,7 +126,7 @@ class Load:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._cancelled.set()
-        self._over.set()
+        self._stopped.set()
         for thread in self._threads:
             thread.join()
 
@@ -138,12 +138,12 @@ class Load:
         """
         if self._failure is not None:
             raise self._failure
-        if not self._over.is_set() and not all(thread.is_alive() for thread in self._threads):
+        if not self._stopped.is_set() and not all(thread.is_alive() for thread in self._threads):
             raise FleetError("a publisher of the load ended unexpectedly; see its output above", code="publisher-ended")
 
     def end(self) -> None:
         """Stop sending; the publishers still wait for pending acknowledgements."""
-        self._over.set()
+        self._stopped.set()
 
     def finished(self) -> bool:
         """Return whether all sent messages are acknowledged."""
@@ -152,11 +152,11 @@ class Load:
 
     def _publish(self, place: int, devices: Devices) -> None:
         under_way: deque[Message] = deque()
-        more = {"in_flight": _KEPT, "patience_s": PATIENCE_S, "cancelled": self._cancelled.is_set}
+        more = {"in_flight": _MAX_IN_FLIGHT, "patience_s": PATIENCE_S, "cancelled": self._cancelled.is_set}
         try:
             with Publisher(self._address, f"fleet-chaos-{place}", **more) as publisher:
                 next_s = time.monotonic()
-                while not self._over.is_set():
+                while not self._stopped.is_set():
                     for message in devices.next_messages(wall_clock_ms()):
                         publisher.publish(message.topic, message.payload)
                         under_way.append(message)
@@ -174,7 +174,7 @@ class Load:
             rest_s = end_s - time.monotonic()
             publisher.pump(max(0.0, rest_s))
             self._note(publisher, under_way)
-            if rest_s <= 0 or self._over.is_set():
+            if rest_s <= 0 or self._stopped.is_set():
                 return
 
     def _note(self, publisher: Publisher, under_way: deque[Message]) -> None:

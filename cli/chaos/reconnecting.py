@@ -143,7 +143,7 @@ class ReconnectingDevices:
             for number in range(count)
         ]
         self._random = Random(f"{seed} again")
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
     @property
@@ -165,12 +165,12 @@ class ReconnectingDevices:
 
     def end(self) -> None:
         """Disconnect all devices."""
-        self._over.set()
+        self._stopped.set()
         self._thread.join()
 
     def _run(self) -> None:
         turn = 0
-        while self._devices and not self._over.wait(_PAUSE_S):
+        while self._devices and not self._stopped.wait(_PAUSE_S):
             device = self._devices[turn % len(self._devices)]
             turn += 1
             if turn > len(self._devices) and self._random.random() < _RESETS:

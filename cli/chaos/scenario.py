@@ -39,7 +39,7 @@ LATENESS_MS: Final = 10_000
 OUTAGE_S: Final = 13.0  # longer than the timeout
 _DRAIN_S: Final = 600.0
 _START_S: Final = 600.0
-_LOOK_S: Final = 0.5
+_POLL_S: Final = 0.5
 _SPARE: Final = 5  # restarts of a job in addition to its kills, as many as ``fleet up`` allows
 _SETTINGS: Final = """# settings of ./fleet chaos: intervals of seconds instead of minutes
 canary_interval = "1s"
@@ -74,15 +74,15 @@ class ChaosPlan:
     keep: bool = False
 
 
-Say = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 
 
-def chaos(plan: ChaosPlan, say: Say) -> Account:
+def chaos(plan: ChaosPlan, report: ReportProgress) -> Account:
     """Run chaos in a temporary home, and return the results.
 
     Args:
         plan: options of the run.
-        say: receiver of progress messages, one line each.
+        report: receiver of progress messages, one line each.
 
     Raises:
         FleetError: a process did not start or recover, or the load was not judged in time. The home
@@ -95,7 +95,7 @@ def chaos(plan: ChaosPlan, say: Say) -> Account:
         (home.path / "settings.toml").write_text(_SETTINGS)
         home.prepare(Deployment(LATENESS_MS))
         with home.locked("fleet chaos"):
-            found = _run(plan, home, say)
+            found = _run(plan, home, report)
         keep = keep or not found.clean
         return found
     except FleetError:
@@ -103,12 +103,12 @@ def chaos(plan: ChaosPlan, say: Say) -> Account:
         raise
     finally:
         if keep:
-            say(f'the home is kept: "{home.path}"')
+            report(f'the home is kept: "{home.path}"')
         else:
             shutil.rmtree(home.path, ignore_errors=True)
 
 
-def _run(plan: ChaosPlan, home: Home, say: Say) -> Account:
+def _run(plan: ChaosPlan, home: Home, report: ReportProgress) -> Account:
     stop, random = StopSignal().on_signals(), Random(plan.seed)
     restarts = plan.rounds + _SPARE
     try:
@@ -118,16 +118,16 @@ def _run(plan: ChaosPlan, home: Home, say: Say) -> Account:
                 run.await_that("the first verdicts", lambda: _frontier_ms(home) is not None or _ended(stop), _START_S)
                 killing = KillExecutor(run, random, stop, OUTAGE_S)
                 with ReconnectingDevices(address, plan.reconnecting, plan.seed) as others:  # slow clocks need a frontier
-                    _kill(plan, killing, load, random, say)
-                    say("the load has ended; waiting until its last messages are judged")
+                    _kill(plan, killing, load, random, report)
+                    report("the load has ended; waiting until its last messages are judged")
                 _drain(killing, load, run)
             died = sum(job.died for job in run.jobs)
     finally:
         stop.close()
-    say("counting")
-    unasked = died - sum(kill.victim in OF_JOBS for kill in killing.kills)
+    report("counting")
+    unexpected_exits = died - sum(kill.victim in OF_JOBS for kill in killing.kills)
     heard, limits = [*load.acknowledged, *others.acknowledged], {"timeout_ms": TIMEOUT_S * 1000, "death_grace_ms": GRACE_S * 1000}
-    return account(home, heard, killing.kills, reconnects=others.reconnects, unasked=unasked, **limits)
+    return account(home, heard, killing.kills, reconnects=others.reconnects, unexpected_exits=unexpected_exits, **limits)
 
 
 def _start(run: Run, restarts: int, stop: StopSignal) -> BrokerAddress:
@@ -149,12 +149,12 @@ def _ended(stop: StopSignal) -> bool:
     return False
 
 
-def _kill(plan: ChaosPlan, killing: KillExecutor, load: Load, random: Random, say: Say) -> None:
+def _kill(plan: ChaosPlan, killing: KillExecutor, load: Load, random: Random, report: ReportProgress) -> None:
     for number in range(1, plan.rounds + 1):
         for victim in random.sample(plan.victims, len(plan.victims)):
             killing.tend(random.uniform(0, 2 * plan.pause_s))
             load.check()
-            say(f"round {number} of {plan.rounds}: {victim.value}, {len(load.acknowledged):,} messages acknowledged")
+            report(f"round {number} of {plan.rounds}: {victim.value}, {len(load.acknowledged):,} messages acknowledged")
             killing.kill(victim)
     killing.await_recovery()
 
@@ -178,8 +178,8 @@ def _drain(killing: KillExecutor, load: Load, run: Run) -> None:
     limit_s = time.monotonic() + _DRAIN_S
     while not judged_to_the_end(run.home):
         if time.monotonic() > limit_s or not (run.alive("landing") and run.alive("lifecycle")):
-            raise FleetError(f"the last rows were not judged; {_stands(run.home)}", code="rows-not-judged")
-        killing.rest(_LOOK_S)
+            raise FleetError(f"the last rows were not judged; {_position_text(run.home)}", code="rows-not-judged")
+        killing.rest(_POLL_S)
 
 
 def _frontier_ms(home: Home) -> int | None:
@@ -192,11 +192,11 @@ def _await(what: str, patience_s: float, reached: Callable[[], bool], killing: K
     limit_s = time.monotonic() + patience_s
     while not reached():
         if time.monotonic() > limit_s:
-            raise FleetError(f"{what} within {patience_s:.0f} s; {_stands(run.home)}", code="wait-timeout")
-        killing.tend(_LOOK_S)
+            raise FleetError(f"{what} within {patience_s:.0f} s; {_position_text(run.home)}", code="wait-timeout")
+        killing.tend(_POLL_S)
 
 
-def _stands(home: Home) -> str:
+def _position_text(home: Home) -> str:
     written, reached = bridge_position(home.segments), judged_up_to(home.checkpoint)
     landed = landed_places(home, MESSAGES)[BRIDGE] // MAX_SEGMENT_ROWS
     return (

@@ -32,8 +32,8 @@ class EnvironmentFault(Exception):
         broken_off: whether a program was killed, or the disk became full, during its work.
     """
 
-    def __init__(self, words: str, *, broken_off: bool = False) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, *, broken_off: bool = False) -> None:
+        super().__init__(message)
         self.broken_off = broken_off
 
 
@@ -89,7 +89,7 @@ def only_one(path: Path, wait_s: float) -> Iterator[None]:
     """
     with path.open("a+") as held:
         deadline = time.monotonic() + wait_s
-        told = False
+        reported = False
         while True:
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -99,9 +99,9 @@ def only_one(path: Path, wait_s: float) -> Iterator[None]:
                     raise EnvironmentFault(
                         f"another ./fleet is still installing after {wait_s:.0f} s (it holds {path}); stop it and try again."
                     ) from None
-                if not told:
+                if not reported:
                     say("another ./fleet is installing; waiting for it")
-                    told = True
+                    reported = True
                 time.sleep(0.2)
         yield
 
@@ -147,8 +147,8 @@ def create_venv(uv: Path, venv: Path) -> None:
     command = [str(uv), "venv", "--quiet", "--python", sys.executable]
     if (venv / "pyvenv.cfg").exists():
         command.append("--clear")  # a broken virtual environment; any other folder is left alone
-    cure = "remove that folder if you need nothing in it, or set FLEET_VENV to another one."
-    call([*command, str(venv)], f"cannot create the virtual environment {venv}", cure)
+    advice = "remove that folder if you need nothing in it, or set FLEET_VENV to another one."
+    call([*command, str(venv)], f"cannot create the virtual environment {venv}", advice)
 
 
 def sync(uv: Path, root: Path, venv: Path, kind: str) -> None:
@@ -157,13 +157,13 @@ def sync(uv: Path, root: Path, venv: Path, kind: str) -> None:
     A smaller kind that is ready stays ready: larger locks pin the same versions, so its packages do
     not change.
     """
-    stamps, begun = venv / ".fleet", venv / ".fleet-begun"
+    stamps, marker = venv / ".fleet", venv / ".fleet-begun"
     ready = [each for each in KINDS if is_ready(root, venv, each)]
-    anew: list[str] = []
-    if begun.exists():  # after an interruption, a partly installed package may be reported as installed
+    reinstalled: list[str] = []
+    if marker.exists():  # after an interruption, a partly installed package may be reported as installed
         whole = {name for each in ready for name in _packages(root, each)}
-        anew = [name for name in _packages(root, kind) if name not in whole]
-    begun.touch()
+        reinstalled = [name for name in _packages(root, kind) if name not in whole]
+    marker.touch()
     for each in KINDS:
         if each not in ready:
             (stamps / f"{each}.txt").unlink(missing_ok=True)
@@ -177,19 +177,19 @@ def sync(uv: Path, root: Path, venv: Path, kind: str) -> None:
         "--compile-bytecode",  # if Python writes no bytecode, each start would compile Spark and numba again
         "--python",
         str(venv / "bin" / "python"),
-        *(word for name in anew for word in ("--reinstall-package", name)),
+        *(argument for name in reinstalled for argument in ("--reinstall-package", name)),
         str(lock),
     ]
     try:
         call(command, f"cannot install {lock.relative_to(root)}", NETWORK_CURE)
     except EnvironmentFault as fault:
-        if not fault.broken_off and not anew:
-            begun.unlink()
+        if not fault.broken_off and not reinstalled:
+            marker.unlink()
         raise
     stamps.mkdir(exist_ok=True)
     for each in KINDS[: KINDS.index(kind) + 1]:
         shutil.copyfile(root / "requirements" / f"{each}.txt", stamps / f"{each}.txt")
-    begun.unlink()
+    marker.unlink()
 
 
 def _packages(root: Path, kind: str) -> list[str]:
@@ -198,17 +198,17 @@ def _packages(root: Path, kind: str) -> list[str]:
     return [line.partition("==")[0] for line in lines if "==" in line and not line.startswith((" ", "#"))]
 
 
-def call(command: Sequence[str], what: str, cure: str) -> None:
+def call(command: Sequence[str], failure: str, advice: str) -> None:
     """Run a command.
 
     Raises:
-        EnvironmentFault: the command failed; the message has ``what``, its main error line, and the
-            ``cure``.
+        EnvironmentFault: the command failed; the message has ``failure``, its main error line, and the
+            ``advice``.
     """
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
         broken_off = done.returncode < 0 or "os error 28" in done.stdout
-        raise EnvironmentFault(f"{what} ({gist(done.stdout)}); {cure}", broken_off=broken_off)
+        raise EnvironmentFault(f"{failure} ({gist(done.stdout)}); {advice}", broken_off=broken_off)
 
 
 def gist(output: str) -> str:

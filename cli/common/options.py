@@ -15,16 +15,16 @@ RowsOption = Annotated[bool, typer.Option("--json", help="Print all rows, one JS
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan, and change nothing.")]
 
 
-def check_mode(given: str | None, *more: str) -> None:
+def check_mode(name: str | None, *more: str) -> None:
     """Check the name of a mode, so that a typing error does not select zero devices.
 
     Args:
-        given: name of the mode; None if no mode was requested.
+        name: name of the mode; None if no mode was requested.
         more: further accepted names.
 
     Raises:
         Misuse: there is no such mode.
     """
     known = [*(mode.value for mode in Mode), *more]
-    if given is not None and given not in known:
-        raise Misuse(f'the mode must be one of {", ".join(known)}; got "{given}"', code="mode-unknown")
+    if name is not None and name not in known:
+        raise Misuse(f'the mode must be one of {", ".join(known)}; got "{name}"', code="mode-unknown")

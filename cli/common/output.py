@@ -52,9 +52,9 @@ def console() -> "Console":
     return Console() if sys.stdout.isatty() else Console(width=_WIDTH_OF_FILES)
 
 
-def say(words: str) -> None:
+def say(line: str) -> None:
     """Print a progress message to standard error; standard output is for results."""
-    typer.echo(words, err=True)
+    typer.echo(line, err=True)
 
 
 def instant_ms(moment: datetime) -> int:

@@ -121,17 +121,17 @@ def lock_faults() -> list[str]:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    asked: list[Requirement] = []
+    requirements: list[Requirement] = []
     locked = {kind: read_lock(ROOT / "requirements" / f"{kind}.txt") for kind in KINDS}
     faults: list[str] = []
     for kind in KINDS:
-        asked += [Requirement(text) for text in (project["dependencies"] if kind == "runtime" else extras[kind])]
-        wanted = list(asked)
-        names = {canonicalize_name(one.name) for one in wanted}
-        for one in wanted:
+        requirements += [Requirement(text) for text in (project["dependencies"] if kind == "runtime" else extras[kind])]
+        required = list(requirements)
+        names = {canonicalize_name(one.name) for one in required}
+        for one in required:
             versions, _ = locked[kind].get(canonicalize_name(one.name), _ABSENT)
             if not versions or not all(one.specifier.contains(version, prereleases=True) for version in versions):
-                faults.append(f'requirements/{kind}.txt must hold "{one}"; got {_words(versions)}; run: ./fleet lock')
+                faults.append(f'requirements/{kind}.txt must hold "{one}"; got {_joined(versions)}; run: ./fleet lock')
         for name, (_, asked_for) in locked[kind].items():
             if asked_for and name not in names:
                 faults.append(f"requirements/{kind}.txt holds {name}, which is no longer required; run: ./fleet lock")
@@ -139,12 +139,12 @@ def lock_faults() -> list[str]:
         for name, (versions, _) in locked[smaller].items():
             others, _ = locked[larger].get(name, _ABSENT)
             if others != versions:
-                got = f"{_words(versions)} in {smaller}.txt, {_words(others)} in {larger}.txt"
+                got = f"{_joined(versions)} in {smaller}.txt, {_joined(others)} in {larger}.txt"
                 faults.append(f"the locks must hold the same {name}; got {got}; run: ./fleet lock")
     return faults
 
 
-def _words(versions: tuple[str, ...]) -> str:
+def _joined(versions: tuple[str, ...]) -> str:
     return " and ".join(versions) or "none"
 
 
@@ -189,8 +189,8 @@ def lock(
         command += ["--upgrade"] if upgrade else []
         if _call([*command, *sources, "--output-file", f"requirements/{kind}.txt"], stdin="uv\n" if kind == "uv" else None):
             raise FleetError(f"uv cannot compile requirements/{kind}.txt; see its output above", code="lock-failed")
-    wanted, target = PEER_LOCK
-    if _call([*command, "--no-annotate", wanted, "--output-file", target]):
+    source, target = PEER_LOCK
+    if _call([*command, "--no-annotate", source, "--output-file", target]):
         raise FleetError(f"uv cannot compile {target}; see its output above", code="lock-failed")
 
 
@@ -208,7 +208,7 @@ def bench_lifecycle(
     from bench.lifecycle.benchmark import bench_lifecycle as run
 
     plans = {"quick": quick, "small": small, "python": python, "flat": flat}
-    chosen = [name for name, given in plans.items() if given]
+    chosen = [name for name, is_set in plans.items() if is_set]
     if len(chosen) > 1:
         raise Misuse("--quick, --small, --python and --flat exclude each other", code="option-conflict")
     run((chosen or ["full"])[0], json_lines=json_lines, only=only or (), devices=devices or (), rows=rows)
@@ -315,7 +315,7 @@ def bench_state(
 
     if recording is not None and not recording.is_file():
         raise Misuse(f'there is no recording "{recording}"; name an existing file', code="recording-missing")
-    measured = run(quick=quick, say=_told) if recording is None else bench_backtest(recording, _told)
+    measured = run(quick=quick, report=_print_progress) if recording is None else bench_backtest(recording, _print_progress)
     require_few_bytes(_show_measured(measured, "moving the state", json_lines=json_lines))
 
 
@@ -329,11 +329,11 @@ def bench_quality(
     """
     from bench.quality import bench_quality as run
 
-    _show_measured(run(quick=quick, say=_told), "a clean day", json_lines=json_lines)
+    _show_measured(run(quick=quick, report=_print_progress), "a clean day", json_lines=json_lines)
 
 
-def _told(words: str) -> None:
-    typer.echo(words, err=True)
+def _print_progress(line: str) -> None:
+    typer.echo(line, err=True)
 
 
 def _show_measured(measured: Iterable[dict[str, Any]], title: str, *, json_lines: bool) -> list[dict[str, Any]]:

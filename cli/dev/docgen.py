@@ -226,8 +226,8 @@ FILES: Final = {
 def main(arguments: list[str]) -> int:
     """Write the stale files, or list them with ``--check``; return the exit code."""
     stale: list[str] = []
-    for name, made in FILES.items():
-        path, text = ROOT / name, made()
+    for name, generate in FILES.items():
+        path, text = ROOT / name, generate()
         if not path.exists() or path.read_text() != text:
             stale.append(name)
             if "--check" not in arguments:

@@ -102,12 +102,12 @@ class Chosen:
     @property
     def interactive(self) -> bool:
         """Whether pytest needs the terminal, so that one part runs at a time."""
-        return any(word in _INTERACTIVE or re.fullmatch(r"-[vxql]*s", word) for word in self.rest)
+        return any(argument in _INTERACTIVE or re.fullmatch(r"-[vxql]*s", argument) for argument in self.rest)
 
     @property
     def collects(self) -> bool:
         """Whether pytest lists the tests without running them."""
-        return any(word in _COLLECTS for word in self.rest)
+        return any(argument in _COLLECTS for argument in self.rest)
 
     def expression(self) -> str | None:
         """Return the marker expression for pytest's -m; a named file runs whole."""
@@ -115,17 +115,17 @@ class Chosen:
         return f"({self.marker}) and {outside}" if self.marker and outside else self.marker or outside
 
 
-def choose(words: Sequence[str], form: Form) -> Chosen:
+def choose(arguments: Sequence[str], form: Form) -> Chosen:
     """Parse arguments: layers or paths first, then options of pytest.
 
     Raises:
         Misuse: a word before the first option is neither a layer nor a path below tests/, or an
             option has no valid value.
     """
-    first = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
-    named, options = list(words[:first]), list(words[first:])
-    paths = [word.removeprefix("./") for word in named if _is_path(word)]
-    if unknown := [word for word in named if word not in LAYERS and not _is_path(word)]:
+    first = next((place for place, argument in enumerate(arguments) if argument.startswith("-")), len(arguments))
+    named, options = list(arguments[:first]), list(arguments[first:])
+    paths = [argument.removeprefix("./") for argument in named if _is_path(argument)]
+    if unknown := [argument for argument in named if argument not in LAYERS and not _is_path(argument)]:
         raise Misuse(
             f'"{unknown[0]}" is not a test layer; expected {", ".join(LAYERS)}, or only fuzz or mutants; select a test by '
             "-k NAME, or by its path: tests/unit/core/test_device.py",
@@ -133,15 +133,15 @@ def choose(words: Sequence[str], form: Form) -> Chosen:
         )
     marker, jobs, rest = None, None, list[str]()
     while options:
-        word = options.pop(0)
-        if word.startswith(("-n", "--numprocesses")):
-            jobs = number_of_jobs(_value(word, options), "-n")
-        elif re.match(r"-m(?!axfail)", word):
-            marker = _value(word, options)
-        elif _is_path(word) and not (rest and rest[-1] in _TAKE_PATHS):
-            paths.append(word.removeprefix("./"))
+        argument = options.pop(0)
+        if argument.startswith(("-n", "--numprocesses")):
+            jobs = number_of_jobs(_value(argument, options), "-n")
+        elif re.match(r"-m(?!axfail)", argument):
+            marker = _value(argument, options)
+        elif _is_path(argument) and not (rest and rest[-1] in _TAKE_PATHS):
+            paths.append(argument.removeprefix("./"))
         else:
-            rest.append(word)
+            rest.append(argument)
     folders = [path for path in paths if "." not in PurePosixPath(path.partition("::")[0]).name]
     chosen = {*named, *(PurePosixPath(path).parts[1] for path in folders if len(PurePosixPath(path).parts) == 2)}
     targets = tuple(path.rstrip("/") for path in paths if path.rstrip("/") not in {f"tests/{layer}" for layer in LAYERS})
@@ -149,8 +149,8 @@ def choose(words: Sequence[str], form: Form) -> Chosen:
     return Chosen(form, layers or LAYERS, targets, marker, tuple(rest), jobs)
 
 
-def _is_path(word: str) -> bool:
-    return word.removeprefix("./").startswith("tests/") and layer_of(word) in LAYERS
+def _is_path(argument: str) -> bool:
+    return argument.removeprefix("./").startswith("tests/") and layer_of(argument) in LAYERS
 
 
 def layer_of(path: str) -> str:
@@ -159,9 +159,9 @@ def layer_of(path: str) -> str:
     return parts[1] if len(parts) > 1 and parts[0] == "tests" else ""
 
 
-def _value(word: str, options: list[str]) -> str:
+def _value(argument: str, options: list[str]) -> str:
     """Return the value of an option, which is joined to it or the next word."""
-    name, _, value = word.partition("=") if word.startswith("--") else (word[:2], "", word[2:].removeprefix("="))
+    name, _, value = argument.partition("=") if argument.startswith("--") else (argument[:2], "", argument[2:].removeprefix("="))
     if value:
         return value
     if not options:
@@ -178,21 +178,21 @@ def usual_jobs(form: Form, cores: int) -> int:
     return min(2, cores) + (form is not Form.DEFAULT)
 
 
-def number_of_jobs(word: str, name: str) -> int:
+def number_of_jobs(text: str, name: str) -> int:
     """Parse the number of parts at a time.
 
     Args:
-        word: text of the number.
+        text: text of the number.
         name: name of the option or variable, for the error.
 
     Raises:
         Misuse: the text is not a number.
     """
-    if not word.isdecimal():
+    if not text.isdecimal():
         raise Misuse(
-            f'{name} must be the number of parts at a time, 0 or 1 for one after another; got "{word}"', code="option-invalid"
+            f'{name} must be the number of parts at a time, 0 or 1 for one after another; got "{text}"', code="option-invalid"
         )
-    return max(1, int(word))
+    return max(1, int(text))
 
 
 def wholly_extended(source: str) -> bool:
@@ -229,8 +229,8 @@ class Durations:
 
     def forget(self, form: Form, path: str, known: Iterable[str]) -> None:
         """Remove the records of tests that a file no longer has, after a run of it."""
-        tests, kept = self._runs.get(form, {}), set(known)
-        for name in [name for name in tests if name.startswith(f"{path}::") and name not in kept]:
+        tests, remaining = self._runs.get(form, {}), set(known)
+        for name in [name for name in tests if name.startswith(f"{path}::") and name not in remaining]:
             del tests[name]
 
     def of_test(self, form: Form, test: str) -> float | None:
@@ -317,18 +317,18 @@ def _groups(
 
 def next_part(waiting: Sequence[Part], running: Iterable[Part]) -> Part | None:
     """Return the first part that may run beside the running ones, or None."""
-    taken = any(part.apart for part in running)
-    return next((part for part in waiting if not (part.apart and taken)), None)
+    is_exclusive = any(part.apart for part in running)
+    return next((part for part in waiting if not (part.apart and is_exclusive)), None)
 
 
-def part_left_s(estimate_s: float, gone_s: float, ended: int, tests: int) -> float:
+def part_left_s(estimate_s: float, elapsed_s: float, ended: int, tests: int) -> float:
     """Estimate the seconds left of a part.
 
     If the part takes longer than expected, the estimate follows from the share of ended tests.
     """
-    if gone_s > estimate_s and 0 < ended <= tests:
-        return gone_s * (tests - ended) / ended
-    return max(estimate_s - gone_s, 0.05 * estimate_s)
+    if elapsed_s > estimate_s and 0 < ended <= tests:
+        return elapsed_s * (tests - ended) / ended
+    return max(estimate_s - elapsed_s, 0.05 * estimate_s)
 
 
 def time_left_s(running: Sequence[float], waiting: Sequence[float], jobs: int) -> float:
@@ -408,19 +408,19 @@ def span(seconds: float) -> str:
     return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
 
 
-def progress(ended: int, expected: int, gone_s: float, left_s: float, now: Iterable[tuple[str, float, float]]) -> str:
+def progress(ended: int, expected: int, elapsed_s: float, left_s: float, now: Iterable[tuple[str, float, float]]) -> str:
     """Return the progress line of a run.
 
     Args:
         ended: number of ended tests.
         expected: expected number of tests of the run.
-        gone_s: seconds since the start of the run.
+        elapsed_s: seconds since the start of the run.
         left_s: estimated seconds left.
         now: label, seconds so far, and expected seconds of each running part.
     """
     left = f"about {round(left_s / 60)} min left" if left_s >= 90 else f"about {span(math.ceil(left_s / 10) * 10)} left"
     running = ", ".join(f"{label} ({span(so_far)} of about {span(whole)})" for label, so_far, whole in now)
-    return f"== {ended:,} of {max(ended, expected):,} tests, {span(gone_s)} gone, {left}" + (
+    return f"== {ended:,} of {max(ended, expected):,} tests, {span(elapsed_s)} gone, {left}" + (
         f"; now: {running}" if running else ""
     )
 

@@ -159,22 +159,22 @@ class Screen:
         self._write, self._is_terminal = write, is_terminal
         self._shown_s, self._dirty = time.monotonic(), False
 
-    def line(self, words: str) -> None:
+    def line(self, text: str) -> None:
         """Print a permanent line."""
-        self._write(("\r\x1b[K" if self._dirty else "") + words + "\n")
+        self._write(("\r\x1b[K" if self._dirty else "") + text + "\n")
         self._dirty = False
 
-    def progress(self, words: Callable[[], str], *, at_once: bool = False) -> None:
+    def progress(self, line: Callable[[], str], *, at_once: bool = False) -> None:
         """Print the progress, if the interval has passed or ``at_once`` is set."""
         if not at_once and time.monotonic() - self._shown_s < (1.0 if self._is_terminal else EVERY_S):
             return
         self._shown_s = time.monotonic()
         if self._is_terminal:
             width = shutil.get_terminal_size().columns - 1
-            self._write("\r\x1b[K" + words()[:width])
+            self._write("\r\x1b[K" + line()[:width])
             self._dirty = True
         else:
-            self._write(words() + "\n")
+            self._write(line() + "\n")
 
 
 def _core_times() -> tuple[float, float]:
@@ -315,7 +315,7 @@ class Scheduler:
 
     def reap(self, running: Sequence[Running] = ()) -> None:
         """Reap ended orphans of the parts, so that their CPU time counts."""
-        ours = {one.process.pid: one.process for one in running}
+        own = {one.process.pid: one.process for one in running}
         while self.reaps:
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -323,8 +323,8 @@ class Scheduler:
                 return
             if found is None:
                 return
-            if found.si_pid in ours:
-                ours[found.si_pid].poll()
+            if found.si_pid in own:
+                own[found.si_pid].poll()
             else:
                 os.waitpid(found.si_pid, 0)
 
@@ -341,7 +341,7 @@ class Scheduler:
             return
         now_s = time.monotonic()
 
-        def words() -> str:
+        def progress_line() -> str:
             expected = sum(self.expected(part) for part in waiting)
             for one in (*running, *ended):
                 expected += self.expected(one.part) if one.collected is None else one.collected
@@ -357,7 +357,7 @@ class Scheduler:
                 [(part.label, seconds, part.estimate_s) for part, seconds in so_far],
             )
 
-        self.screen.progress(words, at_once=at_once)
+        self.screen.progress(progress_line, at_once=at_once)
 
 
 def _ended(one: Running) -> str:
@@ -439,7 +439,7 @@ def run_tests(chosen: Chosen) -> bool:
             screen=screen,
             has_terminal=chosen.interactive,
             collects=chosen.collects,
-            stops=any(_STOPS.fullmatch(word) for word in chosen.rest),
+            stops=any(_STOPS.fullmatch(argument) for argument in chosen.rest),
             reaps=reaps,
             expected=lambda part: sum(counts[path] or _functions(path) for path in part.targets),
         )
@@ -449,7 +449,7 @@ def run_tests(chosen: Chosen) -> bool:
         starts = sum(one.spark_starts() for one in ended)
     cpu_s = _children_cpu_s() - before_s
     finished = [test for one in ended for test in one.finished]
-    _say_results(screen, finished, lambda test: durations.of_test(chosen.form, test))
+    _print_results(screen, finished, lambda test: durations.of_test(chosen.form, test))
     if left_out or any(one.left_out for one in ended):
         screen.line(f"== left out: {sum(one.left_out for one in ended)} tests, and {left_out} files that only --all runs")
     cost = f"== {span(time.monotonic() - began_s)}, {starts} starts of Spark, {cpu_s:,.0f} CPU s"
@@ -470,8 +470,8 @@ def run_tests(chosen: Chosen) -> bool:
     return not faults
 
 
-def _write(words: str) -> None:
-    sys.stdout.write(words)
+def _write(text: str) -> None:
+    sys.stdout.write(text)
     sys.stdout.flush()
 
 
@@ -480,7 +480,7 @@ def _why(one: Running) -> str:
     return ", ".join(failed) if failed else _ended(one) + (f" during {one.now}" if one.now else "")
 
 
-def _say_results(screen: Screen, finished: Sequence[Finished], before: Callable[[str], float | None]) -> None:
+def _print_results(screen: Screen, finished: Sequence[Finished], before: Callable[[str], float | None]) -> None:
     if len(finished) > 1:
         screen.line("== slowest tests")
         for line in slowest(finished, before):
@@ -560,12 +560,12 @@ def _budget(chosen: Chosen) -> Budget | None:
 
 def _calibrate(repetitions: int = 5) -> float:
     """Return the CPU unit: the minimum CPU seconds of a fixed piece of work."""
-    taken: list[float] = []
+    durations_s: list[float] = []
     for _ in range(repetitions):
         before_s = _children_cpu_s()
         subprocess.run([sys.executable, "-P", "-c", _CALIBRATION], check=True)
-        taken.append(_children_cpu_s() - before_s)
-    return min(taken)
+        durations_s.append(_children_cpu_s() - before_s)
+    return min(durations_s)
 
 
 def _children_cpu_s() -> float:
@@ -635,7 +635,7 @@ def _keep(path: Path, chosen: Chosen, ended: Sequence[Running]) -> None:
                 fresh.add(chosen.form, test.test, test.wall_s, test.cpu_s)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{os.getpid()}-{path.name}")
-        atomic_write(path, json.dumps(fresh.recorded(), separators=(",", ":")), sync=False, aside=aside)
+        temporary = path.with_name(f".{os.getpid()}-{path.name}")
+        atomic_write(path, json.dumps(fresh.recorded(), separators=(",", ":")), sync=False, temporary=temporary)
     except OSError as error:
         _write(f"== durations were not recorded: {error}\n")

@@ -54,12 +54,12 @@ def run_airflow(home: Home, port: int, stop: StopSignal) -> None:
         FleetError: Airflow cannot be installed or prepared, or does not answer, or a component
             died too often.
     """
-    told = _AirflowStatus(home, port)
-    told.say("installing", problem="")
+    status = _AirflowStatus(home, port)
+    status.say("installing", problem="")
     install = [sys.executable, "-I", "-B", str(BOOTSTRAP), str(ROOT), "operations"]
     _await(install, dict(os.environ), "installing Airflow", _INSTALL_S, stop)
     settings = {**os.environ, **environment(home, port)}
-    told.say("preparing")
+    status.say("preparing")
     _await(
         [sys.executable, "-P", "-m", "fleetpulse.orchestration.database"],
         settings,
@@ -69,18 +69,18 @@ def run_airflow(home: Home, port: int, stop: StopSignal) -> None:
     )
     if stop.is_set():
         return
-    parts = [Part(home, name, words, settings) for name, words in PARTS.items()]
+    parts = [Part(home, name, arguments, settings) for name, arguments in PARTS.items()]
     try:
-        told.say("starting")
+        status.say("starting")
         for part in parts:
             part.start()
         limit = time.monotonic() + _READY_S
         while not stop.wait(1.0):
             for part in parts:
                 part.watch()
-            if told.state != "running":
+            if status.state != "running":
                 if _answers(port):
-                    told.say("running")
+                    status.say("running")
                 elif time.monotonic() > limit:
                     raise FleetError(
                         f"Airflow does not answer on port {port} after {_READY_S:.0f} s; see its logs: "
@@ -115,17 +115,17 @@ class Part:
     Args:
         home: the home.
         name: name of the component.
-        words: arguments of the command ``airflow``.
+        arguments: arguments of the command ``airflow``.
         settings: environment of the process.
     """
 
-    def __init__(self, home: Home, name: str, words: Sequence[str], settings: dict[str, str]) -> None:
+    def __init__(self, home: Home, name: str, arguments: Sequence[str], settings: dict[str, str]) -> None:
         self.name = name
         self.log = home.logs / f"airflow-{name}.log"
-        self.command = [sys.executable, "-P", "-m", "airflow", *words]
+        self.command = [sys.executable, "-P", "-m", "airflow", *arguments]
         self.settings = settings
         self._process: subprocess.Popen[bytes] | None = None
-        self._begun: list[psutil.Process] = []
+        self._started: list[psutil.Process] = []
         self._died_at_s: list[float] = []
 
     def start(self) -> None:
@@ -150,7 +150,7 @@ class Part:
             FleetError: the process died too often.
         """
         assert self._process is not None
-        self._begun = self._descendants() or self._begun
+        self._started = self._descendants() or self._started
         if self._process.poll() is None:
             return
         now_s = time.monotonic()
@@ -163,13 +163,13 @@ class Part:
             )
         self._died_at_s.append(now_s)
         _LOG.warning("a part of airflow died", part=self.name, exit=self._process.returncode)
-        self._kill(self._begun)
+        self._kill(self._started)
         self.start()
 
     def terminate(self) -> None:
         """Send SIGTERM to the process, and record its descendants."""
         if self._process is not None and self._process.poll() is None:
-            self._begun = self._descendants() or self._begun
+            self._started = self._descendants() or self._started
             self._process.terminate()
 
     def stop(self, patience_s: float) -> None:
@@ -179,10 +179,10 @@ class Part:
         try:
             self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
-            self._begun += self._descendants()
+            self._started += self._descendants()
             self._process.kill()
             self._process.wait()
-        self._kill(self._begun)
+        self._kill(self._started)
 
     def _descendants(self) -> list[psutil.Process]:
         assert self._process is not None
@@ -192,9 +192,9 @@ class Part:
             return []
 
     @staticmethod
-    def _kill(begun: Sequence[psutil.Process]) -> None:
+    def _kill(started: Sequence[psutil.Process]) -> None:
         """Kill processes that still run; a process id that was reused is left alone."""
-        for one in begun:
+        for one in started:
             with suppress(psutil.Error):
                 if one.is_running():
                     one.kill()
@@ -244,7 +244,7 @@ def _answers(port: int) -> bool:
     """Return whether the API reports all of Airflow's components as healthy."""
     try:
         with urllib.request.urlopen(f"http://{HOST}:{port}/api/v2/monitor/health", timeout=5) as answer:
-            said = json.load(answer)
+            health = json.load(answer)
     except (urllib.error.URLError, OSError, ValueError):
         return False
-    return all(part.get("status") == "healthy" for part in said.values())
+    return all(part.get("status") == "healthy" for part in health.values())

@@ -36,9 +36,9 @@ def passwords(home: Home) -> tuple[dict[str, str], bool]:
     if path.exists():
         return json.loads(path.read_text()), False
     path.parent.mkdir(parents=True, exist_ok=True)
-    made = {user: secrets.token_urlsafe(12) for user in USERS}
-    write_secret(path, json.dumps(made))
-    return made, True
+    created = {user: secrets.token_urlsafe(12) for user in USERS}
+    write_secret(path, json.dumps(created))
+    return created, True
 
 
 def _secret(home: Home, name: str) -> str:

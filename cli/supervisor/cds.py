@@ -50,19 +50,19 @@ def create_archive(stop: StopSignal | None = None) -> str:
         with tempfile.TemporaryDirectory(prefix="fleet-", ignore_cleanup_errors=True) as folder:
             try:
                 _run_training(Path(folder), fresh, stop)
-                kept = publish_archive(fresh, java, jars)
+                archive = publish_archive(fresh, java, jars)
             finally:
                 fresh.unlink(missing_ok=True)
     except (FleetError, OSError) as error:
         return f"Spark's class archive is not created ({error}); {_ABSENT}"
-    return f"Spark's class archive is ready: {kept.stat().st_size / 1e6:.0f} MB"
+    return f"Spark's class archive is ready: {archive.stat().st_size / 1e6:.0f} MB"
 
 
 def _run_training(folder: Path, fresh: Path, stop: StopSignal | None) -> None:
     log = folder / "log"
     command = [sys.executable, "-P", "-m", "batch.cds_training", str(folder), str(fresh)]
-    with log.open("wb") as said:
-        running = subprocess.Popen(command, stdout=said, stderr=said, stdin=subprocess.DEVNULL, start_new_session=True)
+    with log.open("wb") as output:
+        running = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True)
     limit = time.monotonic() + _TRAINING_TIMEOUT_S
     try:
         while running.poll() is None and time.monotonic() < limit:

@@ -22,9 +22,9 @@ def down(home: Home) -> None:
         FleetError: the home runs services, or the run did not end in time.
     """
     home.record()
-    if here := services(home):
+    if running := services(home):
         raise FleetError(
-            f'services run in "{home.path}" ({", ".join(here)}), and their supervisor would restart them; stop them there: '
+            f'services run in "{home.path}" ({", ".join(running)}), and their supervisor would restart them; stop them there: '
             f"systemctl stop fleetpulse.target, or docker compose stop",
             code="home-runs-services",
         )

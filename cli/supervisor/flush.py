@@ -39,14 +39,14 @@ def flush_delayed_verdicts(home: Home) -> bool:
     say("flushing the verdicts that verdict_jitter delays")
     spool(home, [(_TOPIC, {"op": FLUSH})])
     limit = time.monotonic() + PATIENCE_S
-    stand: BridgePosition | None = None  # of the bridge, once it has written the tick
-    while stand is None or not judged_through(home, {BRIDGE: stand}):
+    position: BridgePosition | None = None  # of the bridge, once it has written the tick
+    while position is None or not judged_through(home, {BRIDGE: position}):
         if (why := _reason_not_judging(home)) or time.monotonic() > limit:
             say(f"some delayed verdicts were not flushed: {why or f'not within {PATIENCE_S:.0f} s'}")
             return False
         time.sleep(0.1)
-        if stand is None and _TOPIC not in spooled(home, taken=True):
-            stand = bridge_position(home.segments_of(BRIDGE))
+        if position is None and _TOPIC not in spooled(home, include_taken=True):
+            position = bridge_position(home.segments_of(BRIDGE))
     return True
 
 

@@ -41,7 +41,7 @@ class Job:
         arguments: further arguments of the verb.
         restarts: maximum number of restarts within `_WITHIN_S`.
         verb: verb of the job; None if it equals the name.
-        aloud: whether the process inherits standard output, instead of writing to its own log.
+        inherits_output: whether the process inherits standard output, instead of writing to its own log.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Job:
         restarts: int = 0,
         verb: str | None = None,
         *,
-        aloud: bool = False,
+        inherits_output: bool = False,
     ) -> None:
         self.home = home
         self.name = name
@@ -61,7 +61,7 @@ class Job:
         self.died = 0
         self._died_at_s: list[float] = []
         self.verb = verb or name
-        self.inherits_output = aloud
+        self.inherits_output = inherits_output
         self.is_restarted = restarts > 0
         self.held = False  # stopped by the desired state
         self.supervised = False  # whether another supervisor starts it once this run no longer restarts it
@@ -169,15 +169,15 @@ class Job:
         after = "its supervisor may start it" if self.supervised else f'the run continues without it; its log is "{self.log}"'
         typer.echo(f"the {self.name} is not restarted any more: {why}; {after}", err=True)
 
-    def apply_desired_state(self, *, runs: bool, said_ms: int = 0) -> None:
+    def apply_desired_state(self, *, runs: bool, desired_at_ms: int = 0) -> None:
         """Stop or start the process to match the desired state.
 
         Args:
             runs: whether the desired state is running.
-            said_ms: instant at which the desired state was set, epoch milliseconds. If it is later
+            desired_at_ms: instant at which the desired state was set, epoch milliseconds. If it is later
                 than the last failed restart, the count of restarts begins at 0 again.
         """
-        if self._given_up_ms and said_ms > self._given_up_ms:
+        if self._given_up_ms and desired_at_ms > self._given_up_ms:
             self._given_up_ms = 0
             self._died_at_s.clear()
             if runs:
@@ -223,8 +223,8 @@ def last_error_line(log: Path) -> str:
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines()[-200:] if line.strip()]
     except OSError:
         return "it has no log"
-    telling = [line for line in lines if "Error" in line or "fleet:" in line]
-    return (telling or lines or ["no output"])[-1][:_MAX_ERROR_CHARS]
+    errors = [line for line in lines if "Error" in line or "fleet:" in line]
+    return (errors or lines or ["no output"])[-1][:_MAX_ERROR_CHARS]
 
 
 def _exit_on_signal(number: int, _: FrameType | None) -> NoReturn:
@@ -304,11 +304,11 @@ class Run:
             if absent := absent_jars(jars=jars):
                 typer.echo(f"fleet: downloading {len(absent)} JARs of Spark into the project's cache (once)", err=True)
             resolve_jars(jars=jars)
-        job = Job(self.home, name, arguments, restarts, aloud=not self.alone)
+        job = Job(self.home, name, arguments, restarts, inherits_output=not self.alone)
         self.jobs.append(job)
-        wanted = get_desired(self.home)
-        if name == "lifecycle" and wanted.what != RUNNING:
-            typer.echo(f"the lifecycle job stays stopped by {wanted.by}; start it with: ./fleet stream start", err=True)
+        desired = get_desired(self.home)
+        if name == "lifecycle" and desired.what != RUNNING:
+            typer.echo(f"the lifecycle job stays stopped by {desired.by}; start it with: ./fleet stream start", err=True)
             job.held = True
         else:
             job.start()
@@ -323,7 +323,7 @@ class Run:
         if len(names) <= sum(job.verb == "bridge" for job in self.jobs) - 1 or self.status("bridge").get("state") != "live":
             return
         for bridge in names:
-            job = Job(self.home, bridge_job(bridge), ["--name", bridge], restarts, "bridge", aloud=not self.alone)
+            job = Job(self.home, bridge_job(bridge), ["--name", bridge], restarts, "bridge", inherits_output=not self.alone)
             self.jobs.append(job)
             job.start()
 
@@ -333,11 +333,11 @@ class Run:
             if job.verb == verb:
                 job.stop()
 
-    def supervised(self, name: str, *, by_somebody: bool) -> None:
+    def supervised(self, name: str, *, by_other: bool) -> None:
         """Set whether another supervisor starts a job once this run no longer restarts it."""
         for job in self.jobs:
             if job.name == name:
-                job.supervised = by_somebody
+                job.supervised = by_other
 
     def alive(self, name: str) -> bool:
         """Return whether a job runs."""
@@ -357,8 +357,8 @@ class Run:
             )
         for job in self.jobs:
             if job.name == "lifecycle":
-                word = get_desired(self.home)
-                job.apply_desired_state(runs=word.what == RUNNING, said_ms=word.at_ms)
+                desired = get_desired(self.home)
+                job.apply_desired_state(runs=desired.what == RUNNING, desired_at_ms=desired.at_ms)
             job.watch()
 
     def await_that(self, what: str, reached: Callable[[], bool], patience_s: float) -> None:

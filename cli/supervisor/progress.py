@@ -23,24 +23,24 @@ def judged_ms(home: Home) -> int | None:
 
 def judged_to_the_end(home: Home) -> bool:
     """Return whether all rows that the bridges wrote are landed and judged."""
-    stand = {name: stands for name in home.bridges() if (stands := bridge_position(home.segments_of(name))) is not None}
-    return not stand or judged_through(home, stand)
+    positions = {name: position for name in home.bridges() if (position := bridge_position(home.segments_of(name))) is not None}
+    return not positions or judged_through(home, positions)
 
 
-def judged_through(home: Home, stand: Mapping[str, BridgePosition]) -> bool:
+def judged_through(home: Home, positions: Mapping[str, BridgePosition]) -> bool:
     """Return whether all rows up to the given bridge positions are landed and judged.
 
     Args:
         home: the home.
-        stand: position of each bridge, by its name.
+        positions: position of each bridge, by its name.
     """
     if not holds_table(home.table(MESSAGES.name)):
         return False
     places = landed_places(home, MESSAGES)
-    if any(places[name] <= place(stands.number, 0) for name, stands in stand.items()):
+    if any(places[name] <= place(position.number, 0) for name, position in positions.items()):
         return False
     reached = judged_up_to(home.checkpoint)
-    return reached is not None and reached[1] >= max(stands.received_at_ms for stands in stand.values())
+    return reached is not None and reached[1] >= max(position.received_at_ms for position in positions.values())
 
 
 def is_command_pending(home: Home, device_id: str, kind: Kind) -> bool:
@@ -49,9 +49,9 @@ def is_command_pending(home: Home, device_id: str, kind: Kind) -> bool:
     Own rows are the rows that no device sent, such as commands. If this returns False, all landed
     rows are in their table: read the table after this call, not before it.
     """
-    identity, such = home.identity(), f"/{kind.value}"
-    topics = (topic for some in (spooled(home, taken=True), _to_land(home)) for topic in some)
-    return any(topic.endswith(such) and device_of(topic, identity) == device_id for topic in topics)
+    identity, suffix = home.identity(), f"/{kind.value}"
+    topics = (topic for some in (spooled(home, include_taken=True), _to_land(home)) for topic in some)
+    return any(topic.endswith(suffix) and device_of(topic, identity) == device_id for topic in topics)
 
 
 def _to_land(home: Home) -> Iterator[str]:

@@ -56,14 +56,14 @@ def replay(home: Home, path: Path, policy: Policy, deployment: Deployment | None
     bridges = settings.all_bridges()
     with home.locked("fleet replay"):
         home.divide(bridges)
-        stands = bridge_position(home.segments)
-        _check(home, played, policy, stands)
+        position = bridge_position(home.segments)
+        _check(home, played, policy, position)
         home.remember(played.id, {"policy_version": policy.version, "lines": played.lines + 1})
         if not _is_judged(home, played):
-            _run(home, played, policy, stands, broker, console)
+            _run(home, played, policy, position, broker, console)
 
 
-def _check(home: Home, played: Recording, policy: Policy, stands: BridgePosition | None) -> None:
+def _check(home: Home, played: Recording, policy: Policy, position: BridgePosition | None) -> None:
     """Refuse a recording that would mix histories.
 
     Raises:
@@ -77,37 +77,37 @@ def _check(home: Home, played: Recording, policy: Policy, stands: BridgePosition
             f"pass the same --timeout and --policy as before, or another --home",
             code="replay-policy-differs",
         )
-    if stands is None or played.id in (stands.recording, stands.played):
+    if position is None or played.id in (position.recording, position.played):
         return
-    if stands.recording is not None and not stands.ended:
+    if position.recording is not None and not position.ended:
         raise FleetError(
-            f'another recording ({stands.recording}) is only partly played in "{home.path}"; finish it, or pass another --home',
+            f'another recording ({position.recording}) is only partly played in "{home.path}"; finish it, or pass another --home',
             code="replay-recording-differs",
         )
-    if stands.received_at_ms >= played.first_ms:
+    if position.received_at_ms >= played.first_ms:
         raise FleetError(
-            f'the home "{home.path}" has rows received up to {format_instant(stands.received_at_ms)}; expected a recording that '
-            f"starts later, got one that starts at {format_instant(played.first_ms)}; pass an empty --home",
+            f'the home "{home.path}" has rows received up to {format_instant(position.received_at_ms)}; expected a recording '
+            f"that starts later, got one that starts at {format_instant(played.first_ms)}; pass an empty --home",
             code="replay-behind-home",
         )
 
 
 def _is_judged(home: Home, played: Recording) -> bool:
     """Whether the recording has been played, landed and judged to its last row."""
-    stands = bridge_position(home.segments)
-    return stands is not None and stands.played == played.id and judged_to_the_end(home)
+    position = bridge_position(home.segments)
+    return position is not None and position.played == played.id and judged_to_the_end(home)
 
 
 def _run(
     home: Home,
     played: Recording,
     policy: Policy,
-    stands: BridgePosition | None,
+    position: BridgePosition | None,
     broker: BrokerAddress | None,
     console: Console,
 ) -> None:
     total = played.lines + 1
-    first = stands.line + 1 if stands and stands.recording == played.id and stands.line is not None else 0
+    first = position.line + 1 if position and position.recording == played.id and position.line is not None else 0
     columns = (TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Run(home) as run, Progress(*columns, console=console) as progress:
         run.start("lifecycle")  # first: the JVM starts slowly
@@ -116,7 +116,7 @@ def _run(
         run.start("bridge", ["--replay", "--not-live"])
         run.await_that("connecting the bridge", lambda: run.status("bridge").get("subscribed") is True, 60)
         bars = {name: progress.add_task(name, total=total) for name in ("published", "landed", "judged")}
-        opening = policy_line(policy, played.first_ms, first_ever=stands is None)
+        opening = policy_line(policy, played.first_ms, first_ever=position is None)
         _publish(run, address, played, opening, first, lambda line: progress.update(bars["published"], completed=line))
         progress.update(bars["published"], completed=total)
 

@@ -82,17 +82,19 @@ class Screen:
 
     def _state(self) -> str:
         bridges, lifecycle = self._bridges(), self.run.status("lifecycle")
-        words = [f"{name} {bridge.get('state', 'starting')}" for name, bridge in bridges.items()]
-        words.append(f"lifecycle {lifecycle.get('state', 'starting')}")
+        parts = [f"{name} {bridge.get('state', 'starting')}" for name, bridge in bridges.items()]
+        parts.append(f"lifecycle {lifecycle.get('state', 'starting')}")
         if airflow := self.run.status("airflow"):
-            words.append(f"airflow {airflow.get('state', 'starting')}")
+            parts.append(f"airflow {airflow.get('state', 'starting')}")
         jobs = (*bridges.values(), self.run.status("landing"))
-        words += dict.fromkeys(word for status in jobs for word in problems_of(status))  # several bridges may report the same gap
+        parts += dict.fromkeys(
+            problem for status in jobs for problem in problems_of(status)
+        )  # several bridges may report the same gap
         if full := disk_full(self.run.home.path):
-            words.append(f"{full}: until then messages wait in the broker")
+            parts.append(f"{full}: until then messages wait in the broker")
         if self._read_error:
-            words.append(self._read_error)
-        return ", ".join(words)
+            parts.append(self._read_error)
+        return ", ".join(parts)
 
     def _bridges(self) -> dict[str, dict[str, Any]]:
         return {name: self.run.status(name) for name in map(bridge_job, self.run.home.bridges())}

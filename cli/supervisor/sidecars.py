@@ -13,11 +13,11 @@ from fleetpulse.io.system.process import NOT_RESTARTED
 _RESTARTS = 2
 
 
-def airflow_port(wanted: int) -> int:
+def airflow_port(port: int) -> int:
     """Return a free loopback port for Airflow.
 
     Args:
-        wanted: requested port; 0 for any free one.
+        port: requested port; 0 for any free one.
 
     Raises:
         FleetError: the port is in use.
@@ -25,12 +25,12 @@ def airflow_port(wanted: int) -> int:
 
     def refused(why: str) -> FleetError:
         return FleetError(
-            f"cannot bind port {wanted} for Airflow ({why}); choose another (--airflow-port 0 takes a free one), or skip "
+            f"cannot bind port {port} for Airflow ({why}); choose another (--airflow-port 0 takes a free one), or skip "
             f"Airflow: --no-airflow",
             code="port-in-use",
         )
 
-    return free_port(HOST, wanted, refused)
+    return free_port(HOST, port, refused)
 
 
 class AirflowSidecar:

@@ -63,7 +63,7 @@ class UpOptions:
     picture: Path | None = None
 
 
-def up(home: Home, wanted: UpOptions, deployment: Deployment | None) -> None:
+def up(home: Home, options: UpOptions, deployment: Deployment | None) -> None:
     """Run a home until Ctrl-C, SIGTERM or the end of ``for_s``.
 
     Raises:
@@ -84,73 +84,73 @@ def up(home: Home, wanted: UpOptions, deployment: Deployment | None) -> None:
         stop = StopSignal().on_signals()
         home.divide(settings.all_bridges())
         with Run(home) as run:
-            history = _prepare(home, wanted)
-            airflow = None if wanted.airflow_port is None else AirflowSidecar(run, airflow_port(wanted.airflow_port))
-            address = run.use_broker(wanted.broker, wanted.port)
+            history = _prepare(home, options)
+            airflow = None if options.airflow_port is None else AirflowSidecar(run, airflow_port(options.airflow_port))
+            address = run.use_broker(options.broker, options.port)
             restarts = settings.restarts
             run.start("lifecycle", restarts=restarts)
             run.start("landing", restarts=restarts)
             run.start("bridge", ["--replay"] if history else [], restarts=restarts)
-            if wanted.simulate:
+            if options.simulate:
                 run.start("simulator", ["--history"] if history else [], restarts=restarts)
-            _watch(run, wanted, address, stop, restarts, airflow)
+            _watch(run, options, address, stop, restarts, airflow)
             typer.echo("stopping: writing received messages and finishing the current batch", err=True)
             if home.deployment().verdict_jitter_ms:
                 stop_listening(run, ("simulator", "bridge"), lambda: run.alive("landing") and run.alive("lifecycle"), _PATIENCE_S)
         Console(stderr=True).print(f'stopped; the next "./fleet up --home {home.path}" resumes from here')
 
 
-def _prepare(home: Home, wanted: UpOptions) -> bool:
+def _prepare(home: Home, options: UpOptions) -> bool:
     """Store the simulated fleet or the policy.
 
     Returns:
         Whether the history of the simulated fleet is not played to its end yet.
     """
-    stands = bridge_position(home.segments)
+    position = bridge_position(home.segments)
     known = load_fleet(home)
-    if wanted.simulate and known is not None:
-        _require_same(home, wanted, known)
-    if wanted.simulate and known is None:
-        seed = _SEED if wanted.seed is None else wanted.seed
-        known = SimulatedFleet.begin(seed, wanted.devices or _DEVICES, wall_clock_ms(), wanted.policy)
+    if options.simulate and known is not None:
+        _require_same(home, options, known)
+    if options.simulate and known is None:
+        seed = _SEED if options.seed is None else options.seed
+        known = SimulatedFleet.begin(seed, options.devices or _DEVICES, wall_clock_ms(), options.policy)
         known.remember(home)
-    elif wanted.policy is not None:
-        content = {"policy": wanted.policy.normalised()}
+    elif options.policy is not None:
+        content = {"policy": options.policy.normalised()}
         spool(home, [(f"fleet/{EVERYONE}/{EVERYONE}/policy", content)])
-    if not wanted.simulate or known is None:
+    if not options.simulate or known is None:
         return False
-    unfinished = stands is not None and stands.recording == known.recording and not stands.ended
-    return stands is None or unfinished
+    unfinished = position is not None and position.recording == known.recording and not position.ended
+    return position is None or unfinished
 
 
-def _require_same(home: Home, wanted: UpOptions, known: SimulatedFleet) -> None:
+def _require_same(home: Home, options: UpOptions, known: SimulatedFleet) -> None:
     """Refuse options that differ from the simulated fleet of the home."""
-    has, asked = (known.scenario.devices, known.scenario.seed), (wanted.devices, wanted.seed)
-    if any(one is not None and one != other for one, other in zip(asked, has, strict=True)):
-        got = " ".join(f"--{name} {one}" for name, one in zip(("devices", "seed"), asked, strict=True) if one is not None)
+    existing, requested = (known.scenario.devices, known.scenario.seed), (options.devices, options.seed)
+    if any(one is not None and one != other for one, other in zip(requested, existing, strict=True)):
+        got = " ".join(f"--{name} {one}" for name, one in zip(("devices", "seed"), requested, strict=True) if one is not None)
         raise FleetError(
-            f'the simulated fleet of the home "{home.path}" has {has[0]} devices and the seed {has[1]}; got '
+            f'the simulated fleet of the home "{home.path}" has {existing[0]} devices and the seed {existing[1]}; got '
             f"{got}; omit these options to resume it, or pass another --home",
             code="simulated-fleet-differs",
         )
 
 
 def _watch(
-    run: Run, wanted: UpOptions, address: BrokerAddress, stop: StopSignal, restarts: int, airflow: AirflowSidecar | None
+    run: Run, options: UpOptions, address: BrokerAddress, stop: StopSignal, restarts: int, airflow: AirflowSidecar | None
 ) -> None:
     console = Console()
     screen, classes = Screen(run, address), ClassArchiveSidecar(run)
-    limit = time.monotonic() + wanted.for_s if wanted.for_s else None
-    if not wanted.simulate and wanted.broker is None:
+    limit = time.monotonic() + options.for_s if options.for_s else None
+    if not options.simulate and options.broker is None:
         for line in _access_examples(run.home, address):
             typer.echo(line)
     for line in airflow.invitation() if airflow else ():
         typer.echo(line)
 
-    def goes_on() -> bool:
+    def continue_run() -> bool:
         if stop.wait(WATCH_S) or (limit is not None and time.monotonic() >= limit):
             return False
-        run.supervised("lifecycle", by_somebody=airflow is not None and airflow.supervises())
+        run.supervised("lifecycle", by_other=airflow is not None and airflow.supervises())
         run.watch()
         run.start_further_bridges(restarts)
         if screen.first_verdict_s is not None:
@@ -162,14 +162,14 @@ def _watch(
     if console.is_terminal:
         with Live(screen.render(), console=console, auto_refresh=False) as live:
             drawn_s = time.monotonic()
-            while goes_on():
+            while continue_run():
                 if time.monotonic() - drawn_s >= _DRAW_S:
                     live.update(screen.render(), refresh=True)
                     drawn_s = time.monotonic()
     else:
-        _print_lines(screen, goes_on, console)
-    if wanted.picture:
-        _draw(wanted.picture, screen)
+        _print_lines(screen, continue_run, console)
+    if options.picture:
+        _draw(options.picture, screen)
 
 
 def _draw(path: Path, screen: Screen) -> None:
@@ -182,14 +182,14 @@ def _draw(path: Path, screen: Screen) -> None:
         ) from None
 
 
-def _print_lines(screen: Screen, goes_on: Callable[[], bool], console: Console) -> None:
+def _print_lines(screen: Screen, continue_run: Callable[[], bool], console: Console) -> None:
     """Print the figures as a line when they change, at most every five seconds."""
-    said, next_at = "", 0.0
-    while goes_on():
+    last_line, next_at = "", 0.0
+    while continue_run():
         line = screen.line()
-        if line != said and time.monotonic() >= next_at:
+        if line != last_line and time.monotonic() >= next_at:
             console.print(line, highlight=False, soft_wrap=True)
-            said, next_at = line, time.monotonic() + 5
+            last_line, next_at = line, time.monotonic() + 5
 
 
 def _access_examples(home: Home, address: BrokerAddress) -> list[str]:

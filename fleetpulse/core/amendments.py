@@ -28,7 +28,7 @@ from fleetpulse.core.rows import EVERYONE, Kind, Row
 
 LEAD_MS: Final = 10_000  # least distance of a correction row from the frontier: time to reach the lifecycle job
 _NEVER: Final = 2**63
-_SAID: Final = tuple(name for name in COMPARED if name not in ("kind", "transition_no"))  # columns of `content`
+_CONTENT_COLUMNS: Final = tuple(name for name in COMPARED if name not in ("kind", "transition_no"))  # columns of `content`
 
 
 def transition_order(one: Judgement) -> tuple[int, int]:
@@ -42,24 +42,26 @@ def effective_transitions(emitted: Iterable[Judgement]) -> list[Judgement]:
     Args:
         emitted: transitions, retractions and additions of one device, in any order.
     """
-    kept = list(emitted)
-    retracted = {(one.takes_back, one.life_ms, one.transition_no) for one in kept if one.kind is JudgementKind.RETRACT}
+    judgements = list(emitted)
+    retracted = {(one.takes_back, one.life_ms, one.transition_no) for one in judgements if one.kind is JudgementKind.RETRACT}
     judged = [
-        one for one in kept if one.kind is JudgementKind.TRANSITION and (None, one.life_ms, one.transition_no) not in retracted
+        one
+        for one in judgements
+        if one.kind is JudgementKind.TRANSITION and (None, one.life_ms, one.transition_no) not in retracted
     ]
-    taken = {number for number, _, _ in retracted}
-    added = [one for one in kept if one.kind is JudgementKind.ADD and one.amendment_no not in taken]
+    retracted_additions = {number for number, _, _ in retracted}
+    added = [one for one in judgements if one.kind is JudgementKind.ADD and one.amendment_no not in retracted_additions]
     return sorted([*judged, *added], key=transition_order)
 
 
 def content(one: Judgement) -> tuple[Any, ...]:
     """Return the compared values of a transition, without its number."""
-    return tuple(getattr(one, name) for name in _SAID)
+    return tuple(getattr(one, name) for name in _CONTENT_COLUMNS)
 
 
 def amendments(
     emitted: Iterable[Judgement],
-    wanted: Iterable[Judgement],
+    amended: Iterable[Judgement],
     why: str,
     through_ms: int,
     is_after: Callable[[Judgement], bool] = lambda _: True,
@@ -68,19 +70,19 @@ def amendments(
 
     Args:
         emitted: transitions, retractions and additions of one device.
-        wanted: transitions of its amended history.
+        amended: transitions of its amended history.
         why: reason of the retractions.
         through_ms: instant up to which the amended history is known, epoch milliseconds; later
             judgements remain as they are.
         is_after: whether a judgement lies in the part of the history that is known.
     """
-    kept = list(emitted)
+    judgements = list(emitted)
 
     def known(some: Iterable[Judgement]) -> dict[int, list[Judgement]]:
         return _by_instant(one for one in some if (one.event_time_ms or 0) <= through_ms and is_after(one))
 
-    now, then = known(effective_transitions(kept)), known(sorted(wanted, key=transition_order))
-    number = max((one.amendment_no or 0 for one in kept), default=0)
+    now, then = known(effective_transitions(judgements)), known(sorted(amended, key=transition_order))
+    number = max((one.amendment_no or 0 for one in judgements), default=0)
     rows: list[Judgement] = []
     for instant_ms in sorted({*now, *then}):
         before, after = now.get(instant_ms, []), then.get(instant_ms, [])
@@ -108,12 +110,12 @@ def retracted_offline(emitted: Iterable[Judgement]) -> list[tuple[int, int | Non
         Start and end of each span, epoch milliseconds; the end is None if the device is still
         offline by its judged transitions.
     """
-    kept = list(emitted)
-    if not any(one.kind is JudgementKind.RETRACT and one.reason == REASONS[JudgementKind.RETRACT] for one in kept):
+    judgements = list(emitted)
+    if not any(one.kind is JudgementKind.RETRACT and one.reason == REASONS[JudgementKind.RETRACT] for one in judgements):
         return []
-    left = _offline(one for one in kept if one.kind is JudgementKind.TRANSITION)
-    for since_ms, until_ms in _offline(effective_transitions(kept)):
-        parts = [(begin, min(end, since_ms)) for begin, end in left] + [(max(begin, until_ms), end) for begin, end in left]
+    left = _offline(one for one in judgements if one.kind is JudgementKind.TRANSITION)
+    for since_ms, until_ms in _offline(effective_transitions(judgements)):
+        parts = [(start, min(end, since_ms)) for start, end in left] + [(max(start, until_ms), end) for start, end in left]
         left = sorted(part for part in parts if part[0] < part[1])
     return [(since_ms, None if until_ms == _NEVER else until_ms) for since_ms, until_ms in left]
 
@@ -164,16 +166,16 @@ class Histories:
 def histories(
     rows: Iterable[Row],
     deployment: Deployment,
-    begun: Outcome = EMPTY_OUTCOME,
+    initial: Outcome = EMPTY_OUTCOME,
     through_ms: int | None = None,
     through_site: str | None = None,
 ) -> Histories:
     """Judge rows twice: as received, and as if none had been late; see `outcome`."""
-    kept = list(rows)
+    all_rows = list(rows)
     return Histories(
-        outcome(kept, deployment, begun=begun, through_ms=through_ms, through_site=through_site),
-        outcome(kept, deployment, begun=begun, through_ms=through_ms, through_site=through_site, amending=True),
-        begun,
+        outcome(all_rows, deployment, initial=initial, through_ms=through_ms, through_site=through_site),
+        outcome(all_rows, deployment, initial=initial, through_ms=through_ms, through_site=through_site, amending=True),
+        initial,
     )
 
 
@@ -258,7 +260,7 @@ class Correction:
 
 
 def corrections(
-    rows: Iterable[Row], deployment: Deployment, device_ids: Iterable[str], begun: Outcome = EMPTY_OUTCOME
+    rows: Iterable[Row], deployment: Deployment, device_ids: Iterable[str], initial: Outcome = EMPTY_OUTCOME
 ) -> list[Correction] | None:
     """Return a correction row for each device whose two histories differ.
 
@@ -270,24 +272,24 @@ def corrections(
         rows: all known rows of these devices, and all rows for everyone.
         deployment: settings of the installation.
         device_ids: ids of the devices to correct.
-        begun: outcome of the rows before them.
+        initial: outcome of the rows before them.
 
     Returns:
         The rows; None if there is none because a coverage gap stops the frontier.
     """
-    kept = list(rows)
-    now = outcome(kept, deployment, begun=begun)
+    all_rows = list(rows)
+    now = outcome(all_rows, deployment, initial=initial)
     if now.shards is None:
         return []
     under_way = {row.device_id for row in now.pending if row.kind is Kind.CORRECT}
-    sites = {row.device_id: row.site for row in sorted(kept, key=lambda row: row.arrival) if row.site != EVERYONE}
+    sites = {row.device_id: row.site for row in sorted(all_rows, key=lambda row: row.arrival) if row.site != EVERYONE}
     sites |= {one.device_id: one.current_site for one in now.devices.values()}
     found: list[Correction] = []
     blocked = False
     by_shard: dict[int, list[str]] = {}
     for device_id in sorted({*device_ids} - under_way):
         by_shard.setdefault(now.shards.number(sites.get(device_id)), []).append(device_id)
-    for shard, its in by_shard.items():
+    for shard, shard_devices in by_shard.items():
         listening = now.shards.listenings[shard]
         if listening.frontier_ms is None:
             continue
@@ -296,14 +298,14 @@ def corrections(
         if at_ms is None:
             blocked = True
             continue
-        taken = {row.at_ms for row in now.pending}
-        while at_ms in taken:  # rows at one instant would depend on their order
+        used_instants = {row.at_ms for row in now.pending}
+        while at_ms in used_instants:  # rows at one instant would depend on their order
             at_ms += 1
-        site = next((sites[one] for one in its if one in sites), EVERYONE)
-        both = histories(kept, deployment, begun, at_ms - 1, site)
+        site = next((sites[one] for one in shard_devices if one in sites), EVERYONE)
+        both = histories(all_rows, deployment, initial, at_ms - 1, site)
         received_at_ms = listening.due_at(at_ms - 1, deployment.allowed_lateness_ms)
         then = now.shards if received_at_ms is None else now.shards.read(received_at_ms, deployment.allowed_lateness_ms)
-        found += _corrections(both, its, sites, EvaluationContext(then, now.policies), listening.frontier_ms, at_ms)
+        found += _corrections(both, shard_devices, sites, EvaluationContext(then, now.policies), listening.frontier_ms, at_ms)
     return None if blocked and not found else found
 
 
@@ -325,29 +327,29 @@ def _corrections(
     for device_id in device_ids:
         if not both.differ(device_id):
             continue
-        was, wanted = both.judged.devices.get(device_id), both.amended.devices.get(device_id)
-        if wanted is not None:
-            reached_ms = world.shards.of(wanted.current_site).frontier_ms
+        was, amended = both.judged.devices.get(device_id), both.amended.devices.get(device_id)
+        if amended is not None:
+            reached_ms = world.shards.of(amended.current_site).frontier_ms
             if reached_ms is None or reached_ms < at_ms - 1:
                 continue  # the frontier of its shard is behind: a later amend corrects it
-            wanted = replace(wanted, transition_no=last_no.get((device_id, wanted.life_ms), 0))
+            amended = replace(amended, transition_no=last_no.get((device_id, amended.life_ms), 0))
         site = sites.get(device_id, EVERYONE) if was is None else was.current_site
         payload = {
             "effective_from": at_ms,
             "frontier_ms": frontier_ms,
             "was": fingerprint(was, world.covered(site, at_ms), at_ms),
-            "device": None if wanted is None else encode_device(wanted, world.covered(wanted.current_site, at_ms), at_ms),
+            "device": None if amended is None else encode_device(amended, world.covered(amended.current_site, at_ms), at_ms),
         }
         found.append(Correction(device_id, payload, site))
     return found
 
 
-def _last_numbers(judged: Outcome, begun: Outcome) -> dict[tuple[str, int], int]:
+def _last_numbers(judged: Outcome, initial: Outcome) -> dict[tuple[str, int], int]:
     """Return the number of the last transition of each life, by device and life.
 
     A corrected device continues with the next number.
     """
-    found = {(one.device_id, one.life_ms): one.transition_no for one in begun.devices.values()}
+    found = {(one.device_id, one.life_ms): one.transition_no for one in initial.devices.values()}
     for one in judged.judgements:
         if one.kind is JudgementKind.TRANSITION and one.life_ms is not None and one.transition_no is not None:
             life = (one.device_id, one.life_ms)

@@ -371,20 +371,20 @@ class Fold:
             self._refuse(row, "the device has moved on since this was worked out: amend again")
             return device
         try:
-            wanted = decode_device(row.device_id, content.get("device"), lambda site: self.context.covered(site, at_ms))
+            amended = decode_device(row.device_id, content.get("device"), lambda site: self.context.covered(site, at_ms))
         except ValueError as fault:
             self._refuse(row, str(fault))
             return device
-        due = next_due(wanted, self.context) if wanted is not None else None
+        due = next_due(amended, self.context) if amended is not None else None
         if due is not None and due[0] < at_ms:
             self._refuse(row, "what is due of the device by now has not acted in what it is to be: amend again")
             return device
         before = device.mode if device is not None else Mode.PROVISIONED
-        after = wanted.mode if wanted is not None else Mode.FORGOTTEN
-        about_it = wanted or device
-        if about_it is not None and after is not before:
-            self._emit_transition(about_it, (before, after), Trigger.AMENDED, at_ms, row)
-        return wanted
+        after = amended.mode if amended is not None else Mode.FORGOTTEN
+        reported = amended or device
+        if reported is not None and after is not before:
+            self._emit_transition(reported, (before, after), Trigger.AMENDED, at_ms, row)
+        return amended
 
     def _refuse(self, row: Row, why: str) -> None:
         self.judgements.append(message_judgement(row, JudgementKind.REFUSED, why))
@@ -412,8 +412,8 @@ class Fold:
             self._end_outage(device, row.at_ms)
             self._transition(device, Trigger.GATEWAY_RETURN, row.at_ms)
             return
-        stays = device.outage_ms is not None or device.mode in (Mode.OFFLINE, Mode.DECOMMISSIONED)
-        if not stays and not _was_heard_after(device, row):
+        is_unaffected = device.outage_ms is not None or device.mode in (Mode.OFFLINE, Mode.DECOMMISSIONED)
+        if not is_unaffected and not _was_heard_after(device, row):
             device.outage_ms, device.outage_covered_ms = row.at_ms, self.context.coverage(device).covered(row.at_ms)
 
     def _signal(self, device: Device | None, row: Row) -> Device | None:
@@ -499,13 +499,15 @@ class Fold:
 
         The conflict is reported if the device is back at its previous site within a day.
         """
-        at_ms, here = row.at_ms, device.speaks_from or device.site
+        at_ms, current_site = row.at_ms, device.speaks_from or device.site
         is_back = row.site == device.spoke_from and device.moved_ms is not None and at_ms - device.moved_ms < CONFLICT_MS
         if is_back and (device.conflict_ms is None or at_ms - device.conflict_ms >= CONFLICT_MS):
             device.conflict_ms = at_ms
-            self.judgements.append(message_judgement(row, JudgementKind.IDENTITY_CONFLICT, identity_conflict(row.site, here)))
+            self.judgements.append(
+                message_judgement(row, JudgementKind.IDENTITY_CONFLICT, identity_conflict(row.site, current_site))
+            )
         before = self.context.coverage(device)
-        device.spoke_from, device.moved_ms = here, at_ms
+        device.spoke_from, device.moved_ms = current_site, at_ms
         device.speaks_from = None if row.site == device.site else row.site
         self._recount(device, before, at_ms)
 

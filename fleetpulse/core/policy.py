@@ -274,16 +274,16 @@ def _read_rules(base: Rules, where: str, table: Any, faults: list[str]) -> Rules
     if not isinstance(table, Mapping):
         faults.append(f"[{where}] must be a table; got {table!r}")
         return base
-    given = dict(_flat(cast("Mapping[str, Any]", table)))
+    unread = dict(_flat(cast("Mapping[str, Any]", table)))
     values: dict[str, Any] = {}
     for name, rule in RULES.items():
-        if rule.key in given:
+        if rule.key in unread:
             try:
-                values[name] = rule.read(given.pop(rule.key))
+                values[name] = rule.read(unread.pop(rule.key))
             except FleetError as error:
                 faults.append(f"{where}.{rule.key} {error}")
     known = ", ".join(rule.key for rule in RULES.values())
-    faults.extend(f'"{where}.{key}" is unknown; use one of {known}' for key in given)
+    faults.extend(f'"{where}.{key}" is unknown; use one of {known}' for key in unread)
     rules = replace(base, **values)
     if rules.forget_after_ms <= rules.timeout_ms:
         faults.append(
@@ -394,10 +394,10 @@ class Policies:
             if end is None or end > since_ms:
                 yield dated, dated.effective_from_ms, end
 
-    def with_past(self, said: "Policies") -> "Policies":
-        """Return these policies preceded by the older policies of ``said``."""
+    def with_past(self, known: "Policies") -> "Policies":
+        """Return these policies preceded by the older policies of ``known``."""
         first_ms = self.dated[0].effective_from_ms
-        return Policies((*(one for one in said.dated if one.effective_from_ms < first_ms), *self.dated))
+        return Policies((*(one for one in known.dated if one.effective_from_ms < first_ms), *self.dated))
 
     def pruned(self, frontier_ms: int | None) -> "Policies":
         """Return the policies without those whose span ended at or before the frontier."""

@@ -131,8 +131,8 @@ class LatenessFilter:
             self.judgements.append(message_judgement(row, JudgementKind.REFUSED, str(fault)))
             return
         least_ms = shards.least_frontier_ms
-        said_ms = None if least_ms is None else self.deployment.emitted_through_ms(least_ms)
-        if self.policies.after(said_ms) >= MAX_AHEAD:
+        emitted_ms = None if least_ms is None else self.deployment.emitted_through_ms(least_ms)
+        if self.policies.after(emitted_ms) >= MAX_AHEAD:
             reason = f"at most {MAX_AHEAD:,} policies wait to take effect; give it again when some have"
             self.judgements.append(message_judgement(row, JudgementKind.REFUSED, reason))
             return
@@ -204,16 +204,16 @@ def with_gateways(ordered: Sequence[Row], events: Iterable[Row], *gateways: str 
         gateways: gateways that the device had before these rows.
     """
     named = {*gateways, *(_names_gateway(row) for row in ordered)}
-    its = sorted((event for event in events if event.gateway in named), key=lambda row: row.arrival)
-    return sorted([*ordered, *its], key=lambda row: row.at_ms)  # stable: rows of one instant keep their order
+    gateway_events = sorted((event for event in events if event.gateway in named), key=lambda row: row.arrival)
+    return sorted([*ordered, *gateway_events], key=lambda row: row.at_ms)  # stable: rows of one instant keep their order
 
 
 def _names_gateway(row: Row) -> str | None:
     if row.kind not in (Kind.REGISTRY, Kind.CORRECT):
         return row.gateway
     content = row.contents()
-    told: Any = content.get("device") if row.kind is Kind.CORRECT else content
-    gateway: Any = cast("Mapping[str, Any]", told).get("gateway") if isinstance(told, Mapping) else None
+    entry: Any = content.get("device") if row.kind is Kind.CORRECT else content
+    gateway: Any = cast("Mapping[str, Any]", entry).get("gateway") if isinstance(entry, Mapping) else None
     return gateway if isinstance(gateway, str) else None
 
 
@@ -248,7 +248,7 @@ def outcome(
     rows: Iterable[Row],
     deployment: Deployment,
     *,
-    begun: Outcome = EMPTY_OUTCOME,
+    initial: Outcome = EMPTY_OUTCOME,
     amending: bool = False,
     through_ms: int | None = None,
     through_site: str | None = None,
@@ -258,18 +258,18 @@ def outcome(
     Args:
         rows: rows in any order; they are read in the order of `arrival`.
         deployment: settings of the installation.
-        begun: outcome of the rows before them; its judgements are not emitted again.
+        initial: outcome of the rows before them; its judgements are not emitted again.
         amending: whether late messages count as on time, see `LatenessFilter`, except messages from
-            before the frontier of ``begun``.
+            before the frontier of ``initial``.
         through_ms: instant to judge up to, epoch milliseconds, as if the frontier had reached it
             and no other row were received; None: the frontier that follows from the rows.
         through_site: site that has ``through_ms`` as its frontier; None: every site.
     """
-    intake = LatenessFilter(deployment, begun.shards, begun.policies, [], amending, begun.frontier_ms)
-    pending = [row for row in begun.pending if not (amending and row.kind is Kind.CORRECT)]
-    kept, advances, since = sorted(rows, key=arrival), list[Advance](), begun.shards
-    cuts = {*cuts_at_gaps(kept, begun.shards)}
-    for at, row in enumerate(kept):
+    intake = LatenessFilter(deployment, initial.shards, initial.policies, [], amending, initial.frontier_ms)
+    pending = [row for row in initial.pending if not (amending and row.kind is Kind.CORRECT)]
+    ordered, advances, since = sorted(rows, key=arrival), list[Advance](), initial.shards
+    cuts = {*cuts_at_gaps(ordered, initial.shards)}
+    for at, row in enumerate(ordered):
         if at in cuts and intake.shards is not None:
             intake.shards = intake.shards.read(read_before(row), deployment.allowed_lateness_ms)
             advances.append(Advance.between(since, intake.shards, deployment.allowed_lateness_ms))
@@ -281,7 +281,7 @@ def outcome(
     advances.append(Advance.between(since, intake.shards, deployment.allowed_lateness_ms))
     if through_ms is not None:
         advances = [*(one.up_to(through_ms) for one in advances[:-1]), advances[-1].judged_to(through_ms, through_site)]
-    fold, devices = Fold(EvaluationContext(intake.shards, intake.policies), intake.judgements), dict(begun.devices)
+    fold, devices = Fold(EvaluationContext(intake.shards, intake.policies), intake.judgements), dict(initial.devices)
     for advance in advances:
         fold.context = EvaluationContext(advance.shards, intake.policies)
         devices = _judged(fold, devices, pending, advance)
@@ -289,32 +289,32 @@ def outcome(
     return Outcome(fold.judgements, devices, waiting, intake.shards, intake.policies)
 
 
-def cuts_at_gaps(rows: Sequence[Row], begun: Shards | None) -> list[int]:
+def cuts_at_gaps(rows: Sequence[Row], initial: Shards | None) -> list[int]:
     """Return the indexes of gap rows, starting with the first that names its sites.
 
     Coverage is constant between two of them. If there are shards already, all gap rows count.
 
     Args:
         rows: rows in the order of `arrival`.
-        begun: coverage and frontiers before the rows; None if there are none.
+        initial: coverage and frontiers before the rows; None if there are none.
     """
     gaps = [at for at, row in enumerate(rows) if row.kind is Kind.GAP]
-    if begun is None or len(begun) == 1:
+    if initial is None or len(initial) == 1:
         scoped = (place for place, at in enumerate(gaps) if Scope.of_gap(rows[at].contents()).sites)
         gaps = gaps[next(scoped, len(gaps)) :]
     return gaps
 
 
-def _judged(fold: Fold, begun: Mapping[str, Device], pending: Sequence[Row], advance: Advance) -> dict[str, Device]:
+def _judged(fold: Fold, initial: Mapping[str, Device], pending: Sequence[Row], advance: Advance) -> dict[str, Device]:
     """Return the devices after judging the rows that have become due."""
-    by_device: dict[str, list[Row]] = {device_id: [] for device_id in begun}
+    by_device: dict[str, list[Row]] = {device_id: [] for device_id in initial}
     for row in pending:
         if not row.is_for_everyone and advance.is_due(row, advance.shards.number(row.site)):
             by_device.setdefault(row.device_id, []).append(row)
     events = [row for row in pending if row.is_for_everyone]
     devices: dict[str, Device] = {}
     for device_id, due in by_device.items():
-        known = replace(begun[device_id]) if device_id in begun else None
+        known = replace(initial[device_id]) if device_id in initial else None
         device = run_due(fold, known, due, events, advance)
         frontier_ms = advance.shards.of(device.current_site).frontier_ms if device is not None else None
         device = device if frontier_ms is None else fold.expire(device, frontier_ms + 1)
@@ -356,8 +356,8 @@ def run_due(fold: Fold, device: Device | None, due: Sequence[Row], events: Itera
         if len(numbers) > 1 or (device is not None and any(due.row.at_ms < device.last_fact_ms for due in in_shards)):
             return fold.run_across(device, in_shards, advance)
     shard = min(numbers, default=0)
-    mine = [event for event in events if advance.is_due(event, shard)]
-    return fold.run(device, with_gateways(ordered, mine, gateway), None)
+    due_events = [event for event in events if advance.is_due(event, shard)]
+    return fold.run(device, with_gateways(ordered, due_events, gateway), None)
 
 
 def replay(rows: Iterable[Row], deployment: Deployment) -> list[Judgement]:

@@ -115,9 +115,9 @@ def _dies(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
 
 def _flaps(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
     while True:
-        spell_ms = member.rng.randint(10, 25) * _MINUTE
-        yield from _steady(member, from_ms, from_ms + spell_ms)
-        from_ms += spell_ms + int(member.timeout_ms * member.rng.uniform(1.1, 1.4))
+        steady_ms = member.rng.randint(10, 25) * _MINUTE
+        yield from _steady(member, from_ms, from_ms + steady_ms)
+        from_ms += steady_ms + int(member.timeout_ms * member.rng.uniform(1.1, 1.4))
 
 
 def _is_held_up(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
@@ -127,12 +127,12 @@ def _is_held_up(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
         yield at_ms, delay_ms, *member.says(at_ms, kind)
 
 
-def _says_twice(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
+def _sends_twice(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
     for at_ms, kind in _beats(member, from_ms):
-        said = member.says(at_ms, kind)
-        yield at_ms, 200, *said
+        message = member.says(at_ms, kind)
+        yield at_ms, 200, *message
         if member.rng.random() < 0.3:
-            yield at_ms, 2_500, *said
+            yield at_ms, 2_500, *message
 
 
 def _is_ahead(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
@@ -152,9 +152,9 @@ def _counts_seconds(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
 
 def _fails_at_times(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
     while True:
-        spell_ms = member.rng.randint(20, 40) * _MINUTE
-        yield from _steady(member, from_ms, from_ms + spell_ms)
-        from_ms += spell_ms
+        steady_ms = member.rng.randint(20, 40) * _MINUTE
+        yield from _steady(member, from_ms, from_ms + steady_ms)
+        from_ms += steady_ms
         for _ in range(4):
             yield from_ms, 200, *member.says(from_ms, "error", code=f"E{member.rng.randint(1, 40):02d}")
             from_ms += 30_000
@@ -171,9 +171,9 @@ def _is_attacked(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
 
 def _leaves_a_will(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
     while True:
-        spell_ms = member.rng.randint(30, 50) * _MINUTE
-        yield from _steady(member, from_ms, from_ms + spell_ms)
-        from_ms += spell_ms
+        steady_ms = member.rng.randint(30, 50) * _MINUTE
+        yield from _steady(member, from_ms, from_ms + steady_ms)
+        from_ms += steady_ms
         yield from_ms, 200, member.topic("death"), _json({"boot": f"b{member.boot}"})
         from_ms += 10 * _MINUTE
         member.boot, member.seq = member.boot + 1, 0
@@ -183,9 +183,9 @@ def _leaves_a_will(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
 
 def _reboots(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
     while True:
-        spell_ms = member.rng.randint(25, 45) * _MINUTE
-        yield from _steady(member, from_ms, from_ms + spell_ms)
-        from_ms += spell_ms
+        steady_ms = member.rng.randint(25, 45) * _MINUTE
+        yield from _steady(member, from_ms, from_ms + steady_ms)
+        from_ms += steady_ms
         member.boot, member.seq = member.boot + 1, 0
         yield from_ms, 200, *member.says(from_ms, "birth", firmware="1.4.2", uptime_s=0)
         from_ms += 5_000
@@ -206,7 +206,7 @@ def _sends_garbage(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
             yield at_ms, 200, *member.says(at_ms, kind)
 
 
-def _never_speaks(_member: _Member, _from_ms: int) -> Iterator[TimedMessage]:
+def _never_sends(_member: _Member, _from_ms: int) -> Iterator[TimedMessage]:
     return iter(())
 
 
@@ -216,7 +216,7 @@ BEHAVIOURS: Final[tuple[Behaviour, ...]] = (
     _dies,
     _flaps,
     _is_held_up,
-    _says_twice,
+    _sends_twice,
     _is_ahead,
     _has_no_clock,
     _counts_seconds,
@@ -226,10 +226,10 @@ BEHAVIOURS: Final[tuple[Behaviour, ...]] = (
     _reboots,
     _is_taken_out,
     _sends_garbage,
-    _never_speaks,
+    _never_sends,
     _steady,
 )
-_RARE: Final = (_dies, _flaps, _is_held_up, _says_twice, _fails_at_times, _leaves_a_will, _reboots)
+_RARE: Final = (_dies, _flaps, _is_held_up, _sends_twice, _fails_at_times, _leaves_a_will, _reboots)
 _NOT_REGISTERED: Final = 15  # number of the device that is not registered, but admitted by its first signal
 
 
@@ -253,21 +253,21 @@ def simulate(scenario: Scenario) -> Iterator[Sent]:
 
 def _in_order(scenario: Scenario, members: list[_Member]) -> Iterator[Sent]:
     lives = [_behaviour(number, member)(member, _first(scenario, member)) for number, member in enumerate(members)]
-    spoken: list[tuple[int, int, TimedMessage]] = []
+    queue: list[tuple[int, int, TimedMessage]] = []
     for number, life in enumerate(lives):
-        said = next(life, None)
-        if said is not None:
-            spoken.append((said[0], number, said))
-    heapq.heapify(spoken)
+        message = next(life, None)
+        if message is not None:
+            queue.append((message[0], number, message))
+    heapq.heapify(queue)
     on_the_way: list[Sent] = []
-    while spoken:
-        at_ms, number, (_, delay_ms, topic, payload) = heapq.heappop(spoken)
+    while queue:
+        at_ms, number, (_, delay_ms, topic, payload) = heapq.heappop(queue)
         while on_the_way and on_the_way[0].received_at_ms <= at_ms:
             yield heapq.heappop(on_the_way)
         heapq.heappush(on_the_way, Sent(at_ms + delay_ms, topic, payload))
-        said = next(lives[number], None)
-        if said is not None:
-            heapq.heappush(spoken, (said[0], number, said))
+        message = next(lives[number], None)
+        if message is not None:
+            heapq.heappush(queue, (message[0], number, message))
     while on_the_way:
         yield heapq.heappop(on_the_way)
 

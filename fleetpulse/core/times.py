@@ -38,12 +38,12 @@ def parse_duration_ms(text: str) -> int:
 
 def format_duration(duration_ms: int) -> str:
     """Format a duration: ``5400000`` is ``1h30m``; the inverse of `parse_duration_ms`."""
-    sign, rest, words = ("-" if duration_ms < 0 else ""), abs(duration_ms), ""
+    sign, rest, text = ("-" if duration_ms < 0 else ""), abs(duration_ms), ""
     for unit in ("d", "h", "m", "s", "ms"):
         count, rest = divmod(rest, _UNITS_MS[unit])
         if count:
-            words += f"{count}{unit}"
-    return sign + (words or "0s")
+            text += f"{count}{unit}"
+    return sign + (text or "0s")
 
 
 def format_instant(instant_ms: int) -> str:

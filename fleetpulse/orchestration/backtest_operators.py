@@ -20,7 +20,7 @@ from fleetpulse.orchestration.pages import ReportLink
 from fleetpulse.orchestration.subprocess import ERROR_PREFIX
 
 SPARK: Final = "spark_default"  # Airflow connection of the Spark master
-_WORDS: Final = ("backtest", "--from={{ params['from'] or '' }}", "--to={{ params.to or '' }}")
+_ARGUMENTS: Final = ("backtest", "--from={{ params['from'] or '' }}", "--to={{ params.to or '' }}")
 _RUN: Final = "{{ run_id }}"
 
 
@@ -56,7 +56,7 @@ class Backtest(FleetOperator):
     operator_extra_links = (ReportLink(),)
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(words=[*_WORDS, "--json"], gives="json", **kwargs)
+        super().__init__(words=[*_ARGUMENTS, "--json"], gives="json", **kwargs)
         self.run_name = _RUN
 
     def execute(self, context: Mapping[str, Any]) -> Any:
@@ -75,7 +75,7 @@ class BacktestOnSpark(SparkSubmitOperator):
     def __init__(self, *, place: OrchestrationConfig = CONFIG, **kwargs: Any) -> None:
         super().__init__(conn_id=SPARK, application=str(ROOT / "cli" / "__main__.py"), name="fleet-backtest", **kwargs)
         self.place = place
-        self.words = [*_WORDS, "--spark"]
+        self.words = [*_ARGUMENTS, "--spark"]
         self.run_name = _RUN
 
     def execute(self, context: Mapping[str, Any]) -> Any:
@@ -90,13 +90,13 @@ class BacktestOnSpark(SparkSubmitOperator):
         from fleetpulse.io.spark.session import SparkResources, settings
         from fleetpulse.settings import load_settings
 
-        wanted = load_settings(self.place.home)
+        loaded = load_settings(self.place.home)
         folder = backtest_folder(self.place.data_folder, self.run_name)
-        words = [*self.words, *files(self.place, self.run_name)]
-        self.application_args = [*drop_empty_words(words), "--home", str(self.place.home)]
+        arguments = [*self.words, *files(self.place, self.run_name)]
+        self.application_args = [*drop_empty_words(arguments), "--home", str(self.place.home)]
         self.conf = {
             name: value
-            for name, value in settings(folder, SparkResources(wanted.cores, wanted.heap)).items()
+            for name, value in settings(folder, SparkResources(loaded.cores, loaded.heap)).items()
             if name != "spark.master"
         }
         self.env_vars = {

@@ -50,9 +50,9 @@ class OrchestrationConfig:
         """Folder for data of the DAGs: watcher positions, sent notifications, reports."""
         return self.home / "airflow" / "fleet"
 
-    def command_line(self, words: list[str]) -> list[str]:
+    def command_line(self, arguments: list[str]) -> list[str]:
         """Return the command line of a verb, as you would type it."""
-        return [self.command, *words, "--home", str(self.home)]
+        return [self.command, *arguments, "--home", str(self.home)]
 
 
 def _secret(path: str | None) -> str | None:

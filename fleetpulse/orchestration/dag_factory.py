@@ -72,25 +72,27 @@ def fleet_dag(
     )
 
 
-def change_state(words: Sequence[str], *, question: str | None) -> None:
+def change_state(arguments: Sequence[str], *, question: str | None) -> None:
     """Add the tasks of a change of the state to the current DAG.
 
     Args:
-        words: verb that creates the new generation, and its arguments.
+        arguments: verb that creates the new generation, and its arguments.
         question: question of the approval, shown above the plan; None for no approval.
     """
-    plan = FleetOperator(task_id="plan", words=[*words, "--dry-run", "--once-stopped"], gives="told", pool=STATE_POOL)
+    plan = FleetOperator(task_id="plan", words=[*arguments, "--dry-run", "--once-stopped"], gives="told", pool=STATE_POOL)
     stop = StopStream(task_id="stop")
-    act = FleetOperator(task_id="act", words=[*words, "--hold", "--json"], gives="json", pool=STATE_POOL, execution_timeout=_LONG)
-    made = "{{ ti.xcom_pull(task_ids='act')['generation'] }}"
+    act = FleetOperator(
+        task_id="act", words=[*arguments, "--hold", "--json"], gives="json", pool=STATE_POOL, execution_timeout=_LONG
+    )
+    generation = "{{ ti.xcom_pull(task_ids='act')['generation'] }}"
     gate = QualityOperator(
         task_id="gate",
-        words=["quality", "gate", "--generation", made, "--json"],
+        words=["quality", "gate", "--generation", generation, "--json"],
         gives="json",
         pool=STATE_POOL,
         execution_timeout=_LONG,
     )
-    switch = FleetOperator(task_id="switch", words=["state", "switch", made], pool=STATE_POOL)
+    switch = FleetOperator(task_id="switch", words=["state", "switch", generation], pool=STATE_POOL)
     start = StartStream(task_id="start")
     watch = WaitForBatch(task_id="watch", more=2)
     go_back = RollbackOperator(task_id="go_back", made_by="act", last="watch", execution_timeout=_LONG)

@@ -62,9 +62,9 @@ class TidyAirflow(FleetOperator):
         count, size = _remove_logs(keep_ms)
         return f"deleted rows from before {before}, and {count:,} logs of {size:,} bytes"
 
-    def line_of(self, words: Sequence[str]) -> list[str]:
+    def line_of(self, arguments: Sequence[str]) -> list[str]:
         """Return the command line of Airflow with these words."""
-        return [sys.executable, "-P", "-m", "airflow", *words]
+        return [sys.executable, "-P", "-m", "airflow", *arguments]
 
     def environment(self) -> dict[str, str]:
         """Return the environment of Airflow's processes, without the variables of a task."""

@@ -35,7 +35,7 @@ _ENDED: Final = ("success", "failed")  # Airflow's states of a finished run
 # matches 3, 1,200, 0.5, 4m, 1h30m; but no part of a name
 # (pump-2, gen-0002, "7", 2026-01-31T12:00:00Z, 10.0.0.1:1883)
 _FIGURES: Final = re.compile(r"""(?<![\w./:'"-])(?:\d+(?:[.,]\d+)*(?:ms|[smhd])?)+(?![\w/'"-]|[.,:]\d)""")
-_BY_ITSELF: Final = ("scheduled__", "asset_triggered__", "backfill__")  # prefixes of runs without a person
+_AUTOMATIC_RUNS: Final = ("scheduled__", "asset_triggered__", "backfill__")  # prefixes of runs without a person
 
 
 def notify_failure(context: Mapping[str, Any]) -> None:
@@ -87,7 +87,7 @@ def notify(place: OrchestrationConfig, failure: dict[str, str]) -> list[str]:
     worked: list[str] = []
     try:
         note, mark = place.data_folder / "failures-told.json", _mark(failure)
-        before = _told_lately(note)
+        before = _recent_notifications(note)
         payload = json.dumps({**failure, "reason": failure["reason"].splitlines()[0][:2_000], "at_ms": wall_clock_ms()})
         for name, way in (("webhook", _post), ("topic", _publish)):
             if f"{name} {mark}" in before:
@@ -132,12 +132,12 @@ def _mark(failure: dict[str, str]) -> str:
 
     These figures change from one check to the next.
     """
-    words = _FIGURES.sub("", failure["reason"].splitlines()[0])
-    run = "" if failure["run"].startswith(_BY_ITSELF) else failure["run"]
-    return hashlib.sha256("\n".join((failure["dag"], failure["task"], run, words)).encode()).hexdigest()[:16]
+    text = _FIGURES.sub("", failure["reason"].splitlines()[0])
+    run = "" if failure["run"].startswith(_AUTOMATIC_RUNS) else failure["run"]
+    return hashlib.sha256("\n".join((failure["dag"], failure["task"], run, text)).encode()).hexdigest()[:16]
 
 
-def _told_lately(note: Path) -> dict[str, float]:
+def _recent_notifications(note: Path) -> dict[str, float]:
     """Return the last hour's notifications: ``<channel> <mark>`` to epoch seconds."""
     try:
         known = {one: float(at_s) for one, at_s in json.loads(note.read_text()).items()}
@@ -147,8 +147,8 @@ def _told_lately(note: Path) -> dict[str, float]:
 
 
 def _remember(note: Path, marks: Sequence[str]) -> None:
-    """Record notifications as sent now, in the format that `_told_lately` returns."""
+    """Record notifications as sent now, in the format that `_recent_notifications` returns."""
     note.parent.mkdir(parents=True, exist_ok=True)
     fresh = note.with_name(f".{note.name}.{time.time_ns()}")
-    fresh.write_text(json.dumps({**_told_lately(note), **dict.fromkeys(marks, time.time())}))
+    fresh.write_text(json.dumps({**_recent_notifications(note), **dict.fromkeys(marks, time.time())}))
     fresh.replace(note)

@@ -29,7 +29,7 @@ STOPPED_BY: Final = "airflow {{ dag.dag_id }} {{ run_id }}"  # identifies the ru
 _NO: Final = "Reject"  # Airflow's name of this answer
 _MOST_RETURNED: Final = 64 * 1024 * 1024  # bytes of a result, which Airflow stores in its database
 _PATIENCE_S: Final = 120.0
-_MOST_TOLD: Final = 20_000  # characters of a plan, which a person reads
+_MAX_PLAN_CHARS: Final = 20_000  # characters of a plan, which a person reads
 
 
 class FleetOperator(BaseOperator):
@@ -76,13 +76,13 @@ class FleetOperator(BaseOperator):
             publish_reason(context, reason)
             raise AirflowFailException(reason)
         if self.gives == "told":
-            return "\n".join(ended.stderr or ended.out)[-_MOST_TOLD:]
+            return "\n".join(ended.stderr or ended.out)[-_MAX_PLAN_CHARS:]
         if self.gives is None:
             return None
         found = _objects(ended.out)
         return found[0] if self.gives == "json" and len(found) == 1 else found
 
-    def run_verb(self, words: Sequence[str], context: Mapping[str, Any]) -> ProcessResult:
+    def run_verb(self, arguments: Sequence[str], context: Mapping[str, Any]) -> ProcessResult:
         """Run a verb until it ends.
 
         Raises:
@@ -91,13 +91,13 @@ class FleetOperator(BaseOperator):
                 task.
         """
         keeps = _MOST_RETURNED if self.gives in ("json", "rows") else None
-        line = self.line_of(drop_empty_words(words))
+        line = self.line_of(drop_empty_words(arguments))
         self.log.info("%s", " ".join(line))
-        self._verb = Verb(line, self._say, keep_bytes=keeps, environment=self.environment(), asked_by=_asked_by(context))
+        self._verb = Verb(line, self._log_line, keep_bytes=keeps, environment=self.environment(), asked_by=_asked_by(context))
         try:
             ended = self._verb.wait()
         except AirflowTaskTimeout:
-            reason = f"{' '.join(words[:2])} was stopped: it exceeded its timeout of {self.execution_timeout}"
+            reason = f"{' '.join(arguments[:2])} was stopped: it exceeded its timeout of {self.execution_timeout}"
             publish_reason(context, reason)
             raise AirflowFailException(reason) from None
         if ended.code == 0:
@@ -105,9 +105,9 @@ class FleetOperator(BaseOperator):
         publish_reason(context, ended.reason())
         raise (AirflowFailException if ended.refused else AirflowException)(ended.reason())
 
-    def line_of(self, words: Sequence[str]) -> list[str]:
+    def line_of(self, arguments: Sequence[str]) -> list[str]:
         """Return the command line, as you would type it."""
-        return self.place.command_line(list(words))
+        return self.place.command_line(list(arguments))
 
     def environment(self) -> dict[str, str] | None:
         """Return the command's environment; None for the present one without Airflow's."""
@@ -118,7 +118,7 @@ class FleetOperator(BaseOperator):
         if self._verb is not None:
             self._verb.stop()
 
-    def _say(self, line: str) -> None:
+    def _log_line(self, line: str) -> None:
         self.log.info("%s", line)
 
     def _emit(self, context: Mapping[str, Any]) -> None:
@@ -146,10 +146,10 @@ class Recurring(FleetOperator):
         from fleetpulse.io.home.desired_state import STOPPED, get_desired
         from fleetpulse.io.home.home import Home
 
-        wanted = get_desired(Home(self.place.home))
-        by_a_run = wanted.what == STOPPED and wanted.by.startswith(AIRFLOWS)
+        desired = get_desired(Home(self.place.home))
+        by_a_run = desired.what == STOPPED and desired.by.startswith(AIRFLOWS)
         if by_a_run and context["dag_run"].run_type == "scheduled":
-            raise AirflowSkipException(f"{wanted.by} has stopped the stream for a change; skipped until the next scheduled run")
+            raise AirflowSkipException(f"{desired.by} has stopped the stream for a change; skipped until the next scheduled run")
         return super().execute(context)
 
 
@@ -191,10 +191,10 @@ class StopStream(FleetOperator):
         try:
             self.run_verb(self.words, context)
         except BaseException:
-            self._take_back(self.words[3])
+            self._restore_running(self.words[3])
             raise
 
-    def _take_back(self, by: str) -> None:
+    def _restore_running(self, by: str) -> None:
         """Set the desired state to running if this run has set it to stopped.
 
         It is written directly: a killed task has only seconds, too few to run a verb.
@@ -246,19 +246,19 @@ class RollbackOperator(FleetOperator):
             return "nothing to undo: no task failed"
         done: list[str] = []
         refused: list[str] = []
-        for words, told in self._steps(ti.xcom_pull(task_ids=self.made_by)):
+        for arguments, done_text in self._steps(ti.xcom_pull(task_ids=self.made_by)):
             try:
-                if words:
-                    self.run_verb(words, context)
-                done.append(told)
+                if arguments:
+                    self.run_verb(arguments, context)
+                done.append(done_text)
             except AirflowException as error:
-                refused.append(f"{' '.join(words[:2])}: {error}")
+                refused.append(f"{' '.join(arguments[:2])}: {error}")
         summary = "; ".join([*done, *refused]) or "nothing had been changed yet"
         if refused:
             raise AirflowFailException(f"cannot undo the change: {summary}")
         return summary
 
-    def _steps(self, made: Mapping[str, Any] | None) -> Iterator[tuple[list[str], str]]:
+    def _steps(self, created: Mapping[str, Any] | None) -> Iterator[tuple[list[str], str]]:
         """Yield the steps to undo the change, each as the words of a verb and a summary.
 
         The desired state is read before each step, since a step may take minutes. A step without
@@ -270,9 +270,9 @@ class RollbackOperator(FleetOperator):
 
         home = Home(self.place.home)
         _await_maker(home.path)
-        record, wanted = load_generations(home.lifecycle), get_desired(home)
-        number = int(made["generation"]) if made else None
-        if number is None and (held := record.held()) is not None and held.made_at_ms >= wanted.at_ms and wanted.by == self.by:
+        record, desired = load_generations(home.lifecycle), get_desired(home)
+        number = int(created["generation"]) if created else None
+        if number is None and (held := record.held()) is not None and held.made_at_ms >= desired.at_ms and desired.by == self.by:
             number = held.number  # created since this run stopped the stream, by a task that died before it returned
         if number is not None and record.current == number:
             if not _stopped_by_another(home.path, self.by):
@@ -338,9 +338,13 @@ def publish_reason(context: Mapping[str, Any], reason: str) -> None:
     context["ti"].xcom_push(key=REFUSED, value=reason)
 
 
-def drop_empty_words(words: Sequence[str]) -> list[str]:
+def drop_empty_words(arguments: Sequence[str]) -> list[str]:
     """Drop empty words and options without a value (``--version=``)."""
-    return [word for word in words if word and not (word.startswith("--") and "=" in word and not word.partition("=")[2])]
+    return [
+        argument
+        for argument in arguments
+        if argument and not (argument.startswith("--") and "=" in argument and not argument.partition("=")[2])
+    ]
 
 
 def _objects(lines: Sequence[str]) -> list[Any]:

@@ -29,12 +29,12 @@ _ALONE: Final = {
     "Referrer-Policy": "no-referrer",  # the address grants access
 }
 
-_INSTEAD: Final = """<!doctype html>
+_MESSAGE_PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>fleetpulse</title>
 <style>
 :root {{ color-scheme: light dark }}
 body {{ font: 1.1rem/1.5 system-ui, sans-serif; max-width: 40rem; margin: 4rem auto; padding: 0 1rem }}
-</style></head><body><main><h1>Nothing to show here</h1><p>{words}</p></main></body></html>
+</style></head><body><main><h1>Nothing to show here</h1><p>{text}</p></main></body></html>
 """
 _NOWHERE: Final = "There is no such page."
 _MISSING: Final = {
@@ -59,15 +59,15 @@ def app(place: OrchestrationConfig) -> Any:
 
     shown = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
-    def instead(status: int, words: str) -> Response:
-        return HTMLResponse(_INSTEAD.format(words=words), status, headers=_ALONE)
+    def instead(status: int, text: str) -> Response:
+        return HTMLResponse(_MESSAGE_PAGE.format(text=text), status, headers=_ALONE)
 
     def page(request: Request, area: str, path: str) -> Response:
         if page_of(place, area, path) is None:
             return instead(404, _MISSING.get(area, _NOWHERE))
-        given = signed_expiry(int(time.time()) + PASS_S)
+        signed_pass = signed_expiry(int(time.time()) + PASS_S)
         return RedirectResponse(
-            f"{request.scope.get('root_path', '')}/{_PASSED}/{given}/{area}/{quote(path)}", 303, headers=_ALONE
+            f"{request.scope.get('root_path', '')}/{_PASSED}/{signed_pass}/{area}/{quote(path)}", 303, headers=_ALONE
         )
 
     def passed(given: str, area: str, path: str) -> Response:
@@ -94,13 +94,13 @@ def signed_expiry(until_s: int) -> str:
     return f"{until_s:x}-{hmac.new(key, f'fleet pages until {until_s}'.encode(), 'sha256').hexdigest()}"
 
 
-def is_valid_pass(given: str) -> bool:
+def is_valid_pass(signed_pass: str) -> bool:
     """Whether `signed_expiry` issued the pass, and it has not expired."""
     try:
-        until_s = int(given.partition("-")[0], 16)
+        until_s = int(signed_pass.partition("-")[0], 16)
     except ValueError:
         return False
-    return hmac.compare_digest(given.encode(), signed_expiry(until_s).encode()) and time.time() < until_s
+    return hmac.compare_digest(signed_pass.encode(), signed_expiry(until_s).encode()) and time.time() < until_s
 
 
 class PagesApp:

@@ -40,17 +40,17 @@ class _Wait(BaseOperator):
         super().__init__(**kwargs)
         self.patience, self.place = patience, place
 
-    def until(self, trigger: type[Reaching], wanted: int) -> int:
+    def until(self, trigger: type[Reaching], target: int) -> int:
         """Return the reached number if it suffices; otherwise defer to the triggerer.
 
         Args:
             trigger: class of the trigger, which also reads the present number.
-            wanted: the number to reach.
+            target: the number to reach.
         """
         home, until_s = str(self.place.home), time.time() + self.patience.total_seconds()
         at = trigger.look(home)
-        if at is None or at < wanted:
-            waits = trigger(home=home, wanted=wanted, until_s=until_s, first_s=SETTLE_S)
+        if at is None or at < target:
+            waits = trigger(home=home, wanted=target, until_s=until_s, first_s=SETTLE_S)
             self.defer(trigger=waits, method_name="decide", timeout=self.patience + GRACE)
         return at
 
@@ -77,7 +77,7 @@ class _Wait(BaseOperator):
         raise _failure(context, self.missed(event["wanted"], event["at"]))
 
     @abstractmethod
-    def missed(self, wanted: int, at: int | None) -> str:
+    def missed(self, target: int, at: int | None) -> str:
         """Return the error message for a condition that was not met in time."""
 
 
@@ -98,16 +98,16 @@ class WaitForBatch(_Wait):
 
     def execute(self, context: Mapping[str, Any]) -> int:
         """Check the condition, and defer if it is not met."""
-        wanted = self.batch
-        if wanted is None:
+        target = self.batch
+        if target is None:
             at = batch_of(str(self.place.home))
-            wanted = (-1 if at is None else at) + self.more
-        return self.until(StreamAtBatch, wanted)
+            target = (-1 if at is None else at) + self.more
+        return self.until(StreamAtBatch, target)
 
-    def missed(self, wanted: int, at: int | None) -> str:
+    def missed(self, target: int, at: int | None) -> str:
         """Return the error message, with the newest batch."""
         newest = "no batch was committed" if at is None else f"batch {at} was the newest"
-        return f"the stream did not reach batch {wanted}: {newest} after {self.patience}; see the log of the lifecycle job"
+        return f"the stream did not reach batch {target}: {newest} after {self.patience}; see the log of the lifecycle job"
 
 
 class WaitForFrontier(_Wait):
@@ -129,7 +129,7 @@ class WaitForFrontier(_Wait):
         """Check the condition, and defer if it is not met."""
         return self.until(FrontierPast, parse_instant_ms(self.instant))
 
-    def missed(self, wanted: int, at: int | None) -> str:
+    def missed(self, target: int, at: int | None) -> str:
         """Return the error message, with the frontier."""
         judged = "nothing was judged" if at is None else f"it was at {format_instant(at)}"
         return f"the frontier did not reach {self.instant}: {judged} after {self.patience}; see: ./fleet status"

@@ -23,7 +23,7 @@ from fleetpulse.io.system.process import REQUESTED_BY_VARIABLE, command_with_par
 
 ERROR_PREFIX: Final = "fleet: "  # prefix of a verb's error message
 STOP_S: Final = 30.0
-_LOOK_S: Final = 0.2
+_POLL_S: Final = 0.2
 _KEPT_LINES: Final = 1_000
 _CHUNK: Final = 65_536
 
@@ -35,7 +35,7 @@ class ProcessResult:
     Attributes:
         code: exit code; negative if a signal ended the verb.
         out: newest lines of standard output; all lines if a byte limit is set.
-        told: newest lines of standard error.
+        stderr: newest lines of standard error.
         refusal: error message of the verb and the lines after it; empty if it printed none.
         too_long: whether standard output exceeded the byte limit; ``out`` is then empty.
     """
@@ -64,7 +64,7 @@ class Verb:
 
     Args:
         line: program and arguments.
-        say: callback for each line of output; long lines are truncated.
+        report: callback for each line of output; long lines are truncated.
         keep_bytes: byte limit up to which standard output is kept in whole lines; None to keep the
             newest lines only, long ones in pieces.
         environment: environment of the process; None for the present one without variables of
@@ -75,16 +75,16 @@ class Verb:
     def __init__(
         self,
         line: Sequence[str],
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         *,
         keep_bytes: int | None = None,
         environment: Mapping[str, str] | None = None,
         asked_by: str = "",
     ) -> None:
-        self._say = say
+        self._report = report
         self._keep_bytes, self._kept_bytes = keep_bytes, 0
         self._out: deque[str] = deque(maxlen=_KEPT_LINES if keep_bytes is None else None)
-        self._told: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._error_lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._refusal: list[str] = []
         self.process = subprocess.Popen(
             command_with_parent_death_signal(line),  # Linux ends it when the worker dies, even by kill -9; other systems do not
@@ -102,8 +102,8 @@ class Verb:
         """Wait until the verb ends; stop the group if the wait is interrupted."""
         try:
             with selectors.DefaultSelector() as ready:
-                out, told = _Lines(self._take_out, self._keep_bytes or _CHUNK), _Lines(self._take_told, _CHUNK)
-                for pipe, lines in ((self.process.stdout, out), (self.process.stderr, told)):
+                out, err = _Lines(self._take_out, self._keep_bytes or _CHUNK), _Lines(self._take_error_line, _CHUNK)
+                for pipe, lines in ((self.process.stdout, out), (self.process.stderr, err)):
                     assert pipe is not None
                     os.set_blocking(pipe.fileno(), False)
                     ready.register(pipe.fileno(), selectors.EVENT_READ, lines)
@@ -115,7 +115,9 @@ class Verb:
             for pipe in (self.process.stdout, self.process.stderr):
                 if pipe is not None:
                     pipe.close()
-        return ProcessResult(self.process.returncode, tuple(self._out), tuple(self._told), tuple(self._refusal), self._too_long)
+        return ProcessResult(
+            self.process.returncode, tuple(self._out), tuple(self._error_lines), tuple(self._refusal), self._too_long
+        )
 
     @property
     def _too_long(self) -> bool:
@@ -125,7 +127,7 @@ class Verb:
         """Read until the verb has ended, even if a process left running holds the pipes."""
         ended = False
         while True:
-            found = ready.select(0 if ended else _LOOK_S)
+            found = ready.select(0 if ended else _POLL_S)
             for key, _ in found:
                 if not key.data.read(key.fd):
                     ready.unregister(key.fd)
@@ -156,13 +158,13 @@ class Verb:
         self._out.append(line)
         if self._too_long:
             self._out.clear()
-        self._say(line if len(line) <= _CHUNK else f"{line[:_CHUNK]} ...")
+        self._report(line if len(line) <= _CHUNK else f"{line[:_CHUNK]} ...")
 
-    def _take_told(self, line: str) -> None:
-        self._told.append(line)
+    def _take_error_line(self, line: str) -> None:
+        self._error_lines.append(line)
         if line.startswith(ERROR_PREFIX) or self._refusal:
             self._refusal = [*self._refusal, line.removeprefix(ERROR_PREFIX)][:50]
-        self._say(line)
+        self._report(line)
 
 
 class _Lines:

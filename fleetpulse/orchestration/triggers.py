@@ -21,7 +21,7 @@ from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 LOOK_S: Final = 2.0
 _HERE: Final = "fleetpulse.orchestration.triggers"
 _SHOWN: Final = 20  # alerts in one event, besides their total count
-_ANEW_S: Final = 30.0  # time without a broker until its address is read again
+_RECONNECT_S: Final = 30.0  # time without a broker until its address is read again
 _DIGITS: Final = 20  # digits of the version in the file name of a commit
 
 
@@ -42,8 +42,8 @@ class Reaching(BaseTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class path and the arguments of the trigger."""
-        told = {"home": self.home, "wanted": self.wanted, "until_s": self.until_s}
-        return f"{_HERE}.{type(self).__name__}", {**told, "first_s": self.first_s, "every_s": self.every_s}
+        arguments = {"home": self.home, "wanted": self.wanted, "until_s": self.until_s}
+        return f"{_HERE}.{type(self).__name__}", {**arguments, "first_s": self.first_s, "every_s": self.every_s}
 
     @staticmethod
     @abstractmethod
@@ -117,8 +117,8 @@ class DeltaLogWatch(BaseEventTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class path and the arguments of the trigger."""
-        told = {"table": self.table, "notes": self.notes, "name": self.name, "home": self.home, "part": self.part}
-        return f"{_HERE}.DeltaLogWatch", {**told, "least_s": self.least_s, "every_s": self.every_s}
+        arguments = {"table": self.table, "notes": self.notes, "name": self.name, "home": self.home, "part": self.part}
+        return f"{_HERE}.DeltaLogWatch", {**arguments, "least_s": self.least_s, "every_s": self.every_s}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Poll forever; yield events ``{"table", "from_version", "version", "rows"}``.
@@ -138,9 +138,9 @@ class DeltaLogWatch(BaseEventTrigger):
                 at = _Position(newest, at.from_version if at.rows or rows else newest, at.rows + rows, at.told_s)
                 await asyncio.to_thread(_note, note, at)
             if at.rows and time.time() - at.told_s >= self.least_s:
-                said = {"table": table.name, "from_version": at.from_version, "version": at.version, "rows": at.rows}
+                event = {"table": table.name, "from_version": at.from_version, "version": at.version, "rows": at.rows}
                 judged = await asyncio.to_thread(judged_of, Path(self.home)) if self.home else {}
-                yield TriggerEvent({**said, **judged})
+                yield TriggerEvent({**event, **judged})
                 at = _Position(at.version, at.version, 0, time.time())
                 await asyncio.to_thread(_note, note, at)
             await asyncio.sleep(self.every_s)
@@ -179,21 +179,21 @@ class AlertWatch(BaseEventTrigger):
         """
         from fleetpulse.io.mqtt.alerts import AlertSubscription
 
-        told_s, up_s = 0.0, time.monotonic()
+        emitted_s, up_s = 0.0, time.monotonic()
         line: AlertSubscription | None = None
         try:
             while True:
                 line = line or await asyncio.to_thread(_reach, self.home, self.topic)
                 if line is not None:
                     await asyncio.to_thread(line.run_once, 0.1)
-                if line is not None and line.waiting and time.time() - told_s >= self.least_s:
+                if line is not None and line.waiting and time.time() - emitted_s >= self.least_s:
                     count = len(line.waiting)
                     shown = [{"topic": topic, "payload": payload} for topic, payload in line.newest(_SHOWN)]
                     yield TriggerEvent({"count": count, "alerts": shown})
-                    told_s = time.time()
+                    emitted_s = time.time()
                     await asyncio.to_thread(line.acknowledge, count)
                 up_s = time.monotonic() if line is None or line.up else up_s
-                if line is not None and time.monotonic() - up_s > _ANEW_S:
+                if line is not None and time.monotonic() - up_s > _RECONNECT_S:
                     line.close()  # the broker's address may have changed
                     line = None
                 await asyncio.sleep(self.every_s)
@@ -299,9 +299,9 @@ def _since(table: Path, seen: int, part: str) -> tuple[int, int]:
     newest = max(commits, default=-1)
     if newest < seen:  # the table was created again
         seen = -1
-    kept = [version for version in commits if version > seen]
-    rows = newest - seen - len(kept)
-    for version in kept:
+    versions = [version for version in commits if version > seen]
+    rows = newest - seen - len(versions)
+    for version in versions:
         try:
             actions = actions_of(table / "_delta_log" / f"{version:0{_DIGITS}d}.json")
         except FileNotFoundError:

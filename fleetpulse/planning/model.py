@@ -279,12 +279,12 @@ def batch_time_s(fleet: Fleet, figures: Figures, cores: int) -> float:
     """
     least_s = batch_s = max(fleet.batch_every_ms, min(fleet.held_ms, FEW_ROWS * 1000 / max(fleet.messages_per_s, 1e-9))) / 1000
     for _ in range(500):
-        wanted = max(least_s, batch_cpu_s(fleet, figures, batch_s) / cores)
-        if abs(wanted - batch_s) < 1e-4:
-            return wanted
-        if wanted > 3_600:
+        needed_s = max(least_s, batch_cpu_s(fleet, figures, batch_s) / cores)
+        if abs(needed_s - batch_s) < 1e-4:
+            return needed_s
+        if needed_s > 3_600:
             break
-        batch_s = wanted
+        batch_s = needed_s
     return math.inf
 
 

@@ -30,5 +30,5 @@ def busiest(key_groups: int, partitions: int) -> float:
     return max(held.values()) * partitions / key_groups
 
 
-def _turned(word: int, bits: int) -> int:
-    return (word << bits | word >> 32 - bits) & _WORD
+def _turned(value: int, bits: int) -> int:
+    return (value << bits | value >> 32 - bits) & _WORD

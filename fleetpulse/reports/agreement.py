@@ -34,16 +34,16 @@ def defined(rows: Iterable[Row], deployment: Deployment) -> Bag:
     return compared(replay(rows, deployment))
 
 
-def differences(said: Bag, want: Bag) -> list[dict[str, Any]]:
+def differences(emitted: Bag, defined: Bag) -> list[dict[str, Any]]:
     """Return the judgements that only one of two bags has.
 
     Args:
-        said: judgements that the job emitted.
-        want: judgements of the definition.
+        emitted: judgements that the job emitted.
+        defined: judgements of the definition.
 
     Returns:
         One row for each: the columns of `COMPARED`, and ``side``: ``told`` (emitted only) or
         ``defined``.
     """
-    sides = {"told": said - want, "defined": want - said}
+    sides = {"told": emitted - defined, "defined": defined - emitted}
     return [{"side": side, **dict(zip(COMPARED, one, strict=True))} for side, bag in sides.items() for one in bag.elements()]

@@ -132,8 +132,8 @@ def availability_of(tables: "DuckDBPyConnection", when: CoveredSpans, by: Sequen
         coalesce(sum(ms) FILTER (never_seen), 0) / sum(ms) AS never_seen
     FROM met WHERE ms > 0 GROUP BY {names} ORDER BY {names}
     """
-    parts = [(shard, part.from_ms, part.to_ms) for shard, its in enumerate(when.parts) for part in its]
-    numbers, begins, ends = ([part[place] for part in parts] for place in range(3))
+    parts = [(shard, part.from_ms, part.to_ms) for shard, shard_parts in enumerate(when.parts) for part in shard_parts]
+    numbers, starts, ends = ([part[place] for part in parts] for place in range(3))
     sites = [[*when.shards], [*when.shards.values()]]
-    found = fetch(tables, sql, [max(ends, default=0), *sites, numbers, begins, ends])
+    found = fetch(tables, sql, [max(ends, default=0), *sites, numbers, starts, ends])
     return [{**row, **{mode.value: row[mode.value] or 0.0 for mode in COUNTED}} for row in found]

@@ -59,9 +59,9 @@ class Backtest:
 
     def plain(self) -> Row:
         """Return the figures as JSON values."""
-        told = asdict(self)
-        span = {name: format_instant(told.pop(f"{name}_ms")) for name in ("from", "to")}
-        return {**span, **told, "alerts": {side: self.alerts(side) for side in (BEFORE, AFTER)}}
+        figures = asdict(self)
+        span = {name: format_instant(figures.pop(f"{name}_ms")) for name in ("from", "to")}
+        return {**span, **figures, "alerts": {side: self.alerts(side) for side in (BEFORE, AFTER)}}
 
 
 def figures(found: BacktestResult, policy_version: str, from_ms: int, to_ms: int, rows: int) -> Backtest:
@@ -98,9 +98,9 @@ def figures(found: BacktestResult, policy_version: str, from_ms: int, to_ms: int
 
 def _by(name: str, changed: Mapping[str, list[Any]]) -> list[Row]:
     counts: dict[str, Counter[str]] = {}
-    for word, change in zip(changed[name], changed["change"], strict=True):
-        counts.setdefault(word or "", Counter())[change] += 1
-    rows = [{name: word, **{change: found[change] for change in CHANGES}} for word, found in counts.items()]
+    for value, change in zip(changed[name], changed["change"], strict=True):
+        counts.setdefault(value or "", Counter())[change] += 1
+    rows = [{name: value, **{change: found[change] for change in CHANGES}} for value, found in counts.items()]
     return sorted(rows, key=lambda row: (-sum(row[change] for change in CHANGES), row[name]))
 
 
@@ -109,7 +109,7 @@ def _sides(counts: Mapping[Any, int], of: Callable[[Any], str], name: str) -> li
     for key, count in counts.items():
         row = rows.setdefault(of(key), {name: of(key), BEFORE: 0, AFTER: 0})
         row[key[0]] += count
-    return [rows[word] for word in sorted(rows)]
+    return [rows[group] for group in sorted(rows)]
 
 
 def _alerts_a_day(days: Mapping[tuple[str, int, str], int], from_ms: int, to_ms: int) -> list[Row]:
@@ -125,5 +125,5 @@ def _alerts_a_day(days: Mapping[tuple[str, int, str], int], from_ms: int, to_ms:
 
 def verdicts(found: BacktestResult) -> Iterator[Row]:
     """Yield the verdicts that differ, oldest first, as rows of `DIFFERENCE_SCHEMA`."""
-    for begin in range(0, found.changed.num_rows, 10_000):
-        yield from found.changed.slice(begin, 10_000).to_pylist()
+    for start in range(0, found.changed.num_rows, 10_000):
+        yield from found.changed.slice(start, 10_000).to_pylist()

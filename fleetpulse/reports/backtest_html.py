@@ -42,40 +42,40 @@ th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere } th 
 """
 
 
-def page(told: Backtest) -> str:
+def page(result: Backtest) -> str:
     """Render the figures of a backtest as an HTML page."""
-    span = f"{format_instant(told.from_ms)} to {format_instant(told.to_ms)}"
-    title = f"Backtest of policy {escape(told.policy_version)}"
+    span = f"{format_instant(result.from_ms)} to {format_instant(result.to_ms)}"
+    title = f"Backtest of policy {escape(result.policy_version)}"
     return "\n".join(
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>",
-            f"<h1>{title}</h1>\n<p>The same {told.rows:,} rows, under the policies in force and under this one.<br>{span}</p>",
-            _headline(told),
+            f"<h1>{title}</h1>\n<p>The same {result.rows:,} rows, under the policies in force and under this one.<br>{span}</p>",
+            _headline(result),
             f"<h2>Alerts per day</h2>\n<p>Transitions into offline, degraded or flagged. {_key((BEFORE, AFTER))}</p>",
-            _days(told.by_day),
-            _hidden("all days", _table(told.by_day, ("day", BEFORE, AFTER))),
+            _days(result.by_day),
+            _hidden("all days", _table(result.by_day, ("day", BEFORE, AFTER))),
             "<h2>Transitions by mode</h2>",
-            _table(told.by_mode, ("to_mode", BEFORE, AFTER)),
-            *_changes(told.by_class, "device_class", "Verdicts that differ, by device class"),
-            *_changes(told.by_site, "site", "Verdicts that differ, by site"),
+            _table(result.by_mode, ("to_mode", BEFORE, AFTER)),
+            *_changes(result.by_class, "device_class", "Verdicts that differ, by device class"),
+            *_changes(result.by_site, "site", "Verdicts that differ, by site"),
             "<h2>Other judgements</h2>",
-            _table(told.others, ("kind", BEFORE, AFTER)),
+            _table(result.others, ("kind", BEFORE, AFTER)),
             "</body>\n</html>\n",
         ]
     )
 
 
-def _headline(told: Backtest) -> str:
+def _headline(result: Backtest) -> str:
     moved = ""
-    if told.moved_by_ms is not None:
-        way = "later" if told.moved_by_ms >= 0 else "earlier"
-        moved = f", {format_duration(abs(round(told.moved_by_ms)))} {way} (median)"
+    if result.moved_by_ms is not None:
+        way = "later" if result.moved_by_ms >= 0 else "earlier"
+        moved = f", {format_duration(abs(round(result.moved_by_ms)))} {way} (median)"
     figures = [
-        (f"{told.alerts(BEFORE):,} → {told.alerts(AFTER):,}", "alerts, before and after"),
-        *((f"{told.changes[change]:,}", f"verdicts {change}{moved if change == 'moved' else ''}") for change in CHANGES),
+        (f"{result.alerts(BEFORE):,} → {result.alerts(AFTER):,}", "alerts, before and after"),
+        *((f"{result.changes[change]:,}", f"verdicts {change}{moved if change == 'moved' else ''}") for change in CHANGES),
     ]
     return (
         '<div class="figures">' + "".join(f"<div><b>{figure}</b><span>{name}</span></div>" for figure, name in figures) + "</div>"
@@ -104,10 +104,10 @@ def _days(days: Sequence[Row]) -> str:
         colour = f"var(--{side})"
         drawn.append(f'<path d="M{_LEFT} {level(0):.1f}{steps}" fill="none" style="stroke: {colour}; stroke-width: 1.8"/>')
     for place, day in enumerate(days):
-        told = f"{day['day']}: {day[BEFORE]:,} before, {day[AFTER]:,} after"
+        tooltip = f"{day['day']}: {day[BEFORE]:,} before, {day[AFTER]:,} after"
         x = _LEFT + place * wide
         drawn.append(
-            f'<rect x="{x:.1f}" y="20" width="{wide:.2f}" height="{high}" fill="transparent"><title>{told}</title></rect>'
+            f'<rect x="{x:.1f}" y="20" width="{wide:.2f}" height="{high}" fill="transparent"><title>{tooltip}</title></rect>'
         )
     named = sorted({round(share * (len(days) - 1) / 5) for share in range(6)})
     for place in named:
@@ -142,14 +142,16 @@ def _bars(rows: Sequence[Row], name: str, title: str) -> str:
     drawn: list[str] = []
     for place, row in enumerate(rows):
         y, x = place * _BAR, float(_NAMES)
-        word = str(row[name])
-        short = word if len(word) <= 26 else word[:25] + "…"
-        drawn.append(f'<text x="{_NAMES - 8}" y="{y + 17}" text-anchor="end">{escape(short)}<title>{escape(word)}</title></text>')
+        label = str(row[name])
+        short = label if len(label) <= 26 else label[:25] + "…"
+        drawn.append(
+            f'<text x="{_NAMES - 8}" y="{y + 17}" text-anchor="end">{escape(short)}<title>{escape(label)}</title></text>'
+        )
         for change in CHANGES:
             width = (_WIDTH - _NAMES - 70) * row[change] / most
             drawn.append(
                 f'<rect class="{change}" x="{x:.1f}" y="{y + 4}" width="{width:.1f}" height="{_BAR - 8}">'
-                f"<title>{escape(word)}: {row[change]:,} {change}</title></rect>"
+                f"<title>{escape(label)}: {row[change]:,} {change}</title></rect>"
             )
             x += width
         drawn.append(f'<text x="{x + 6:.1f}" y="{y + 17}">{sum(row[change] for change in CHANGES):,}</text>')
@@ -160,8 +162,8 @@ def _svg(height: int, title: str, drawn: Sequence[str]) -> str:
     return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(title)}">' + "\n".join(drawn) + "</svg>"
 
 
-def _hidden(what: str, table: str) -> str:
-    return f"<details><summary>{what}, as a table</summary>{table}</details>"
+def _hidden(title: str, table: str) -> str:
+    return f"<details><summary>{title}, as a table</summary>{table}</details>"
 
 
 def _table(rows: Sequence[Row], columns: Sequence[str]) -> str:

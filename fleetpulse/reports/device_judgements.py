@@ -25,14 +25,14 @@ def judgements_by_device(home: Home, device_ids: Sequence[str]) -> dict[str, lis
         f"SELECT {_COLUMNS} FROM judgements WHERE kind IN ('transition', 'retract', 'add') AND list_contains(?, device_id)",
         [list(device_ids)],
     )
-    said: dict[str, list[Judgement]] = {device_id: [] for device_id in device_ids}
+    by_device: dict[str, list[Judgement]] = {device_id: [] for device_id in device_ids}
     for row in found:
-        said[row["device_id"]].append(_judgement(row))
-    return said
+        by_device[row["device_id"]].append(_judgement(row))
+    return by_device
 
 
 def _judgement(row: dict[str, Any]) -> Judgement:
-    words = {"from_mode": Mode, "to_mode": Mode, "trigger": Trigger}
-    read = {name: word(row[name]) if row[name] else None for name, word in words.items()}
+    enums = {"from_mode": Mode, "to_mode": Mode, "trigger": Trigger}
+    read = {name: enum(row[name]) if row[name] else None for name, enum in enums.items()}
     errors = tuple(json.loads(row["last_errors"] or "[]"))
     return Judgement(**{**row, **read, "kind": JudgementKind(row["kind"]), "last_errors": errors})

@@ -164,16 +164,16 @@ def counts_of(home: Home, tables: "DuckDBPyConnection", frontier_ms: int | None)
     modes = fetch(tables, f"SELECT mode, {counted} FROM ({fleet}) GROUP BY mode ORDER BY n DESC, mode", values)
     kinds = fetch(tables, "SELECT kind, count(*) AS n FROM judgements WHERE kind != 'summary' GROUP BY kind ORDER BY kind")
     amended = {row["kind"]: row["n"] for row in kinds if row["kind"] in AMENDMENTS}
-    became = fetch(tables, "SELECT to_mode AS mode, count(*) AS n FROM transitions GROUP BY to_mode ORDER BY to_mode")
+    transitions = fetch(tables, "SELECT to_mode AS mode, count(*) AS n FROM transitions GROUP BY to_mode ORDER BY to_mode")
     refused = fetch(tables, "SELECT reason, count(*) AS n FROM quarantine GROUP BY reason ORDER BY reason")
-    listened = span(home)
+    received_span = span(home)
     return {
         "devices": {row["mode"]: row["n"] for row in modes},
         "never_seen": sum(row["never_seen"] for row in modes),
-        "transitions": {row["mode"]: row["n"] for row in became},
+        "transitions": {row["mode"]: row["n"] for row in transitions},
         "judgements": {row["kind"]: row["n"] for row in kinds if row["kind"] not in AMENDMENTS},
         "amended": amended,
         "messages": sum(file.rows or 0 for file in files_of(home, MESSAGES, "received_at")),
-        "newest_received_at_ms": listened[1] if listened else None,
+        "newest_received_at_ms": received_span[1] if received_span else None,
         "quarantine": {row["reason"]: row["n"] for row in refused},
     }

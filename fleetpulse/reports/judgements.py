@@ -111,8 +111,8 @@ def quarantine(home: Home, last: int | None = None) -> list[dict[str, Any]]:
 
 def site_of(home: Home, device_id: str) -> str | None:
     """Return the site of a device's newest registration or signal; None without any."""
-    for name, such in (("devices", "op = 'add'"), ("messages", f"kind IN ({_SIGNALS})")):
-        sql = f"SELECT site FROM {name} WHERE device_id = ? AND {such} ORDER BY received_at DESC LIMIT 1"
+    for name, condition in (("devices", "op = 'add'"), ("messages", f"kind IN ({_SIGNALS})")):
+        sql = f"SELECT site FROM {name} WHERE device_id = ? AND {condition} ORDER BY received_at DESC LIMIT 1"
         if found := query(home, sql, [device_id], tables=[name]):
             return found[0]["site"]
     return None
@@ -173,11 +173,11 @@ def device_status(home: Home, device_id: str, judged_ms: int | None) -> DeviceSt
             facts = {**_reached(judged, device_id), **_known(judged, device_id), **_due(judged, device_id)}
         else:
             facts = {**_reached(judged, device_id), "life_ms": life_ms}
-            if _goes_on(judged.devices.get(device_id), changes[-1]["to_mode"], kept_ms):
+            if _has_valid_deadlines(judged.devices.get(device_id), changes[-1]["to_mode"], kept_ms):
                 facts |= _due(judged, device_id)
     spans = retracted_offline(judgements_by_device(home, [device_id])[device_id])
-    away = [{"since_ms": since_ms, "until_ms": until_ms} for since_ms, until_ms in spans]
-    return DeviceStatus({**listed[0], **facts}, changes, away)
+    retracted = [{"since_ms": since_ms, "until_ms": until_ms} for since_ms, until_ms in spans]
+    return DeviceStatus({**listed[0], **facts}, changes, retracted)
 
 
 def frontier_ms(home: Home, judged_ms: int | None) -> int | None:
@@ -291,8 +291,8 @@ def _payload(row: Row) -> str:
 
 def judgements_about(home: Home, messages: Iterable[Row]) -> list[dict[str, Any]]:
     """Return the judgements about messages: transitions, or reasons for no judgement."""
-    wanted = list(messages)
-    instants = [row.event_time_ms for row in wanted if row.event_time_ms is not None]
+    rows = list(messages)
+    instants = [row.event_time_ms for row in rows if row.event_time_ms is not None]
     if not instants:
         return []
     return query(
@@ -300,7 +300,7 @@ def judgements_about(home: Home, messages: Iterable[Row]) -> list[dict[str, Any]
         """SELECT kind, device_id, message_kind, epoch_ms(event_time) AS event_time_ms, seq, from_mode, to_mode, "trigger",
            reason, late_by_ms FROM judgements WHERE message_kind IS NOT NULL AND kind NOT IN ('retract', 'add')
            AND epoch_ms(event_time) BETWEEN ? AND ? AND list_contains(?, device_id) ORDER BY life, transition_no""",
-        [min(instants), max(instants), sorted({row.device_id for row in wanted})],
+        [min(instants), max(instants), sorted({row.device_id for row in rows})],
     )
 
 
@@ -321,7 +321,7 @@ def _known(judged: Outcome, device_id: str) -> dict[str, Any]:
     return {**{name: getattr(device, name) for name in names}, **dead, **clock, "speaks_from": device.speaks_from}
 
 
-def _goes_on(device: Device | None, mode: str, kept_ms: int) -> bool:
+def _has_valid_deadlines(device: Device | None, mode: str, kept_ms: int) -> bool:
     """Whether deadlines from the retained rows are valid for a device.
 
     They are valid if the replayed device is in its current mode and was heard within these rows.

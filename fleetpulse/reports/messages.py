@@ -25,9 +25,9 @@ _CONCERNING: Final = "list_contains(?, device_id) OR kind IN ('gap', 'policy') O
 
 def as_row(found: dict[str, Any]) -> Row:
     """Return a result row of the select list `ROW` as a `Row`."""
-    words = {"kind": Kind(found["kind"]), "clock": Clock(found["clock"]), "position": found["position"] or 0}
+    converted = {"kind": Kind(found["kind"]), "clock": Clock(found["clock"]), "position": found["position"] or 0}
     event = found["gateway_event"]
-    return Row(**{**found, **words, "gateway_event": event and GatewayEvent(event)})
+    return Row(**{**found, **converted, "gateway_event": event and GatewayEvent(event)})
 
 
 def _concerning(found: Iterable[dict[str, Any]], device_ids: Collection[str]) -> list[Row]:
@@ -48,23 +48,23 @@ def rows(home: Home, device_ids: Sequence[str] | None = None) -> list[Row]:
     return _concerning(found, {*device_ids})
 
 
-def rows_since_version(home: Home, device_ids: Sequence[str], begin: tuple[int, int], through_ms: int | None) -> list[Row]:
+def rows_since_version(home: Home, device_ids: Sequence[str], origin: tuple[int, int], through_ms: int | None) -> list[Row]:
     """Return the rows that concern some devices, from a version of bronze on.
 
     Args:
         home: home to read.
         device_ids: ids of the devices.
-        begin: first version, and the newest ``received_at`` of the versions before it.
+        origin: first version, and the newest ``received_at`` of the versions before it.
         through_ms: ``received_at`` of the last rows; None: all.
 
     Raises:
         FleetError: the version was removed.
     """
-    version, newest_ms = begin
-    wanted = [list(device_ids), newest_ms]
+    version, newest_ms = origin
+    parameters = [list(device_ids), newest_ms]
     sql = f"SELECT {ROW} FROM messages WHERE ({_CONCERNING}) AND epoch_ms(received_at)"
-    found = query(home, f"{sql} > ?", wanted, tables=["messages"])
-    tied = query_files(MESSAGES, files_beside(home, version, newest_ms), f"{sql} = ?", wanted).to_pylist()
+    found = query(home, f"{sql} > ?", parameters, tables=["messages"])
+    tied = query_files(MESSAGES, files_beside(home, version, newest_ms), f"{sql} = ?", parameters).to_pylist()
     listened = span(home) or (newest_ms, newest_ms)
     return through(_concerning([*tied, *found], {*device_ids}), (newest_ms, listened[1]), through_ms)
 

@@ -110,7 +110,7 @@ class Begun:
         return outcome_of(rows_of_snapshot(home, self.snapshot, sql, [list(device_ids)]))
 
 
-def rows_of_snapshot(home: Home, taken: SnapshotInfo, sql: str, parameters: Iterable[Any] = ()) -> pa.Table:
+def rows_of_snapshot(home: Home, snapshot: SnapshotInfo, sql: str, parameters: Iterable[Any] = ()) -> pa.Table:
     """Run SQL over the rows of a snapshot.
 
     Raises:
@@ -118,16 +118,16 @@ def rows_of_snapshot(home: Home, taken: SnapshotInfo, sql: str, parameters: Iter
     """
     from duckdb import IOException
 
-    assert taken.version is not None, "the snapshot was read from the table's history"
+    assert snapshot.version is not None, "the snapshot was read from the table's history"
     try:
         return tables.query_files(
-            DEVICE_SNAPSHOTS, tables.files_of_version(home, DEVICE_SNAPSHOTS, taken.version), sql, parameters
+            DEVICE_SNAPSHOTS, tables.files_of_version(home, DEVICE_SNAPSHOTS, snapshot.version), sql, parameters
         )
     except (DeltaError, IOException):
-        if is_whole(home.table(DEVICE_SNAPSHOTS.name), taken.version):
+        if is_whole(home.table(DEVICE_SNAPSHOTS.name), snapshot.version):
             raise
         raise FleetError(
-            f"snapshot {taken.version} was removed by maintenance meanwhile; run the command again", code="snapshot-removed"
+            f"snapshot {snapshot.version} was removed by maintenance meanwhile; run the command again", code="snapshot-removed"
         ) from None
 
 
@@ -164,7 +164,7 @@ def choose_origins(home: Home, device_ids: Iterable[str], through_ms: int) -> Or
     kept_ms = oldest_kept_ms(home, MESSAGES.name) or 0
     forgotten_ms = _forgotten_before(home)
     forgotten = [] if forgotten_ms is None else [(0, forgotten_ms - 1)]
-    begun: dict[Begun, list[str]] = {}
+    by_origin: dict[Begun, list[str]] = {}
     why: dict[str, str] = {}
     for first in range(0, len(order), _AT_ONCE):
         some = order[first : first + _AT_ONCE]
@@ -176,8 +176,8 @@ def choose_origins(home: Home, device_ids: Iterable[str], through_ms: int) -> Or
                 why[device_id] = _too_old(kept_ms, late, [one.of(device_id) for one in known])
                 if device_id in amended or any(received_ms < kept_ms for _, received_ms in listed):
                     continue
-            begun.setdefault(Begun(chosen, below), []).append(device_id)
-    return OriginChoice(begun, why)
+            by_origin.setdefault(Begun(chosen, below), []).append(device_id)
+    return OriginChoice(by_origin, why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,22 +240,22 @@ def _amended_before(home: Home, device_ids: Sequence[str], at_ms: int) -> set[st
     return {row["device_id"] for row in tables.query(home, sql, [list(device_ids), at_ms])}
 
 
-def _too_old(kept_ms: int, late: Sequence[tuple[int, int]], beginnings: Sequence[ReplayOrigin]) -> str:
-    gone = f"messages received before {format_instant(kept_ms)} were removed (keep_messages)"
-    if not beginnings:
-        return f"{gone}, and there is no snapshot after which bronze is complete; take one regularly (./fleet state snapshot)"
+def _too_old(kept_ms: int, late: Sequence[tuple[int, int]], origins: Sequence[ReplayOrigin]) -> str:
+    removed = f"messages received before {format_instant(kept_ms)} were removed (keep_messages)"
+    if not origins:
+        return f"{removed}, and there is no snapshot after which bronze is complete; take one regularly (./fleet state snapshot)"
 
-    def kept_from(some: Sequence[ReplayOrigin]) -> list[tuple[int, int]]:
-        return [one for one in late if all(beginning.beyond([one]) is not None for beginning in some)]
+    def beyond_all(some: Sequence[ReplayOrigin]) -> list[tuple[int, int]]:
+        return [one for one in late if all(origin.beyond([one]) is not None for origin in some)]
 
-    event_ms, received_ms = min(kept_from(beginnings) or kept_from(beginnings[-1:]))
+    event_ms, received_ms = min(beyond_all(origins) or beyond_all(origins[-1:]))
     at = format_instant(received_ms)
-    came = (
+    cause = (
         f"message received at {at} reaches back to {format_instant(event_ms)}"
         if event_ms
         else f"messages received until {at} are no longer all listed (keep_late)"
     )
     return (
-        f"the late {came}; no retained snapshot can be the origin of its replay, and {gone}; to make amending possible for "
+        f"the late {cause}; no retained snapshot can be the origin of its replay, and {removed}; to make amending possible for "
         f"later messages, run ./fleet amend until nothing is left, then ./fleet state snapshot"
     )

@@ -70,23 +70,23 @@ def check_job(home: Home, by: str, stale_after_ms: int, now_ms: int | None = Non
     judged_ms = reached[1] if reached and reached[1] > 1 else None
     since_ms = cast("int", before["since_ms"]) if before.get("judged_ms") == judged_ms and "since_ms" in before else now_ms
     starts = tuple(cast("list[int]", before.get("starts_ms", [])))
-    wanted = get_desired(home)
-    seen = _seen(home, wanted, judged_ms, now_ms - since_ms, starts, now_ms, stale_after_ms)
-    begun_ms = cast("int", before.get("starting_since_ms") or now_ms) if seen.starting else None
-    seen = replace(seen, starting_ms=now_ms - begun_ms if begun_ms else 0)
+    desired = get_desired(home)
+    seen = _seen(home, desired, judged_ms, now_ms - since_ms, starts, now_ms, stale_after_ms)
+    starting_since_ms = cast("int", before.get("starting_since_ms") or now_ms) if seen.starting else None
+    seen = replace(seen, starting_ms=now_ms - starting_since_ms if starting_since_ms else 0)
     found = decide(seen)
     if found.start:
-        if set_desired(home, RUNNING, by, only_if=wanted) is None:
+        if set_desired(home, RUNNING, by, only_if=desired) is None:
             return check_job(home, by, stale_after_ms)  # the desired state was changed meanwhile
         starts = (*starts, now_ms)[-_STARTS:]
-    memory = {"judged_ms": judged_ms, "since_ms": since_ms, "starts_ms": starts, "starting_since_ms": begun_ms}
+    memory = {"judged_ms": judged_ms, "since_ms": since_ms, "starts_ms": starts, "starting_since_ms": starting_since_ms}
     write_status(home.run(_MEMORY), memory)
-    return _told(home, found, seen, reached, starts)
+    return _result(home, found, seen, reached, starts)
 
 
 def _seen(
     home: Home,
-    wanted: DesiredState,
+    desired: DesiredState,
     judged_ms: int | None,
     still_ms: int,
     starts: tuple[int, ...],
@@ -94,24 +94,26 @@ def _seen(
     stale_after_ms: int,
 ) -> Observation:
     path = home.run("lifecycle")
-    said = read_status(path)
+    status = read_status(path)
     found = [one for name in home.bridges() if (one := bridge_position(home.segments_of(name))) is not None]
-    stands = [one.received_at_ms for one in found]
+    positions_ms = [one.received_at_ms for one in found]
     heard = [one.received_at_ms for one in found if one.recording is None]
     return Observation(
-        wanted=wanted.what == RUNNING,
-        by=wanted.by,
+        wanted=desired.what == RUNNING,
+        by=desired.by,
         has_run=runs(home, "lifecycle"),
-        state=str(said.get("state", "")),
-        said_ago_ms=round((status_age_s(path, now_ms / 1000) or 0) * 1000) if said else 0,
-        given_up=str(said.get("why", "")) if said.get("state") == NOT_RESTARTED and said.get("at_ms", 0) >= wanted.at_ms else "",
-        behind_ms=max(0, max(stands) - judged_ms) if stands and judged_ms is not None else None,
+        state=str(status.get("state", "")),
+        said_ago_ms=round((status_age_s(path, now_ms / 1000) or 0) * 1000) if status else 0,
+        given_up=str(status.get("why", ""))
+        if status.get("state") == NOT_RESTARTED and status.get("at_ms", 0) >= desired.at_ms
+        else "",
+        behind_ms=max(0, max(positions_ms) - judged_ms) if positions_ms and judged_ms is not None else None,
         still_ms=still_ms,
         critical=tuple(_critical(home)),
         starts_ms=starts,
         now_ms=now_ms,
         stale_after_ms=stale_after_ms,
-        wanted_ago_ms=max(0, now_ms - wanted.at_ms),
+        wanted_ago_ms=max(0, now_ms - desired.at_ms),
         unheard_ms=max(0, now_ms - max(heard)) if heard else None,
     )
 
@@ -125,7 +127,7 @@ def _critical(home: Home) -> list[str]:
     ]
 
 
-def _told(
+def _result(
     home: Home, found: Decision, seen: Observation, reached: tuple[int, int] | None, starts: tuple[int, ...]
 ) -> CheckResult:
     return CheckResult(
@@ -142,6 +144,6 @@ def _told(
     )
 
 
-def as_facts(look: CheckResult) -> dict[str, Any]:
+def as_facts(result: CheckResult) -> dict[str, Any]:
     """Return the result of a check as JSON values."""
-    return asdict(look)
+    return asdict(result)

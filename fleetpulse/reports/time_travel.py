@@ -52,8 +52,8 @@ def _known(moment: Moment) -> tuple[str, list[Any]]:
     These were judged by ``known_ms`` and have an event time up to ``at_ms``. Retractions and
     additions count from their own ``judged_at`` on.
     """
-    said = f"(SELECT * FROM judgements WHERE epoch_ms(judged_at) <= {int(moment.known_ms)})"
-    return f"SELECT {_COLUMNS} FROM ({transitions_in(said)}) WHERE epoch_ms(event_time) <= ?", [moment.at_ms]
+    judged = f"(SELECT * FROM judgements WHERE epoch_ms(judged_at) <= {int(moment.known_ms)})"
+    return f"SELECT {_COLUMNS} FROM ({transitions_in(judged)}) WHERE epoch_ms(event_time) <= ?", [moment.at_ms]
 
 
 def _registered(moment: Moment) -> tuple[str, list[Any]]:
@@ -132,8 +132,8 @@ def life_of(tables: "DuckDBPyConnection", device_id: str, moment: Moment) -> lis
     sql = f"SELECT epoch_ms(effective_from) AS at_ms FROM ({registered}) WHERE device_id = ? ORDER BY effective_from"
     forgotten_ms = -1 if not changes else changes[-1]["at_ms"] if changes[-1]["to_mode"] == Mode.FORGOTTEN else None
     if forgotten_ms is not None:  # no transition since: a registration may have started a life
-        begun = (row["at_ms"] for row in fetch(tables, sql, [*values, device_id]) if row["at_ms"] > forgotten_ms)
-        if (since_ms := next(begun, None)) is not None:
+        registrations = (row["at_ms"] for row in fetch(tables, sql, [*values, device_id]) if row["at_ms"] > forgotten_ms)
+        if (since_ms := next(registrations, None)) is not None:
             spans.append(_span(Mode.PROVISIONED, since_ms, reason="registered"))
     for place, span in enumerate(spans):
         span["until_ms"] = spans[place + 1]["since_ms"] if place + 1 < len(spans) else None
@@ -152,11 +152,11 @@ def _spans(before: dict[str, Any] | None, change: dict[str, Any]) -> list[dict[s
         reason = "registered" if change["from_mode"] == Mode.PROVISIONED else "imported with the initial list of devices"
         spans.append(_span(change["from_mode"], change["life_ms"], reason=reason, life_ms=change["life_ms"]))
     names = ("trigger", "transition_no", "life_ms", "policy_version", "judged_at", "site", "device_class", "gateway")
-    told = {name: change[name] for name in names}
+    copied = {name: change[name] for name in names}
     errors = json.loads(change["last_errors"] or "[]")
     return [
         *spans,
-        _span(change["to_mode"], change["at_ms"], reason=_reason(change, errors), last_errors=change["last_errors"], **told),
+        _span(change["to_mode"], change["at_ms"], reason=_reason(change, errors), last_errors=change["last_errors"], **copied),
     ]
 
 

@@ -167,24 +167,24 @@ class Bridge:
         self._canary_at_s = 0.0
         self._heard_s = time.monotonic()
         self._report_at_s = 0.0
-        self._kept = False  # the broker has a session that queues messages for this bridge's sites
+        self._has_session = False  # the broker has a session that queues messages for this bridge's sites
         self._reported: deque[tuple[float, int]] = deque(maxlen=RATE_REPORTS)
         self.receiver = self._receiver()
 
     def _restore_position(self) -> None:
         """Restore the position from the newest segment."""
         settings = self.settings
-        stands = bridge_position(settings.segments_dir)
-        self.number, self._tail = (stands.number, stands.tail) if stands else (0, None)
-        fenced = stands is not None and stands.fence
-        ours = self.number - 1 if fenced else self.number
-        named = None if stands is None or fenced else commands_in(settings.segments_dir, ours)
-        self.spool = Spool(settings.commands_dir, ours, named) if settings.commands_dir else None
+        position = bridge_position(settings.segments_dir)
+        self.number, self._tail = (position.number, position.tail) if position else (0, None)
+        fenced = position is not None and position.fence
+        own_number = self.number - 1 if fenced else self.number
+        named = None if position is None or fenced else commands_in(settings.segments_dir, own_number)
+        self.spool = Spool(settings.commands_dir, own_number, named) if settings.commands_dir else None
         # Canaries that bypass the broker cannot be forged: a random secret per process will do.
         secret = secrets.token_bytes() if settings.source_factory else (settings.address.password or "").encode()
         self.intake = BridgeSequencer(
             settings.bridge,
-            stands,
+            position,
             grace_ms=int(settings.reconnect_grace_s * 1000),
             interval_ms=int(settings.canary_interval_s * 1000),
             secret=secret,
@@ -237,7 +237,7 @@ class Bridge:
                 if len(arrived) < FEW:
                     time.sleep(GATHER_S)
         if self.intake.live and not self._wall.doubted:
-            self._fly_canary()
+            self._publish_canary()
         self._flush_if_due()
         self._maybe_listen()
         if time.monotonic() - self._report_at_s > STATUS_S:
@@ -266,7 +266,7 @@ class Bridge:
             if self.intake.gap_open:  # a bridge that never listened has no gap to open
                 _LOG.warning("no canary came back in time; coverage gap opened")
 
-    def _fly_canary(self) -> None:
+    def _publish_canary(self) -> None:
         now_s = time.monotonic()
         self._notice_silence(self._wall.now_ms())
         if not self.receiver.connected:
@@ -300,10 +300,10 @@ class Bridge:
             self._reconnect_after_fence(str(error))
             return True
         except OSError as error:
-            words = "disk full" if is_disk_full(error) else f"cannot write: {error.strerror}"
-            if words != self.problem:
-                _LOG.error("cannot write a segment; no message is acknowledged until it is written", problem=words)
-            self.problem = words
+            problem = "disk full" if is_disk_full(error) else f"cannot write: {error.strerror}"
+            if problem != self.problem:
+                _LOG.error("cannot write a segment; no message is acknowledged until it is written", problem=problem)
+            self.problem = problem
             return False
         self.problem = None
         self.receiver.ack(self.intake.written())
@@ -345,13 +345,13 @@ class Bridge:
 
     def _renew_lease(self, *, stopped: bool = False) -> None:
         """Renew the lease, and hand sites over to the other bridges that serve them."""
-        self._kept |= self.receiver.connected
+        self._has_session |= self.receiver.connected
         if not self.settings.sites and not self.settings.source_factory:
             self.intake.share(kept_sites(self.settings.others.values()))
         self.intake.promise(self._wall.now_ms())
         through_ms = self.intake.promised_ms
         if through_ms is not None:
-            sites = self.settings.sites if self._kept else ()
+            sites = self.settings.sites if self._has_session else ()
             write_lease(self.settings.segments_dir, Lease(through_ms, wall_clock_ms(), sites, stopped))
 
     def _maybe_listen(self) -> None:

@@ -27,7 +27,7 @@ class GuardedClock:
     def __init__(self, wall_ms: Callable[[], int] | None = None, steady_ms: Callable[[], int] | None = None) -> None:
         self._wall_ms = wall_ms or wall_clock_ms
         self._steady_ms = steady_ms or _steady_ms
-        self._believed = self._wall_ms(), self._steady_ms()
+        self._reference = self._wall_ms(), self._steady_ms()
         self._since_ms: int | None = None
 
     @property
@@ -38,12 +38,12 @@ class GuardedClock:
     def now_ms(self) -> int:
         """Read the clocks; return the accepted time in epoch milliseconds."""
         wall_ms, steady_ms = self._wall_ms(), self._steady_ms()
-        expected_ms = self._believed[0] + steady_ms - self._believed[1]
+        expected_ms = self._reference[0] + steady_ms - self._reference[1]
         if wall_ms - expected_ms > STEP_MS:
             self._since_ms = steady_ms if self._since_ms is None else self._since_ms
             if steady_ms - self._since_ms < HOLDS_MS:
                 return expected_ms
-        self._believed, self._since_ms = (wall_ms, steady_ms), None
+        self._reference, self._since_ms = (wall_ms, steady_ms), None
         return wall_ms
 
 

@@ -36,17 +36,17 @@ class Spool:
     def __init__(self, folder: Path, newest: int, named: Collection[str] | None = None) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._taken: list[Path] = []
+        self._taken_files: list[Path] = []
         self._stuck: str | None = None
         for path in folder.iterdir():
-            taken = _TAKEN.fullmatch(path.name)
-            if taken is None:
+            match = _TAKEN.fullmatch(path.name)
+            if match is None:
                 continue
-            number = int(taken[2])
-            if number < newest or (number == newest and (named is None or taken[1] in named)):
+            number = int(match[2])
+            if number < newest or (number == newest and (named is None or match[1] in named)):
                 path.unlink()
             else:
-                path.rename(folder / taken[1])
+                path.rename(folder / match[1])
 
     def take(self, number: int) -> list[Command]:
         """Take the command files for segment ``number``, ordered by name.
@@ -57,7 +57,7 @@ class Spool:
             File name, topic and payload of each command; empty while commands taken before are not
             yet written.
         """
-        if self._taken:  # the disk still refuses the commands taken before
+        if self._taken_files:  # the disk still refuses the commands taken before
             return []
         commands: list[Command] = []
         for path in sorted(self.folder.glob("*.json")):
@@ -78,7 +78,7 @@ class Spool:
         except (ValueError, RecursionError) as error:
             self._refuse(path, str(error))
             return []
-        self._taken.append(path.rename(path.with_name(f"{path.name}.taken-{number}")))
+        self._taken_files.append(path.rename(path.with_name(f"{path.name}.taken-{number}")))
         return [(path.name, topic, payload) for topic, payload in found]
 
     def sync(self) -> None:
@@ -87,7 +87,7 @@ class Spool:
         Raises:
             OSError: the disk refuses the sync.
         """
-        if self._taken:
+        if self._taken_files:
             sync_folder(self.folder)
 
     def _refuse(self, path: Path, why: str) -> None:
@@ -98,9 +98,9 @@ class Spool:
 
     def written(self) -> None:
         """Delete the taken files; their segment is durable."""
-        for path in self._taken:
+        for path in self._taken_files:
             path.unlink(missing_ok=True)
-        self._taken.clear()
+        self._taken_files.clear()
 
 
 def _read(path: Path) -> list[tuple[str, Mapping[str, Any]]]:

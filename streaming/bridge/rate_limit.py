@@ -14,7 +14,7 @@ from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.core.rows import FROM_DEVICES
 
 BURST_S: Final = 60  # burst in seconds of the limit, for messages that a device buffered while it was away
-_OURS: Final = "fleet/"
+_PREFIX: Final = "fleet/"
 _KINDS: Final = frozenset(kind.value for kind in FROM_DEVICES)
 _LONGEST_AWAY_MS: Final = 3_600_000  # limit of the outage time that adds tokens: after a week, a flood is a flood
 _MOST: Final = 100_000  # number of devices at which quiet ones are forgotten
@@ -33,8 +33,8 @@ class RateLimiter:
         self._per_ms = per_s / 1000
         self._burst = per_s * BURST_S
         self._left: dict[str, tuple[float, int]] = {}  # by device: tokens left, and when
-        self._away_ms: int | None = None  # start of the present outage of the bridge
-        self._back = (0, 0)  # end and duration of the last outage
+        self._outage_start_ms: int | None = None  # start of the present outage of the bridge
+        self._last_outage = (0, 0)  # end and duration of the last outage
 
     def exceeding(self, topics: Sequence[str], now_ms: int) -> list[int]:
         """Count messages that arrived together; return places of those beyond the limit.
@@ -46,9 +46,12 @@ class RateLimiter:
         """
         if not self._burst:
             return []
-        if self._away_ms is not None:
-            self._back, self._away_ms = (now_ms, min(max(0, now_ms - self._away_ms), _LONGEST_AWAY_MS)), None
-        known, burst, per_ms, (back_ms, away_ms) = self._left, self._burst, self._per_ms, self._back
+        if self._outage_start_ms is not None:
+            self._last_outage, self._outage_start_ms = (
+                (now_ms, min(max(0, now_ms - self._outage_start_ms), _LONGEST_AWAY_MS)),
+                None,
+            )
+        known, burst, per_ms, (back_ms, away_ms) = self._left, self._burst, self._per_ms, self._last_outage
         sender = self.sender
         unknown, beyond = (burst, -1), list[int]()
         returned = back_ms <= now_ms <= back_ms + away_ms  # the broker queued messages of the outage
@@ -71,7 +74,7 @@ class RateLimiter:
 
     def away_since(self, since_ms: int) -> None:
         """Record an outage of the bridge since an instant; the next message ends it."""
-        self._away_ms = since_ms if self._away_ms is None else min(self._away_ms, since_ms)
+        self._outage_start_ms = since_ms if self._outage_start_ms is None else min(self._outage_start_ms, since_ms)
 
     def refund(self, topic: str) -> None:
         """Return the token of a message that was dropped and will be redelivered."""
@@ -83,11 +86,11 @@ class RateLimiter:
     def _forget(self, now_ms: int) -> None:
         """Remove full buckets, and the older half if too many are in use."""
         full_ms = BURST_S * 1000
-        kept = {device: held for device, held in self._left.items() if now_ms - held[1] < full_ms}
-        if len(kept) > _MOST // 2:
-            newest = sorted(kept.items(), key=lambda item: item[1][1])[-(_MOST // 2) :]
-            kept = dict(newest)
-        self._left = kept
+        partial = {device: held for device, held in self._left.items() if now_ms - held[1] < full_ms}
+        if len(partial) > _MOST // 2:
+            newest = sorted(partial.items(), key=lambda item: item[1][1])[-(_MOST // 2) :]
+            partial = dict(newest)
+        self._left = partial
 
 
 class SparedMessages:
@@ -115,7 +118,7 @@ class SparedMessages:
             Place of the message to refuse instead: the spared message before it in the same second.
             It is the message's own place if no device can have sent it; None if none is refused.
         """
-        if topic.startswith(_OURS) and topic.rpartition("/")[2] not in _KINDS:
+        if topic.startswith(_PREFIX) and topic.rpartition("/")[2] not in _KINDS:
             return place
         device, second = self._sender(topic), received_at_ms // 1000
         before = self._places.get(device)
@@ -129,10 +132,10 @@ class SparedMessages:
 
 def _sender(topic: str) -> str:
     """Return the device id of a topic, regardless of site; any other topic as a whole."""
-    levels = topic.split("/", 3) if topic.startswith(_OURS) else ()
+    levels = topic.split("/", 3) if topic.startswith(_PREFIX) else ()
     return levels[2] if len(levels) > 2 else topic
 
 
 def _sender_at_site(topic: str) -> str:
     """Return site and device id of a topic; any other topic as a whole."""
-    return topic.rpartition("/")[0] if topic.startswith(_OURS) and topic.count("/") == 3 else topic
+    return topic.rpartition("/")[0] if topic.startswith(_PREFIX) and topic.count("/") == 3 else topic

@@ -101,8 +101,8 @@ class RecordingSequencer:
 
     def gap_rows_at(self, instant_ms: int) -> frozenset[str]:
         """Return the bridges with a gap row at an instant, if it is the newest with any."""
-        newest_ms, whose = self._gap_rows
-        return whose if newest_ms == instant_ms else frozenset()
+        newest_ms, bridges = self._gap_rows
+        return bridges if newest_ms == instant_ms else frozenset()
 
     def let_go(self) -> list[str]:
         """Return and forget the bridges whose coverage gap the recording left open."""
@@ -158,10 +158,10 @@ class RecordingSequencer:
         if envelope.end:
             self.played = envelope.recording
         elif envelope.topic and envelope.topic.endswith(_GAP) and not older:
-            return self._heed(decode(envelope.topic, envelope.payload, envelope.received_at_ms or 0, Origin.REPLAY))
+            return self._track_gaps(decode(envelope.topic, envelope.payload, envelope.received_at_ms or 0, Origin.REPLAY))
         return LineAction.REJECTED if older else LineAction.WRITE
 
-    def _heed(self, row: object) -> LineAction:
+    def _track_gaps(self, row: object) -> LineAction:
         """Track open coverage gaps as the lifecycle job will judge the row."""
         if not isinstance(row, Row) or row.kind is not Kind.GAP:
             return LineAction.WRITE

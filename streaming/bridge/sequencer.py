@@ -35,7 +35,7 @@ MAX_TOPIC: Final = 512  # characters, twice the maximum of a valid topic
 CONTINUES_MS: Final = 60_000  # history that ended within this time continues live without a gap
 CANARIES: Final = 1_000  # limit of canaries in flight: a backlog delays one per interval
 SLACK_MS: Final = 5_000
-_OURS: Final = "fleet/"
+_PREFIX: Final = "fleet/"
 _USUAL_TOPICS: Final = 100_000  # limit of the cache of ordinary topics
 
 
@@ -90,7 +90,7 @@ class BridgeSequencer:
         self._holds_back = holds_back
         self._floods = floods or RateLimiter(0)
         self._spared = SparedMessages(self._floods.sender)
-        self._of_others = frozenset(f"fleet/{EVERYONE}/{other}/{Kind.TICK.value}" for other in others)
+        self._other_canaries = frozenset(f"fleet/{EVERYONE}/{other}/{Kind.TICK.value}" for other in others)
         self._sites, self._takes_foreign = sites, takes_foreign
         self._to_share: tuple[frozenset[str], int] | None = None
         self._usual: set[str] = set()  # cache of ordinary topics of live devices
@@ -119,14 +119,14 @@ class BridgeSequencer:
 
     def lost(self, now_ms: int, cause: str = "broker") -> None:
         """Handle a lost connection: drop unacknowledged messages, which are redelivered."""
-        let_go, spared, self.buffer = self.buffer, self._spared.places(), SegmentBuffer()
+        dropped, spared_places, self.buffer = self.buffer, self._spared.places(), SegmentBuffer()
         self._spared = SparedMessages(self._floods.sender)
-        for place, (row, token) in enumerate(zip(let_go.rows(), let_go.tokens, strict=True)) if self.live else ():
+        for place, (row, token) in enumerate(zip(dropped.rows(), dropped.tokens, strict=True)) if self.live else ():
             if token is None:
                 self.buffer.add(row, None)
             elif row.refused == REASON_FLOOD:
                 self.counts["flooded"] -= 1
-            elif place not in spared:
+            elif place not in spared_places:
                 self._floods.refund(row.topic)
         if not self.live:
             self.last_ms, self.last_canary_ms, self.gap_open, history = self._durable
@@ -143,16 +143,16 @@ class BridgeSequencer:
         if not messages:
             return
         topics, payloads, retained, tokens = zip(*messages, strict=True)
-        begin, unusual = 0, iter(range(len(messages)))
+        start, unusual = 0, iter(range(len(messages)))
         if self.live and self._usual.issuperset(topics) and not any(retained):
             unusual = iter(())
         elif self.live:  # checked one by one: a canary may hand over sites to other bridges
             unusual = (place for place in unusual if retained[place] or not self._is_usual(topics[place]))
         for place in unusual:
-            self._arrived_usual(topics[begin:place], payloads[begin:place], tokens[begin:place], now_ms)
+            self._arrived_usual(topics[start:place], payloads[start:place], tokens[start:place], now_ms)
             self.arrived(messages[place], now_ms)
-            begin = place + 1
-        self._arrived_usual(topics[begin:], payloads[begin:], tokens[begin:], now_ms)
+            start = place + 1
+        self._arrived_usual(topics[start:], payloads[start:], tokens[start:], now_ms)
 
     def _arrived_usual(
         self, topics: Sequence[str], payloads: Sequence[bytes], tokens: Sequence[AckToken | None], now_ms: int
@@ -178,8 +178,8 @@ class BridgeSequencer:
         """Whether a topic is an ordinary one of a live device; caches positive answers."""
         if topic in self._usual:
             return True
-        usual = topic.startswith(_OURS) and len(topic) <= MAX_TOPIC and topic.isprintable() and topic != self.canary_topic
-        if not usual or self._is_elsewhere(topic):
+        usual = topic.startswith(_PREFIX) and len(topic) <= MAX_TOPIC and topic.isprintable() and topic != self.canary_topic
+        if not usual or self._belongs_to_others(topic):
             return False
         if len(self._usual) >= _USUAL_TOPICS:
             self._usual.clear()
@@ -192,9 +192,9 @@ class BridgeSequencer:
             self._pass_over("retained", message.token)
         elif not self.live:
             self._history_line(message)
-        elif message.topic == self.canary_topic and self._is_ours(message.payload):
+        elif message.topic == self.canary_topic and self._is_own_canary(message.payload):
             self._canary_returned(message, now_ms)
-        elif self._is_elsewhere(message.topic):
+        elif self._belongs_to_others(message.topic):
             self._pass_over("elsewhere", message.token)
         elif is_command(message.topic):
             self._pass_over("commands", message.token)
@@ -204,10 +204,10 @@ class BridgeSequencer:
             if self._floods.exceeding((message.topic[:MAX_TOPIC],), now_ms):
                 self._refuse_flood(message.topic[:MAX_TOPIC], stamp, place)
 
-    def _is_elsewhere(self, topic: str) -> bool:
-        if not self._of_others:
+    def _belongs_to_others(self, topic: str) -> bool:
+        if not self._other_canaries:
             return False
-        return topic in self._of_others or (topic.startswith("fleet/") and topic.split("/", 2)[1] in self.shared)
+        return topic in self._other_canaries or (topic.startswith("fleet/") and topic.split("/", 2)[1] in self.shared)
 
     def share(self, sites: frozenset[str]) -> None:
         """Hand sites over to other bridges that have subscribed to their messages.
@@ -216,9 +216,9 @@ class BridgeSequencer:
         published before it may have reached this bridge only; messages after it reach the other
         bridge.
         """
-        wanted = self._to_share[0] if self._to_share else self.shared
-        if sites - wanted:
-            self._to_share = (wanted | sites, self._sent)
+        requested = self._to_share[0] if self._to_share else self.shared
+        if sites - requested:
+            self._to_share = (requested | sites, self._sent)
 
     def promise(self, now_ms: int) -> int | None:
         """Return an instant before the ``received_at`` of every later row, for the lease.
@@ -322,7 +322,7 @@ class BridgeSequencer:
     def _signature(self, text: str) -> str:
         return hmac.new(self._secret, f"{self.bridge} {text}".encode(), hashlib.sha256).hexdigest()[:24]
 
-    def _is_ours(self, payload: bytes) -> bool:
+    def _is_own_canary(self, payload: bytes) -> bool:
         text, _, signature = _nonce(payload).rpartition("-")
         return bool(text) and hmac.compare_digest(signature.encode(), self._signature(text).encode())
 

@@ -88,17 +88,17 @@ class Bridges:
             return True
         return now_ms - max(lease.beat_ms, self._since_ms) > self._lease_ms
 
-    def _backlog(self, name: str, begin: int, max_rows: int, max_bytes: int, through_ms: int | None) -> Backlog:
+    def _backlog(self, name: str, start: int, max_rows: int, max_bytes: int, through_ms: int | None) -> Backlog:
         parts: list[Part] = []
         rows, size, alone = 0, 0, len(self.folders) == 1
         for number, path in list_segments(self.folders[name]):
-            if (number + 1) * MAX_SEGMENT_ROWS <= begin:
+            if (number + 1) * MAX_SEGMENT_ROWS <= start:
                 continue
             if (rows >= max_rows or size >= max_bytes) and (alone or _instant(parts[0], 0) < _instant(parts[-1], -1)):
                 return Backlog(parts, through_ms, more=True)
-            if (number, begin) == self._landed.get(name):
+            if (number, start) == self._landed.get(name):
                 continue  # the newest segment, which is not deleted
-            table, first = read_segment(path), max(0, begin - number * MAX_SEGMENT_ROWS)
+            table, first = read_segment(path), max(0, start - number * MAX_SEGMENT_ROWS)
             self._landed[name] = (number, place(number, table.num_rows))
             if first < table.num_rows:
                 parts.append(Part(name, number, first, table.slice(first), positions(table)[first:]))
@@ -111,16 +111,16 @@ class Bridges:
         No effect if a gap is open or the bridge never listened. A segment newer than the lease
         means that the bridge has just come back; its lease follows the segment.
         """
-        stands = bridge_position(self.folders[name])
-        if stands is None or stands.gap_open:
+        position = bridge_position(self.folders[name])
+        if position is None or position.gap_open:
             return
-        back = lease is None or stands.received_at_ms > lease.beat_ms
-        if back and now_ms - stands.received_at_ms <= self._lease_ms:
+        back = lease is None or position.received_at_ms > lease.beat_ms
+        if back and now_ms - position.received_at_ms <= self._lease_ms:
             return
-        at_ms = max(stands.received_at_ms, lease.through_ms if lease else 0) + 1
+        at_ms = max(position.received_at_ms, lease.through_ms if lease else 0) + 1
         try:
-            scope = served_sites(self._sites.get(name, ()), stands.shared, takes_foreign=self._takes_foreign)
-            _write_gap(self.folders[name], name, stands, at_ms, scope)
+            scope = served_sites(self._sites.get(name, ()), position.shared, takes_foreign=self._takes_foreign)
+            _write_gap(self.folders[name], name, position, at_ms, scope)
         except BridgeFencedError:
             return  # the bridge is back, and has written this segment number
         _LOG.warning("fenced a bridge without a valid lease; a coverage gap is open, the broker queues its messages", bridge=name)
@@ -130,22 +130,22 @@ def _instant(part: Part, at: int) -> int:
     return int(part.rows["received_at_ms"].to_numpy()[at])
 
 
-def _write_gap(folder: Path, name: str, stands: BridgePosition, at_ms: int, scope: Scope) -> None:
-    since_ms = stands.received_at_ms if stands.last_canary_ms is None else stands.last_canary_ms
-    gap = {"op": "open", "from": since_ms, "after": stands.received_at_ms, "why": "bridge", **scope.to_plain()}
+def _write_gap(folder: Path, name: str, position: BridgePosition, at_ms: int, scope: Scope) -> None:
+    since_ms = position.received_at_ms if position.last_canary_ms is None else position.last_canary_ms
+    gap = {"op": "open", "from": since_ms, "after": position.received_at_ms, "why": "bridge", **scope.to_plain()}
     topic, payload = f"fleet/{EVERYONE}/{name}/{Kind.GAP.value}", json.dumps(gap, separators=(",", ":")).encode()
     write_segment(
         folder,
-        stands.number + 1,
+        position.number + 1,
         rows_table([SegmentRow(at_ms, topic, payload, Origin.BRIDGE.value)]),
         bridge=name,
-        last_canary_ms=stands.last_canary_ms,
+        last_canary_ms=position.last_canary_ms,
         gap_open=True,
-        played=stands.played,
-        shared=stands.shared,
+        played=position.played,
+        shared=position.shared,
         fence=True,
-        left_open=stands.left_open,
-        tail=stands.tail,
+        left_open=position.left_open,
+        tail=position.tail,
     )
 
 

@@ -103,7 +103,7 @@ def with_events(parts: Sequence[Arrived], gateways: Gateways) -> tuple[list[pa.T
             events[one.part][one.index] = event
         if event is not None or after != before:
             records.append({**_record(one.row, event, after or Gateway(one.row.device_id)), **one.arrival})
-    return [_marked(part.rows, its) for part, its in zip(parts, events, strict=True)], records
+    return [_marked(part.rows, part_events) for part, part_events in zip(parts, events, strict=True)], records
 
 
 def _record(row: Row, event: GatewayEvent | None, gateway: Gateway) -> dict[str, Any]:
@@ -140,8 +140,8 @@ def _candidates(parts: Sequence[Arrived], gateways: Gateways) -> Iterator[_Candi
         return
     found: list[_Candidate] = []
     for number, part in enumerate(parts):
-        theirs = pc.is_in(part.rows["device_id"], value_set=pa.array(sorted(chosen)))
-        found += _taken(part, number, pc.indices_nonzero(theirs))
+        is_chosen = pc.is_in(part.rows["device_id"], value_set=pa.array(sorted(chosen)))
+        found += _candidates_of(part, number, pc.indices_nonzero(is_chosen))
     yield from sorted(found, key=lambda one: one.row.received_at_ms)  # stable: equal instants keep the order of parts
 
 
@@ -156,15 +156,17 @@ def _with_another_name(rows: pa.Table, gateways: Gateways) -> Iterator[str]:
             yield device_id
 
 
-def _taken(part: Arrived, number: int, indexes: pa.Array) -> Iterator[_Candidate]:
+def _candidates_of(part: Arrived, number: int, indexes: pa.Array) -> Iterator[_Candidate]:
     rows = part.rows.select([*_INSTANTS, *_OF_ROW, *_OF_ARRIVAL]).take(indexes)
     received, happened = (_millis(rows[name]).to_pylist() for name in _INSTANTS)
     places = part.places[indexes.to_numpy()].tolist()
     values = rows.select([*_OF_ROW, *_OF_ARRIVAL]).to_pylist()
-    for index, at_ms, event_ms, place, of_it in zip(indexes.to_pylist(), received, happened, places, values, strict=True):
-        words: dict[str, Any] = {name: of_it[name] for name in _OF_ROW}
-        row = Row(at_ms, event_time_ms=event_ms, **{**words, "kind": Kind(words["kind"]), "clock": Clock(words["clock"])})
-        yield _Candidate(number, index, row, {**{name: of_it[name] for name in _OF_ARRIVAL}, "place": place})
+    for index, at_ms, event_ms, place, fields in zip(indexes.to_pylist(), received, happened, places, values, strict=True):
+        row_fields: dict[str, Any] = {name: fields[name] for name in _OF_ROW}
+        row = Row(
+            at_ms, event_time_ms=event_ms, **{**row_fields, "kind": Kind(row_fields["kind"]), "clock": Clock(row_fields["clock"])}
+        )
+        yield _Candidate(number, index, row, {**{name: fields[name] for name in _OF_ARRIVAL}, "place": place})
 
 
 def _millis(instants: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -174,8 +176,8 @@ def _millis(instants: pa.ChunkedArray) -> pa.ChunkedArray:
 def _marked(rows: pa.Table, events: Mapping[int, GatewayEvent]) -> pa.Table:
     if not events:
         return rows
-    words: list[str | None] = [None] * rows.num_rows
+    values: list[str | None] = [None] * rows.num_rows
     for index, event in events.items():
-        words[index] = event.value
+        values[index] = event.value
     place = rows.schema.get_field_index(_EVENT)
-    return rows.set_column(place, rows.schema.field(place), pa.array(words, rows.schema.field(place).type))
+    return rows.set_column(place, rows.schema.field(place), pa.array(values, rows.schema.field(place).type))

@@ -105,9 +105,11 @@ class Landing:
             return 0
         ends = {part.bridge: part.end for part in parts}
         newest_ms = max(int(part.rows["received_at_ms"][-1].as_py()) for part in parts)
-        found, come = decode_parts(parts, self.decoder, self.identity), self.places[MESSAGES.name]
+        found, message_places = decode_parts(parts, self.decoder, self.identity), self.places[MESSAGES.name]
         found.mark_gateway_events(self.gateways)
-        counted = self.counted.more(taken_of(parts, come), found.refused(come))  # quarantine may have them, uncounted
+        counted = self.counted.more(
+            taken_of(parts, message_places), found.refused(message_places)
+        )  # quarantine may have them, uncounted
         for table, rows in found.by_table(self.places):
             if rows.num_rows or table is MESSAGES:
                 numbers = {f"rows:{name}": end for name, end in ends.items()}

@@ -117,14 +117,14 @@ def _lifted(backlog: Backlog, landed_ms: int | None) -> Backlog:
     if landed_ms is None or first is None or first["received_at_ms"][0].as_py() > landed_ms:
         return backlog
     parts: list[Part] = []
-    reached_ms, said = landed_ms, 0  # previous row's instant less the gap rows up to it; their number
+    reached_ms, gap_count = landed_ms, 0  # previous row's instant less the gap rows up to it; their number
     for part in backlog.parts:
         stamps = _received(part)
         gaps = np.zeros(len(stamps), np.int64)
         gaps[_gaps(part)] = 1  # each gap row follows the row before it: rows of one instant have no order
-        numbers = said + np.cumsum(gaps)
+        numbers = gap_count + np.cumsum(gaps)
         reached = np.maximum.accumulate(np.maximum(np.maximum(stamps, landed_ms + 1) - numbers, reached_ms))
-        reached_ms, said = int(reached[-1]), int(numbers[-1])
+        reached_ms, gap_count = int(reached[-1]), int(numbers[-1])
         lifted = reached + numbers
         rows = _column(part, "received_at_ms", pa.array(lifted))
         parts.append(replace(part, rows=rows, stamped=pa.array(stamps, mask=stamps == lifted)))
@@ -135,7 +135,7 @@ def _placed(parts: Sequence[Part]) -> list[Part]:
     """Set the positions of lifted parts: rows lifted to one instant keep their order."""
     places = positions_within_instant(np.concatenate([_received(part) for part in parts]))
     edges = np.cumsum([0, *(part.rows.num_rows for part in parts)])
-    return [replace(part, positions=places[begin:end]) for part, (begin, end) in zip(parts, pairwise(edges), strict=True)]
+    return [replace(part, positions=places[start:end]) for part, (start, end) in zip(parts, pairwise(edges), strict=True)]
 
 
 def _read_through(backlog: Backlog, landed_ms: int | None) -> int:
@@ -149,15 +149,15 @@ def _read_through(backlog: Backlog, landed_ms: int | None) -> int:
 
 
 def _until(parts: Sequence[Part], limit_ms: int) -> list[Part]:
-    kept: list[Part] = []
+    taken_parts: list[Part] = []
     for part in parts:
         count = int(np.searchsorted(_received(part), limit_ms, side="right"))
         if count:
             stamped = None if part.stamped is None else part.stamped.slice(0, count)
-            kept.append(replace(part, rows=part.rows.slice(0, count), positions=part.placed()[:count], stamped=stamped))
+            taken_parts.append(replace(part, rows=part.rows.slice(0, count), positions=part.placed()[:count], stamped=stamped))
         if count < part.rows.num_rows:
             break
-    return kept
+    return taken_parts
 
 
 def _with_after(parts: Sequence[Part], landed_ms: int | None, *, alone: bool = False) -> list[Part]:
@@ -171,7 +171,7 @@ def _with_after(parts: Sequence[Part], landed_ms: int | None, *, alone: bool = F
         return list(parts)
     received = np.concatenate([_received(part) for part in parts])
     instants = received if alone else np.unique(received)  # one bridge: in order, instants may repeat
-    told: list[Part] = []
+    completed: list[Part] = []
     first = 0
     for part, places in zip(parts, gaps, strict=True):
         payloads = part.rows["payload"].to_pylist() if places else []
@@ -180,8 +180,8 @@ def _with_after(parts: Sequence[Part], landed_ms: int | None, *, alone: bool = F
             after_ms = int(instants[before - 1]) if before else landed_ms
             payloads[at] = _set_after(payloads[at], after_ms, at_least=alone)
         first += part.rows.num_rows
-        told.append(replace(part, rows=_column(part, "payload", pa.array(payloads, pa.binary()))) if places else part)
-    return told
+        completed.append(replace(part, rows=_column(part, "payload", pa.array(payloads, pa.binary()))) if places else part)
+    return completed
 
 
 def _gaps(part: Part) -> list[int]:
@@ -190,11 +190,11 @@ def _gaps(part: Part) -> list[int]:
     Decoding refuses gap rows of any other origin.
     """
     topics, origins = part.rows["topic"], part.rows["origin"]
-    ours = pc.or_(pc.equal(origins, Origin.BRIDGE.value), pc.equal(origins, Origin.REPLAY.value))
-    if not pc.any(ours).as_py():
+    is_own = pc.or_(pc.equal(origins, Origin.BRIDGE.value), pc.equal(origins, Origin.REPLAY.value))
+    if not pc.any(is_own).as_py():
         return []
     named = pc.and_(pc.starts_with(topics, _GAPS[0]), pc.ends_with(topics, _GAPS[1]))
-    return pc.indices_nonzero(pc.and_(named, ours)).to_pylist()
+    return pc.indices_nonzero(pc.and_(named, is_own)).to_pylist()
 
 
 def _set_after(payload: bytes, after_ms: int | None, *, at_least: bool) -> bytes:
@@ -205,7 +205,7 @@ def _set_after(payload: bytes, after_ms: int | None, *, at_least: bool) -> bytes
         return payload  # from a recording: decoding will refuse it
     if not isinstance(content, dict) or content.get("op") != "open":
         return payload
-    said_ms: object = content.get("after")
-    if at_least and type(said_ms) is int and (after_ms is None or said_ms >= after_ms):
+    recorded_ms: object = content.get("after")
+    if at_least and type(recorded_ms) is int and (after_ms is None or recorded_ms >= after_ms):
         return payload
     return json.dumps({**content, "after": after_ms}, separators=(",", ":")).encode()

@@ -73,10 +73,10 @@ class Landed:
         """
         of_tables = (QUARANTINE, self.quarantine), (COVERAGE, self.coverage), (DEVICES, self.devices), (GATEWAYS, self.gateways)
         for table, found in of_tables:
-            come = places[table.name]
-            yield table, tables.to_table(table, (row for row in found if row["place"] >= come[row["bridge"]]))
-        come = places[MESSAGES.name]
-        fresh = [rows.slice(int(np.searchsorted(at, come[part.bridge]))) for part, at, rows in self.messages]
+            table_places = places[table.name]
+            yield table, tables.to_table(table, (row for row in found if row["place"] >= table_places[row["bridge"]]))
+        table_places = places[MESSAGES.name]
+        fresh = [rows.slice(int(np.searchsorted(at, table_places[part.bridge]))) for part, at, rows in self.messages]
         yield MESSAGES, _by_receipt(pa.concat_tables(fresh)) if fresh else tables.from_columns(MESSAGES, {}, 0)
 
     def mark_gateway_events(self, gateways: Gateways) -> None:
@@ -85,18 +85,18 @@ class Landed:
         marked, self.gateways = with_events(arrived, gateways)
         self.messages = [(part, places, rows) for (part, places, _), rows in zip(self.messages, marked, strict=True)]
 
-    def refused(self, come: Mapping[str, int]) -> int:
+    def refused(self, places: Mapping[str, int]) -> int:
         """Count the rows that belong in quarantine, from a place of each bridge on.
 
         Rows that are already in quarantine count, too.
 
         Args:
-            come: place by bridge from which rows count.
+            places: place by bridge from which rows count.
         """
-        return sum(row["place"] >= come[row["bridge"]] for row in self.quarantine)
+        return sum(row["place"] >= places[row["bridge"]] for row in self.quarantine)
 
 
-def taken_of(parts: Sequence[Part], come: Mapping[str, int]) -> int:
+def taken_of(parts: Sequence[Part], places: Mapping[str, int]) -> int:
     """Count the rows of segments that belong in ``messages`` or in ``quarantine``.
 
     The count is taken from the segments, independently of decoding, so it reveals rows that get
@@ -104,9 +104,9 @@ def taken_of(parts: Sequence[Part], come: Mapping[str, int]) -> int:
 
     Args:
         parts: parts of segments.
-        come: place by bridge from which rows count.
+        places: place by bridge from which rows count.
     """
-    fresh = (part.rows.slice(max(0, come[part.bridge] - place(part.segment, part.first))) for part in parts)
+    fresh = (part.rows.slice(max(0, places[part.bridge] - place(part.segment, part.first))) for part in parts)
     return sum(rows.num_rows - _ends(rows) for rows in fresh)
 
 
@@ -142,8 +142,8 @@ def decode_parts(parts: Sequence[Part], decoder: Decoder, identity: DeviceIdenti
         if identity is DeviceIdentity.SITE_AND_ID:
             rows = _with_sites(rows)
         if len(plain) < part.rows.num_rows:
-            odd = np.setdiff1d(np.arange(part.rows.num_rows), plain, assume_unique=True)
-            at, others = _decode_rows(landed, part, odd, decoder)
+            irregular = np.setdiff1d(np.arange(part.rows.num_rows), plain, assume_unique=True)
+            at, others = _decode_rows(landed, part, irregular, decoder)
             plain, rows = _in_order([(plain, rows), (at, others)])
         landed.messages.append((part, plain + place(part.segment, part.first), rows))
     return landed
@@ -152,11 +152,11 @@ def decode_parts(parts: Sequence[Part], decoder: Decoder, identity: DeviceIdenti
 def _decode_columns(part: Part) -> tuple[NDArray[np.int64], pa.Table]:
     """Decode the plain rows of a part; return their indexes and rows of ``messages``."""
     topics, payloads = (part.rows[name].chunk(0) for name in ("topic", "payload"))
-    wanted = part.rows["refused"].is_null().to_numpy()
-    read = decode_plain(topics, payloads, part.rows["received_at_ms"].to_numpy(), wanted)
-    kept = part.rows.select(["received_at_ms", *_OF_SEGMENT])
-    kept = kept if len(read.places) == kept.num_rows else kept.take(read.places)
-    columns = {name: table[name] for table in (read.columns, kept) for name in table.column_names}
+    accepted = part.rows["refused"].is_null().to_numpy()
+    read = decode_plain(topics, payloads, part.rows["received_at_ms"].to_numpy(), accepted)
+    copied = part.rows.select(["received_at_ms", *_OF_SEGMENT])
+    copied = copied if len(read.places) == copied.num_rows else copied.take(read.places)
+    columns = {name: table[name] for table in (read.columns, copied) for name in table.column_names}
     return read.places, _messages(columns, part, read.places)
 
 
@@ -195,24 +195,26 @@ def _in_order(parts: list[tuple[NDArray[np.int64], pa.Table]]) -> tuple[NDArray[
     return places[order], pa.concat_tables([rows for _, rows in filled]).combine_chunks().take(order)
 
 
-def _decode_rows(landed: Landed, part: Part, odd: NDArray[np.int64], decoder: Decoder) -> tuple[NDArray[np.int64], pa.Table]:
+def _decode_rows(
+    landed: Landed, part: Part, irregular: NDArray[np.int64], decoder: Decoder
+) -> tuple[NDArray[np.int64], pa.Table]:
     """Decode rows one by one into their tables; return messages and their indexes."""
     values: list[tuple[Any, ...]] = []
-    kept: list[int] = []
-    columns = (column.to_pylist() for column in part.rows.take(odd).columns)
-    for at, raw in zip(odd.tolist(), map(SegmentRow._make, zip(*columns, strict=True)), strict=True):
+    indexes: list[int] = []
+    columns = (column.to_pylist() for column in part.rows.take(irregular).columns)
+    for at, raw in zip(irregular.tolist(), map(SegmentRow._make, zip(*columns, strict=True)), strict=True):
         if is_end(raw.origin, raw.topic, raw.recording):
             continue  # see `_ends`
         row = _decoded(raw, decoder)
         if isinstance(row, Row):
-            kept.append(at)
+            indexes.append(at)
             values.append((*_values(row), hash64(row.device_id), raw.origin, raw.recording, raw.line))
             _add_own_row(landed, row, _arrival(raw, part, at))
         else:
             refused = {"topic": raw.topic, "payload": raw.payload, "reason": row.reason, "detail": row.detail}
             landed.quarantine.append({**refused, **_arrival(raw, part, at)})
     by_name = dict(zip(_OF_MESSAGE, zip(*values, strict=True), strict=True)) if values else {}
-    places = np.array(kept, np.int64)
+    places = np.array(indexes, np.int64)
     return places, _messages(by_name, part, places)
 
 

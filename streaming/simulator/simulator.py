@@ -131,7 +131,7 @@ def _await_bridge(home: Home, stop: StopSignal) -> None:
 
 
 def _keep_pace(home: Home, live: Iterator[Sent], publisher: Publisher, stop: StopSignal) -> None:
-    said_at = 0.0
+    status_at = 0.0
     for sent in live:
         while (wait_s := (sent.received_at_ms - wall_clock_ms()) / 1000) > 0:
             if stop.wait(min(wait_s, 0.5)):
@@ -142,9 +142,9 @@ def _keep_pace(home: Home, live: Iterator[Sent], publisher: Publisher, stop: Sto
             spool(home, [(sent.topic, json.loads(sent.payload))])
         else:
             publisher.publish(sent.topic, sent.payload)
-        if time.monotonic() - said_at > 1:
+        if time.monotonic() - status_at > 1:
             _write_status(home, "live", publisher)
-            said_at = time.monotonic()
+            status_at = time.monotonic()
 
 
 def _write_status(home: Home, state: str, publisher: Publisher) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.airflow import COMMAND, PLACE, STAND_IN, Stand
+from tests.support.airflow import COMMAND, PLACE, STUB, StubCommand
 
 
 @pytest.fixture(scope="session")
@@ -23,11 +23,11 @@ def airflow() -> Path:
 
 
 @pytest.fixture
-def stand(airflow: Path) -> Stand:
+def stub(airflow: Path) -> StubCommand:
     """Return a home in which generation 1 runs, and a stub command without failures."""
-    COMMAND.write_text(STAND_IN)
+    COMMAND.write_text(STUB)
     COMMAND.chmod(0o755)
-    found = Stand(PLACE)
+    found = StubCommand(PLACE)
     lifecycle = found.home / "checkpoints" / "lifecycle"
     lifecycle.mkdir(parents=True, exist_ok=True)
     (lifecycle / "generations.json").write_text(json.dumps({"current": 1, "generations": []}))
@@ -38,7 +38,7 @@ def stand(airflow: Path) -> Stand:
 
 
 @pytest.fixture
-def trial(stand: Stand) -> Callable[..., dict[str, str]]:
+def run_dag(stub: StubCommand) -> Callable[..., dict[str, str]]:
     """Return a function that runs a DAG to its end, with all approvals given.
 
     It returns the final state of each task by its id, and that of the run under "".

@@ -1,4 +1,4 @@
-"""Airflow's own database and logs do not grow for ever, and what is in use stays."""
+"""Cleanup of Airflow's database and logs: old rows and files go, and those in use stay."""
 
 import os
 import time
@@ -19,14 +19,14 @@ CONN = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
 
 def aged(path: Path, days: float) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("said")
+    path.write_text("text")
     at_s = time.time() - days * 86_400
     for one in (path, path.parent):
         os.utime(one, (at_s, at_s))
     return path
 
 
-def test_rows_and_logs_that_are_older_than_logs_are_kept_are_deleted_and_others_stay(
+def test_rows_and_logs_older_than_keep_logs_are_deleted_and_others_stay(
     airflow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow.models.log import Log
@@ -49,27 +49,27 @@ def test_rows_and_logs_that_are_older_than_logs_are_kept_are_deleted_and_others_
     with create_session() as session:
         for event, days in (("old", 31), ("young", 29)):
             row = Log(event=event)
-            row.dttm = timezone.utcnow() - timedelta(days=days)  # it takes the clock's when it is made
+            row.dttm = timezone.utcnow() - timedelta(days=days)  # the constructor sets the present time
             session.add(row)
     monkeypatch.setenv("AIRFLOW__LOGGING__BASE_LOG_FOLDER", str(logs))
     monkeypatch.setenv(f"{CONN}_CMD", f"printf %s sqlite:///{PLACE}/airflow.db")
-    monkeypatch.setenv(CONN, "airflow-db-not-allowed:///")  # as tasks have it
+    monkeypatch.setenv(CONN, "airflow-db-not-allowed:///")  # as in a task
     monkeypatch.setenv("FLEET_KEEP_LOGS", "30d")
-    said = TidyAirflow(task_id="tidy", place=place(tmp_path)).execute(Context())
-    assert said.endswith(", and 1 logs of 4 bytes")
+    result = TidyAirflow(task_id="tidy", place=place(tmp_path)).execute(Context())
+    assert result.endswith(", and 1 logs of 4 bytes")
     assert (old.exists(), young.exists(), gone.exists(), fresh.exists()) == (False, True, False, True)
     with create_session() as session:
         assert set(session.scalars(select(Log.event).where(Log.event.in_(("old", "young"))))) == {"young"}
 
 
-def test_logs_that_are_kept_for_ever_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_stay_if_keep_logs_is_forever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fleetpulse.orchestration.db_cleanup import TidyAirflow
 
     monkeypatch.setenv("FLEET_KEEP_LOGS", "forever")
     assert TidyAirflow(task_id="tidy", place=place(tmp_path)).execute(Context()) == "nothing was deleted: logs are kept forever"
 
 
-def test_a_database_that_a_task_cannot_find_is_not_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_a_task_cannot_find_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from airflow.sdk.exceptions import AirflowFailException
 
     from fleetpulse.orchestration.db_cleanup import TidyAirflow
@@ -79,19 +79,19 @@ def test_a_database_that_a_task_cannot_find_is_not_guessed(tmp_path: Path, monke
         TidyAirflow(task_id="tidy", place=place(tmp_path)).execute(Context())
 
 
-def test_the_database_of_a_home_is_the_one_that_airflow_looks_for_by_itself(tmp_path: Path) -> None:
+def test_the_database_of_a_home_is_the_default_one_of_airflow(tmp_path: Path) -> None:
     from fleetpulse.orchestration.db_cleanup import TABLES, _is_found
 
-    of_up = environment(Home(tmp_path), 8080)
-    assert of_up[CONN] == f"sqlite:///{of_up['AIRFLOW_HOME']}/airflow.db"
-    assert not _is_found(of_up)
-    Path(of_up["AIRFLOW_HOME"], "airflow.db").touch()
-    assert _is_found(of_up)
+    settings = environment(Home(tmp_path), 8080)
+    assert settings[CONN] == f"sqlite:///{settings['AIRFLOW_HOME']}/airflow.db"
+    assert not _is_found(settings)
+    Path(settings["AIRFLOW_HOME"], "airflow.db").touch()
+    assert _is_found(settings)
     assert _is_found({"AIRFLOW_HOME": "/nowhere", f"{CONN}_CMD": "cat a file"})
     assert not {"trigger", "dag", "dag_version"} & set(TABLES)
 
 
-def test_the_tables_are_those_that_airflow_cleans_and_what_they_take_along_is_no_trigger() -> None:
+def test_cleaned_tables_are_known_to_airflow_and_exclude_triggers_and_dags() -> None:
     from airflow.utils.db_cleanup import _effective_table_names
 
     from fleetpulse.orchestration.db_cleanup import TABLES
@@ -100,11 +100,11 @@ def test_the_tables_are_those_that_airflow_cleans_and_what_they_take_along_is_no
     assert set(TABLES) <= set(found) and not {"trigger", "dag", "dag_version"} & set(found)
 
 
-def test_the_pages_of_backtests_lie_where_maintenance_looks(tmp_path: Path) -> None:
+def test_maintenance_finds_the_pages_of_backtests_and_the_logs_of_airflow(tmp_path: Path) -> None:
     from fleetpulse.io.maintenance.disk_cleanup import airflow_logs, old_backtests
     from fleetpulse.orchestration.config import backtest_folder
 
-    folder = backtest_folder(place(tmp_path).notes, "manual__1")
+    folder = backtest_folder(place(tmp_path).data_folder, "manual__1")
     aged(folder / "report.html", 31)
     assert old_backtests(Home(tmp_path), 30 * 86_400_000, time.time()) == [folder]
     assert str(airflow_logs(Home(tmp_path))) == environment(Home(tmp_path), 1)["AIRFLOW__LOGGING__BASE_LOG_FOLDER"]

@@ -1,35 +1,37 @@
-"""A run that a person marks as failed ends red, with what was undone, whether a task was running then or none."""
+"""Runs that a user marks as failed: the run ends as failed, whether or not a task was running."""
 
 from typing import Any
 
 import pytest
 
-from tests.support.airflow import OF_AIRFLOW, PLACE, Stand, built
+from tests.support.airflow import OF_AIRFLOW, PLACE, StubCommand, built
 
 pytestmark = OF_AIRFLOW
-OUTCOMES = {  # what of a run has ended when it is marked, and what is running
+OUTCOMES = {  # by DAG: the tasks that have ended when the run is marked, and the running task
     "fleet_migrate": [(["plan", "approve", "stop"], "act"), (["plan", "approve", "stop", "act", "gate"], None), (["plan"], None)],
     "fleet_quality": [([], "check"), (["check"], None)],
 }
 
 
 class Ti:
-    """The little of a task's instance that the outcome asks."""
+    """Minimal task instance for the operator of the outcome."""
 
     dag_id, run_id = "a", "b"
 
-    def __init__(self, states: dict[str, str], left: dict[str, Any] | None = None) -> None:
-        self.states, self.left = states, left or {}
+    def __init__(self, states: dict[str, str], answers: dict[str, Any] | None = None) -> None:
+        self.states, self.answers = states, answers or {}
 
     def get_task_states(self, dag_id: str, run_ids: list[str]) -> dict[str, dict[str, str]]:
         return {run_ids[0]: self.states}
 
     def xcom_pull(self, task_ids: str, key: str = "return_value") -> Any:
-        return self.left.get(task_ids) if key == "answered" else None
+        return self.answers.get(task_ids) if key == "answered" else None
 
 
 @pytest.mark.parametrize(("name", "ended", "running"), [(name, *one) for name, several in OUTCOMES.items() for one in several])
-def test_a_run_that_is_marked_as_failed_ends_red(stand: Stand, name: str, ended: list[str], running: str | None) -> None:
+def test_a_run_that_is_marked_as_failed_ends_as_failed(
+    stub: StubCommand, name: str, ended: list[str], running: str | None
+) -> None:
     from airflow.api.common.mark_tasks import set_dag_run_state_to_failed
     from airflow.sdk.exceptions import AirflowFailException
     from airflow.utils.session import create_session
@@ -49,7 +51,9 @@ def test_a_run_that_is_marked_as_failed_ends_red(stand: Stand, name: str, ended:
             assert _next(run, session) == ["go_back"]
             tis["go_back"].state = "success"
         session.flush()
-        assert (_next(run, session) or _next(run, session)) == ["outcome"], "who had stopped nothing is skipped first"
+        assert (_next(run, session) or _next(run, session)) == ["outcome"], (
+            "go_back is skipped first if the run had not stopped the stream"
+        )
         states = {task: str(ti.state) for task, ti in tis.items() if ti.state}
         with pytest.raises(AirflowFailException, match=r"^act: |^check: |^the run was ended before (switch|docs|approve)"):
             dag.get_task("outcome").execute({"ti": Ti(states)})
@@ -60,7 +64,7 @@ def test_a_run_that_is_marked_as_failed_ends_red(stand: Stand, name: str, ended:
 
 
 def _run_of(dag: Any, session: Any) -> Any:
-    """Return a run of a DAG that goes on, as the scheduler has it."""
+    """Return a running run of a DAG, as the scheduler has it."""
     from airflow.dag_processing.bundles.manager import DagBundlesManager
     from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
     from airflow.models.dagrun import DagRun
@@ -90,25 +94,25 @@ def _run_of(dag: Any, session: Any) -> Any:
 
 
 def _next(run: Any, session: Any) -> list[str]:
-    """Let the scheduler look at a run; return what it would start."""
+    """Let the scheduler update a run; return the tasks that it would start."""
     found, _ = run.update_state(session=session, execute_callbacks=False)
     session.flush()
     return [ti.task_id for ti in found]
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "result"),
     [(["Reject"], "nothing was changed"), (["Approve"], ""), (None, "")],
 )
-def test_a_no_is_no_failure_and_what_was_skipped_after_a_yes_is_one(answer: Any, said: str) -> None:
+def test_a_rejection_is_no_failure_but_a_skipped_step_after_an_approval_is(answer: Any, result: str) -> None:
     from airflow.sdk.exceptions import AirflowFailException
 
     from fleetpulse.orchestration.operators import RunResultOperator
 
     task = RunResultOperator(task_id="outcome", of=["approve", "stop"], asked_by="approve")
     context = {"ti": Ti({"approve": "success", "stop": "skipped"}, {"approve": answer})}
-    if said:
-        assert task.execute(context) == said
+    if result:
+        assert task.execute(context) == result
         return
     with pytest.raises(AirflowFailException, match=r"^the run was ended before stop$"):
         task.execute(context)

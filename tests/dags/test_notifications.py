@@ -1,4 +1,4 @@
-"""Who is told of what: no run that has ended is told as late, and each way is tried until it has worked."""
+"""Notifications of failures and delays: ended runs are not late, and each channel is retried."""
 
 import asyncio
 import json
@@ -15,23 +15,23 @@ pytestmark = OF_AIRFLOW
 
 @pytest.mark.parametrize("state", ["success", "failed"])
 @pytest.mark.parametrize("kind", [dict, SimpleNamespace])
-def test_a_run_that_has_ended_is_not_told_as_late(monkeypatch: pytest.MonkeyPatch, state: str, kind: Any) -> None:
-    assert _delays_told(monkeypatch, kind(dag_run_id="manual", run_id="manual", state=state)) == []
+def test_an_ended_run_is_not_reported_as_late(monkeypatch: pytest.MonkeyPatch, state: str, kind: Any) -> None:
+    assert _reported_delays(monkeypatch, kind(dag_run_id="manual", run_id="manual", state=state)) == []
 
 
 @pytest.mark.parametrize("run", [{"dag_run_id": "manual", "state": "running"}, SimpleNamespace(run_id="manual", state="running")])
-def test_a_run_that_goes_on_past_its_deadline_is_told(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
+def test_a_run_that_exceeds_its_deadline_is_reported(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
     reason = "the run did not end within its deadline of 1:00:00"
-    assert _delays_told(monkeypatch, run) == [{"dag": "fleet_report", "run": "manual", "task": "", "reason": reason}]
+    assert _reported_delays(monkeypatch, run) == [{"dag": "fleet_report", "run": "manual", "task": "", "reason": reason}]
 
 
-def _delays_told(monkeypatch: pytest.MonkeyPatch, run: Any) -> list[dict[str, str]]:
+def _reported_delays(monkeypatch: pytest.MonkeyPatch, run: Any) -> list[dict[str, str]]:
     from fleetpulse.orchestration import notifications
 
-    told: list[dict[str, str]] = []
-    monkeypatch.setattr(notifications, "notify", lambda _, one: told.append(one))
+    reported: list[dict[str, str]] = []
+    monkeypatch.setattr(notifications, "notify", lambda _, one: reported.append(one))
     asyncio.run(notifications.notify_missed_deadline("fleet_report", "1:00:00", context={"dag_run": run}))
-    return told
+    return reported
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def _delays_told(monkeypatch: pytest.MonkeyPatch, run: Any) -> list[dict[str, st
         (None, "no reason given; see the log of the task"),
     ],
 )
-def test_a_failure_without_a_text_is_told_by_its_kind(
+def test_a_failure_without_a_message_is_reported_by_its_type(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None, reason: str
 ) -> None:
     from fleetpulse.orchestration import notifications
@@ -58,34 +58,34 @@ def test_a_failure_without_a_text_is_told_by_its_kind(
     assert [one["reason"] for one in posted] == [reason]
 
 
-def test_a_way_that_was_down_is_tried_again_though_the_other_one_worked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_channel_is_retried_although_the_other_one_worked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fleetpulse.orchestration import notifications
     from fleetpulse.orchestration.config import OrchestrationConfig
 
-    ways: dict[str, bool | OSError] = {"webhook": OSError("it is down"), "topic": True}
+    channels: dict[str, bool | OSError] = {"webhook": OSError("it is down"), "topic": True}
 
-    def through(name: str) -> Any:
-        def way(*_: Any) -> bool:
-            found = ways[name]
+    def channel(name: str) -> Any:
+        def send(*_: Any) -> bool:
+            found = channels[name]
             if isinstance(found, OSError):
                 raise found
             return found
 
-        return way
+        return send
 
-    monkeypatch.setattr(notifications, "_post", through("webhook"))
-    monkeypatch.setattr(notifications, "_publish", through("topic"))
-    place, told = OrchestrationConfig("fleet", tmp_path), {"dag": "a", "run": "b", "task": "c", "reason": "3 rows fail"}
-    assert notifications.notify(place, told) == ["topic"]
-    assert notifications.notify(place, told) == []
-    ways["webhook"] = False  # none is set up: it has told nothing
-    assert notifications.notify(place, told) == []
-    ways["webhook"] = True
-    assert notifications.notify(place, told) == ["webhook"]
-    assert notifications.notify(place, told) == []
+    monkeypatch.setattr(notifications, "_post", channel("webhook"))
+    monkeypatch.setattr(notifications, "_publish", channel("topic"))
+    place, failure = OrchestrationConfig("fleet", tmp_path), {"dag": "a", "run": "b", "task": "c", "reason": "3 rows fail"}
+    assert notifications.notify(place, failure) == ["topic"]
+    assert notifications.notify(place, failure) == []
+    channels["webhook"] = False  # not configured: nothing is sent
+    assert notifications.notify(place, failure) == []
+    channels["webhook"] = True
+    assert notifications.notify(place, failure) == ["webhook"]
+    assert notifications.notify(place, failure) == []
 
 
-def _known_by(reason: str, run: str = "scheduled__2026-01-31T12:00:00+00:00") -> str:
+def _mark_of(reason: str, run: str = "scheduled__2026-01-31T12:00:00+00:00") -> str:
     from fleetpulse.orchestration.notifications import _mark
 
     return _mark({"dag": "fleet_amend", "run": run, "task": "amend", "reason": reason})
@@ -102,15 +102,13 @@ def _known_by(reason: str, run: str = "scheduled__2026-01-31T12:00:00+00:00") ->
         ("line4 stands still", "line5 stands still"),
     ],
 )
-def test_a_figure_in_a_name_tells_one_failure_from_another(one: str, other: str) -> None:
-    assert _known_by(one) != _known_by(other)
+def test_a_number_in_a_name_distinguishes_failures(one: str, other: str) -> None:
+    assert _mark_of(one) != _mark_of(other)
 
 
-def test_each_run_that_a_person_triggered_is_told_of_and_of_a_schedule_one_an_hour() -> None:
+def test_each_manual_run_is_reported_and_scheduled_runs_once_an_hour() -> None:
     reason = "3 rows fail"
-    by_hand = {
-        _known_by(reason, run) for run in ("manual__2026-01-31T12:00:00+00:00", "manual__2026-01-31T12:07:00+00:00", "mine")
-    }
-    assert len(by_hand) == 3
-    by_itself = {_known_by(reason, run) for run in ("scheduled__1", "scheduled__2", "asset_triggered__3")}
-    assert len(by_itself) == 1
+    manual = {_mark_of(reason, run) for run in ("manual__2026-01-31T12:00:00+00:00", "manual__2026-01-31T12:07:00+00:00", "mine")}
+    assert len(manual) == 3
+    automatic = {_mark_of(reason, run) for run in ("scheduled__1", "scheduled__2", "asset_triggered__3")}
+    assert len(automatic) == 1

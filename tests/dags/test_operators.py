@@ -1,4 +1,4 @@
-"""The operators with real processes: what a verb says is what a failure says, and no verb outlives its task."""
+"""Airflow operators with real processes: results and errors of a verb, and its end with the task."""
 
 import os
 import signal
@@ -23,19 +23,19 @@ pytestmark = OF_AIRFLOW
 
 
 def program(folder: Path, text: str) -> str:
-    """Return a program that stands in for the command."""
+    """Return the path of a stub command with a script."""
     path = folder / "program"
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return str(path)
 
 
-@pytest.mark.parametrize(("by", "run_type", "left_out"), [
+@pytest.mark.parametrize(("by", "run_type", "skipped"), [
     ("airflow fleet_migrate manual__1", "scheduled", True), ("airflow fleet_migrate manual__1", "manual", False),
     ("./fleet stream stop", "scheduled", False), (None, "scheduled", False),
 ])  # fmt: skip
-def test_what_comes_again_by_itself_stays_away_from_a_change(
-    by: str | None, run_type: str, left_out: bool, tmp_path: Path
+def test_a_scheduled_run_is_skipped_while_a_change_has_stopped_the_stream(
+    by: str | None, run_type: str, skipped: bool, tmp_path: Path
 ) -> None:
     from airflow.sdk.exceptions import AirflowSkipException
 
@@ -49,12 +49,12 @@ def test_what_comes_again_by_itself_stays_away_from_a_change(
     task = Recurring(task_id="a", words=["maintain"], gives="json", place=place(home.path, command))
     context = Context()
     context["dag_run"] = SimpleNamespace(run_type=run_type, dag_id="fleet_maintain", run_id="one", triggering_user_name=None)
-    with pytest.raises(AirflowSkipException, match="fleet_migrate") if left_out else nullcontext():
+    with pytest.raises(AirflowSkipException, match="fleet_migrate") if skipped else nullcontext():
         task.execute(context)
-    assert (tmp_path / "ran").exists() is not left_out
+    assert (tmp_path / "ran").exists() is not skipped
 
 
-def test_the_first_line_of_a_failure_is_the_sentence_of_the_command_and_it_is_not_tried_again(tmp_path: Path) -> None:
+def test_a_failure_starts_with_the_error_of_the_command_and_is_not_retried(tmp_path: Path) -> None:
     from airflow.sdk.exceptions import AirflowFailException
 
     from fleetpulse.orchestration.operators import FleetOperator
@@ -66,7 +66,7 @@ def test_the_first_line_of_a_failure_is_the_sentence_of_the_command_and_it_is_no
     assert context.left == {"refused": str(caught.value)}
 
 
-def test_misuse_is_a_refusal_too(tmp_path: Path) -> None:
+def test_a_usage_error_is_not_retried(tmp_path: Path) -> None:
     from airflow.sdk.exceptions import AirflowFailException
 
     from fleetpulse.orchestration.operators import FleetOperator
@@ -78,13 +78,13 @@ def test_misuse_is_a_refusal_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("kill -9 $$", "ended by signal 9 without an error message"),
         ('echo "Traceback" >&2; echo "KeyError: 1" >&2; exit 1', "ended with exit code 1: KeyError: 1"),
     ],
 )
-def test_a_verb_that_was_ended_or_crashed_is_tried_again(tmp_path: Path, text: str, said: str) -> None:
+def test_a_killed_or_crashed_verb_is_retried(tmp_path: Path, text: str, message: str) -> None:
     from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
     from fleetpulse.orchestration.operators import FleetOperator
@@ -93,10 +93,10 @@ def test_a_verb_that_was_ended_or_crashed_is_tried_again(tmp_path: Path, text: s
     with pytest.raises(AirflowException) as caught:
         task.execute(Context())
     assert not isinstance(caught.value, AirflowFailException)
-    assert str(caught.value).splitlines()[0] == said
+    assert str(caught.value).splitlines()[0] == message
 
 
-def test_a_verb_is_told_which_run_asks_for_it_and_who_triggered_that(tmp_path: Path) -> None:
+def test_a_verb_receives_its_run_and_the_user_that_triggered_it(tmp_path: Path) -> None:
     from types import SimpleNamespace
 
     from fleetpulse.orchestration.operators import FleetOperator
@@ -104,13 +104,13 @@ def test_a_verb_is_told_which_run_asks_for_it_and_who_triggered_that(tmp_path: P
     task = FleetOperator(
         task_id="act", words=["x"], gives="told", place=place(tmp_path, program(tmp_path, "echo $FLEET_ASKED_BY"))
     )
-    for user, said in (("ada", "ada, fleet_migrate manual__1"), (None, "fleet_migrate manual__1")):
+    for user, asked_by in (("ada", "ada, fleet_migrate manual__1"), (None, "fleet_migrate manual__1")):
         context = Context()
         context["dag_run"] = SimpleNamespace(dag_id="fleet_migrate", run_id="manual__1", triggering_user_name=user)
-        assert task.execute(context) == said
+        assert task.execute(context) == asked_by
 
 
-def test_a_command_that_is_not_there_is_tried_again(tmp_path: Path) -> None:
+def test_a_missing_command_is_retried(tmp_path: Path) -> None:
     from airflow.sdk.exceptions import AirflowException
 
     from fleetpulse.orchestration.operators import FleetOperator
@@ -120,7 +120,7 @@ def test_a_command_that_is_not_there_is_tried_again(tmp_path: Path) -> None:
         task.execute(Context())
 
 
-def test_json_on_standard_output_is_the_result_and_what_else_is_there_is_not(tmp_path: Path) -> None:
+def test_the_result_is_json_of_standard_output_or_text_of_standard_error(tmp_path: Path) -> None:
     from fleetpulse.orchestration.operators import FleetOperator
 
     command = program(tmp_path, """echo '{"generation": 2}'; echo 'a word for people'; echo 'the plan' >&2""")
@@ -131,7 +131,7 @@ def test_json_on_standard_output_is_the_result_and_what_else_is_there_is_not(tmp
 
 
 @pytest.mark.parametrize(("rows", "gives", "kind"), [(1, "json", dict), (1, "rows", list), (0, "rows", list), (3, "json", list)])
-def test_rows_are_a_list_however_many(tmp_path: Path, rows: int, gives: Any, kind: type) -> None:
+def test_rows_are_a_list_for_any_number_of_rows(tmp_path: Path, rows: int, gives: Any, kind: type) -> None:
     from fleetpulse.orchestration.operators import FleetOperator
 
     command = program(tmp_path, "\n".join(["true", *(f"echo '{{\"row\": {number}}}'" for number in range(rows))]))
@@ -140,23 +140,23 @@ def test_rows_are_a_list_however_many(tmp_path: Path, rows: int, gives: Any, kin
     assert (found if isinstance(found, list) else [found]) == [{"row": number} for number in range(rows)]
 
 
-def writing(folder: Path, lines: int, width: int) -> str:
-    """Return a program that prints objects, each on a line of its own."""
+def printing(folder: Path, lines: int, width: int) -> str:
+    """Return the path of a program that prints JSON objects, one on each line."""
     text = f"import json\nfor number in range({lines}): print(json.dumps({{'number': number, 'filled': 'x' * {width}}}))"
     (folder / "writes.py").write_text(text)
     return program(folder, f"exec {sys.executable} {folder}/writes.py")
 
 
 @pytest.mark.parametrize(("lines", "width"), [(3_000, 10), (2, 300_000)])
-def test_of_a_result_nothing_is_cut(tmp_path: Path, lines: int, width: int) -> None:
+def test_a_result_is_not_truncated(tmp_path: Path, lines: int, width: int) -> None:
     from fleetpulse.orchestration.operators import FleetOperator
 
-    task = FleetOperator(task_id="a", words=["x"], gives="rows", place=place(tmp_path, writing(tmp_path, lines, width)))
+    task = FleetOperator(task_id="a", words=["x"], gives="rows", place=place(tmp_path, printing(tmp_path, lines, width)))
     assert [(row["number"], len(row["filled"])) for row in task.execute(Context())] == [(one, width) for one in range(lines)]
 
 
 @pytest.mark.parametrize(("lines", "width"), [(3_000, 10), (1, 100_000)])
-def test_a_result_that_is_too_long_is_a_failure_and_no_part_of_it(
+def test_a_result_that_is_too_long_fails_the_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int, width: int
 ) -> None:
     from airflow.sdk.exceptions import AirflowFailException
@@ -164,14 +164,14 @@ def test_a_result_that_is_too_long_is_a_failure_and_no_part_of_it(
     from fleetpulse.orchestration import operators
 
     monkeypatch.setattr(operators, "_MOST_RETURNED", 50_000)
-    command, context = writing(tmp_path, lines, width), Context()
+    command, context = printing(tmp_path, lines, width), Context()
     task = operators.FleetOperator(task_id="a", words=["late", "all"], gives="json", place=place(tmp_path, command))
-    with pytest.raises(AirflowFailException, match=r"^late all succeeded, but wrote more than 50,000 bytes") as told:
+    with pytest.raises(AirflowFailException, match=r"^late all succeeded, but wrote more than 50,000 bytes") as caught:
         task.execute(context)
-    assert context.left == {"refused": str(told.value)}
+    assert context.left == {"refused": str(caught.value)}
 
 
-def test_a_field_that_is_empty_is_an_option_that_is_not_given() -> None:
+def test_an_empty_field_gives_no_option() -> None:
     from fleetpulse.orchestration.operators import drop_empty_words
 
     assert drop_empty_words(["state", "bootstrap", "--version=", "--only=site = 'north'", "", "--at="]) == [
@@ -181,29 +181,29 @@ def test_a_field_that_is_empty_is_an_option_that_is_not_given() -> None:
     ]
 
 
-def test_the_secrets_of_airflow_are_not_the_verbs(tmp_path: Path) -> None:
+def test_a_verb_does_not_inherit_the_secrets_of_airflow(tmp_path: Path) -> None:
     from fleetpulse.orchestration.operators import FleetOperator
 
     task = FleetOperator(task_id="a", words=["x"], gives="told", place=place(tmp_path, program(tmp_path, "env")))
     assert "AIRFLOW" not in task.execute(Context())
 
 
-def test_the_secrets_of_airflow_are_not_those_of_a_program_that_is_handed_to_spark(
+def test_a_program_submitted_to_spark_does_not_inherit_the_secrets_of_airflow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
     from fleetpulse.orchestration.backtest_operators import BacktestOnSpark
 
-    handed: list[dict[str, str]] = []
+    environments: list[dict[str, str]] = []
     monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", "a secret")
-    monkeypatch.setattr(SparkSubmitOperator, "execute", lambda self, _: handed.append({**os.environ, **self.env_vars}))
+    monkeypatch.setattr(SparkSubmitOperator, "execute", lambda self, _: environments.append({**os.environ, **self.env_vars}))
     BacktestOnSpark(task_id="a", place=place(tmp_path)).execute(Context())
-    assert not any(value for name, value in handed[0].items() if "AIRFLOW" in name)
-    assert handed[0]["PYTHONPATH"] == str(ROOT)
+    assert not any(value for name, value in environments[0].items() if "AIRFLOW" in name)
+    assert environments[0]["PYTHONPATH"] == str(ROOT)
 
 
-def test_killing_a_task_ends_the_verb_and_all_that_it_started(tmp_path: Path) -> None:
+def test_killing_a_task_ends_the_verb_and_its_child_processes(tmp_path: Path) -> None:
     from airflow.sdk.exceptions import AirflowException
 
     from fleetpulse.orchestration.operators import FleetOperator
@@ -218,14 +218,14 @@ def test_killing_a_task_ends_the_verb_and_all_that_it_started(tmp_path: Path) ->
         except AirflowException as error:
             failures.append(error)
 
-    def begun() -> str:
+    def child_pid() -> str:
         assert not failures, failures
         return (tmp_path / "child").read_text().strip() if (tmp_path / "child").exists() else ""
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        child = psutil.Process(int(await_that(begun, what="the command")))
+        child = psutil.Process(int(await_that(child_pid, what="the command")))
     finally:
         task.on_kill()
     thread.join(30)
@@ -235,8 +235,8 @@ def test_killing_a_task_ends_the_verb_and_all_that_it_started(tmp_path: Path) ->
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize(("by", "left"), [("a run", "running"), ("ann", "stopped")])
-def test_a_stop_that_is_ended_is_taken_back_and_one_of_somebody_else_is_not(tmp_path: Path, by: str, left: str) -> None:
+@pytest.mark.parametrize(("by", "state"), [("a run", "running"), ("ann", "stopped")])
+def test_a_killed_stop_is_undone_unless_the_stop_belongs_to_another_user(tmp_path: Path, by: str, state: str) -> None:
     from airflow.sdk.exceptions import AirflowException
 
     from fleetpulse.io.home.desired_state import STOPPED, get_desired, set_desired
@@ -248,15 +248,15 @@ def test_a_stop_that_is_ended_is_taken_back_and_one_of_somebody_else_is_not(tmp_
     task.words = ["stream", "stop", "--by", "a run", "--own"]
     with pytest.raises(AirflowException):
         task.execute(Context())
-    assert (get_desired(Home(tmp_path)).what, get_desired(Home(tmp_path)).by) == (left, by)
+    assert (get_desired(Home(tmp_path)).what, get_desired(Home(tmp_path)).by) == (state, by)
 
 
-def test_a_verb_that_leaves_another_running_has_ended_all_the_same(tmp_path: Path) -> None:
+def test_a_verb_ends_although_its_child_process_still_runs(tmp_path: Path) -> None:
     from fleetpulse.orchestration.subprocess import Verb
 
-    said: list[str] = []
-    verb = Verb([program(tmp_path, "sleep 60 & echo $!; printf unfinished")], said.append)
+    lines: list[str] = []
+    verb = Verb([program(tmp_path, "sleep 60 & echo $!; printf unfinished")], lines.append)
     ended = verb.wait()
     psutil.Process(int(ended.out[0])).kill()
     assert ended.code == 0
-    assert said == [ended.out[0], "unfinished"]
+    assert lines == [ended.out[0], "unfinished"]

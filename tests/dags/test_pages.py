@@ -1,4 +1,4 @@
-"""Pages are shown to those who have logged in, and to nobody else, and nothing else is."""
+"""Pages in Airflow: only files below a page folder are shown, and only to logged-in users."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from tests.support.airflow import OF_AIRFLOW
 pytestmark = OF_AIRFLOW
 
 
-def test_a_page_is_a_file_below_its_folder_and_nothing_else(tmp_path: Path) -> None:
+def test_only_a_file_below_its_folder_is_a_page(tmp_path: Path) -> None:
     from fleetpulse.orchestration.config import OrchestrationConfig
     from fleetpulse.orchestration.pages import page_of
 
@@ -35,7 +35,7 @@ def test_a_page_is_a_file_below_its_folder_and_nothing_else(tmp_path: Path) -> N
         assert page_of(place, area, path) is None
 
 
-def test_who_has_not_logged_in_sees_no_page(airflow: Path, stand: object) -> None:
+def test_pages_require_a_login(airflow: Path, stub: object) -> None:
     from fastapi.testclient import TestClient
 
     from fleetpulse.orchestration.config import CONFIG
@@ -56,8 +56,8 @@ def test_who_has_not_logged_in_sees_no_page(airflow: Path, stand: object) -> Non
         missing = {area: client.get(f"/{area}/none.html") for area in ("backtests", "quality", "other")}
         answer = client.get("/backtests/run/report.html")
         shown.dependency_overrides.clear()
-        beside = client.get(str(answer.url.join("style.css")))
-        below = client.get(str(answer.url).replace("report.html", "%2e%2e/%2e%2e/%2e%2e/secret"))
+        stylesheet = client.get(str(answer.url.join("style.css")))
+        outside = client.get(str(answer.url).replace("report.html", "%2e%2e/%2e%2e/%2e%2e/secret"))
         expired = client.get("/for/1-x/backtests/run/report.html")
     assert [one.status_code for one in missing.values()] == [404] * 3
     assert "keep_logs" in missing["backtests"].text and "fleet_quality" in missing["quality"].text
@@ -67,13 +67,13 @@ def test_who_has_not_logged_in_sees_no_page(airflow: Path, stand: object) -> Non
         assert '<html lang="en">' in one.text
     assert all("There is no such page" in one.text for one in missing.values())
     assert (answer.status_code, answer.text) == (200, "here")
-    assert (beside.status_code, beside.text) == (200, "too"), "what a page needs is asked for without the session"
-    assert below.status_code == 404
+    assert (stylesheet.status_code, stylesheet.text) == (200, "too"), "a page requests its resources without the session"
+    assert outside.status_code == 404
     assert answer.headers["content-security-policy"].startswith("sandbox")
     assert answer.headers["referrer-policy"] == "no-referrer"
 
 
-def test_an_address_is_good_for_its_time_and_cannot_be_made_by_others(airflow: Path) -> None:
+def test_a_signed_address_expires_and_cannot_be_forged(airflow: Path) -> None:
     import time
 
     from fleetpulse.orchestration.pages import is_valid_pass, signed_expiry
@@ -118,7 +118,7 @@ def test_airflow_loads_the_plugin(tmp_path: Path) -> None:
         *((f"fleet_{change}", "gate", {"Data Docs"}) for change in ("bootstrap", "migrate", "repartition", "rescale")),
     ],
 )
-def test_a_task_is_linked_with_what_it_made(dag: str, task: str, links: set[str]) -> None:
+def test_a_task_links_to_its_pages(dag: str, task: str, links: set[str]) -> None:
     from airflow.serialization.serialized_objects import DagSerialization
 
     from tests.support.airflow import built

@@ -1,4 +1,4 @@
-"""The triggers over real Delta logs, checkpoints and a real broker: what they say, how seldom, and where they go on."""
+"""Triggers over real Delta logs, checkpoints and a real broker: events, their rate, and restarts."""
 
 import asyncio
 import json
@@ -26,19 +26,19 @@ pytestmark = OF_AIRFLOW
 
 
 async def first(trigger: Any, within_s: float = 60.0) -> Any:
-    """Return the payload of a trigger's first event, and let the trigger go on just long enough to write down its place."""
+    """Return the payload of a trigger's first event, after the trigger has had time to save its position."""
     events = trigger.run()
     event = await asyncio.wait_for(anext(events), within_s)
-    going_on = asyncio.ensure_future(anext(events, None))
+    continuing = asyncio.ensure_future(anext(events, None))
     await asyncio.sleep(0.3)
-    going_on.cancel()
-    await asyncio.gather(going_on, return_exceptions=True)
+    continuing.cancel()
+    await asyncio.gather(continuing, return_exceptions=True)
     await events.aclose()
     return event.payload
 
 
-async def nothing(trigger: Any, for_s: float = 0.4) -> bool:
-    """Whether a trigger says nothing for a while."""
+async def is_quiet(trigger: Any, for_s: float = 0.4) -> bool:
+    """Return whether a trigger emits no event for a while."""
     events = trigger.run()
     try:
         await asyncio.wait_for(anext(events), for_s)
@@ -55,43 +55,43 @@ def rows(count: int, kind: str = "late") -> pa.Table:
 
 @pytest.fixture
 def watch(tmp_path: Path) -> Callable[..., Any]:
-    """Return what makes a watcher of one table, as the triggerer makes it anew after a restart."""
+    """Return a factory of watchers of one table, which creates them as the triggerer does after a restart."""
     from fleetpulse.orchestration.triggers import DeltaLogWatch
 
-    def made(**given: Any) -> Any:
-        told = {
+    def create(**given: Any) -> Any:
+        defaults = {
             "table": str(tmp_path / "table"),
             "notes": str(tmp_path / "notes"),
             "name": "late",
             "every_s": 0.02,
             "least_s": 0.0,
         }
-        name, kwargs = DeltaLogWatch(**{**told, **given}).serialize()
+        name, kwargs = DeltaLogWatch(**{**defaults, **given}).serialize()
         assert name == "fleetpulse.orchestration.triggers.DeltaLogWatch"
         return DeltaLogWatch(**kwargs)
 
-    return made
+    return create
 
 
 def append(tmp_path: Path, table: pa.Table) -> None:
     write_deltalake(str(tmp_path / "table"), table, mode="append", partition_by=["kind"])
 
 
-def test_a_watcher_of_a_log_says_what_came_since_and_goes_on_there_after_a_restart(tmp_path: Path, watch: Any) -> None:
-    append(tmp_path, rows(5))  # before anybody watched
+def test_a_log_watcher_reports_new_rows_and_resumes_after_a_restart(tmp_path: Path, watch: Any) -> None:
+    append(tmp_path, rows(5))  # before the watcher starts
 
-    async def course() -> list[Any]:
-        said: list[Any] = [await nothing(watch())]
+    async def scenario() -> list[Any]:
+        events: list[Any] = [await is_quiet(watch())]
         append(tmp_path, rows(3))
-        said.append(await first(watch()))
-        said.append(await nothing(watch()))
+        events.append(await first(watch()))
+        events.append(await is_quiet(watch()))
         append(tmp_path, rows(2))  # while no triggerer runs
         append(tmp_path, rows(4))
-        said.append(await first(watch()))
-        said.append(await nothing(watch()))
-        return said
+        events.append(await first(watch()))
+        events.append(await is_quiet(watch()))
+        return events
 
-    assert asyncio.run(course()) == [
+    assert asyncio.run(scenario()) == [
         True,
         {"table": "table", "from_version": 0, "version": 1, "rows": 3},
         True,
@@ -100,22 +100,22 @@ def test_a_watcher_of_a_log_says_what_came_since_and_goes_on_there_after_a_resta
     ]
 
 
-def test_an_event_of_late_messages_says_how_far_the_job_has_judged(tmp_path: Path, watch: Any) -> None:
+def test_an_event_of_late_messages_contains_the_position_of_the_job(tmp_path: Path, watch: Any) -> None:
     from fleetpulse.orchestration.assets import CONFIG, LATE
 
     home = empty(tmp_path / "home", Deployment())
     append(tmp_path, rows(1))
 
-    async def course() -> list[Any]:
-        said: list[Any] = [await nothing(watch(home=str(home.path)))]
+    async def scenario() -> list[Any]:
+        events: list[Any] = [await is_quiet(watch(home=str(home.path)))]
         append(tmp_path, rows(1))
-        said.append(await first(watch(home=str(home.path))))  # before the first batch
+        events.append(await first(watch(home=str(home.path))))  # before the first batch
         commit_batch(home.checkpoint, 4, START)
         append(tmp_path, rows(2))
-        said.append(await first(watch(home=str(home.path))))
-        return said
+        events.append(await first(watch(home=str(home.path))))
+        return events
 
-    _, before, after = asyncio.run(course())
+    _, before, after = asyncio.run(scenario())
     assert before == {"table": "table", "from_version": 0, "version": 1, "rows": 1}
     reached = judged_up_to(home.checkpoint)
     assert reached is not None
@@ -123,97 +123,97 @@ def test_an_event_of_late_messages_says_how_far_the_job_has_judged(tmp_path: Pat
     assert [vars(watcher.trigger)["home"] for watcher in LATE.watchers] == [str(CONFIG.home)]
 
 
-def test_a_commit_that_only_rewrites_or_is_of_another_part_is_no_news(tmp_path: Path, watch: Any) -> None:
+def test_a_rewrite_or_a_commit_to_another_partition_gives_no_event(tmp_path: Path, watch: Any) -> None:
     for _ in range(2):
         append(tmp_path, rows(1))
 
-    async def course() -> list[Any]:
-        said: list[Any] = [await nothing(watch(part="kind=late"))]
+    async def scenario() -> list[Any]:
+        events: list[Any] = [await is_quiet(watch(part="kind=late"))]
         DeltaTable(str(tmp_path / "table")).optimize.compact()
         append(tmp_path, rows(7, "transition"))
-        said.append(await nothing(watch(part="kind=late")))
+        events.append(await is_quiet(watch(part="kind=late")))
         append(tmp_path, rows(2))
-        said.append(await first(watch(part="kind=late")))
-        return said
+        events.append(await first(watch(part="kind=late")))
+        return events
 
-    assert asyncio.run(course()) == [True, True, {"table": "table", "from_version": 3, "version": 4, "rows": 2}]
+    assert asyncio.run(scenario()) == [True, True, {"table": "table", "from_version": 3, "version": 4, "rows": 2}]
 
 
-def test_events_of_a_log_are_not_more_frequent_than_allowed_even_over_a_restart(tmp_path: Path, watch: Any) -> None:
+def test_the_rate_of_events_of_a_log_is_limited_across_restarts(tmp_path: Path, watch: Any) -> None:
     append(tmp_path, rows(1))
 
-    async def course() -> list[Any]:
-        said: list[Any] = [await nothing(watch(least_s=600.0))]
+    async def scenario() -> list[Any]:
+        events: list[Any] = [await is_quiet(watch(least_s=600.0))]
         append(tmp_path, rows(1))
-        said.append((await first(watch(least_s=600.0)))["rows"])
+        events.append((await first(watch(least_s=600.0)))["rows"])
         append(tmp_path, rows(1))
-        said.append(await nothing(watch(least_s=600.0)))
+        events.append(await is_quiet(watch(least_s=600.0)))
         append(tmp_path, rows(1))
-        said.append((await first(watch(least_s=0.0)))["rows"])
-        return said
+        events.append((await first(watch(least_s=0.0)))["rows"])
+        return events
 
-    assert asyncio.run(course()) == [True, 1, True, 2]
+    assert asyncio.run(scenario()) == [True, 1, True, 2]
 
 
-def test_a_log_that_is_cleared_while_nothing_may_be_said_makes_no_event(tmp_path: Path, watch: Any) -> None:
+def test_a_log_cleared_while_events_are_held_back_gives_no_event(tmp_path: Path, watch: Any) -> None:
     append(tmp_path, rows(1))
     log = tmp_path / "table" / "_delta_log"
 
-    async def course() -> list[Any]:
-        said: list[Any] = [await nothing(watch())]
+    async def scenario() -> list[Any]:
+        events: list[Any] = [await is_quiet(watch())]
         append(tmp_path, rows(1))
-        said.append((await first(watch()))["rows"])
+        events.append((await first(watch()))["rows"])
         for _ in range(3):
             append(tmp_path, rows(1, "transition"))
-        said.append(await nothing(watch(least_s=600.0, part="kind=late")))
+        events.append(await is_quiet(watch(least_s=600.0, part="kind=late")))
         for version in range(4):
             (log / f"{version:020d}.json").unlink()
-        said.append(await nothing(watch(least_s=600.0, part="kind=late")))
-        said.append(await nothing(watch(part="kind=late")))
-        return said
+        events.append(await is_quiet(watch(least_s=600.0, part="kind=late")))
+        events.append(await is_quiet(watch(part="kind=late")))
+        return events
 
-    assert asyncio.run(course()) == [True, 1, True, True, True]
+    assert asyncio.run(scenario()) == [True, 1, True, True, True]
 
 
-def test_a_table_that_is_not_there_yet_is_waited_for(tmp_path: Path, watch: Any) -> None:
-    async def course() -> list[Any]:
-        said: list[Any] = [await nothing(watch())]
+def test_a_watcher_waits_for_a_table_that_does_not_exist_yet(tmp_path: Path, watch: Any) -> None:
+    async def scenario() -> list[Any]:
+        events: list[Any] = [await is_quiet(watch())]
         append(tmp_path, rows(1))
-        said.append(await first(watch()))
-        return said
+        events.append(await first(watch()))
+        return events
 
-    assert asyncio.run(course()) == [True, {"table": "table", "from_version": -1, "version": 0, "rows": 1}]
+    assert asyncio.run(scenario()) == [True, {"table": "table", "from_version": -1, "version": 0, "rows": 1}]
 
 
-def test_an_event_that_was_not_handed_on_comes_again(tmp_path: Path, watch: Any) -> None:
+def test_an_undelivered_event_is_emitted_again(tmp_path: Path, watch: Any) -> None:
     append(tmp_path, rows(1))
 
-    async def course() -> list[Any]:
-        await nothing(watch())
+    async def scenario() -> list[Any]:
+        await is_quiet(watch())
         append(tmp_path, rows(3))
-        broken_off = watch().run()
-        told = (await anext(broken_off)).payload
-        await broken_off.aclose()  # the triggerer died with the event in its hands
-        return [told, await first(watch())]
+        interrupted = watch().run()
+        undelivered = (await anext(interrupted)).payload
+        await interrupted.aclose()  # the triggerer died before it delivered the event
+        return [undelivered, await first(watch())]
 
-    told, again = asyncio.run(course())
-    assert told == again
+    undelivered, again = asyncio.run(scenario())
+    assert undelivered == again
 
 
-def test_waiting_for_a_batch_ends_with_it_and_not_before(tmp_path: Path) -> None:
+def test_a_wait_for_a_batch_ends_when_the_batch_is_committed(tmp_path: Path) -> None:
     from fleetpulse.orchestration.triggers import StreamAtBatch
 
     def waits(until_s: float = 2e9) -> Any:
         return StreamAtBatch(home=str(tmp_path), wanted=3, until_s=until_s, every_s=0.02)
 
-    async def course() -> list[Any]:
-        said: list[Any] = [await nothing(waits())]
+    async def scenario() -> list[Any]:
+        events: list[Any] = [await is_quiet(waits())]
         batch(tmp_path, 2)
-        said += [await nothing(waits()), (await anext(waits(time.time()).run())).payload]
+        events += [await is_quiet(waits()), (await anext(waits(time.time()).run())).payload]
         batch(tmp_path, 4)
-        return [*said, (await anext(waits().run())).payload]
+        return [*events, (await anext(waits().run())).payload]
 
-    assert asyncio.run(course()) == [
+    assert asyncio.run(scenario()) == [
         True,
         True,
         {"reached": False, "wanted": 3, "at": 2},
@@ -221,7 +221,7 @@ def test_waiting_for_a_batch_ends_with_it_and_not_before(tmp_path: Path) -> None
     ]
 
 
-def test_waiting_for_the_frontier_gives_up_in_time_and_says_where_it_stands(tmp_path: Path) -> None:
+def test_a_wait_for_the_frontier_times_out_and_reports_the_frontier(tmp_path: Path) -> None:
     from fleetpulse.orchestration.triggers import FrontierPast
 
     trigger = FrontierPast(home=str(tmp_path), wanted=1_000, until_s=time.time())
@@ -233,7 +233,7 @@ def test_waiting_for_the_frontier_gives_up_in_time_and_says_where_it_stands(tmp_
     assert asyncio.run(only()) == {"reached": False, "wanted": 1_000, "at": None}
 
 
-def test_the_frontier_is_past_an_instant_when_no_verdict_up_to_there_is_held_back(tmp_path: Path) -> None:
+def test_the_frontier_of_the_trigger_subtracts_lateness_and_jitter(tmp_path: Path) -> None:
     from fleetpulse.orchestration.triggers import FrontierPast
 
     judged = JudgedHome(empty(tmp_path / "home", Deployment(10_000, verdict_jitter_ms=60_000)))
@@ -253,7 +253,7 @@ def broker(tmp_path: Path) -> Iterator[tuple[Home, BrokerAddress]]:
     running.stop()
 
 
-def test_alerts_that_came_while_no_triggerer_ran_are_told_when_one_does(broker: tuple[Home, BrokerAddress]) -> None:
+def test_alerts_sent_without_a_triggerer_are_reported_when_one_starts(broker: tuple[Home, BrokerAddress]) -> None:
     from fleetpulse.orchestration.triggers import AlertWatch
 
     home, address = broker
@@ -261,30 +261,30 @@ def test_alerts_that_came_while_no_triggerer_ran_are_told_when_one_does(broker: 
     def watching() -> Any:
         return AlertWatch(**AlertWatch(home=str(home.path), topic="fleetpulse/alert/#", least_s=0.3, every_s=0.02).serialize()[1])
 
-    async def course() -> list[Any]:
-        said: list[Any] = [await nothing(watching(), 1.0)]
-        send(address, "gateway", "fleetpulse/alert/oslo", b"smoke")  # while nobody listens
+    async def scenario() -> list[Any]:
+        reported: list[Any] = [await is_quiet(watching(), 1.0)]
+        send(address, "gateway", "fleetpulse/alert/oslo", b"smoke")  # while no trigger listens
         send(address, "gateway", "fleetpulse/alert/rome", b"water")
         events = watching().run()
-        told = (await asyncio.wait_for(anext(events), 60)).payload
-        if told["count"] == 1:  # they may come apart
-            told["alerts"] += (await asyncio.wait_for(anext(events), 60)).payload["alerts"]
-        said.append(told["alerts"])
-        going_on = asyncio.ensure_future(anext(events))
+        payload = (await asyncio.wait_for(anext(events), 60)).payload
+        if payload["count"] == 1:  # they may arrive in separate events
+            payload["alerts"] += (await asyncio.wait_for(anext(events), 60)).payload["alerts"]
+        reported.append(payload["alerts"])
+        continuing = asyncio.ensure_future(anext(events))
         await asyncio.sleep(0.5)
-        going_on.cancel()
-        await asyncio.gather(going_on, return_exceptions=True)
+        continuing.cancel()
+        await asyncio.gather(continuing, return_exceptions=True)
         await events.aclose()
-        return [*said, await nothing(watching(), 1.0)]
+        return [*reported, await is_quiet(watching(), 1.0)]
 
-    assert asyncio.run(course()) == [
+    assert asyncio.run(scenario()) == [
         True,
         [{"topic": "fleetpulse/alert/oslo", "payload": "smoke"}, {"topic": "fleetpulse/alert/rome", "payload": "water"}],
         True,
     ]
 
 
-def test_a_failure_is_told_by_webhook_and_topic_once_an_hour_and_never_raises(broker: tuple[Home, BrokerAddress]) -> None:
+def test_a_failure_is_reported_by_webhook_and_topic_once_an_hour_without_errors(broker: tuple[Home, BrokerAddress]) -> None:
     from http.server import BaseHTTPRequestHandler, HTTPServer
     from threading import Thread
 
@@ -308,26 +308,28 @@ def test_a_failure_is_told_by_webhook_and_topic_once_an_hour_and_never_raises(br
     deadline_s = time.monotonic() + 60
     while not listening.subscribed and time.monotonic() < deadline_s:
         listening.run_once(0.1)
-    told = {"dag": "fleet_migrate", "run": "manual", "task": "gate", "reason": "3 rows fail\nand more"}
+    failure = {"dag": "fleet_migrate", "run": "manual", "task": "gate", "reason": "3 rows fail\nand more"}
     with HTTPServer(("127.0.0.1", 0), Hook) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         place = OrchestrationConfig("fleet", home.path, webhook=f"http://127.0.0.1:{server.server_port}/")
-        assert notify(place, told) == ["webhook", "topic"]
-        assert notify(place, told) == []
-        assert notify(place, {**told, "reason": "4 rows fail"}) == []
-        assert notify(place, {**told, "reason": "another sentence"}) == ["webhook", "topic"]
+        assert notify(place, failure) == ["webhook", "topic"]
+        assert notify(place, failure) == []
+        assert notify(place, {**failure, "reason": "4 rows fail"}) == []
+        assert notify(place, {**failure, "reason": "another sentence"}) == ["webhook", "topic"]
         server.shutdown()
     while len(listening.waiting) < 2 and time.monotonic() < deadline_s:
         listening.run_once(0.1)
-    heard = [(topic, json.loads(payload)) for topic, payload in listening.newest(9)]
+    received = [(topic, json.loads(payload)) for topic, payload in listening.newest(9)]
     listening.close()
-    assert [topic for topic, _ in heard] == ["fleetpulse/failed/fleet_migrate"] * 2
-    assert posted == [payload for _, payload in heard]
+    assert [topic for topic, _ in received] == ["fleetpulse/failed/fleet_migrate"] * 2
+    assert posted == [payload for _, payload in received]
     assert posted[0]["reason"] == "3 rows fail"
-    deaf = OrchestrationConfig("fleet", home.path / "none", webhook="http://127.0.0.1:1/")
-    assert notify(deaf, told) == [] and not deaf.data_folder.exists(), "what nobody was told is not held as told"
-    gone = OrchestrationConfig("fleet", Path("/dev/null/none"), webhook="http://127.0.0.1:1/")
-    assert notify(gone, told) == []
+    unreachable = OrchestrationConfig("fleet", home.path / "none", webhook="http://127.0.0.1:1/")
+    assert notify(unreachable, failure) == [] and not unreachable.data_folder.exists(), (
+        "an undelivered notification is not recorded"
+    )
+    unwritable = OrchestrationConfig("fleet", Path("/dev/null/none"), webhook="http://127.0.0.1:1/")
+    assert notify(unwritable, failure) == []
 
 
 @pytest.mark.parametrize(
@@ -340,13 +342,13 @@ def test_a_failure_is_told_by_webhook_and_topic_once_an_hour_and_never_raises(br
         ("the job is down: no run or service of it is active", False),
     ],
 )
-def test_a_failure_is_known_by_its_words_and_not_by_its_figures(sentence: str, same: bool) -> None:
+def test_failures_that_differ_only_in_numbers_are_the_same(sentence: str, same: bool) -> None:
     from fleetpulse.orchestration.notifications import _mark
 
-    first = {
+    failure = {
         "dag": "a",
         "run": "scheduled__1",
         "task": "b",
         "reason": "the job is stale: it has judged nothing for 11m, and is 1,200ms behind",
     }
-    assert (_mark({**first, "reason": sentence}) == _mark(first)) == same
+    assert (_mark({**failure, "reason": sentence}) == _mark(failure)) == same

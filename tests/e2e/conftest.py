@@ -1,4 +1,4 @@
-"""Fixtures of all tests of real processes."""
+"""Fixtures of the tests with real processes."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from tests.support.processes import kill_registered
 
 
 @pytest.fixture(scope="session", autouse=True)
-def batches_are_few() -> Iterator[None]:
+def few_batches() -> Iterator[None]:
     """Limit jobs to one batch a second: each batch takes half a second of CPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLEET_BATCH_EVERY", "1s")
@@ -16,7 +16,7 @@ def batches_are_few() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_running() -> Iterator[None]:
+def no_process_remains() -> Iterator[None]:
     """End processes that a failed test left, which would take a core from later tests."""
     yield
     kill_registered()

@@ -1,7 +1,7 @@
-"""Inputs that libFuzzer makes, led by which lines of the decoders they reach (atheris): it takes over the process.
+"""Program for coverage-guided fuzzing of the decoders with libFuzzer (atheris), which takes over the process.
 
-Called as ``python -m tests.fuzz.guided WAY INPUTS SEED FOLDER``; the counts go to ``FOLDER/WAY.json``, an input that breaks a
-law to ``FOLDER/broken-...``.
+Usage: ``python -m tests.fuzz.guided TARGET INPUTS SEED FOLDER``, where TARGET is ``messages`` or ``packets``.
+It writes the counts to ``FOLDER/TARGET.json``, and an input that breaks a law to ``FOLDER/broken-...``.
 """
 
 import json
@@ -11,43 +11,43 @@ from pathlib import Path
 
 import atheris
 
-_LED_BY = ["fleetpulse.core.messages.decode", "fleetpulse.core.messages.mapping", "fleetpulse.io.mqtt.codec"]
-with atheris.instrument_imports(include=_LED_BY):  # pyright: ignore[reportAttributeAccessIssue]
-    from tests.fuzz.inputs import FIELDS, KINDS, TOKENS, WORDS, packet_seeds, seeds
-    from tests.fuzz.laws import Accounts
+_INSTRUMENTED = ["fleetpulse.core.messages.decode", "fleetpulse.core.messages.mapping", "fleetpulse.io.mqtt.codec"]
+with atheris.instrument_imports(include=_INSTRUMENTED):  # pyright: ignore[reportAttributeAccessIssue]
+    from tests.fuzz.inputs import FIELDS, KINDS, LEVELS, TOKENS, packet_seeds, seeds
+    from tests.fuzz.laws import Checker
 
 
-def _corpus(folder: Path, way: str) -> Path:
-    corpus = folder / f"{way}-corpus"
+def _corpus(folder: Path, target: str) -> Path:
+    corpus = folder / f"{target}-corpus"
     corpus.mkdir()
-    for number, data in enumerate(packet_seeds() if way == "packets" else seeds()):
+    for number, data in enumerate(packet_seeds() if target == "packets" else seeds()):
         (corpus / f"{number:04d}").write_bytes(data)
     return corpus
 
 
 def _dictionary(folder: Path) -> Path:
-    path = folder / "words"
-    words = {word.encode() for word in (*WORDS, *KINDS, *TOKENS, *(f'"{name}":' for name in FIELDS))}
-    quoted = ("".join(f"\\x{byte:02x}" for byte in word[:60]) for word in sorted(words) if word)
-    path.write_text("".join(f'"{word}"\n' for word in quoted))
+    path = folder / "dictionary"
+    entries = {text.encode() for text in (*LEVELS, *KINDS, *TOKENS, *(f'"{name}":' for name in FIELDS))}
+    escaped = ("".join(f"\\x{byte:02x}" for byte in entry[:60]) for entry in sorted(entries) if entry)
+    path.write_text("".join(f'"{entry}"\n' for entry in escaped))
     return path
 
 
-def main(way: str, inputs: int, seed: int, folder: Path) -> None:
-    """Run so many inputs and end the process."""
-    accounts = Accounts()
-    take = accounts.packets if way == "packets" else accounts.message
+def main(target: str, inputs: int, seed: int, folder: Path) -> None:
+    """Check a number of inputs, write the counts and end the process."""
+    checker = Checker()
+    check = checker.packets if target == "packets" else checker.message
 
-    def one(data: bytes) -> None:
-        take(data)
-        if accounts.inputs >= inputs:
-            accounts.land()
-            (folder / f"{way}.json").write_text(json.dumps(accounts.said()))
+    def check_input(data: bytes) -> None:
+        check(data)
+        if checker.inputs >= inputs:
+            checker.land()
+            (folder / f"{target}.json").write_text(json.dumps(checker.summary()))
             sys.stdout.flush()
-            os._exit(0)  # libFuzzer has no other way to stop at a number of our own
+            os._exit(0)  # libFuzzer cannot stop at a given number of inputs
 
     options = [f"-seed={seed}", "-max_len=8192", f"-dict={_dictionary(folder)}", f"-artifact_prefix={folder}/broken-"]
-    atheris.Setup([sys.argv[0], *options, "-timeout=60", "-rss_limit_mb=4096", str(_corpus(folder, way))], one)
+    atheris.Setup([sys.argv[0], *options, "-timeout=60", "-rss_limit_mb=4096", str(_corpus(folder, target))], check_input)
     atheris.Fuzz()
 
 

@@ -1,4 +1,4 @@
-"""Inputs: messages near to what devices say, and ever further from it."""
+"""Generators of fuzzing inputs: valid messages, malformed ones, and mutations of both."""
 
 import json
 from random import Random
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.laws import NOW, USUAL, packet
 
-WORDS: Final = ("fleet", "s", "d", "_", "z", "y", "x", "$SYS", "replay", "")
+LEVELS: Final = ("fleet", "s", "d", "_", "z", "y", "x", "$SYS", "replay", "")
 KINDS: Final = ("heartbeat", "telemetry", "error", "birth", "death", "control", "registry", "policy", "gap", "tick", "")
 FIELDS: Final = (
     *("ts", "seq", "boot", "code", "uptime_s", "firmware", "gateway", "metrics", "device_id", "site", "kind", "op", "class"),
@@ -17,7 +17,7 @@ FIELDS: Final = (
 ODD: Final = (
     *(None, True, 0, -1, 1.5, NOW, NOW / 1000, NOW * 1000, 2**63 - 1, 2**63, 10**30, 1e308, "", "d", "s", "heartbeat", "open"),
     *("close", "add", "2023-11-14T22:13:20Z", "9999-12-31T23:59:59Z", "1700000000", "\x00", "\ud800", "\u202e", "x" * 257),
-    *({}, [], {"at": NOW}, {"at": 1e300}, {"b": "x"}, 10**4_298, {"at": 10**4_298}),  # Python writes 4,300 digits and no more
+    *({}, [], {"at": NOW}, {"at": 1e300}, {"b": "x"}, 10**4_298, {"at": 10**4_298}),  # Python converts at most 4,300 digits
 )
 TOKENS: Final = (
     '"',
@@ -40,7 +40,7 @@ TOKENS: Final = (
 )
 
 _MAPPED: Final = ((b"z/d/s", "m"), (b"x/1/d", "t"), (b"y/s/d/error", "time"))
-_PLACES: Final = (b'{"ts":%b}', b'{"seq":-%b}', b'{"m":{"at":%b}}', b'{"t":%b}', b'{"time":%b.5}')
+_NUMBER_TEMPLATES: Final = (b'{"ts":%b}', b'{"seq":-%b}', b'{"m":{"at":%b}}', b'{"t":%b}', b'{"time":%b.5}')
 
 _values = st.one_of(
     st.sampled_from(ODD),
@@ -60,9 +60,11 @@ _payloads = st.one_of(
     _contents.map(lambda content: json.dumps(content, ensure_ascii=False).encode(errors="surrogatepass")),
     st.binary(max_size=60),
     _nested,
-    st.tuples(st.sampled_from(_PLACES), st.integers(1, 25) | st.integers(4_290, 4_302)).map(lambda one: one[0] % (b"9" * one[1])),
+    st.tuples(st.sampled_from(_NUMBER_TEMPLATES), st.integers(1, 25) | st.integers(4_290, 4_302)).map(
+        lambda drawn: drawn[0] % (b"9" * drawn[1])
+    ),
 )
-_levels = st.one_of(st.sampled_from(WORDS), st.text(max_size=6).map(lambda text: text.replace("\n", "")), st.just("n" * 129))
+_levels = st.one_of(st.sampled_from(LEVELS), st.text(max_size=6).map(lambda text: text.replace("\n", "")), st.just("n" * 129))
 _topics = st.one_of(
     st.tuples(_levels, _levels, st.sampled_from(KINDS)).map(lambda parts: "/".join(("fleet", *parts))),
     st.tuples(st.sampled_from(("z", "y/s", "x/w")), _levels, st.sampled_from((*KINDS, "s"))).map("/".join),
@@ -72,11 +74,11 @@ _raw = st.binary(max_size=12).map(lambda topic: topic.replace(b"\n", b""))
 _long = st.integers(100, 65_535).map(lambda size: b"fleet/s/" + b"x" * (size - 8))
 
 messages = st.tuples(st.one_of(_topics, _topics, st.sampled_from(USUAL), _raw, _long), _payloads).map(b"\n".join)
-"""A topic, a line feed, a payload."""
+"""Strategy of inputs: a topic, a line feed, and a payload."""
 
 
 def seeds() -> list[bytes]:
-    """Return messages to begin with: one of each kind, and the odd values at each field."""
+    """Return seed messages: one of each kind, and each odd value in each field."""
     found = [f"fleet/s/d/{kind}\n".encode() + json.dumps(_usual(kind)).encode() for kind in KINDS]
     found += [f"fleet/s/d/telemetry\n{json.dumps({name: value})}".encode() for name in FIELDS[:13] for value in ODD]
     found += [topic + b"\n" + json.dumps({name: value}).encode() for topic, name in _MAPPED for value in ODD]
@@ -91,32 +93,38 @@ def _usual(kind: str) -> dict[str, Any]:
 
 
 def packet_seeds() -> list[bytes]:
-    """Return bytes from a line to begin with, two bytes of cuts before each."""
-    one = packet(b"fleet/s/d/heartbeat", b'{"ts":1700000000000}')
-    line = b"\x20\x02\x00\x00\x90\x03\x00\x01\x01" + one + b"\x40\x02\x00\x01\xd0\x00" + packet(b"z/d/s", b"x" * 400, 2) + one
+    """Return seed bytes of a connection, each after two bytes that select the cuts."""
+    publish = packet(b"fleet/s/d/heartbeat", b'{"ts":1700000000000}')
+    stream = (
+        b"\x20\x02\x00\x00\x90\x03\x00\x01\x01"
+        + publish
+        + b"\x40\x02\x00\x01\xd0\x00"
+        + packet(b"z/d/s", b"x" * 400, 2)
+        + publish
+    )
     return [
-        b"\x05\x09" + line,
-        b"\x00\x00" + one,
+        b"\x05\x09" + stream,
+        b"\x00\x00" + publish,
         b"\x01\x02\x30\x06\x00\x01t{}1",
         b"\x07\x30\x33\xff\xff\x7f\x00\x01t\x00\x01{}",
     ]
 
 
 def mutated(data: bytes, other: bytes, random: Random) -> bytes:
-    """Return bytes that were changed in one to four ways: cut, doubled, crossed with others, tokens put in, bytes changed."""
+    """Apply one to four random changes: cut, duplicate, cross with other bytes, insert tokens, or change bytes."""
     for _ in range(random.randint(1, 4)):
-        place, end = sorted((random.randint(0, len(data)), random.randint(0, len(data))))
+        begin, end = sorted((random.randint(0, len(data)), random.randint(0, len(data))))
         match random.randrange(6):
             case 0:
-                data = data[:place] + data[end:]
+                data = data[:begin] + data[end:]
             case 1:
-                data = data[:end] + data[place:]
+                data = data[:end] + data[begin:]
             case 2:
-                data = data[:place] + other[random.randint(0, len(other)) :]
+                data = data[:begin] + other[random.randint(0, len(other)) :]
             case 3:
-                data = data[:place] + random.choice(TOKENS).encode(errors="surrogatepass") + data[place:]
+                data = data[:begin] + random.choice(TOKENS).encode(errors="surrogatepass") + data[begin:]
             case 4:
-                data = data[:place] + random.randbytes(random.randint(1, 3)) + data[place + 1 :]
+                data = data[:begin] + random.randbytes(random.randint(1, 3)) + data[begin + 1 :]
             case _:
-                data = data[:place] + str(random.choice(ODD)).encode(errors="surrogatepass") + data[end:]
+                data = data[:begin] + str(random.choice(ODD)).encode(errors="surrogatepass") + data[end:]
     return data

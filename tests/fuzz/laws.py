@@ -1,8 +1,8 @@
-"""What holds of whatever comes: no crash, and every input accounted for.
+"""Laws of fuzzing: no input crashes a decoder, and every input is accounted for.
 
-Rule 1: a message becomes a `Row` or a `Rejection`, never both and never none, the same one each time, within declared bounds.
-Rule 2: so it is along the whole way: packet, intake, segment, landing, the schemas of the tables.
-Rule 3: bytes that are no MQTT are `ProtocolError`, however they are cut, and memory stays bounded.
+Rule 1: a message becomes either a `Row` or a `Rejection`, the same one each time, within declared bounds.
+Rule 2: rule 1 holds through the pipeline: packet, sequencer, segment, landing, and the schemas of the tables.
+Rule 3: bytes that are not MQTT raise `ProtocolError`, however they are cut, and memory stays bounded.
 """
 
 import json
@@ -42,11 +42,11 @@ USUAL: Final = (
     *(b"z/d/s", b"y/s/d/error", b"x/1/d", b"fleet/_/b/gap", b"fleet/s/d/registry", b"fleet/s/d/control"),
 )
 _INT64: Final = range(-(2**63), 2**63)
-_LIMIT: Final = 300  # of the payload in the law about packets
+_LIMIT: Final = 300  # bytes of a payload in `check_packets`
 
 
 def mapped(topic: str, payload: bytes, received_at_ms: int, origin: Origin) -> Row | Rejection:
-    """Decode as landing does it in a home with a mapping."""
+    """Decode a message as landing does in a home with mappings."""
     return decode_mapped(MAPPINGS, topic, payload, received_at_ms, origin)
 
 
@@ -54,20 +54,20 @@ DECODERS: Final[tuple[Callable[[str, bytes, int, Origin], Row | Rejection], ...]
 
 
 def check_message(topic: str, payload: bytes) -> Counter[str]:
-    """Check Rule 1 for each decoder and door; return how often what came out."""
+    """Check rule 1 for each decoder and origin; return the outcomes of the origin MQTT."""
     found: Counter[str] = Counter()
     for decoder in DECODERS:
         for origin in (Origin.MQTT, Origin.REPLAY):
-            told = decoder(topic, payload, NOW, origin)
-            assert told == decoder(topic, payload, NOW, origin), "it is decoded the same each time"
-            if isinstance(told, Row):
-                check_row(told, origin)
+            decoded = decoder(topic, payload, NOW, origin)
+            assert decoded == decoder(topic, payload, NOW, origin), "decoding must be deterministic"
+            if isinstance(decoded, Row):
+                check_row(decoded, origin)
             else:
-                assert isinstance(told, Rejection)
-                assert told.reason in REASONS, told
-                assert 0 < len(told.detail) < MAX_DETAIL, told
+                assert isinstance(decoded, Rejection)
+                assert decoded.reason in REASONS, decoded
+                assert 0 < len(decoded.detail) < MAX_DETAIL, decoded
             if origin is Origin.MQTT:
-                found["row" if isinstance(told, Row) else told.reason] += 1
+                found["row" if isinstance(decoded, Row) else decoded.reason] += 1
     return found
 
 
@@ -90,7 +90,7 @@ def check_row(row: Row, origin: Origin) -> None:
 
 
 def received(topic: bytes, payload: bytes) -> Published:
-    """Return a message as the reader of packets has it."""
+    """Return a message as the packet reader reads it."""
     [published] = Reader(MAX_PAYLOAD_BYTES).feed(packet(topic[:65_535], payload))
     return published
 
@@ -105,16 +105,16 @@ def packet(topic: bytes, payload: bytes, number: int = 1) -> bytes:
 
 
 def check_landing(messages: list[Published]) -> None:
-    """Check Rule 2: all that came is in a table, in bounds, and nothing is there twice."""
-    intake = BridgeSequencer(BRIDGE, None)
-    intake.go_live(NOW)
+    """Check rule 2: each message is in one table or counted as rejected, within bounds."""
+    sequencer = BridgeSequencer(BRIDGE, None)
+    sequencer.go_live(NOW)
     arrived = [Arrived(one.topic, one.payload, False, (1, number)) for number, one in enumerate(messages, 1)]
-    intake.arrived_together(arrived, NOW)
-    part = Part(BRIDGE, 1, 0, intake.buffer.table())
-    begun = {table.name: {BRIDGE: 0} for table in LANDED}
-    tables = {table.name: found for table, found in decode_parts([part], mapped).by_table(begun)}
+    sequencer.arrived_together(arrived, NOW)
+    part = Part(BRIDGE, 1, 0, sequencer.buffer.table())
+    positions = {table.name: {BRIDGE: 0} for table in LANDED}
+    tables = {table.name: found for table, found in decode_parts([part], mapped).by_table(positions)}
     quarantined = tables[QUARANTINE.name].select(["topic", "reason", "detail"]).to_pylist()
-    assert tables[MESSAGES.name].num_rows + len(quarantined) + intake.counts["rejected"] == len(messages)
+    assert tables[MESSAGES.name].num_rows + len(quarantined) + sequencer.counts["rejected"] == len(messages)
     for one in quarantined:
         assert one["reason"] in REASONS, one
         assert len(one["topic"]) <= MAX_TOPIC and one["topic"].isprintable(), one
@@ -122,58 +122,63 @@ def check_landing(messages: list[Published]) -> None:
 
 
 def check_packets(data: bytes, cuts: list[int]) -> str:
-    """Check Rule 3; return what the bytes are."""
+    """Check rule 3; return the kind of the result."""
     try:
-        whole = Reader(_LIMIT)
-        published = whole.feed(data)
+        uncut_reader = Reader(_LIMIT)
+        uncut = uncut_reader.feed(data)
     except ProtocolError:
-        published, whole = None, None
-    reader, told = Reader(_LIMIT), list[Published]()
-    places = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+        uncut, uncut_reader = None, None
+    reader, published = Reader(_LIMIT), list[Published]()
+    edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     try:
-        for begin, end in pairwise(places):
-            told += reader.feed(data[begin:end])
+        for begin, end in pairwise(edges):
+            published += reader.feed(data[begin:end])
             assert len(reader._data) <= _LIMIT + 65_535 + len(data) + 16  # pyright: ignore[reportPrivateUsage]
     except ProtocolError:
-        assert published is None, "an error for the pieces is one for the whole"
+        assert uncut is None, "bytes that fail in pieces must also fail uncut"
         return "error"
-    assert published == told, "the same messages come out however the bytes are cut"
-    assert whole is not None and whole.answers == reader.answers
-    for one in told:
+    assert uncut == published, "cuts must not change the messages"
+    assert uncut_reader is not None and uncut_reader.answers == reader.answers
+    for one in published:
         assert len(one.payload) <= _LIMIT + 1
         check_message(one.topic, one.payload)
-    return "messages" if told else "nothing yet"
+    return "messages" if published else "incomplete"
 
 
-class Accounts:
-    """Inputs, one after the other, and what became of them; landing is checked a batch at a time."""
+class Checker:
+    """Checker of inputs, with counts of their outcomes; it checks landing once per batch.
+
+    Attributes:
+        inputs: number of checked inputs.
+        outcomes: number of outcomes by kind.
+    """
 
     def __init__(self) -> None:
         self.inputs = 0
-        self.became: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()
         self._batch: list[Published] = []
 
     def message(self, data: bytes) -> None:
-        """Take a message: a topic, or one byte that stands for a usual one, a line feed, a payload."""
+        """Check a message: a topic (or one byte that selects a usual topic), a line feed, and a payload."""
         topic, _, payload = data.partition(b"\n")
         published = received(USUAL[topic[0] % len(USUAL)] if len(topic) == 1 else topic, payload)
-        self.became += check_message(published.topic, published.payload)
+        self.outcomes += check_message(published.topic, published.payload)
         self.inputs += 1
         self._batch.append(published)
         if len(self._batch) >= BATCH:
             self.land()
 
     def packets(self, data: bytes) -> None:
-        """Take bytes from a line; the first two say where they are cut."""
-        self.became[f"packets: {check_packets(data[2:], list(data[:2]))}"] += 1
+        """Check bytes of a connection; the first two bytes are the positions of the cuts."""
+        self.outcomes[f"packets: {check_packets(data[2:], list(data[:2]))}"] += 1
         self.inputs += 1
 
     def land(self) -> None:
-        """Check what was gathered."""
+        """Check landing for the collected messages."""
         batch, self._batch = self._batch, []
         if batch:
             check_landing(batch)
 
-    def said(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Return the counts."""
-        return {"inputs": self.inputs, "became": dict(self.became)}
+        return {"inputs": self.inputs, "outcomes": dict(self.outcomes)}

@@ -1,9 +1,9 @@
-"""Planted faults: ``./fleet test mutants`` shows that the tests that are named for each of them fail.
+"""Runner of the planted faults: ``./fleet test mutants`` checks that the tests of each fault catch it.
 
-Rule 1: the working tree stays as it is; a fault is planted in a copy of the sources, which is removed at the end.
-Rule 2: the named tests must pass without a fault, or their failure would prove nothing; that is tried first.
-Rule 3: a fault is caught where a test fails. A module that cannot be imported or collected catches nothing.
-Rule 4: the exit code is 1 where a fault survives, where the list is stale, or where nothing could be proved.
+Rule 1: the working tree is not changed; faults are planted in a copy of the sources, which is removed at the end.
+Rule 2: the tests must first pass without a fault; otherwise their failure would prove nothing.
+Rule 3: a fault is caught if a test fails. A module that cannot be imported or collected catches nothing.
+Rule 4: the exit code is 1 if a fault survives, if the list is stale, or if a run of pytest proves nothing.
 """
 
 import argparse
@@ -25,17 +25,17 @@ from tests.mutants.faults import FAULTS, INTERPRETED, Change, Fault
 SOURCES: Final = ("fleetpulse", "streaming", "batch", "cli", "dags", "bench", "infra", "docs", "requirements", "tests")
 FILES: Final = ("pyproject.toml", "fleet", "docker-compose.yml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 _LEFT_OUT: Final = shutil.ignore_patterns("__pycache__", "node_modules", "images")
-_FAILED: Final = 1  # pytest's exit code where tests were run, and some failed
-_SHOWN: Final = 40  # lines of pytest's output, where it proved nothing
+_FAILED: Final = 1  # exit code of pytest if some tests failed
+_SHOWN: Final = 40  # lines of the output of pytest that are shown if a run proves nothing
 
 
 class Outcome(NamedTuple):
-    """The result of one run of pytest.
+    """Result of one run of pytest.
 
     Attributes:
-        code: pytest's exit code.
-        failed: the first test that failed; None if none did.
-        output: all that pytest printed.
+        code: exit code of pytest.
+        failed: first test that failed; None if no test failed.
+        output: complete output of pytest.
     """
 
     code: int
@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
 
 
 def stale(faults: Iterable[Fault], root: Path) -> list[str]:
-    """Return an error for each old text that is not exactly once in its file, and for each test that is not there."""
+    """Return an error for each old text that does not occur exactly once, and for each missing test."""
     errors = _misplaced("the interpreted fold", INTERPRETED, root)
     for fault in faults:
         errors += _misplaced(f'fault "{fault.name}"', fault.changes, root)
@@ -61,17 +61,21 @@ def stale(faults: Iterable[Fault], root: Path) -> list[str]:
     return errors
 
 
-def _misplaced(what: str, changes: Iterable[Change], root: Path) -> list[str]:
-    counts = [(one, (root / one.file).read_text().count(one.old) if (root / one.file).is_file() else 0) for one in changes]
+def _misplaced(owner: str, changes: Iterable[Change], root: Path) -> list[str]:
+    counts = [
+        (change, (root / change.file).read_text().count(change.old) if (root / change.file).is_file() else 0)
+        for change in changes
+    ]
     return [
-        f"{what}: its old text must stand in {one.file} once; found {count} times; correct tests/mutants/faults.py: {one.old!r}"
-        for one, count in counts
+        f"{owner}: its old text must stand in {change.file} once; found {count} times; "
+        f"correct tests/mutants/faults.py: {change.old!r}"
+        for change, count in counts
         if count != 1
     ]
 
 
 def copy_sources(root: Path, target: Path) -> None:
-    """Copy the sources of a working tree: what the tests read of it, and nothing that a run has left there."""
+    """Copy the files that the tests read from a working tree, without leftovers of earlier runs."""
     for name in SOURCES:
         shutil.copytree(root / name, target / name, ignore=_LEFT_OUT)
     for name in FILES:
@@ -82,7 +86,7 @@ def copy_sources(root: Path, target: Path) -> None:
 
 @contextmanager
 def planted(fault: Fault, tree: Path) -> Iterator[None]:
-    """Plant a fault in a copy of the sources, and take it out again."""
+    """Plant a fault in a copy of the sources, and remove it afterwards."""
     before = {change.file: (tree / change.file).read_text() for change in fault.changes}
     try:
         for change in fault.changes:
@@ -100,23 +104,23 @@ def _change(tree: Path, change: Change) -> None:
 
 def _write(path: Path, text: str) -> None:
     path.write_text(text)
-    # Python compares a size and whole seconds: it would take the code of before for that of a file of the same length.
+    # Python compares only size and whole seconds, so it could reuse the old bytecode for a new file of the same size.
     Path(cache_from_source(path)).unlink(missing_ok=True)
 
 
 def run_tests(tests: Sequence[str], environment: Mapping[str, str], tree: Path) -> Outcome:
-    """Run tests in a copy of the sources, through the first that fails."""
+    """Run tests in a copy of the sources, up to the first failure."""
     command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
-    own = {"FLEET_PROFILE": "mutants", **environment}  # the same examples each time, and none made smaller
-    own |= {"PYTHONPATH": str(tree), "NUMBA_CACHE_DIR": str(tree / ".numba")}  # nothing of a fault is kept
-    done = subprocess.run(command, cwd=tree, env={**os.environ, **own}, capture_output=True, text=True, check=False)
+    variables = {"FLEET_PROFILE": "mutants", **environment}  # the same examples each time, without shrinking
+    variables |= {"PYTHONPATH": str(tree), "NUMBA_CACHE_DIR": str(tree / ".numba")}  # compiled faults are not cached outside
+    done = subprocess.run(command, cwd=tree, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
     failed = next((line.split(" ", 2)[1] for line in lines if line.startswith("FAILED ")), None)
     return Outcome(done.returncode, failed, done.stdout + done.stderr)
 
 
-def _sound(faults: Iterable[Fault], tree: Path) -> str | None:
-    """Run all named tests without a fault; return the output of those that fail."""
+def _fails_without_fault(faults: Iterable[Fault], tree: Path) -> str | None:
+    """Run the tests of all faults without a fault; return the output if some fail."""
     by_environment: dict[tuple[tuple[str, str], ...], dict[str, None]] = {}
     for fault in faults:
         by_environment.setdefault(fault.environment, {}).update(dict.fromkeys(fault.tests))
@@ -128,7 +132,7 @@ def _sound(faults: Iterable[Fault], tree: Path) -> str | None:
 
 
 def try_faults(faults: Sequence[Fault]) -> int:
-    """Plant each fault in turn, and print which test catches it; return the exit code."""
+    """Plant each fault in turn, and print the test that catches it; return the exit code."""
     if errors := stale(faults, ROOT):
         print("\n".join(errors), file=sys.stderr)
         return 1
@@ -137,10 +141,10 @@ def try_faults(faults: Sequence[Fault]) -> int:
         tree = Path(folder, "tree")
         copy_sources(ROOT, tree)
         began = time.monotonic()
-        if failing := _sound(faults, tree):
-            print(f"{failing}\nthe named tests must pass without a fault; the end of their output is above", file=sys.stderr)
+        if failing := _fails_without_fault(faults, tree):
+            print(f"{failing}\nthe tests must pass without a fault; the end of their output is above", file=sys.stderr)
             return 1
-        print(f"without a fault all named tests pass, in {time.monotonic() - began:.0f} s", flush=True)
+        print(f"all tests pass without a fault, in {time.monotonic() - began:.0f} s", flush=True)
         for fault in faults:
             began = time.monotonic()
             with planted(fault, tree):
@@ -158,16 +162,16 @@ def try_faults(faults: Sequence[Fault]) -> int:
     return 0 if caught == len(faults) and proved else 1
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Read the command line, and do as it says."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the command line, and list or try the chosen faults."""
     parser = argparse.ArgumentParser(prog="fleet test mutants", description=__doc__)
-    parser.add_argument("--only", action="append", metavar="NAME", help="this fault; may be given again")
-    parser.add_argument("--list", action="store_true", help="list the faults and the tests that must fail")
-    asked = parser.parse_args(words)
-    chosen = [fault for fault in FAULTS if not asked.only or fault.name in asked.only]
-    if unknown := {*(asked.only or ())} - {fault.name for fault in FAULTS}:
+    parser.add_argument("--only", action="append", metavar="NAME", help="try only this fault; can be repeated")
+    parser.add_argument("--list", action="store_true", help="list the faults and their tests")
+    options = parser.parse_args(arguments)
+    chosen = [fault for fault in FAULTS if not options.only or fault.name in options.only]
+    if unknown := {*(options.only or ())} - {fault.name for fault in FAULTS}:
         parser.error(f'there is no fault "{min(unknown)}"; ./fleet test mutants --list shows all')
-    if asked.list:
+    if options.list:
         for fault in chosen:
             print(f"{fault.name}: {', '.join(change.file for change in fault.changes)}; {', '.join(fault.tests)}")
         return 0

@@ -42,17 +42,17 @@ os.environ.update(
 )
 (PLACE / "no-dags").mkdir()
 
-STAND_IN = f"""#!{sys.executable} -IS
+STUB = f"""#!{sys.executable} -IS
 import json, pathlib, sys, time
 place = pathlib.Path({str(PLACE)!r})
 words = sys.argv[1:]
 home = pathlib.Path(words[words.index("--home") + 1])
 with (place / "calls").open("a") as calls:
     calls.write(json.dumps(words[: words.index("--home")]) + "\\n")
-said = " ".join(words)
+line = " ".join(words)
 fails = json.loads((place / "fails.json").read_text())
 for verb, sentence in fails.items():
-    if said.startswith(verb):
+    if line.startswith(verb):
         print("what it does first", file=sys.stderr)
         print("fleet: " + sentence, file=sys.stderr)
         sys.exit(1)
@@ -62,17 +62,17 @@ def switch(number):
 def hold(number, status):
     made = {{"number": number, "key_groups": 8, "form": 4, "made_by": words[1], "made_at_ms": 5, "status": status}}
     record.write_text(json.dumps({{**json.loads(record.read_text()), "generations": [made]}}))
-if said.startswith(("stream stop", "stream start")):
+if line.startswith(("stream stop", "stream start")):
     found = json.loads((home / "desired.json").read_text())
     if found["what"] == "stopped" and found["by"] != words[3]:
         sys.exit("fleet: the stream is stopped by " + found["by"])
     what = "stopped" if words[1] == "stop" else "running"
     (home / "desired.json").write_text(json.dumps({{"what": what, "by": words[3], "at_ms": 1}}))
-if said.startswith("state switch"):
+if line.startswith("state switch"):
     switch(int(words[2]))
-if said.startswith("state rollback"):
+if line.startswith("state rollback"):
     switch(1)
-if said.startswith("state discard"):
+if line.startswith("state discard"):
     hold(int(words[2]), "discarded")
 if "--dry-run" in words:
     print("it would go on in form 4", file=sys.stderr)
@@ -82,7 +82,7 @@ elif "--hold" in words:
 """
 
 
-class Stand:
+class StubCommand:
     """Home of a DAG run, and log of the stub's calls."""
 
     def __init__(self, place: Path) -> None:
@@ -90,14 +90,14 @@ class Stand:
 
     def fail(self, **verbs: str) -> None:
         """Make verbs (their words joined by _) fail with a message."""
-        (self.place / "fails.json").write_text(json.dumps({verb.replace("_", " "): told for verb, told in verbs.items()}))
+        (self.place / "fails.json").write_text(json.dumps({verb.replace("_", " "): message for verb, message in verbs.items()}))
 
     def calls(self) -> list[str]:
         """Return the arguments of each call, as one line."""
         log = self.place / "calls"
         return [" ".join(json.loads(line)) for line in log.read_text().splitlines()] if log.exists() else []
 
-    def wanted(self) -> dict[str, str]:
+    def desired(self) -> dict[str, str]:
         """Return the desired state of the lifecycle job."""
         return json.loads((self.home / "desired.json").read_text())
 

@@ -1,4 +1,4 @@
-"""Fixtures of the unit tests."""
+"""Fixtures of the unit tests: a new home for each test."""
 
 from pathlib import Path
 
@@ -18,10 +18,10 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Home:
     A module that needs more overrides the fixture with one that takes ``home``.
     """
     marker = request.node.get_closest_marker("home")
-    chosen = marker.kwargs if marker else {}
-    path, deployment = tmp_path / chosen.get("name", "home"), chosen.get("tables")
+    parameters = marker.kwargs if marker else {}
+    path, deployment = tmp_path / parameters.get("name", "home"), parameters.get("tables")
     if isinstance(deployment, Deployment):
         return empty(path, deployment)
-    made = Home(path)
-    made.prepare(None)
-    return made
+    new_home = Home(path)
+    new_home.prepare(None)
+    return new_home

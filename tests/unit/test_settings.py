@@ -1,4 +1,4 @@
-"""Settings: environment first, file second, all faults at once."""
+"""Settings: environment variables override the file, and all faults are reported at once."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from fleetpulse.settings import load_settings
 from tests.support.refusals import refused
 
 
-def test_the_environment_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_override_the_settings_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "settings.toml").write_text('allowed_lateness = "5m"\nreconnect_grace = "1m"\n')
     monkeypatch.setenv("FLEET_ALLOWED_LATENESS", "7m")
     settings = load_settings(tmp_path)
@@ -21,47 +21,51 @@ def test_the_environment_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.
     assert settings.deployment(1_000) == Deployment(1_000, 300_000)
 
 
-def test_a_jitter_belongs_to_the_deployment_and_is_off_by_default(tmp_path: Path) -> None:
+def test_verdict_jitter_is_part_of_the_deployment_and_off_by_default(tmp_path: Path) -> None:
     assert load_settings(tmp_path).verdict_jitter == 0
     (tmp_path / "settings.toml").write_text('verdict_jitter = "10m"\n')
     assert load_settings(tmp_path).deployment() == Deployment(60_000, 300_000, 600_000)
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ('batch_every = "1m"', "batch_every: a duration of at most 10s; got '1m'"),
         ('canary_interval = "0s"', "canary_interval: a duration of at least 500ms; got '0s'"),
         ("restarts = 2000", "restarts: Input should be less than or equal to 1000; got 2000"),
     ],
 )
-def test_the_bound_of_a_duration_is_told_as_a_duration(line: str, said: str, tmp_path: Path) -> None:
+def test_bounds_of_durations_are_reported_as_durations(line: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text(line)
-    with refused("settings-faulty", match=said):
+    with refused("settings-faulty", match=message):
         load_settings(tmp_path)
 
 
-@pytest.mark.parametrize(("given", "why"), [('"2d"', "delayed by at most 1d"), ('"-5m"', "a duration is"), ("600", "written as")])
-def test_a_jitter_that_is_none_is_refused_with_the_reason(given: str, why: str, tmp_path: Path) -> None:
-    (tmp_path / "settings.toml").write_text(f"verdict_jitter = {given}\n")
-    with refused("settings-faulty", match=f"verdict_jitter: .*{why}"):
+@pytest.mark.parametrize(
+    ("value", "reason"), [('"2d"', "delayed by at most 1d"), ('"-5m"', "a duration is"), ("600", "written as")]
+)
+def test_invalid_verdict_jitter_is_refused_with_the_reason(value: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text(f"verdict_jitter = {value}\n")
+    with refused("settings-faulty", match=f"verdict_jitter: .*{reason}"):
         load_settings(tmp_path)
 
 
-def test_a_home_keeps_its_deployment_where_nobody_asks(tmp_path: Path) -> None:
+def test_settings_without_a_deployment_setting_give_no_deployment(tmp_path: Path) -> None:
     assert load_settings(tmp_path).deployment() is None
 
 
-def test_all_faults_are_named_at_once(tmp_path: Path) -> None:
+def test_all_faulty_settings_are_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text('allowed_lateness = "10ms"\nmax_clock_lead = 5\nlatenes = "1m"\n')
     with refused("settings-faulty") as caught:
         load_settings(tmp_path)
     assert len(str(caught.value).splitlines()) == 4
 
 
-@pytest.mark.parametrize("by", ["file", "environment"])
-def test_the_hdfs_backed_state_store_is_refused_with_the_reason(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if by == "file":
+@pytest.mark.parametrize("source", ["file", "environment"])
+def test_the_hdfs_backed_state_store_is_refused_with_the_reason(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if source == "file":
         (tmp_path / "settings.toml").write_text('state_store = "hdfs"\n')
     else:
         monkeypatch.setenv("FLEET_STATE_STORE", "hdfs")
@@ -69,13 +73,13 @@ def test_the_hdfs_backed_state_store_is_refused_with_the_reason(by: str, tmp_pat
         load_settings(tmp_path)
 
 
-@pytest.mark.parametrize("given", ["always", "1s", "2m"])
-def test_the_broker_syncs_always_or_after_a_duration(given: str, tmp_path: Path) -> None:
-    (tmp_path / "settings.toml").write_text(f'broker_sync = "{given}"\n')
-    assert load_settings(tmp_path).broker_sync == given
+@pytest.mark.parametrize("value", ["always", "1s", "2m"])
+def test_broker_sync_is_always_or_a_duration(value: str, tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text(f'broker_sync = "{value}"\n')
+    assert load_settings(tmp_path).broker_sync == value
 
 
-def test_another_word_for_when_the_broker_syncs_is_refused(tmp_path: Path) -> None:
+def test_other_values_of_broker_sync_are_refused(tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text('broker_sync = "never"\n')
     with refused("settings-faulty"):
         load_settings(tmp_path)
@@ -85,17 +89,17 @@ def test_rocksdb_is_the_state_store(tmp_path: Path) -> None:
     assert load_settings(tmp_path).state_store == "rocksdb"
 
 
-def test_a_home_says_how_much_of_the_machine_a_session_takes(tmp_path: Path) -> None:
+def test_cores_and_heap_of_a_home_size_its_spark_session(tmp_path: Path) -> None:
     assert session_resources_of(Home(tmp_path)) == SparkResources(2, "1g")
     (tmp_path / "settings.toml").write_text('cores = 8\nheap = "6g"\n')
-    wanted = settings(tmp_path, session_resources_of(Home(tmp_path)))
-    named = ("spark.master", "spark.sql.shuffle.partitions", "spark.driver.memory")
-    assert [wanted[name] for name in named] == ["local[8]", "8", "6g"]
+    configuration = settings(tmp_path, session_resources_of(Home(tmp_path)))
+    names = ("spark.master", "spark.sql.shuffle.partitions", "spark.driver.memory")
+    assert [configuration[name] for name in names] == ["local[8]", "8", "6g"]
 
 
-@pytest.mark.parametrize("given", ["6", "6G", "511m", "0g", "6gb", "-1g"])
-def test_a_heap_that_java_would_not_take_or_that_is_too_small_is_refused(given: str, tmp_path: Path) -> None:
-    (tmp_path / "settings.toml").write_text(f'heap = "{given}"\ncores = 0\n')
-    with refused("settings-faulty", match=f"heap: .*at least 512m.*got '{given}'") as caught:
+@pytest.mark.parametrize("value", ["6", "6G", "511m", "0g", "6gb", "-1g"])
+def test_heap_sizes_that_java_rejects_or_that_are_too_small_are_refused(value: str, tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text(f'heap = "{value}"\ncores = 0\n')
+    with refused("settings-faulty", match=f"heap: .*at least 512m.*got '{value}'") as caught:
         load_settings(tmp_path)
     assert "cores" in str(caught.value)

@@ -58,13 +58,13 @@ class Device(KeyedProcessFunction):
         for row in fold.out:
             yield json.dumps(dict(zip(NAMES, row, strict=True)))
 
-    def _arm(self, timers: Any, standing: int, wanted: int) -> int:
-        if wanted == NEVER or (standing != NEVER and standing <= wanted):
-            return standing
-        if standing != NEVER:
-            timers.delete_event_time_timer(standing)
-        timers.register_event_time_timer(wanted)
-        return wanted
+    def _arm(self, timers: Any, registered: int, due: int) -> int:
+        if due == NEVER or (registered != NEVER and registered <= due):
+            return registered
+        if registered != NEVER:
+            timers.delete_event_time_timer(registered)
+        timers.register_event_time_timer(due)
+        return due
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:

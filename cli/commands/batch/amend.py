@@ -53,11 +53,11 @@ def amend(
     opened.record()
     for device_id in device or ():
         require_known(opened, device_id)
-    wanted = AmendRequest(tuple(dict.fromkeys(device or ())), None if since is None else _past(parse_instant_ms(since)), dry_run)
+    request = AmendRequest(tuple(dict.fromkeys(device or ())), None if since is None else _past(parse_instant_ms(since)), dry_run)
     if again_within is None:
-        done = amend_home(opened, wanted, say)
+        done = amend_home(opened, request, say)
     else:
-        done = amend_and_settle(opened, wanted, _FrontierWait(opened, parse_duration_ms(again_within) / 1000), say)
+        done = amend_and_settle(opened, request, _FrontierWait(opened, parse_duration_ms(again_within) / 1000), say)
     if json_lines:
         as_json([asdict(one) for one in done])
     else:
@@ -91,9 +91,9 @@ class _FrontierWait:
     def __call__(self, instant_ms: int) -> bool:
         from batch.common.progress import Paced
 
-        limit, far = time.monotonic() + self.within_s, Paced(say)
+        limit, progress = time.monotonic() + self.within_s, Paced(say)
         while not (reached := self._is_past(instant_ms)) and in_use(self.home) and time.monotonic() < limit:
-            far(self._how_far)
+            progress(self._progress)
             time.sleep(1)
         return reached
 
@@ -107,7 +107,7 @@ class _FrontierWait:
         judged = judged_up_to(self.home.checkpoint)
         return frontier_ms(self.home, judged[1]) if judged is not None else None
 
-    def _how_far(self) -> str:
+    def _progress(self) -> str:
         at_ms = self._reached_ms()
         return f"waiting: judged {'is nothing yet' if at_ms is None else f'up to {format_instant(at_ms)}'}"
 

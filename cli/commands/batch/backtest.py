@@ -56,29 +56,29 @@ def backtest(
 
     opened = Home(home)
     opened.record()
-    asked = policy_of(policy, None)
+    chosen_policy = policy_of(policy, None)
     bounds = [None if text is None else parse_instant_ms(text) for text in (from_, to)]
     if html is not None:
         _require_writable(html)
     if dry_run:
-        plan = planned(opened, asked, bounds[0], bounds[1], spark=spark)
-        does, more = _describe_comparison(opened, plan), (Read(f'the policy file "{policy}", version {asked.version}'),)
+        plan = planned(opened, chosen_policy, bounds[0], bounds[1], spark=spark)
+        does, more = _describe_comparison(opened, plan), (Read(f'the policy file "{policy}", version {chosen_policy.version}'),)
         print_dry_run(DryRun(does, (*_read_by(plan), *more), _written(plan, html)), json_lines=json_lines or verdicts)
         return
     with Console(stderr=True).status("judging"):
-        answer = run(opened, asked, bounds[0], bounds[1], spark=spark, say=say)
+        result = run(opened, chosen_policy, bounds[0], bounds[1], spark=spark, report=say)
     if html is not None:
         from fleetpulse.reports.backtest_html import page
 
-        _write(html, page(answer.figures))
+        _write(html, page(result.figures))
     if verdicts:
         from fleetpulse.reports.backtest import verdicts as differing
 
-        as_json(differing(answer.found))
+        as_json(differing(result.found))
     elif json_lines:
-        as_json([answer.figures.plain()])
+        as_json([result.figures.plain()])
     else:
-        _show(answer.figures, html)
+        _show(result.figures, html)
 
 
 def _describe_comparison(home: Home, plan: "Planned") -> str:
@@ -132,34 +132,34 @@ def _write(path: Path, text: str) -> None:
         raise _cannot_be_written(path, error.strerror) from None
 
 
-def _show(told: Any, html: Path | None) -> None:
+def _show(result: Any, html: Path | None) -> None:
     shown = console()
     shown.print(
-        f"policy {told.policy_version} compared with the policies in force: {told.rows:,} rows, "
-        f"{format_instant(told.from_ms)} to {format_instant(told.to_ms)}",
+        f"policy {result.policy_version} compared with the policies in force: {result.rows:,} rows, "
+        f"{format_instant(result.from_ms)} to {format_instant(result.to_ms)}",
         highlight=False,
     )
-    changes = ", ".join(f"{count:,} {change}" for change, count in told.changes.items())
-    if told.moved_by_ms is not None:
-        way = "later" if told.moved_by_ms >= 0 else "earlier"
-        changes += f" (median: {format_duration(abs(round(told.moved_by_ms)))} {way})"
+    changes = ", ".join(f"{count:,} {change}" for change, count in result.changes.items())
+    if result.moved_by_ms is not None:
+        way = "later" if result.moved_by_ms >= 0 else "earlier"
+        changes += f" (median: {format_duration(abs(round(result.moved_by_ms)))} {way})"
     shown.print(f"verdicts: {changes}", highlight=False)
-    shown.print(f"alerts: {told.alerts('before'):,} before, {told.alerts('after'):,} after", highlight=False)
+    shown.print(f"alerts: {result.alerts('before'):,} before, {result.alerts('after'):,} after", highlight=False)
     for rows, name, title in (
-        (told.by_mode, "to_mode", "transitions by mode"),
-        (told.others, "kind", "not judged"),
+        (result.by_mode, "to_mode", "transitions by mode"),
+        (result.others, "kind", "not judged"),
     ):
         if rows:
             shown.print(as_table(rows, (name, "before", "after"), title))
-    for rows, name in ((told.by_class, "device_class"), (told.by_site, "site")):
+    for rows, name in ((result.by_class, "device_class"), (result.by_site, "site")):
         if rows:
             more = f", top {_SHOWN}" if len(rows) > _SHOWN else ""
             title = f"different verdicts by {name.replace('_', ' ')}{more}"
             shown.print(as_table(rows[:_SHOWN], (name, "added", "gone", "moved"), title))
-    differing = [day for day in told.by_day if day["before"] != day["after"]]
+    differing = [day for day in result.by_day if day["before"] != day["after"]]
     if differing:
         differing.sort(key=lambda day: (-abs(day["after"] - day["before"]), day["day"]))
-        title = f"alerts per day: {min(_DAYS, len(differing))} of {len(told.by_day)} days, those with the largest difference"
+        title = f"alerts per day: {min(_DAYS, len(differing))} of {len(result.by_day)} days, those with the largest difference"
         shown.print(as_table(sorted(differing[:_DAYS], key=lambda day: day["day"]), ("day", "before", "after"), title))
     if html is not None:
         shown.print(f'charts: "{html}"', highlight=False)

@@ -52,29 +52,29 @@ def drill(
 
     console = Console(stderr=True)
 
-    def say(words: str) -> None:
-        console.print(words, highlight=False, soft_wrap=True)
+    def report(line: str) -> None:
+        console.print(line, highlight=False, soft_wrap=True)
 
     place = Path(tempfile.mkdtemp(prefix=_PLACE))
     first, second = Home(place / "undisturbed"), Home(place / "disturbed")
     try:
-        say("run 1: undisturbed")
+        report("run 1: undisturbed")
         replay(first, recording, Policy(), deployment, None)
-        say("run 2: disturbed by state operations")
+        report("run 2: disturbed by state operations")
         second.prepare(first.deployment(), first.identity())
-        steps = Steps(say)
+        steps = Steps(report)
         with batch_session(second, SparkResources()) as spark, watched(spark, steps):
             run_drill(spark, second, first, steps)
-        want, got = emitted(first), emitted(second)
+        expected, got = emitted(first), emitted(second)
     except BaseException:
-        say(f"both homes are kept, with their logs: {place}")
+        report(f"both homes are kept, with their logs: {place}")
         raise
-    if keep or want != got:
-        say(f"both homes are kept: {place}")
+    if keep or expected != got:
+        report(f"both homes are kept: {place}")
     else:
         shutil.rmtree(place, ignore_errors=True)
-    report_differences(recording, want, got, json_lines=json_lines)
-    typer.echo(f"the drill passed: {len(STEPS)} operations, {want.total():,} judgements, no difference", err=json_lines)
+    report_differences(recording, expected, got, json_lines=json_lines)
+    typer.echo(f"the drill passed: {len(STEPS)} operations, {expected.total():,} judgements, no difference", err=json_lines)
 
 
 def _describe_dry_run(recording: Path, *, keep: bool) -> DryRun:
@@ -97,24 +97,24 @@ def _describe_dry_run(recording: Path, *, keep: bool) -> DryRun:
     )
 
 
-def report_differences(recording: Path, want: Bag, got: Bag, *, json_lines: bool) -> None:
+def report_differences(recording: Path, expected: Bag, got: Bag, *, json_lines: bool) -> None:
     """Print the judgements that only one of two runs emitted.
 
     Args:
         recording: replayed recording.
-        want: judgements of the undisturbed run, see `agreement.emitted`.
+        expected: judgements of the undisturbed run, see `agreement.emitted`.
         got: judgements of the disturbed run.
         json_lines: whether to print all differences as JSON, one a line.
 
     Raises:
         FleetError: the runs differ, or neither emitted a judgement.
     """
-    if not want and not got:
+    if not expected and not got:
         raise FleetError(
             f'the recording "{recording}" leads to no verdicts, so none were compared; use a longer one',
             code="drill-without-verdicts",
         )
-    differ = [{**one, "side": "disturbed" if one["side"] == "told" else "undisturbed"} for one in differences(got, want)]
+    differ = [{**one, "side": "disturbed" if one["side"] == "told" else "undisturbed"} for one in differences(got, expected)]
     if not differ:
         return
     if json_lines:
@@ -123,6 +123,6 @@ def report_differences(recording: Path, want: Bag, got: Bag, *, json_lines: bool
         columns = [name for name in differ[0] if name in _COLUMNS]
         Console(stderr=True).print(as_table(differ[:_SHOWN], columns, "differences"))
     raise FleetError(
-        f"the drill found {len(differ)} differences in {want.total():,} judgements; see the differences above",
+        f"the drill found {len(differ)} differences in {expected.total():,} judgements; see the differences above",
         code="drill-differs",
     )

@@ -30,20 +30,20 @@ def maintain(
     """
     opened = Home(home)
     opened.record()  # raises if there is no fleet
-    told: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     shown = console()
     quiet = Console(stderr=True)
     with quiet.status("looking") as progress:
         for row in _steps(opened, quiet.print, dry_run=dry_run):
             progress.update(f"{row['table']}: {row['did']}")
-            told.append(row)
+            rows.append(row)
             if json_lines:
                 as_json([row])
     if not json_lines:
-        _show(shown, told, dry_run=dry_run)
+        _show(shown, rows, dry_run=dry_run)
 
 
-def _steps(home: Home, say: Callable[[str], None], *, dry_run: bool) -> Iterator[dict[str, Any]]:
+def _steps(home: Home, report: Callable[[str], None], *, dry_run: bool) -> Iterator[dict[str, Any]]:
     from batch.maintenance.maintain import maintain as run
     from batch.maintenance.plan import Keep
     from fleetpulse.settings import load_settings
@@ -61,7 +61,7 @@ def _steps(home: Home, say: Callable[[str], None], *, dry_run: bool) -> Iterator
         replaced_ms=settings.keep_replaced,
         generations_ms=settings.keep_generations,
     )
-    for step in run(home, keep, dry_run=dry_run, say=say):
+    for step in run(home, keep, dry_run=dry_run, report=report):
         yield {**asdict(step), "dry_run": dry_run}
     yield from ({**row, "dry_run": dry_run} for row in _segments(home, dry_run=dry_run))
 

@@ -114,7 +114,7 @@ def docs(
     """Build missing HTML pages of the results, and print the path of the index page."""
     from fleetpulse.io.quality.great_expectations import Expectations
 
-    typer.echo(str(Expectations(_opened(home).path / "quality", "").build_docs(anew=anew)))
+    typer.echo(str(Expectations(_opened(home).path / "quality", "").build_docs(rebuild_all=anew)))
 
 
 @quality.command("results")
@@ -207,10 +207,10 @@ def _show(report: "Report", *, json_object: bool) -> None:
         shown.print(f"pages: {report.docs}", highlight=False, soft_wrap=True)
 
 
-def _outcome(looked: Any) -> str:
-    failed = [f"{one.expectation} ({one.failed:,})" for one in looked.findings if one.outcome == "failed"]
-    faults = [f"{one.expectation} (not evaluated)" for one in looked.findings if one.outcome == "fault"]
+def _outcome(suite_run: Any) -> str:
+    failed = [f"{one.expectation} ({one.failed:,})" for one in suite_run.findings if one.outcome == "failed"]
+    faults = [f"{one.expectation} (not evaluated)" for one in suite_run.findings if one.outcome == "fault"]
     if failed or faults:
         return ", ".join([*failed, *faults])
-    first = looked.findings[0] if looked.findings else None
+    first = suite_run.findings[0] if suite_run.findings else None
     return f"skipped: {first.why}" if first is not None and first.outcome == "skipped" else "passed"

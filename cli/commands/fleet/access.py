@@ -40,12 +40,12 @@ def grant(
     """
     Home(home).record()  # raises if there is no fleet, for example after a typing error
     password = rules.grant(Home(home).broker, name, role, speaks_for or [], nodes or [])
-    told = _renewed(home)
+    note = _renewed(home)
     # Wait until the broker accepts the password, so that it can be used at once.
-    if told and not await_admission(replace(load_address(Home(home).run("broker")), username=name, password=password)):
-        told = f'; the broker has the new rules, but does not accept the password yet: see "{Home(home).logs / "broker.log"}"'
+    if note and not await_admission(replace(load_address(Home(home).run("broker")), username=name, password=password)):
+        note = f'; the broker has the new rules, but does not accept the password yet: see "{Home(home).logs / "broker.log"}"'
     typer.echo(password)
-    typer.echo(f'"{name}" has access as {role}; the password is not shown again{told}', err=True)
+    typer.echo(f'"{name}" has access as {role}; the password is not shown again{note}', err=True)
 
 
 @access.command("revoke")
@@ -92,8 +92,8 @@ def rules_for(
     """
     Home(home).record()
     known = rules.grants(Home(home).broker)
-    ours = BrokerAddress("", 0, rules.SERVICE_USER, "REPLACE-THIS")
-    typer.echo(rules.mosquitto_rules(known) if mosquitto else rules.nats_rules(ours, known), nl=False)
+    service = BrokerAddress("", 0, rules.SERVICE_USER, "REPLACE-THIS")
+    typer.echo(rules.mosquitto_rules(known) if mosquitto else rules.nats_rules(service, known), nl=False)
 
 
 def _renewed(home: Path) -> str:

@@ -115,7 +115,7 @@ def _site_and_id(identity: DeviceIdentity, device_id: str, site: str | None = No
     """
     if identity is DeviceIdentity.ID:
         return site or EVERYONE, device_id
-    its_site, slash, name = device_id.rpartition(SEPARATOR)
+    id_site, slash, name = device_id.rpartition(SEPARATOR)
     if not slash and site is not None:
         return site, device_id
     if not slash:
@@ -123,12 +123,12 @@ def _site_and_id(identity: DeviceIdentity, device_id: str, site: str | None = No
             f'devices of this home are identified by site and id; got "{device_id}"; write it like oslo/pump-1',
             code="device-id-without-site",
         )
-    if site not in (None, its_site):
+    if site not in (None, id_site):
         raise FleetError(
             f'the site of "{device_id}" is part of its id, and --site names another one ({site}); omit --site',
             code="device-site-differs",
         )
-    return its_site, name
+    return id_site, name
 
 
 def _registry(identity: DeviceIdentity, device_id: str, site: str | None, content: dict[str, Any]) -> Command:
@@ -143,20 +143,20 @@ def _limits(timeout: str | None, death_grace: str | None) -> dict[str, int]:
     Raises:
         FleetError: a value is not a duration, or outside the bounds of the policy rule.
     """
-    given = zip(LIMITS, (timeout, death_grace), strict=True)
-    return {name: _limit(name, word) for name, word in given if word}
+    limits = zip(LIMITS, (timeout, death_grace), strict=True)
+    return {name: _limit(name, text) for name, text in limits if text}
 
 
-def _limit(name: str, word: str) -> int:
+def _limit(name: str, text: str) -> int:
     try:
-        return RULES[name].read(word)
+        return RULES[name].read(text)
     except FleetError as fault:
         raise FleetError(f"a device's own {RULES[name].key} {fault}", code="limit-invalid") from None
 
 
 def _corrected_limits(timeout: str | None, death_grace: str | None) -> dict[str, int]:
-    given = zip(LIMITS, (timeout, death_grace), strict=True)
-    return {name: AS_ITS_CLASS if word == _AS_ITS_CLASS else _limit(name, word) for name, word in given if word}
+    limits = zip(LIMITS, (timeout, death_grace), strict=True)
+    return {name: AS_ITS_CLASS if text == _AS_ITS_CLASS else _limit(name, text) for name, text in limits if text}
 
 
 def _entry(identity: DeviceIdentity, device_id: str, site: str | None, content: dict[str, Any]) -> Command:
@@ -286,7 +286,7 @@ def correct(
             code="device-unknown",
         )
     own = _corrected_limits(timeout, death_grace)
-    wanted = Correction(from_ms, device_class, site, gateway, **own, registered=registered, decommissioned=decommissioned)
+    correction = Correction(from_ms, device_class, site, gateway, **own, registered=registered, decommissioned=decommissioned)
     with spool_lock(opened):  # the new entry is derived from the present ones
         if is_command_pending(opened, device_id, Kind.REGISTRY):
             raise FleetError(
@@ -296,18 +296,18 @@ def correct(
                 code="registry-entry-pending",
             )
         known = registry.entries(opened, device_id)
-        entry = corrected(known, heard_at, wanted)
+        entry = corrected(known, heard_at, correction)
         content = {"op": entry.op, "effective_from": entry.from_ms, "class": entry.device_class, "gateway": entry.gateway}
         content |= {name: getattr(entry, name) for name in LIMITS}
         at_site = None if decommissioned else entry.site
         spool_locked(opened, [_registry(opened.identity(), device_id, at_site, content)])
     until = next((f" until the entry of {format_instant(one.from_ms)}" for one in known if one.from_ms > entry.from_ms), "")
-    given = {"of class": device_class, "at site": site, "behind gateway": gateway, "with timeout": timeout}
-    given["with death grace"] = death_grace
-    words = [f'{what} "{name}"' for what, name in given.items() if name is not None]
-    words += [what for what, said in (("in service", registered), ("out of service", decommissioned)) if said]
+    values = {"of class": device_class, "at site": site, "behind gateway": gateway, "with timeout": timeout}
+    values["with death grace"] = death_grace
+    parts = [f'{what} "{name}"' for what, name in values.items() if name is not None]
+    parts += [what for what, is_set in (("in service", registered), ("out of service", decommissioned)) if is_set]
     since = f"since {format_instant(entry.from_ms)}{until}"
-    _print_done(opened, f'device "{device_id}" was {", ".join(words)} {since}; to amend its verdicts: ./fleet amend')
+    _print_done(opened, f'device "{device_id}" was {", ".join(parts)} {since}; to amend its verdicts: ./fleet amend')
 
 
 @device.command("maintain")

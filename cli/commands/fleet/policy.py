@@ -100,12 +100,12 @@ def try_mapping(
     from cli.common.policy_files import read_toml
 
     for one in parse_mappings(read_toml(file)):
-        ours = translate(one, topic, payload.encode())
-        if ours is None:
+        translated = translate(one, topic, payload.encode())
+        if translated is None:
             continue
         if not json_lines:
-            typer.echo(f"topic    {ours[0]}\npayload  {json.dumps(json.loads(ours[1]))}")
-        row = decode(*ours, wall_clock_ms(), Origin.MQTT)
+            typer.echo(f"topic    {translated[0]}\npayload  {json.dumps(json.loads(translated[1]))}")
+        row = decode(*translated, wall_clock_ms(), Origin.MQTT)
         if isinstance(row, Rejection):
             raise FleetError(
                 f"the message would be quarantined ({row.reason}): {row.detail}; correct the mapping", code="mapping-quarantines"
@@ -115,7 +115,12 @@ def try_mapping(
                 f"the message would be listed but not judged: {row.note}; correct the mapping", code="mapping-lists-late"
             )
         if json_lines:
-            found = {"topic": ours[0], "payload": json.loads(ours[1]), "event_time_ms": row.event_time_ms, "clock": row.clock}
+            found = {
+                "topic": translated[0],
+                "payload": json.loads(translated[1]),
+                "event_time_ms": row.event_time_ms,
+                "clock": row.clock,
+            }
             as_json([found])
             return
         typer.echo(f"event    {format_instant(row.event_time_ms)} ({row.clock.value} clock)")

@@ -40,19 +40,19 @@ def availability(
         raise Misuse(f'--by must be one of {", ".join(_GROUPS)}; got "{by}"', code="option-invalid")
     opened = Home(home)
     opened.record()
-    begin_ms = _begin_ms(day)
+    start_ms = _start_ms(day)
     judged = judged_ms(opened)
     known = judgements.shards(opened, judged)
     frontier_ms = known.frontier_ms if known is not None and judged is not None else judgements.frontier_ms(opened, judged)
     deployment = opened.deployment()
     judged_to_ms = None if frontier_ms is None else deployment.emitted_through_ms(frontier_ms)  # later verdicts may be delayed
-    if known is None or judged_to_ms is None or judged_to_ms <= begin_ms:
+    if known is None or judged_to_ms is None or judged_to_ms <= start_ms:
         reached = "nothing" if judged_to_ms is None else f"only the time up to {format_instant(judged_to_ms)}"
         raise FleetError(
             f'cannot show --day {day}: {reached} is judged in "{home}"; name an earlier day, or try again later',
             code="day-not-judged",
         )
-    span = Span(begin_ms, min(begin_ms + _DAY_MS, judged_to_ms))
+    span = Span(start_ms, min(start_ms + _DAY_MS, judged_to_ms))
     when = CoveredSpans.within(known, span, deployment.verdict_jitter_ms)
     rows = [{"day": day, **row} for row in shares(opened, when, _GROUPS[by])]
     if json_lines:
@@ -69,7 +69,7 @@ def availability(
         console().print(f"first {_SHOWN} of {len(rows):,} rows; print all with --json")
 
 
-def _begin_ms(day: str) -> int:
+def _start_ms(day: str) -> int:
     try:
         found = date.fromisoformat(day)
     except ValueError:

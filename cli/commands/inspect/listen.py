@@ -91,10 +91,10 @@ def predict_result(shown: PrintedMessage, shards: Shards | None, deployment: Dep
     listening = (shards or Shards.begin(shown.received_at_ms)).of(shown.row.site)
     listening = listening.read(shown.received_at_ms, deployment.allowed_lateness_ms)
     row = read_with(shown.row, listening.frontier_ms, deployment)
-    return replace(shown, row=row), _fate(row, listening, deployment)
+    return replace(shown, row=row), _predicted(row, listening, deployment)
 
 
-def _fate(row: Row, listening: ShardProgress, deployment: Deployment) -> MessageResult:
+def _predicted(row: Row, listening: ShardProgress, deployment: Deployment) -> MessageResult:
     if row.trust is Trust.LATE and listening.frontier_ms is not None and row.event_time_ms is not None:
         late_by = format_duration(listening.frontier_ms - row.event_time_ms)
         counts = "it counts only as a sign of life" if row.is_direct else "it counts only after ./fleet amend"
@@ -136,12 +136,12 @@ def read_message(
     shown = PrintedMessage(now_ms, message.topic, message.payload[:200].decode(errors="backslashreplace"))
     if message.topic.startswith("replay/"):
         return shown, MessageResult("history", "history: accepted only by a bridge that replays a recording")
-    taken = ("fleet/", PREFIX) if sparkplug else ("fleet/",)
-    if not message.topic.startswith(taken) and not any(mapping.match(message.topic) for mapping in mappings):
-        words = "use a topic below fleet/, or add a mapping (fleet map test)"
+    prefixes = ("fleet/", PREFIX) if sparkplug else ("fleet/",)
+    if not message.topic.startswith(prefixes) and not any(mapping.match(message.topic) for mapping in mappings):
+        advice = "use a topic below fleet/, or add a mapping (fleet map test)"
         if message.topic.startswith(PREFIX):
-            words = "to accept Sparkplug, set sparkplug_host"
-        return shown, MessageResult("foreign", f"ignored: no bridge accepts this topic; {words}")
+            advice = "to accept Sparkplug, set sparkplug_host"
+        return shown, MessageResult("foreign", f"ignored: no bridge accepts this topic; {advice}")
     if message.retained:
         return shown, MessageResult("retained", "a retained copy: not a signal")
     if message.topic == CANARY:
@@ -201,23 +201,25 @@ def is_judged(row: Row, frontier_of: Callable[[str], int | None]) -> bool:
     return frontier_ms is not None and row.at_ms <= frontier_ms
 
 
-def verdicts(passed: Iterable[PrintedMessage], said: Iterable[dict[str, Any]]) -> list[tuple[PrintedMessage, MessageResult]]:
+def verdicts(
+    passed: Iterable[PrintedMessage], judgements: Iterable[dict[str, Any]]
+) -> list[tuple[PrintedMessage, MessageResult]]:
     """Return the results of messages that the frontier has passed.
 
     Args:
         passed: messages that the frontier has passed.
-        said: judgements about them, as `judgements.judgements_about` returns them.
+        judgements: judgements about them, as `judgements.judgements_about` returns them.
     """
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for judgement in said:
+    for judgement in judgements:
         key = (judgement["device_id"], judgement["message_kind"], judgement["event_time_ms"], judgement["seq"])
         found.setdefault(key, []).append(judgement)
-    became: list[tuple[PrintedMessage, MessageResult]] = []
+    results: list[tuple[PrintedMessage, MessageResult]] = []
     for shown in passed:
         row = shown.row
         about = found.get((row.device_id, row.kind.value, row.event_time_ms, row.seq), []) if row else []
-        became.append((shown, _verdict(about)))
-    return became
+        results.append((shown, _verdict(about)))
+    return results
 
 
 def _verdict(about: list[dict[str, Any]]) -> MessageResult:
@@ -253,7 +255,7 @@ class Listener:
         self._judged_ms: int | None = None
         self._asked_s = self._covered_s = float("-inf")
         self._shards: Shards | None = None
-        self._told = 0
+        self._reported_forgotten = 0
 
     def show_earlier(self, last: int, before_ms: int) -> None:
         """Show the last messages that landed before this command subscribed."""
@@ -263,16 +265,16 @@ class Listener:
         for one in judgements.recent(self.home, last, before_ms):
             shown = PrintedMessage(one["received_at_ms"], one["topic"], one["payload"], one["row"])
             if one["row"] is None:
-                self._say(shown, MessageResult("quarantined", f"quarantined ({one['reason']}): {one['detail']}"))
+                self._print(shown, MessageResult("quarantined", f"quarantined ({one['reason']}): {one['detail']}"))
             else:
                 landed.append(replace(shown, row=read_with(one["row"], None, self.deployment)))
         frontier_of = judgements.frontier_of_sites(self.home, judged_ms(self.home))
         known = [one for one in landed if one.row and is_judged(one.row, frontier_of)]
-        for shown, became in verdicts(known, judgements.judgements_about(self.home, [one.row for one in known if one.row])):
-            self._say(shown, became)
+        for shown, result in verdicts(known, judgements.judgements_about(self.home, [one.row for one in known if one.row])):
+            self._print(shown, result)
         for shown in landed:
             if shown not in known:
-                self._tell(shown)
+                self._print_prediction(shown)
 
     def show_message(self, message: Arrived) -> None:
         """Show an arriving message."""
@@ -282,11 +284,11 @@ class Listener:
             message, wall_clock_ms(), self.mappings, sparkplug=self._sparkplug, identified_by=self._identity
         )
         if known is not None:
-            self._say(shown, known)
+            self._print(shown, known)
         else:
-            self._tell(shown)
+            self._print_prediction(shown)
 
-    def _tell(self, shown: PrintedMessage) -> None:
+    def _print_prediction(self, shown: PrintedMessage) -> None:
         from fleetpulse.reports import judgements
 
         if time.monotonic() - self._covered_s > _COVERAGE_S:
@@ -294,7 +296,7 @@ class Listener:
         shown, known = predict_result(shown, self._shards, self.deployment)
         if known.state == "waiting" and not self.followed.add(shown):
             known = MessageResult("duplicate", "a copy of a pending message: only the first one counts")
-        self._say(shown, known)
+        self._print(shown, known)
 
     def follow(self) -> None:
         """Show pending messages again after they have been judged."""
@@ -309,22 +311,27 @@ class Listener:
         self._judged_ms = judged
         passed = self.followed.pop_judged(judgements.frontier_of_sites(self.home, judged))
         if passed:
-            for shown, became in verdicts(passed, judgements.judgements_about(self.home, [one.row for one in passed if one.row])):
-                self._say(shown, became, again=True)
-        if self.followed.forgotten > self._told:
-            self._told = self.followed.forgotten
-            typer.echo(f"fleet: more than {REMEMBERED} messages are pending; {self._told} will not be shown again", err=True)
+            for shown, result in verdicts(passed, judgements.judgements_about(self.home, [one.row for one in passed if one.row])):
+                self._print(shown, result, again=True)
+        if self.followed.forgotten > self._reported_forgotten:
+            self._reported_forgotten = self.followed.forgotten
+            typer.echo(
+                f"fleet: more than {REMEMBERED} messages are pending; {self._reported_forgotten} will not be shown again",
+                err=True,
+            )
 
-    def _say(self, shown: PrintedMessage, told: MessageResult, *, again: bool = False) -> None:
+    def _print(self, shown: PrintedMessage, result: MessageResult, *, again: bool = False) -> None:
         if self.json_lines:
             line = {"received_at_ms": shown.received_at_ms, "topic": shown.topic, "payload": shown.payload}
-            as_json([{**line, "state": told.state, "fate": told.words}])
+            as_json([{**line, "state": result.state, "fate": result.words}])
             return
         out = self._console
         at = format_instant(shown.received_at_ms)[11:23]
         payload = "" if again else f"  {as_shown(shown.payload)}"
         out.print(f"{at}  {as_shown(shown.topic)}{payload}", markup=False, highlight=False, soft_wrap=True)
-        out.print(f"              -> {told.words}", markup=False, highlight=False, soft_wrap=True, style=_STYLES.get(told.state))
+        out.print(
+            f"              -> {result.words}", markup=False, highlight=False, soft_wrap=True, style=_STYLES.get(result.state)
+        )
 
 
 _STYLES: Final = {

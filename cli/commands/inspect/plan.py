@@ -82,7 +82,7 @@ def show_plan(
     The estimate also covers key groups, partitions, and the duration of a batch. Storage is the
     amount in use after one month of operation.
     """
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "devices": devices,
         "interval_ms": _duration("--interval", interval),
         "lateness_ms": _duration("--lateness", lateness),
@@ -95,20 +95,20 @@ def show_plan(
     }
     kept_ms = None if keep in (None, _FOREVER) else _duration("--keep", keep)
     if dry_run:
-        print_dry_run(_describe_dry_run(given, None if home is None else Home(home), measures=calibrate), json_lines=json_lines)
+        print_dry_run(_describe_dry_run(options, None if home is None else Home(home), measures=calibrate), json_lines=json_lines)
         return
     figures = _figures(measure_anew=calibrate)
     fleet = Fleet(10_000)
     if home is not None:
         fleet, heap_bytes = _of_home(Home(home))
         figures = replace(figures, heap_bytes=heap_bytes)
-    fleet = replace(fleet, **{name: value for name, value in given.items() if value is not None})
+    fleet = replace(fleet, **{name: value for name, value in options.items() if value is not None})
     if keep is not None:
         fleet = replace(fleet, keep_days=None if kept_ms is None else kept_ms / DAY_MS)
     _show(plan(fleet, figures), fleet, figures, _present_usage(home), json_lines=json_lines)
 
 
-def _describe_dry_run(given: dict[str, Any], home: Home | None, *, measures: bool) -> DryRun:
+def _describe_dry_run(options: dict[str, Any], home: Home | None, *, measures: bool) -> DryRun:
     """Describe a plan's inputs and outputs.
 
     Raises:
@@ -119,18 +119,18 @@ def _describe_dry_run(given: dict[str, Any], home: Home | None, *, measures: boo
     from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEALTH
     from fleetpulse.settings import load_settings
 
-    kept = cache_dir() / FILE
+    figures_path = cache_dir() / FILE
     reads = [] if measures else [Read(f"the cost figures: {load(cache_dir()).source}")]
     if home is not None:
         home.record()
         load_settings(home.path)
         read = ((MESSAGES, "received_at"), (JUDGEMENTS, "event_time"), (QUARANTINE, "received_at"), (STREAM_HEALTH, "began_at"))
         reads += [*tables_read(home, read), Read(f'the sizes of the files below "{home.path}"')]
-    named = [_option(name) for name, value in given.items() if value is not None]
+    named = [_option(name) for name, value in options.items() if value is not None]
     source = "the built-in fleet" if home is None else f'the fleet of "{home.path}"'
     before = "measure the costs on this machine, in about a minute, and " if measures else ""
     does = f"{before}plan for {source}" + (f", with options: {', '.join(named)}" if named else "")
-    return DryRun(does, tuple(reads), (f'"{kept}"',) if measures else ())
+    return DryRun(does, tuple(reads), (f'"{figures_path}"',) if measures else ())
 
 
 def _option(name: str) -> str:
@@ -183,17 +183,17 @@ def _present_usage(home: Path | None) -> dict[str, Any]:
 
 def _show(found: CapacityPlan, fleet: Fleet, figures: Figures, now: dict[str, Any], *, json_lines: bool) -> None:
     if json_lines:
-        asked = {name: getattr(fleet, name) for name in Fleet.__slots__}
-        as_json([{"fleet": asked, "plan": found.as_rows(), "figures": figures.source, "now": now or None}])
+        fleet_values = {name: getattr(fleet, name) for name in Fleet.__slots__}
+        as_json([{"fleet": fleet_values, "plan": found.as_rows(), "figures": figures.source, "now": now or None}])
         return
-    told, shown = found.as_rows(), console()
-    kept = "without limit" if fleet.keep_days is None else f"for {fleet.keep_days:g} days"
+    planned, shown = found.as_rows(), console()
+    retention = "without limit" if fleet.keep_days is None else f"for {fleet.keep_days:g} days"
     shown.print(
         f"{fleet.devices:,} devices, one message each per {format_duration(fleet.interval_ms)}, allowed lateness "
-        f"{format_duration(fleet.lateness_ms)}; messages are kept {kept}; cost figures: {figures.source}"
+        f"{format_duration(fleet.lateness_ms)}; messages are kept {retention}; cost figures: {figures.source}"
     )
-    rows = [{"what": meaning, "planned": _formatted(name, told[name])} for name, meaning in _MEANINGS.items()]
-    stored = [(f"stored after one month: {table}", table, size) for table, size in told["storage_bytes"].items()]
+    rows = [{"what": meaning, "planned": _formatted(name, planned[name])} for name, meaning in _MEANINGS.items()]
+    stored = [(f"stored after one month: {table}", table, size) for table, size in planned["storage_bytes"].items()]
     rows += [{"what": what, "planned": measure("_bytes", size)} for what, _, size in stored]
     columns = ["what", "planned"]
     if now:

@@ -170,16 +170,16 @@ def _show(device: str | None, moment: Any, rows: list[dict[str, Any]], last: int
     knowledge = _knowledge(moment)
     if device is None:
         counts = Counter(row["mode"] for row in rows)
-        words = ", ".join(f"{count:,} {cell('mode', mode)}" for mode, count in counts.most_common()) or "no device"
-        shown.print(f"the fleet at {at}, as {knowledge}: {words}", highlight=False)
+        modes = ", ".join(f"{count:,} {cell('mode', mode)}" for mode, count in counts.most_common()) or "no device"
+        shown.print(f"the fleet at {at}, as {knowledge}: {modes}", highlight=False)
         if rows:
             shown.print(as_table(rows[:last], _FLEET, "devices"))
         if len(rows) > last:
             shown.print(f"first {last} of {len(rows):,} devices; use --last N for more, or --json for all")
     else:
-        told = [_of_life(span) for span in rows[-last:]]
+        spans = [_of_life(span) for span in rows[-last:]]
         title = f"life of {device} up to {at}, as {knowledge}"
-        shown.print(as_table(told, _LIFE, title))
+        shown.print(as_table(spans, _LIFE, title))
         if len(rows) > last:
             shown.print(f"newest {last} of {len(rows):,} changes; use --last N for more, or --json for all")
     if moment.judged_to_ms < moment.at_ms:

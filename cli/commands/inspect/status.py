@@ -101,7 +101,7 @@ def status_facts(home: Home) -> dict[str, Any]:
         if (status := read_status(home.run(name))) and runs(home, name)
     }
     facts["processes"] = {name: status.get("state", "running") for name, status in running.items()}
-    facts["troubles"] = {name: words for name, status in running.items() if (words := problems_of(status))}
+    facts["troubles"] = {name: problems for name, status in running.items() if (problems := problems_of(status))}
     facts["services"] = list(services(home))
     return facts
 
@@ -120,8 +120,8 @@ def show_status(home: Home, *, json_lines: bool) -> None:
     if facts["clocks"]:
         clocks = ", ".join(f"{count:,} {_CLOCKS[trust]}" for trust, count in facts["clocks"].items())
         shown.print(f"devices with a wrong clock: {clocks}  (list them: fleet devices)")
-    became = ", ".join(f"{count:,} to {mode}" for mode, count in facts["transitions"].items()) or "none"
-    shown.print(f"transitions: {became}")
+    transitions = ", ".join(f"{count:,} to {mode}" for mode, count in facts["transitions"].items()) or "none"
+    shown.print(f"transitions: {transitions}")
     others = {kind: count for kind, count in facts["judgements"].items() if kind != "transition"}
     shown.print(
         "not judged: " + (", ".join(f"{count:,} {kind}" for kind, count in others.items()) or "none") + _LIST_THEM[not others]
@@ -136,8 +136,8 @@ def show_status(home: Home, *, json_lines: bool) -> None:
         sites, bridges = "all other sites" if one["sites"] is None else ", ".join(one["sites"]), ", ".join(one["bridges"])
         reached = "not judged yet" if one["frontier_ms"] is None else f"judged up to {format_instant(one['frontier_ms'])}"
         shown.print(f"held back: {sites}: {reached}; not listening: {bridges}")
-    told = {name: ", ".join([str(state), *facts["troubles"].get(name, ())]) for name, state in facts["processes"].items()}
-    running = ", ".join(f"{name} ({words})" for name, words in told.items())
+    states = {name: ", ".join([str(state), *facts["troubles"].get(name, ())]) for name, state in facts["processes"].items()}
+    running = ", ".join(f"{name} ({state_text})" for name, state_text in states.items())
     shown.print(f"running: {running or 'nothing'}")
     if facts["services"]:
         shown.print(f"running as services: {', '.join(facts['services'])}")
@@ -252,18 +252,18 @@ def _recently_judged(home: Home, newest: datetime | None) -> list[dict[str, Any]
     return reports.transitions_since(home, None if newest is None else newest - _SLACK)
 
 
-def _follow(home: Home, told: list[dict[str, Any]], device: str | None, *, json_lines: bool) -> None:
+def _follow(home: Home, shown_rows: list[dict[str, Any]], device: str | None, *, json_lines: bool) -> None:
     from fleetpulse.io.tables import tables
 
     shown = console()
-    seen = {_id(row): row["judged_at"] or _NEVER for row in told}
-    judgements, looked_at = home.table(JUDGEMENTS.name), -1
+    seen = {_id(row): row["judged_at"] or _NEVER for row in shown_rows}
+    judgements, seen_version = home.table(JUDGEMENTS.name), -1
     try:
         while True:
             time.sleep(1)
-            if not holds_table(judgements) or (version := tables.version(judgements)) == looked_at:
+            if not holds_table(judgements) or (version := tables.version(judgements)) == seen_version:
                 continue  # the recent rows may be a million, and stay recent until something new is judged
-            looked_at = version
+            seen_version = version
             newest = max((at for at in seen.values() if at != _NEVER), default=None)
             fresh = _recently_judged(home, newest)
             seen = {one: at for one, at in seen.items() if newest is None or at >= newest - _SLACK}
@@ -276,8 +276,8 @@ def _follow(home: Home, told: list[dict[str, Any]], device: str | None, *, json_
                 if json_lines:
                     as_json([row])
                 else:
-                    words = (cell(name, row[name]) for name in ("event_time", "device_id", "from_mode", "to_mode", "trigger"))
-                    shown.print("  ".join(words))
+                    cells = (cell(name, row[name]) for name in ("event_time", "device_id", "from_mode", "to_mode", "trigger"))
+                    shown.print("  ".join(cells))
     except KeyboardInterrupt:
         return
 
@@ -318,19 +318,19 @@ def show_device(home: Home, device_id: str, *, json_lines: bool) -> None:
     """
     from fleetpulse.reports import judgements as reports
 
-    standing = reports.device_status(home, device_id, judged_ms(home))
-    if standing is None:
+    status = reports.device_status(home, device_id, judged_ms(home))
+    if status is None:
         reports.require_known(home, device_id)
         raise FleetError(
             f'device "{device_id}" has not been judged yet; check the progress with: ./fleet status --home {home.path}',
             code="device-not-judged",
         )
     if json_lines:
-        away = [plain_row(one) for one in standing.retracted_offline]
-        as_json([{**standing.summary, "timeline": [plain_row(row) for row in standing.transitions], "retracted_offline": away}])
+        retracted = [plain_row(one) for one in status.retracted_offline]
+        as_json([{**status.summary, "timeline": [plain_row(row) for row in status.transitions], "retracted_offline": retracted}])
         return
     shown = console()
-    for name, value in standing.summary.items():
+    for name, value in status.summary.items():
         if value is None or value is False or name == "device_id":
             continue
         if name.endswith("_ms") and name not in DURATIONS:
@@ -340,17 +340,17 @@ def show_device(home: Home, device_id: str, *, json_lines: bool) -> None:
                 value = f"{cell(name, value)}  {_from_now(instant_ms(value))}"
             value = cell(name, value)
         shown.print(f"{name.removesuffix('_ms').replace('_', ' '):>18}  {value}", highlight=False)
-    shown.print(as_table(standing.transitions[-50:], _LIFE_COLUMNS, f"life of {device_id}, newest 50 transitions"))
-    if standing.retracted_offline:
-        spans = [{name: one[name] and format_instant(one[name]) for name in one} for one in standing.retracted_offline[-50:]]
+    shown.print(as_table(status.transitions[-50:], _LIFE_COLUMNS, f"life of {device_id}, newest 50 transitions"))
+    if status.retracted_offline:
+        spans = [{name: one[name] and format_instant(one[name]) for name in one} for one in status.retracted_offline[-50:]]
         title = "retracted offline: judged offline, but alive according to late messages"
         shown.print(as_table(spans, ("since_ms", "until_ms"), title))
 
 
 def _from_now(instant: int) -> str:
-    away = instant - wall_clock_ms()
-    words = format_duration(abs(away) // 1000 * 1000)
-    return f"(in {words})" if away > 0 else f"({words} ago)"
+    distance_ms = instant - wall_clock_ms()
+    text = format_duration(abs(distance_ms) // 1000 * 1000)
+    return f"(in {text})" if distance_ms > 0 else f"({text} ago)"
 
 
 def listen(

@@ -59,7 +59,7 @@ class _Log:
             pass
 
 
-def _begin(parent: int | None) -> StopSignal:
+def _set_up_process(parent: int | None) -> StopSignal:
     import structlog
 
     factory = structlog.PrintLoggerFactory(cast("TextIO", _Log()))
@@ -94,7 +94,7 @@ def bridge(
     sites = settings.bridges.get(name, ())
     canary = f"fleet/{EVERYONE}/{name}/{Kind.TICK.value}"
     foreign = tuple(mapping.subscription for mapping in load_mappings(at)) + (SUBSCRIPTIONS if settings.sparkplug_host else ())
-    wanted = BridgeSettings(
+    bridge_settings = BridgeSettings(
         at.segments_of(name),
         at.commands if name == BRIDGE else None,
         at.run(bridge_job(name)),
@@ -118,7 +118,7 @@ def bridge(
     )
     use_system_memory_pool()
     tune_gc()
-    run_bridge(wanted, _begin(parent))
+    run_bridge(bridge_settings, _set_up_process(parent))
 
 
 @jobs.command("landing")
@@ -139,7 +139,7 @@ def landing(home: HomeOption, parent: ParentOption = None) -> None:
     mappings, pause_s = load_mappings(at), landing_pause_s(delay_ms, POLL_S)
     foreign = bool(mappings or settings.sparkplug_host)
     decoder = partial(decode_any, mappings)
-    run_landing(at, decoder, _begin(parent), lease_ms=settings.bridge_lease, live_pause_s=pause_s, takes_foreign=foreign)
+    run_landing(at, decoder, _set_up_process(parent), lease_ms=settings.bridge_lease, live_pause_s=pause_s, takes_foreign=foreign)
 
 
 @jobs.command("classes")
@@ -148,7 +148,7 @@ def classes(_home: HomeOption, parent: ParentOption = None) -> None:
     from cli.supervisor.cds import create_archive
 
     os.nice(10)
-    typer.echo(create_archive(_begin(parent)))
+    typer.echo(create_archive(_set_up_process(parent)))
 
 
 @jobs.command("lifecycle")
@@ -161,8 +161,8 @@ def lifecycle(home: HomeOption, parent: ParentOption = None) -> None:
 
     settings, at = load_settings(home), Home(home)
     held_ms = hold_ms(verdict_delay_ms(at.deployment().allowed_lateness_ms, settings.verdict_delay))
-    habits = LifecycleOptions(held_ms, settings.batch_every, settings.keep_stream_health, settings.keep_judgement_versions)
-    run_lifecycle(at, _begin(parent), habits, session_resources_of(at))
+    options = LifecycleOptions(held_ms, settings.batch_every, settings.keep_stream_health, settings.keep_judgement_versions)
+    run_lifecycle(at, _set_up_process(parent), options, session_resources_of(at))
 
 
 @jobs.command("airflow")
@@ -170,7 +170,7 @@ def airflow(home: HomeOption, port: Annotated[int, typer.Option("--port")], pare
     """Run Airflow."""
     from cli.supervisor.airflow import run_airflow
 
-    run_airflow(Home(home), port, _begin(parent))
+    run_airflow(Home(home), port, _set_up_process(parent))
 
 
 @jobs.command("simulator")
@@ -179,4 +179,4 @@ def simulator(home: HomeOption, parent: ParentOption = None, history: Annotated[
     from streaming.simulator.simulator import run_simulator
 
     at = Home(home)
-    run_simulator(at, load_address(at.run("broker")), _begin(parent), play_history=history)
+    run_simulator(at, load_address(at.run("broker")), _set_up_process(parent), play_history=history)

@@ -74,7 +74,7 @@ def up(
     chosen = None
     if policy is not None or timeout is not None:
         chosen = policy_of(policy, timeout)
-    wanted = UpOptions(
+    options = UpOptions(
         devices,
         seed,
         for_s,
@@ -85,7 +85,7 @@ def up(
         airflow_port=None if no_airflow else airflow_port,
         picture=picture,
     )
-    run(Home(home), wanted, deployment_of(home, lateness))
+    run(Home(home), options, deployment_of(home, lateness))
 
 
 def down(home: HomeOption = DEFAULT_HOME) -> None:

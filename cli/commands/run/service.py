@@ -77,17 +77,17 @@ def service(
         if makes:
             opened.divide(settings.all_bridges())
         if name is Service.BROKER:
-            _say(f"the broker is listening on {run.use_broker(None, port, listen, known_as)}")
+            _print(f"the broker is listening on {run.use_broker(None, port, listen, known_as)}")
             job = None
-        elif (job := _begin(run, name, address, stop)) is None:
+        elif (job := _start_part(run, name, address, stop)) is None:
             return
         _watch(run, job, stop)
-        _say(f"the {name} is stopping")
+        _print(f"the {name} is stopping")
         if name is Service.BRIDGE:
             stop_listening(run, ("bridge",), partial(_is_judged_by_services, opened), _JUDGED_S)
 
 
-def _begin(run: "Run", name: Service, address: BrokerAddress | None, stop: StopSignal) -> "Job | None":
+def _start_part(run: "Run", name: Service, address: BrokerAddress | None, stop: StopSignal) -> "Job | None":
     """Start a part once its dependencies exist; return None if stopped before that."""
     if address is not None:
         if Service.BROKER in services(run.home):
@@ -101,22 +101,22 @@ def _begin(run: "Run", name: Service, address: BrokerAddress | None, stop: StopS
     return run.start(name)
 
 
-def _await(stop: StopSignal, what: str, there: Callable[[], bool]) -> bool:
+def _await(stop: StopSignal, what: str, exists: Callable[[], bool]) -> bool:
     """Wait for a dependency; return False if this process is stopped meanwhile.
 
     Args:
         stop: stop request of this process.
         what: name of the dependency, for messages.
-        there: function that returns whether the dependency exists.
+        exists: function that returns whether the dependency exists.
 
     Raises:
         FleetError: the dependency does not exist after two minutes.
     """
-    limit, told = time.monotonic() + _PATIENCE_S, False
-    while not there():
-        if not told:
-            _say(f"waiting for {what}")
-            told = True
+    limit, reported = time.monotonic() + _PATIENCE_S, False
+    while not exists():
+        if not reported:
+            _print(f"waiting for {what}")
+            reported = True
         if stop.wait(_WATCH_S):
             return False
         if time.monotonic() > limit:
@@ -141,7 +141,7 @@ def _watch(run: "Run", job: "Job | None", stop: StopSignal) -> None:
             run.start_further_bridges(0)
         if job.held != held:
             held = job.held
-            _say(f"the {job.name} job {'stops' if held else 'starts'}, as requested by {get_desired(run.home).by}")
+            _print(f"the {job.name} job {'stops' if held else 'starts'}, as requested by {get_desired(run.home).by}")
 
 
 def check_health(home: Home, name: Service) -> str:
@@ -163,9 +163,9 @@ def check_health(home: Home, name: Service) -> str:
                 f'the broker on {address} refuses connections; see "{home.logs / "broker.log"}"', code="broker-refuses"
             )
         return f"the broker accepts clients on {address}"
-    wanted = get_desired(home)
-    if name is Service.LIFECYCLE and wanted.what != RUNNING:
-        return f"the lifecycle job is stopped, as requested by {wanted.by}"
+    desired = get_desired(home)
+    if name is Service.LIFECYCLE and desired.what != RUNNING:
+        return f"the lifecycle job is stopped, as requested by {desired.by}"
     return _by_status(home, name)
 
 
@@ -176,8 +176,8 @@ def _by_status(home: Home, name: Service) -> str:
             f"the {name} has not reported a status yet; wait a moment, then see its output", code="service-without-status"
         )
     state = str(status.get("state", "running"))
-    begins = name is Service.LIFECYCLE and state == "starting"
-    if silence_s > (_STARTING_S if begins else _SILENT_S):
+    is_starting = name is Service.LIFECYCLE and state == "starting"
+    if silence_s > (_STARTING_S if is_starting else _SILENT_S):
         raise FleetError(
             f"the {name} ({state}) has reported no status for {silence_s:.0f} s; see its output", code="service-silent"
         )
@@ -186,5 +186,5 @@ def _by_status(home: Home, name: Service) -> str:
     return f"the {name}: {state}"
 
 
-def _say(words: str) -> None:
-    typer.echo(f"fleet: {words}", err=True)
+def _print(line: str) -> None:
+    typer.echo(f"fleet: {line}", err=True)

@@ -60,9 +60,9 @@ def start(home: HomeOption = DEFAULT_HOME, by: ByOption = "an operator", own: Ow
     typer.echo(f'the lifecycle job of "{home}" {"starts" if starts else f"will start with: ./fleet up --home {home}"}')
 
 
-def _set_desired(home: Home, what: str, by: str, *, own: bool) -> None:
+def _set_desired(home: Home, state: str, by: str, *, own: bool) -> None:
     """Set the desired state; with ``own``, refuse if another caller stopped the job."""
-    written = None if own else set_desired(home, what, by)
+    written = None if own else set_desired(home, state, by)
     while written is None:
         found = get_desired(home)
         if found.what == STOPPED and found.by != by:
@@ -71,7 +71,7 @@ def _set_desired(home: Home, what: str, by: str, *, own: bool) -> None:
                 f"again, or start it: ./fleet stream start --home {home.path}",
                 code="stream-stopped-by-other",
             )
-        written = set_desired(home, what, by, only_if=found)
+        written = set_desired(home, state, by, only_if=found)
 
 
 @stream.command("wanted")
@@ -100,10 +100,10 @@ def supervise(
 
     opened = Home(home)
     opened.record()
-    look = check_job(opened, by, load_settings(home).stale_after)
+    check = check_job(opened, by, load_settings(home).stale_after)
     if as_json:
-        typer.echo(json.dumps(as_facts(look)))
-    if not look.sound:
-        raise FleetError(f'the lifecycle job of "{home}" is {look.state}: {look.why}', code="job-unwell")
+        typer.echo(json.dumps(as_facts(check)))
+    if not check.sound:
+        raise FleetError(f'the lifecycle job of "{home}" is {check.state}: {check.why}', code="job-unwell")
     if not as_json:
-        typer.echo(f"{look.state}: {look.why}")
+        typer.echo(f"{check.state}: {check.why}")

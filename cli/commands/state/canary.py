@@ -43,9 +43,9 @@ def run_canary_beside_job(work: StateOperation, verb: str, form: int, for_s: flo
         )
     require_none_held(home.lifecycle)
     if work.dry:
-        work.say(_described(home, form, for_s))
+        work.report(_described(home, form, for_s))
         return
-    with exclusive_state_change(home, f"fleet state {verb} --canary", work.say):
+    with exclusive_state_change(home, f"fleet state {verb} --canary", work.report):
         canary(work, verb, CanaryPlan(home.key_groups(), form, for_s, lambda: _stopped(home, verb)))
 
 

@@ -62,7 +62,7 @@ def inspect(
     with read_session(home) as work:
         at = position_after(work.home.checkpoint, at_batch)  # raises, if it does, before Spark starts
         spark = work.spark
-        work.say(f"reading generation {work.home.generation().number} after batch {at.batch}")
+        work.report(f"reading generation {work.home.generation().number} after batch {at.batch}")
         found = look(spark, work.home, at.batch)
     if as_json:
         typer.echo(json.dumps(found))
@@ -109,10 +109,10 @@ def snapshot(
     Home(home).record()
     if at_batch is None and not dry_run:
         flush_delayed_verdicts(Home(home))
-    kept_still = nullcontext() if dry_run else exclusive_state_change(Home(home), "fleet state snapshot", say)
-    with kept_still, read_session(home, dry=dry_run) as work:
-        looks = snapshot_gate(work) if gate and not dry_run else None
-        found = asdict(take(work.spark, work.home, at_batch, work.say, looks, dry=dry_run))
+    exclusive = nullcontext() if dry_run else exclusive_state_change(Home(home), "fleet state snapshot", say)
+    with exclusive, read_session(home, dry=dry_run) as work:
+        gate_check = snapshot_gate(work) if gate and not dry_run else None
+        found = asdict(take(work.spark, work.home, at_batch, work.report, gate_check, dry=dry_run))
     _shown(found, as_json=as_json)
 
 
@@ -178,7 +178,7 @@ def bootstrap(
         )
     if version is not None and at is not None:
         raise Misuse("--version and --at both select a snapshot; give one of them", code="option-conflict")
-    asked = StateOptions(dry_run, hold, as_json, once_stopped, gate, damaged)
+    options = StateOptions(dry_run, hold, as_json, once_stopped, gate, damaged)
     if damaged and (devices is not None or registry):
         raise Misuse(
             "--devices and --registry take pending rows, gaps and policies from the current state, which --damaged marks as "
@@ -200,7 +200,7 @@ def bootstrap(
 
             return bootstrap_devices(work, listed, named)
 
-        _run_change("bootstrap", home, asked, from_list)
+        _run_change("bootstrap", home, options, from_list)
         return
     moment = None if at is None else parse_instant_ms(at)
     from fleetpulse.io.tables.snapshots import find_snapshot
@@ -212,14 +212,14 @@ def bootstrap(
 
         return begin(work, chosen, only, damaged=damaged)
 
-    _run_change("bootstrap", home, asked, from_snapshot)
+    _run_change("bootstrap", home, options, from_snapshot)
 
 
-def _run_change(name: str, home: Path, asked: StateOptions, act: "Callable[[StateOperation], Generation | None]") -> None:
-    with change_session(home, name, asked) as work:
-        made = act(work)
-    if asked.as_json and made is not None:
-        typer.echo(json.dumps({"generation": made.number, **asdict(made)}))
+def _run_change(name: str, home: Path, options: StateOptions, act: "Callable[[StateOperation], Generation | None]") -> None:
+    with change_session(home, name, options) as work:
+        generation = act(work)
+    if options.as_json and generation is not None:
+        typer.echo(json.dumps({"generation": generation.number, **asdict(generation)}))
 
 
 @state.command("migrate")

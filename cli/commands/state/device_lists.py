@@ -103,8 +103,8 @@ def _durations(found: pa.Table, name: str, count: int) -> pa.Array:
     """Return a column of durations in milliseconds; null if a device has none."""
     if name not in found.column_names:
         return pa.nulls(count, pa.int64())
-    words = found[name].cast(pa.string()).to_pylist()
-    return pa.array([parse_duration_ms(word) if word else None for word in words], pa.int64())
+    texts = found[name].cast(pa.string()).to_pylist()
+    return pa.array([parse_duration_ms(text) if text else None for text in texts], pa.int64())
 
 
 def _parquet(path: Path) -> pa.Table:

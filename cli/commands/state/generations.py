@@ -74,9 +74,9 @@ def list_generations(home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False
     for name in ("generation", "status", "made", "by", "asked by", "from", "key groups", "form", "stopped after batch"):
         table.add_column(name)
     for one in found:
-        made = format_instant(one.made_at_ms) if one.made_at_ms else "-"
+        made_at = format_instant(one.made_at_ms) if one.made_at_ms else "-"
         source = ", ".join(f"{name} {value}" for name, value in one.made_from.items() if value is not None) or "-"
-        table.add_row(str(one.number), one.status, made, one.made_by, one.asked_by or "-", source, str(one.key_groups),
+        table.add_row(str(one.number), one.status, made_at, one.made_by, one.asked_by or "-", source, str(one.key_groups),
                       str(one.form), str(one.stands.get("batch", "-")))  # fmt: skip
     console().print(table)
 

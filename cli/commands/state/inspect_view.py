@@ -55,8 +55,8 @@ def _instant(instant_ms: int | None) -> str:
 
 
 def _files(files: dict[str, Any]) -> str:
-    told = ", ".join(f"{count} {kind}" for kind, count in list(files["kinds"].items())[:_KINDS])
-    return f"{files['count']:,} files, {files['bytes']:,} bytes ({told})"
+    kinds = ", ".join(f"{count} {kind}" for kind, count in list(files["kinds"].items())[:_KINDS])
+    return f"{files['count']:,} files, {files['bytes']:,} bytes ({kinds})"
 
 
 def _snapshot(newest: list[dict[str, Any]]) -> str:
@@ -64,23 +64,23 @@ def _snapshot(newest: list[dict[str, Any]]) -> str:
         return "none yet"
     one = newest[0]
     age = format_duration(one["age_ms"] // 1000 * 1000)
-    taken = f"after batch {one['batch']} of generation {one['generation']}"
+    source = f"after batch {one['batch']} of generation {one['generation']}"
     if not is_known(one["form"]):
-        taken = f"by another version of fleetpulse (form {one['form']})"
-    return f"version {one['version']}, {age} old, of {format_instant(one['at_ms'])}, {taken}"
+        source = f"by another version of fleetpulse (form {one['form']})"
+    return f"version {one['version']}, {age} old, of {format_instant(one['at_ms'])}, {source}"
 
 
 def _next(found: dict[str, Any]) -> str:
-    coming, wanted, held = found["next"], found["next"]["desired"], found["next"]["held"]
-    told = f"continues with bronze version {coming['version']}; {coming['versions']:,} versions are unread"
+    upcoming, desired, held = found["next"], found["next"]["desired"], found["next"]["held"]
+    text = f"continues with bronze version {upcoming['version']}; {upcoming['versions']:,} versions are unread"
     if found["unfinished"] is not None:
-        told = f"repeats batch {found['unfinished']}, which was started but not committed, and {told}"
-    if wanted["what"] == STOPPED:
-        told += f"; the job is stopped by {wanted['by']} since {format_instant(wanted['at_ms'])}: ./fleet stream start"
+        text = f"repeats batch {found['unfinished']}, which was started but not committed, and {text}"
+    if desired["what"] == STOPPED:
+        text += f"; the job is stopped by {desired['by']} since {format_instant(desired['at_ms'])}: ./fleet stream start"
     if held is not None:
         number = held["generation"]
-        told += f"; generation {number}, made by {held['made_by']}, is held: ./fleet state switch {number}, or discard {number}"
-    return told
+        text += f"; generation {number}, made by {held['made_by']}, is held: ./fleet state switch {number}, or discard {number}"
+    return text
 
 
 def _by_partition(groups: list[dict[str, Any]]) -> Table:

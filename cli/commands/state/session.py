@@ -67,7 +67,7 @@ def read_session(path: Path, *, dry: bool = False) -> "Iterator[StateOperation]"
 
 
 @contextmanager
-def change_session(path: Path, verb: str, asked: StateOptions) -> "Iterator[StateOperation]":
+def change_session(path: Path, verb: str, options: StateOptions) -> "Iterator[StateOperation]":
     """Open a session that holds the state of a home, to replace it.
 
     A dry run is refused in the same cases.
@@ -75,17 +75,17 @@ def change_session(path: Path, verb: str, asked: StateOptions) -> "Iterator[Stat
     home = Home(path)
     home.record()
     require_none_held(home.lifecycle)
-    if asked.dry:
-        if not asked.once_stopped:
+    if options.dry:
+        if not options.once_stopped:
             home.require_state_free()
-        with _session(home, dry=True, changes=False, damaged=asked.damaged) as work:
+        with _session(home, dry=True, changes=False, damaged=options.damaged) as work:
             yield work
         return
     by = f"fleet state {verb}"
-    gate = _state_gate(home) if asked.gate else None
-    session = _session(home, dry=False, changes=True, damaged=asked.damaged)
+    gate = _state_gate(home) if options.gate else None
+    session = _session(home, dry=False, changes=True, damaged=options.damaged)
     with exclusive_state_change(home, by, say), home.state_held(by), session as work:
-        yield replace(work, holds=asked.hold, gate=gate)
+        yield replace(work, holds=options.hold, gate=gate)
 
 
 @contextmanager
@@ -113,11 +113,11 @@ def _session(home: Home, *, dry: bool, changes: bool, damaged: bool = False) -> 
         try:
             yield StateOperation(session, named, steps, dry)
         except (PySparkException, Py4JError) as error:
-            anew = f"recover from a snapshot: ./fleet state bootstrap --damaged --home {home.path}"
-            cure = f"if it is damaged, {anew}" if changes else "the job may have advanced meanwhile: try again"
+            recovery = f"recover from a snapshot: ./fleet state bootstrap --damaged --home {home.path}"
+            advice = f"if it is damaged, {recovery}" if changes else "the job may have advanced meanwhile: try again"
             raise FleetError(
                 f"generation {home.generation().number} cannot be read ({cause_of(error)}); nothing has changed; "
-                f'details: "{home.logs / "batch.log"}"; {cure}',
+                f'details: "{home.logs / "batch.log"}"; {advice}',
                 code="generation-unreadable",
             ) from error
 
@@ -131,7 +131,7 @@ def snapshot_gate(work: "StateOperation") -> "Gate":
     keep = _quality_runs_to_keep(work.home)
     from batch.quality.gate import gate_snapshot_rows
 
-    return lambda rows, what: gate_snapshot_rows(work.spark, work.home, rows, what, keep, work.say)
+    return lambda rows, info: gate_snapshot_rows(work.spark, work.home, rows, info, keep, work.report)
 
 
 def _state_gate(home: Home) -> "Callable[[StateOperation, Generation], None]":
@@ -142,12 +142,12 @@ def _state_gate(home: Home) -> "Callable[[StateOperation, Generation], None]":
     """
     keep = _quality_runs_to_keep(home)
 
-    def look(work: "StateOperation", made: "Generation") -> None:
+    def check_generation(work: "StateOperation", generation: "Generation") -> None:
         from batch.quality.gate import gate_generation
 
-        gate_generation(work.spark, work.home, made, keep, work.say)
+        gate_generation(work.spark, work.home, generation, keep, work.report)
 
-    return look
+    return check_generation
 
 
 def _quality_runs_to_keep(home: Home) -> int:

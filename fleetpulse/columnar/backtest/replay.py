@@ -133,17 +133,17 @@ class DualReplay:
     """Replay of one key group under both sets of policies.
 
     Args:
-        question: parameters of the backtest.
+        request: parameters of the backtest.
         key_group: number of the key group; broadcast judgements are counted only in group 0.
     """
 
-    def __init__(self, question: BacktestRequest, key_group: int) -> None:
-        self.request = question
-        self._deployment = replace(question.deployment, verdict_jitter_ms=0)
+    def __init__(self, request: BacktestRequest, key_group: int) -> None:
+        self.request = request
+        self._deployment = replace(request.deployment, verdict_jitter_ms=0)
         self._key_group = key_group
         self._sides = {
-            BEFORE: _Side(KeyGroup(Shards.begin(question.started_ms))),
-            AFTER: _Side(KeyGroup(Shards.begin(question.started_ms), question.policies())),
+            BEFORE: _Side(KeyGroup(Shards.begin(request.started_ms))),
+            AFTER: _Side(KeyGroup(Shards.begin(request.started_ms), request.policies())),
         }
         self._found = BacktestResult()
         self._left: dict[str, list[pa.RecordBatch]] = {side: [_NOTHING] for side in self._sides}
@@ -158,10 +158,10 @@ class DualReplay:
         """
         if self._is_over():
             return
-        kept = {BEFORE: others, AFTER: [row for row in others if not self.request.replaces(row)]}
+        side_rows = {BEFORE: others, AFTER: [row for row in others if not self.request.replaces(row)]}
         changes: dict[str, pa.RecordBatch] = {}
         for name, side in self._sides.items():
-            judgements = side.fold(signals, kept[name], newest_ms, self._deployment)
+            judgements = side.fold(signals, side_rows[name], newest_ms, self._deployment)
             changes[name] = self._within(
                 judgements.filter(pc.equal(judgements["kind"], JudgementKind.TRANSITION.value)), "event_time_ms"
             )

@@ -90,8 +90,8 @@ def is_signal(row: Row) -> bool:
 
 def rows_to_batch(rows: Iterable[Row]) -> pa.RecordBatch:
     """Return rows as one record batch of `ROW_SCHEMA`."""
-    kept = list(rows)
-    columns = [pa.array([getattr(row, field.name) for row in kept], field.type) for field in ROW_SCHEMA]
+    all_rows = list(rows)
+    columns = [pa.array([getattr(row, field.name) for row in all_rows], field.type) for field in ROW_SCHEMA]
     return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
 
 
@@ -103,26 +103,26 @@ def batch_to_rows(batch: pa.RecordBatch | pa.Table) -> list[Row]:
     names, nothing = batch.schema.names, [None] * batch.num_rows
     columns = {name: batch.column(name).to_pylist() if name in names else nothing for name in ROW_SCHEMA.names}
     columns["position"] = [place or 0 for place in columns["position"]]
-    columns["kind"] = [Kind(word) for word in columns["kind"]]
-    columns["gateway_event"] = [word and GatewayEvent(word) for word in columns["gateway_event"]]
-    columns["clock"] = [Clock(word) for word in columns["clock"]]
+    columns["kind"] = [Kind(value) for value in columns["kind"]]
+    columns["gateway_event"] = [value and GatewayEvent(value) for value in columns["gateway_event"]]
+    columns["clock"] = [Clock(value) for value in columns["clock"]]
     return [Row(*values) for values in zip(*columns.values(), strict=True)]
 
 
 def signals_to_batch(rows: Iterable[Row]) -> pa.RecordBatch:
     """Return rows (see `is_signal`) as one record batch of `SIGNAL_SCHEMA`."""
-    kept = list(rows)
+    all_rows = list(rows)
     derived = ("device_clock", "presence_ms", "offset_ms", "trust")
     columns: dict[str, list[Any]] = {
-        name: [getattr(row, name) for row in kept] for name in SIGNAL_SCHEMA.names if name not in derived
+        name: [getattr(row, name) for row in all_rows] for name in SIGNAL_SCHEMA.names if name not in derived
     }
-    columns["presence_ms"] = [_presence_ms(row) for row in kept]
-    columns["offset_ms"] = [0 if row.event_time_ms is None else row.event_time_ms - _presence_ms(row) for row in kept]
-    columns["trust"] = [_INVALID if row.event_time_ms is None else TRUSTS.index(row.trust) for row in kept]
-    columns["kind"] = [KINDS.index(row.kind) for row in kept]
-    columns["seq"] = [-1 if row.seq is None else row.seq for row in kept]
-    columns["digest"] = [distinguishing_digest(row) for row in kept]
-    columns["device_clock"] = [row.clock is Clock.DEVICE for row in kept]
+    columns["presence_ms"] = [_presence_ms(row) for row in all_rows]
+    columns["offset_ms"] = [0 if row.event_time_ms is None else row.event_time_ms - _presence_ms(row) for row in all_rows]
+    columns["trust"] = [_INVALID if row.event_time_ms is None else TRUSTS.index(row.trust) for row in all_rows]
+    columns["kind"] = [KINDS.index(row.kind) for row in all_rows]
+    columns["seq"] = [-1 if row.seq is None else row.seq for row in all_rows]
+    columns["digest"] = [distinguishing_digest(row) for row in all_rows]
+    columns["device_clock"] = [row.clock is Clock.DEVICE for row in all_rows]
     return pa.RecordBatch.from_arrays(
         [pa.array(columns[field.name], field.type) for field in SIGNAL_SCHEMA], schema=SIGNAL_SCHEMA
     )

@@ -53,11 +53,11 @@ class Packed:
         self.base[name] = None if nones == len(values) else low
         if nones == len(values) or (low == high and not nones):
             return
-        kept_as, none = narrow(values, low, high), None
+        narrowed, none = narrow(values, low, high), None
         if nones:
             none = values == NONE
-            kept_as[none] = 0
-        self.columns[name] = pa.array(kept_as, mask=none)
+            narrowed[none] = 0
+        self.columns[name] = pa.array(narrowed, mask=none)
 
     def lists(self, name: str, counts: Int64s, flat: Int64s) -> None:
         """Add a column of lists: row by row, the next ``counts[row]`` values of ``flat``."""
@@ -71,16 +71,16 @@ class Packed:
         fixed = of_one_length(values)
         self.columns[name] = values if fixed is None else fixed
 
-    def words(self, name: str, numbers: Int64s, words: Vocabulary) -> list[Any]:
+    def words(self, name: str, numbers: Int64s, vocabulary: Vocabulary) -> list[Any]:
         """Add a column of indices into a vocabulary, renumbered over the words in use.
 
         Returns:
             The words in use, in the order of their new indices.
         """
-        used, renumbered = in_use(numbers, len(words.words))
+        used, renumbered = in_use(numbers, len(vocabulary.words))
         extent = (int(renumbered.min()), len(used) - 1, 0) if len(numbers) else (0, 0, 0)
         self.measured(name, renumbered, extent)
-        return [words.words[one] for one in used]
+        return [vocabulary.words[one] for one in used]
 
     def to_bytes(self, metadata: Mapping[str, Any], options: pa.ipc.IpcWriteOptions = WRITING) -> bytes:
         """Return an Arrow IPC stream with one batch."""
@@ -107,9 +107,9 @@ def in_use(numbers: Int64s, known: int) -> tuple[Int64s, Int64s]:
     seen = np.zeros(known + 1, bool)  # the last element is for -1
     seen[numbers] = True
     used = np.flatnonzero(seen[:known])
-    anew = np.full(known + 1, -1, np.int64)
-    anew[used] = np.arange(len(used))
-    return used, anew[numbers]
+    new_numbers = np.full(known + 1, -1, np.int64)
+    new_numbers[used] = np.arange(len(used))
+    return used, new_numbers[numbers]
 
 
 @jit_cached

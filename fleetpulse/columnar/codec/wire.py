@@ -21,7 +21,7 @@ from fleetpulse.columnar.jit.world import Int64s
 
 _PLAIN: Final = pa.ipc.IpcWriteOptions(use_threads=False)
 _NARROW: Final = ((2**7, pa.int8()), (2**15, pa.int16()), (2**31, pa.int32()))
-_MANY_WORDS: Final = 256
+_LARGE_DICTIONARY: Final = 256
 
 
 def to_wire(signals: pa.RecordBatch) -> bytes:
@@ -62,18 +62,18 @@ def to_wires(signals: pa.RecordBatch, order: Int64s | None, edges: Sequence[int]
         elif pa.types.is_string(field.type) and (fixed := of_one_length(column)) is not None:
             column = fixed
         columns[field.name] = column if places is None else pc.take(column, places, boundscheck=False)
-    return [_part(columns, base, begin, end - begin) for begin, end in pairwise(edges)]
+    return [_part(columns, base, start, end - start) for start, end in pairwise(edges)]
 
 
-def _part(columns: dict[str, pa.Array], base: dict[str, int | None], begin: int, rows: int) -> bytes:
+def _part(columns: dict[str, pa.Array], base: dict[str, int | None], start: int, rows: int) -> bytes:
     packed = Packed()
     packed.base = dict(base)
     for name, whole in columns.items():
-        column = whole.slice(begin, rows)
+        column = whole.slice(start, rows)
         if pa.types.is_string(column.type):
             packed.text(name, column)
         else:
-            packed.columns[name] = _own_words(column) if pa.types.is_dictionary(column.type) else column
+            packed.columns[name] = _own_dictionary(column) if pa.types.is_dictionary(column.type) else column
     return packed.to_bytes({"count": rows}, _PLAIN)
 
 
@@ -83,9 +83,9 @@ def _indexed(column: pa.DictionaryArray) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(column.indices.cast(width), column.dictionary)
 
 
-def _own_words(column: pa.DictionaryArray) -> pa.DictionaryArray:
+def _own_dictionary(column: pa.DictionaryArray) -> pa.DictionaryArray:
     """Reduce the dictionary of a part to the words in use, if the shared one is large."""
-    if len(column.dictionary) <= min(_MANY_WORDS, len(column)):
+    if len(column.dictionary) <= min(_LARGE_DICTIONARY, len(column)):
         return column
     return _indexed(column.dictionary_decode().dictionary_encode())
 

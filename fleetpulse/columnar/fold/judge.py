@@ -149,17 +149,17 @@ class FoldCall:
             ids = pa.array([row.device_id for row in commands], pa.string())
             by_definition = np.union1d(by_definition, self._devices.locate(ids, np.ones(len(ids), bool)))
         if len(by_definition):
-            theirs = np.isin(places, by_definition)
-            told_apart = signals.filter(pa.array(theirs))
-            self._by_definition(by_definition, [*batch_to_signals(told_apart), *commands], events)
-            places = np.where(theirs, -1, places)
+            is_by_definition = np.isin(places, by_definition)
+            definition_signals = signals.filter(pa.array(is_by_definition))
+            self._by_definition(by_definition, [*batch_to_signals(definition_signals), *commands], events)
+            places = np.where(is_by_definition, -1, places)
         for part in parts:
-            its_places = places if len(parts) == 1 else np.where(shards == part.shard, places, -1)
+            shard_places = places if len(parts) == 1 else np.where(shards == part.shard, places, -1)
             of_devices = self.shards_of_devices() if len(parts) > 1 else places[:0]  # the previous part can add devices
             others = np.flatnonzero((of_devices != part.shard) & (of_devices >= 0))
-            of_gateways = self._gateway_events(events[part.shard], signals, its_places, np.union1d(by_definition, others))
-            if len(of_gateways) or (its_places >= 0).any():
-                self._by_kernel(signals, its_places, of_gateways, part.shard)
+            of_gateways = self._gateway_events(events[part.shard], signals, shard_places, np.union1d(by_definition, others))
+            if len(of_gateways) or (shard_places >= 0).any():
+                self._by_kernel(signals, shard_places, of_gateways, part.shard)
 
     def _across_shards(self, signals: pa.RecordBatch, places: Int64s, shards: Int64s) -> Int64s:
         """Find devices with rows of another shard, or rows before their latest fact.
@@ -192,7 +192,7 @@ class FoldCall:
         facts = [layout.QUIET_SINCE, layout.MODE_SINCE, layout.CLASS_SINCE, layout.DEATH, layout.OUTAGE]
         return self._devices.rows[:, facts].max(axis=1, initial=NONE)
 
-    def _gateway_events(self, events: Sequence[Row], signals: pa.RecordBatch, places: Int64s, but: Int64s) -> layout.Matrix:
+    def _gateway_events(self, events: Sequence[Row], signals: pa.RecordBatch, places: Int64s, excluded: Int64s) -> layout.Matrix:
         """Return one row for each pair of gateway event and concerned device.
 
         A device is concerned if it is behind the gateway, or if one of its signals names the
@@ -202,7 +202,7 @@ class FoldCall:
             events: gateway events for everyone (see `core.rows.for_everyone`), in arrival order.
             signals: columns of `SIGNAL_SCHEMA`.
             places: index of each signal's device; -1 for none.
-            but: indices of the devices to exclude.
+            excluded: indices of the devices to exclude.
 
         Returns:
             Rows of `layout.ROW_FIELDS`, in arrival order of the events.
@@ -217,13 +217,13 @@ class FoldCall:
         known, named = np.flatnonzero(np.isin(behind, gateways)), np.isin(of_signals, gateways) & (places >= 0)
         pairs = np.concatenate([np.stack([behind[known], known]), np.stack([of_signals[named], places[named]])], axis=1)
         pairs = np.unique(pairs, axis=1)  # gateway and device, by gateway
-        pairs = pairs[:, ~np.isin(pairs[1], but)]
+        pairs = pairs[:, ~np.isin(pairs[1], excluded)]
         found: list[layout.Matrix] = []
         for row, gateway, itself in zip(events, gateways, own.tolist(), strict=True):
-            its = pairs[1, slice(*np.searchsorted(pairs[0], [gateway, gateway + 1]))]
-            its = its[its != itself]
-            added = np.zeros((len(its), len(layout.ROW_FIELDS)), np.int64)
-            added[:, layout.R_DEVICE], added[:, layout.R_AT], added[:, layout.R_ARRIVAL] = its, row.at_ms, row.arrival
+            concerned = pairs[1, slice(*np.searchsorted(pairs[0], [gateway, gateway + 1]))]
+            concerned = concerned[concerned != itself]
+            added = np.zeros((len(concerned), len(layout.ROW_FIELDS)), np.int64)
+            added[:, layout.R_DEVICE], added[:, layout.R_AT], added[:, layout.R_ARRIVAL] = concerned, row.at_ms, row.arrival
             returns = row.gateway_event is GatewayEvent.RETURN
             added[:, layout.R_KIND] = layout.GATEWAY_RETURN if returns else layout.GATEWAY_DEATH
             added[:, layout.R_GATEWAY] = gateway
@@ -262,7 +262,7 @@ class FoldCall:
             )
         kinds = signals["kind"].to_numpy()
         devices.remember(places[(kinds == _ERROR) & (places >= 0)])
-        boots, words = self._boots(signals, places)
+        boots, boot_names = self._boots(signals, places)
         rows = kernel.matrix(
             order,
             places,
@@ -293,7 +293,7 @@ class FoldCall:
         changed = np.flatnonzero(after != before)
         if len(changed):
             numbers = after[changed]
-            devices.set_boots(changed, words.take(pa.array(numbers - OTHER, mask=numbers < 0)))
+            devices.set_boots(changed, boot_names.take(pa.array(numbers - OTHER, mask=numbers < 0)))
 
     def _boots(self, signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, pa.StringArray]:
         """Number the boots of signals relative to the boot of each signal's device.
@@ -331,10 +331,10 @@ class FoldCall:
             left_ms = list[int]()
             of_devices = self.shards_of_devices()
             for shard in shards:
-                its = np.flatnonzero(of_devices == shard)
-                rows = self._devices.rows[its]
-                left_ms.append(self._pass_time(rows, shard, through_ms[its], settled_ms, its))
-                self._devices.rows[its] = rows
+                shard_devices = np.flatnonzero(of_devices == shard)
+                rows = self._devices.rows[shard_devices]
+                left_ms.append(self._pass_time(rows, shard, through_ms[shard_devices], settled_ms, shard_devices))
+                self._devices.rows[shard_devices] = rows
         self._build_batches()
         return [None if left == NEVER else left for left in left_ms]
 
@@ -362,9 +362,9 @@ class FoldCall:
         return left_ms
 
     def _room(self, rows: int) -> layout.Matrix:
-        wanted = min(_OUTPUT_ROWS, rows + layout.MAX_OUT_ROWS_PER_ROW)
-        if len(self._buffer) < wanted:
-            self._buffer = np.empty((wanted, layout.OUT_WIDTH), np.int64)
+        size = min(_OUTPUT_ROWS, rows + layout.MAX_OUT_ROWS_PER_ROW)
+        if len(self._buffer) < size:
+            self._buffer = np.empty((size, layout.OUT_WIDTH), np.int64)
         return self._buffer
 
     def _note(self, out: layout.Matrix, order: Int64s | None) -> None:
@@ -380,20 +380,20 @@ class FoldCall:
         if not self._noted:
             return
         out, signals = np.concatenate(self._noted), self._signals
-        what, row = out[:, layout.T_WHAT], out[:, layout.T_ROW]
+        kinds, row = out[:, layout.T_WHAT], out[:, layout.T_ROW]
         for note, verdict in _NOTES.items():
-            its = out[what == note]
-            if not len(its):
+            noted = out[kinds == note]
+            if not len(noted):
                 continue
-            listed = signals.take(pa.array(row[what == note]))
+            listed = signals.take(pa.array(row[kinds == note]))
             if verdict is JudgementKind.CLOCK:
                 reasons = _faults(listed)
             elif verdict is JudgementKind.IDENTITY_CONFLICT:
-                others = [self._devices.sites.words[one] for one in its[:, layout.T_SITE].tolist()]
+                others = [self._devices.sites.words[one] for one in noted[:, layout.T_SITE].tolist()]
                 reasons = [*map(identity_conflict, listed["site"].to_pylist(), others)]
             else:
                 reasons = [REASONS[verdict]]
             self.batches.append(rejections(listed, verdict, reasons))
-        changes = out[what == layout.TRANSITION]
+        changes = out[kinds == layout.TRANSITION]
         if len(changes):
             self.batches.append(transitions_to_batch(changes, self._devices, self._policies, signals))

@@ -73,20 +73,20 @@ def _instants(values: Int64s) -> pa.Array:
     return pa.array(values, mask=values == NONE)
 
 
-def _words(words: Sequence[Any], numbers: Int64s) -> pa.Array:
-    return pa.array(list(words), pa.string()).take(pa.array(numbers, mask=numbers < 0))
+def _texts(texts: Sequence[Any], numbers: Int64s) -> pa.Array:
+    return pa.array(list(texts), pa.string()).take(pa.array(numbers, mask=numbers < 0))
 
 
 def judgements_to_batch(judgements: Iterable[Judgement]) -> pa.RecordBatch:
     """Return judgements of the definition as a batch of `JUDGEMENT_SCHEMA`."""
-    kept = list(judgements)
+    ordered = list(judgements)
     columns: dict[str, pa.Array] = {}
     for field in JUDGEMENT_SCHEMA:
-        values = [getattr(one, field.name) for one in kept]
+        values = [getattr(one, field.name) for one in ordered]
         if field.name == "last_errors":
             values = [json.dumps(codes) if codes else None for codes in values]
         columns[field.name] = pa.array(values, field.type)
-    return _batch(len(kept), columns)
+    return _batch(len(ordered), columns)
 
 
 def drop_broadcast_copies(key_group: int, judgements: pa.RecordBatch) -> pa.RecordBatch:
@@ -151,9 +151,9 @@ def transitions_to_batch(out: Matrix, devices: Devices, policies: Policies, sign
         {
             "kind": _same(JudgementKind.TRANSITION.value, count),
             "device_id": devices.ids.take(pa.array(out[:, T_DEVICE])),
-            "site": _words(devices.sites.words, out[:, T_SITE]),
+            "site": _texts(devices.sites.words, out[:, T_SITE]),
             "event_time_ms": pa.array(out[:, T_AT]),
-            "device_class": _words(devices.classes.words, out[:, T_CLASS]),
+            "device_class": _texts(devices.classes.words, out[:, T_CLASS]),
             "life_ms": pa.array(out[:, T_LIFE]),
             "transition_no": pa.array(out[:, T_NUMBER]),
             "from_mode": _MODE_WORDS.take(pa.array(out[:, T_FROM])),
@@ -162,7 +162,7 @@ def transitions_to_batch(out: Matrix, devices: Devices, policies: Policies, sign
             "last_seen_ms": _instants(out[:, T_LAST_SEEN]),
             "runtime_ms": pa.array(out[:, T_RUNTIME]),
             "last_errors": _last_errors(out, devices.codes.words),
-            "gateway": _words(devices.gateways.words, out[:, T_GATEWAY]),
+            "gateway": _texts(devices.gateways.words, out[:, T_GATEWAY]),
             "policy_version": versions.take(pa.array(out[:, T_POLICY])),
             "received_at_ms": signals["received_at_ms"].take(at),
             "message_kind": _KIND_WORDS.take(signals["kind"].take(at)),
@@ -172,13 +172,13 @@ def transitions_to_batch(out: Matrix, devices: Devices, policies: Policies, sign
     )
 
 
-def _last_errors(out: Matrix, words: Sequence[str]) -> pa.Array:
+def _last_errors(out: Matrix, error_codes: Sequence[str]) -> pa.Array:
     shown = np.ascontiguousarray(out[:, T_SHOWN])
     if not shown.any():
         return pa.nulls(len(out), pa.string())
     codes = firsts(out, np.arange(len(out)), T_CODES, shown)
-    used, renumbered = in_use(codes, len(words))
-    quoted = pa.array([json.dumps(words[one]) for one in used]).take(pa.array(renumbered))
+    used, renumbered = in_use(codes, len(error_codes))
+    quoted = pa.array([json.dumps(error_codes[one]) for one in used]).take(pa.array(renumbered))
     lists = pa.ListArray.from_arrays(pa.array(np.append(0, np.cumsum(shown)), pa.int32()), quoted)
     texts = pc.binary_join_element_wise("[", pc.binary_join(lists, ", "), "]", "")
     return pc.if_else(pa.array(shown > 0), texts, None)

@@ -97,8 +97,8 @@ class KeyGroup:
         if not cuts:
             return self._fold(signals, others, newest_ms, deployment, read)
         received = signals["received_at_ms"].to_numpy()
-        written, gone, judgements = dict[int, bytes](), set[int](), list[pa.RecordBatch]()
-        begin, first = 0, 0
+        written, deleted, judgements = dict[int, bytes](), set[int](), list[pa.RecordBatch]()
+        start, first = 0, 0
 
         def reading(number: int) -> bytes:
             return written.get(number) or read(number)
@@ -107,14 +107,14 @@ class KeyGroup:
             gap = None if at is None else others[at]
             end = len(received) if gap is None else int(np.searchsorted(received, gap.received_at_ms))
             through_ms = newest_ms if gap is None else read_before(gap)
-            part = signals.slice(begin, end - begin)
+            part = signals.slice(start, end - start)
             step = self._fold(part, others[first:at], through_ms, deployment, reading)
             judgements.append(step.judgements)
             written.update(step.chunks)
-            gone |= {*step.deleted_chunks}
-            begin, first = end, at or 0
-        kept = [(number, chunk) for number, chunk in written.items() if number not in gone]
-        return FoldResult(_concat(judgements, JUDGEMENT_SCHEMA), kept, sorted(gone - written.keys()))
+            deleted |= {*step.deleted_chunks}
+            start, first = end, at or 0
+        remaining = [(number, chunk) for number, chunk in written.items() if number not in deleted]
+        return FoldResult(_concat(judgements, JUDGEMENT_SCHEMA), remaining, sorted(deleted - written.keys()))
 
     def _fold(
         self, signals: pa.RecordBatch, others: Sequence[Row], newest_ms: int, deployment: Deployment, read: Read
@@ -124,8 +124,8 @@ class KeyGroup:
         See `cuts_at_gaps`.
         """
         before, judgements = self.shards, list[pa.RecordBatch]()
-        taken_in = self._take_in(signals, others, newest_ms, deployment, judgements)
-        chunks, gone = self._split(before, deployment, read) if len(self.shards) > len(before) else ([], [])
+        read_rows = self._read_rows(signals, others, newest_ms, deployment, judgements)
+        chunks, deleted = self._split(before, deployment, read) if len(self.shards) > len(before) else ([], [])
         advance = Advance.between(before, self.shards, deployment.allowed_lateness_ms)
         fresh, due = dict(chunks), list[DueRows]()
 
@@ -133,39 +133,39 @@ class KeyGroup:
             return fresh.get(number) or read(number)
 
         for shard, listening in enumerate(self.shards.listenings):
-            new, rows = taken_in.signals[shard], taken_in.others[shard]
+            new, rows = read_rows.signals[shard], read_rows.others[shard]
             frontier_ms, waiting = listening.frontier_ms, self.waiting[shard]
             early = np.ones(new.num_rows, bool)
             if frontier_ms is not None:
                 due_signals, due_others, read_out = waiting.take(advance.begun_ms[shard], frontier_ms, reading)
-                gone += read_out
+                deleted += read_out
                 early = new["presence_ms"].to_numpy() > frontier_ms
                 commands = [row for batch in due_others for row in batch_to_rows(batch)]
                 commands += [row for row in rows if _at(row) <= frontier_ms]
-                taken_in.others[shard] = [row for row in rows if _at(row) > frontier_ms]
+                read_rows.others[shard] = [row for row in rows if _at(row) > frontier_ms]
                 waited = sum(batch.num_rows for batch in due_signals)
                 known = _concat([*due_signals, new], SIGNAL_SCHEMA)
                 due.append(DueRows(shard, known, np.concatenate([np.ones(waited, bool), ~early]), commands))
-            taken_in.early.append(early)
+            read_rows.early.append(early)
         if due:
-            judgements += self._judge(due, advance, deployment, taken_in.flushed_ms)
+            judgements += self._judge(due, advance, deployment, read_rows.flushed_ms)
         else:
             self.arm(deployment)
         for shard, listening in enumerate(self.shards.listenings):
-            its_chunks, its_gone = self._keep(
-                shard, listening.frontier_ms, advance.begun_ms[shard], taken_in, deployment, reading
+            shard_chunks, shard_deleted = self._keep(
+                shard, listening.frontier_ms, advance.begun_ms[shard], read_rows, deployment, reading
             )
-            chunks, gone = [*chunks, *its_chunks], [*gone, *its_gone]
-        self._be_due_for_waiting(deployment)
-        kept = [(number, chunk) for number, chunk in chunks if number not in gone]
-        return FoldResult(_concat(judgements, JUDGEMENT_SCHEMA), kept, [number for number in gone if number not in fresh])
+            chunks, deleted = [*chunks, *shard_chunks], [*deleted, *shard_deleted]
+        self._set_due_for_pending(deployment)
+        remaining = [(number, chunk) for number, chunk in chunks if number not in deleted]
+        return FoldResult(_concat(judgements, JUDGEMENT_SCHEMA), remaining, [number for number in deleted if number not in fresh])
 
     def _keep(
         self,
         shard: int,
         frontier_ms: int | None,
         before_ms: int | None,
-        taken_in: "_ReadRows",
+        read_rows: "_ReadRows",
         deployment: Deployment,
         read: Read,
     ) -> tuple[list[tuple[int, bytes]], list[int]]:
@@ -178,8 +178,8 @@ class KeyGroup:
         advance_ms = 0 if frontier_ms is None or before_ms is None else frontier_ms - before_ms
         width_ms = span_ms(advance_ms, deployment.allowed_lateness_ms)
         written = waiting.written
-        chunks = waiting.write(taken_in.signals[shard], width_ms, taken_in.early[shard])
-        chunks += waiting.write(rows_to_batch(taken_in.others[shard]), width_ms)
+        chunks = waiting.write(read_rows.signals[shard], width_ms, read_rows.early[shard])
+        chunks += waiting.write(rows_to_batch(read_rows.others[shard]), width_ms)
         joined, parts = waiting.join(frontier_ms, written, read, moving=advance_ms > 0)
         return [*chunks, *joined], parts
 
@@ -196,14 +196,14 @@ class KeyGroup:
         """Move pending rows into the new shards of their sites; return as `_keep`."""
         sources = {before.number(min(sites)) for sites in self.shards.sites[len(before) - 1 :]}
         self.waiting += [PendingRows() for _ in range(len(self.shards) - len(before))]
-        width_ms, chunks, gone = span_ms(0, deployment.allowed_lateness_ms), list[tuple[int, bytes]](), list[int]()
+        width_ms, chunks, deleted = span_ms(0, deployment.allowed_lateness_ms), list[tuple[int, bytes]](), list[int]()
         for source in sources:
             signals, others, read_out = self.waiting[source].take(before.listenings[source].frontier_ms, NEVER, read)
-            gone += read_out
+            deleted += read_out
             rows = [row for batch in others for row in batch_to_rows(batch)]
             of_source = [number for number, sites in enumerate(self.shards.sites, 1) if before.number(min(sites)) == source]
             chunks += self.store_pending(_concat(signals, SIGNAL_SCHEMA), rows, width_ms, {source, *of_source})
-        return chunks, gone
+        return chunks, deleted
 
     def store_pending(
         self, signals: pa.RecordBatch, others: Sequence[Row], width_ms: int, shards: Container[int] | None = None
@@ -224,13 +224,13 @@ class KeyGroup:
         numbers = shards_of(signals, self.shards)
         for shard, frontier_ms in enumerate(self.shards.frontiers_ms):
             chunks += self._waiting(shard).write(signals, width_ms, numbers == shard)
-            its = [row for row in others if not row.is_for_everyone and self.shards.number(row.site) == shard]
+            shard_rows = [row for row in others if not row.is_for_everyone and self.shards.number(row.site) == shard]
             for row in (row for row in others if row.is_for_everyone):
-                its += [row] if (row.at_ms > _or_long_ago(frontier_ms) if shards is None else shard in shards) else []
-            chunks += self._waiting(shard).write(rows_to_batch(its), width_ms)
+                shard_rows += [row] if (row.at_ms > _or_long_ago(frontier_ms) if shards is None else shard in shards) else []
+            chunks += self._waiting(shard).write(rows_to_batch(shard_rows), width_ms)
         return chunks
 
-    def _take_in(
+    def _read_rows(
         self,
         signals: pa.RecordBatch,
         others: Sequence[Row],
@@ -241,21 +241,21 @@ class KeyGroup:
         """Update coverage, frontiers and policies; return rows that can still act."""
         intake = LatenessFilter(deployment, self.shards, self.policies, [])
         received = signals["received_at_ms"].to_numpy()
-        kept: dict[int, list[pa.RecordBatch]] = {}
-        begin, base = 0, self.shards  # coverage is constant between two gap rows
+        on_time: dict[int, list[pa.RecordBatch]] = {}
+        start, base = 0, self.shards  # coverage is constant between two gap rows
 
         def part(end: int) -> None:
-            if end == begin:
+            if end == start:
                 return
-            for shard, its in by_shard(signals.slice(begin, end - begin), base):
+            for shard, shard_signals in by_shard(signals.slice(start, end - start), base):
                 listening = base.listenings[shard]
                 world = world_arrays(listening.coverage, Policies(), (), Vocabulary(), Vocabulary())
                 start_ms = NONE if listening.frontier_ms is None else listening.frontier_ms
-                its_received = its["received_at_ms"].to_numpy()
-                reached = frontiers(world, its_received, deployment.allowed_lateness_ms, listening.newest_ms, start_ms)
-                sifted = split_late(its, reached, deployment)
-                kept.setdefault(shard, []).append(sifted.kept)
-                judgements.extend(sifted.judgements)
+                received_ms = shard_signals["received_at_ms"].to_numpy()
+                reached = frontiers(world, received_ms, deployment.allowed_lateness_ms, listening.newest_ms, start_ms)
+                split = split_late(shard_signals, reached, deployment)
+                on_time.setdefault(shard, []).append(split.kept)
+                judgements.extend(split.judgements)
 
         waiting: list[Row] = []
         flushed: tuple[int | None, ...] = (None,) * len(base)
@@ -263,9 +263,9 @@ class KeyGroup:
             if row.kind is Kind.GAP:
                 end = int(np.searchsorted(received, row.received_at_ms))
                 part(end)
-                if end > begin and intake.shards is not None:
+                if end > start and intake.shards is not None:
                     intake.shards = intake.shards.read(int(received[end - 1]), deployment.allowed_lateness_ms)
-                begin = end
+                start = end
             if intake.read(row):
                 waiting.append(row)
             assert intake.shards is not None, "a row was read"
@@ -282,8 +282,10 @@ class KeyGroup:
         if intake.judgements:
             judgements.append(judgements_to_batch(intake.judgements))
         numbers = range(len(shards))
-        its = [[row for row in waiting if row.is_for_everyone or shards.number(row.site) == number] for number in numbers]
-        return _ReadRows([_concat(kept.get(number, ()), SIGNAL_SCHEMA) for number in numbers], its, flushed)
+        shard_others = [
+            [row for row in waiting if row.is_for_everyone or shards.number(row.site) == number] for number in numbers
+        ]
+        return _ReadRows([_concat(on_time.get(number, ()), SIGNAL_SCHEMA) for number in numbers], shard_others, flushed)
 
     def _judge(
         self, due: Sequence[DueRows], advance: Advance, deployment: Deployment, flushed_ms: Sequence[int | None]
@@ -303,7 +305,7 @@ class KeyGroup:
         # instant on, and that number must not depend on how rows were cut into calls.
         self.policies = self.policies.pruned(deployment.emitted_through_ms(settled_ms))
         self.due_ms = None
-        self._be_due_for_deadlines(frontiers_ms, left_ms, deployment)
+        self._set_due_for_deadlines(frontiers_ms, left_ms, deployment)
         return judging.batches
 
     def _delays(self, width_ms: int) -> Any:
@@ -324,20 +326,20 @@ class KeyGroup:
         through_ms = np.array(frontiers_ms)[judging.shards_of_devices()] - self._delays(deployment.verdict_jitter_ms)
         left_ms = judging.advance_time(through_ms, _BEFORE_ALL)
         assert not judging.batches, "imported devices are judged up to their frontier"
-        self._be_due_for_deadlines(frontiers_ms, left_ms, deployment)
-        self._be_due_for_waiting(deployment)
+        self._set_due_for_deadlines(frontiers_ms, left_ms, deployment)
+        self._set_due_for_pending(deployment)
 
-    def _be_due_for_deadlines(self, frontiers_ms: Sequence[int], left_ms: Sequence[int | None], deployment: Deployment) -> None:
+    def _set_due_for_deadlines(self, frontiers_ms: Sequence[int], left_ms: Sequence[int | None], deployment: Deployment) -> None:
         for listening, frontier_ms, left in zip(self.shards.listenings, frontiers_ms, left_ms, strict=True):
             if left is not None:
-                self._be_due(listening.due_at(frontier_ms + left, deployment.allowed_lateness_ms))
+                self._set_due(listening.due_at(frontier_ms + left, deployment.allowed_lateness_ms))
 
-    def _be_due_for_waiting(self, deployment: Deployment) -> None:
+    def _set_due_for_pending(self, deployment: Deployment) -> None:
         for listening, waiting in zip(self.shards.listenings, self.waiting, strict=True):
             if (first_ms := waiting.first_ms()) is not None:
-                self._be_due(listening.due_at(first_ms, deployment.allowed_lateness_ms))
+                self._set_due(listening.due_at(first_ms, deployment.allowed_lateness_ms))
 
-    def _be_due(self, received_at_ms: int | None) -> None:
+    def _set_due(self, received_at_ms: int | None) -> None:
         if received_at_ms is not None and (self.due_ms is None or received_at_ms < self.due_ms):
             self.due_ms = received_at_ms
 

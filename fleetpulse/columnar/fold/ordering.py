@@ -160,17 +160,17 @@ def _by_device(places: Int64s, event_ms: Int64s, count: int) -> tuple[Int64s, ND
             filled[places[row]] += 1
     tied = np.zeros(len(order), np.bool_)
     for place in range(count):
-        begin, end = ends[place], ends[place + 1]
-        if end - begin > _MANY_ROWS:
-            order[begin:end] = order[begin:end][np.argsort(event_ms[order[begin:end]], kind="mergesort")]
+        start, end = ends[place], ends[place + 1]
+        if end - start > _MANY_ROWS:
+            order[start:end] = order[start:end][np.argsort(event_ms[order[start:end]], kind="mergesort")]
         else:
-            for at in range(begin + 1, end):
+            for at in range(start + 1, end):
                 row, back = order[at], at
-                while back > begin and event_ms[order[back - 1]] > event_ms[row]:
+                while back > start and event_ms[order[back - 1]] > event_ms[row]:
                     order[back] = order[back - 1]
                     back -= 1
                 order[back] = row
-        for at in range(begin + 1, end):
+        for at in range(start + 1, end):
             if event_ms[order[at]] == event_ms[order[at - 1]]:
                 tied[at] = tied[at - 1] = True
     return order, tied
@@ -198,7 +198,7 @@ def arrivals(signals: pa.RecordBatch) -> Int64s:
     return (signals["received_at_ms"].to_numpy() << POSITION_BITS) + position
 
 
-def _rank(words: pa.StringArray | pa.DictionaryArray) -> Int64s:
+def _rank(texts: pa.StringArray | pa.DictionaryArray) -> Int64s:
     """Return numbers that order as the words do; null comes first."""
-    plain = words.dictionary_decode() if pa.types.is_dictionary(words.type) else words
+    plain = texts.dictionary_decode() if pa.types.is_dictionary(texts.type) else texts
     return pc.rank(plain, [("", "ascending", "at_start")], tiebreaker="dense").to_numpy()

@@ -94,13 +94,13 @@ class PendingRows:
             by_span = np.argsort(spans, kind="stable")
             order, event_ms, spans = order[by_span], event_ms[by_span], spans[by_span]
         edges = [0, *(np.flatnonzero(np.diff(spans)) + 1).tolist(), len(order)]
-        begun = len(self.chunks)
-        for begin, end in pairwise(edges):
-            times = event_ms[begin:end]
-            self.chunks.append(Chunk(self.written, int(times.min()), int(times.max()), end - begin, signals))
+        first_new = len(self.chunks)
+        for start, end in pairwise(edges):
+            times = event_ms[start:end]
+            self.chunks.append(Chunk(self.written, int(times.min()), int(times.max()), end - start, signals))
             self.written += 1
         written = to_wires(batch, order, edges) if signals else _to_parts(batch, order, edges)
-        return [(chunk.number, part) for chunk, part in zip(self.chunks[begun:], written, strict=True)]
+        return [(chunk.number, part) for chunk, part in zip(self.chunks[first_new:], written, strict=True)]
 
     def join(
         self, through_ms: int | None, before: int, read: Read, *, moving: bool = False
@@ -117,8 +117,8 @@ class PendingRows:
             The chunks to store, with their numbers; and the numbers of the chunks that they
             replace. Both are empty if there are few chunks.
         """
-        kept: list[tuple[int, bytes]] = []
-        gone: set[int] = set()
+        added: list[tuple[int, bytes]] = []
+        replaced: set[int] = set()
         for signals, read_from, written_by in ((True, from_wire, to_wire), (False, from_bytes, to_bytes)):
             known = [one for one in self.chunks if one.signals is signals and one.number < before]
             left, most = _LARGE, MAX_CHUNKS_MOVING if moving else MAX_CHUNKS
@@ -131,11 +131,11 @@ class PendingRows:
                 joined = Chunk(self.written, int(event_ms.min()), int(event_ms.max()), whole.num_rows, signals)
                 self.chunks = [*(chunk for chunk in self.chunks if chunk.number not in parts), joined]
                 self.written += 1
-                kept.append((joined.number, written_by(whole)))
-                gone |= parts
+                added.append((joined.number, written_by(whole)))
+                replaced |= parts
                 known = [one for one in known if one.number not in parts]
                 left -= sum(one.rows for one in near)
-        return kept, sorted(gone)
+        return added, sorted(replaced)
 
     def take(
         self, after_ms: int | None, through_ms: int, read: Read
@@ -153,11 +153,11 @@ class PendingRows:
         """
         signals: list[pa.RecordBatch] = []
         others: list[pa.RecordBatch] = []
-        gone: list[int] = []
-        kept: list[Chunk] = []
+        deleted: list[int] = []
+        remaining: list[Chunk] = []
         for chunk in self.chunks:
             if chunk.first_ms > through_ms:
-                kept.append(chunk)
+                remaining.append(chunk)
                 continue
             written = read(chunk.number)
             batch = from_wire(written) if chunk.signals else from_bytes(written)
@@ -167,11 +167,11 @@ class PendingRows:
                 due &= event_ms > after_ms
             (signals if chunk.signals else others).append(filtered(batch, due))
             if chunk.last_ms <= through_ms:
-                gone.append(chunk.number)
+                deleted.append(chunk.number)
             else:
-                kept.append(replace(chunk, first_ms=int(event_ms[event_ms > through_ms].min())))
-        self.chunks = kept
-        return signals, others, gone
+                remaining.append(replace(chunk, first_ms=int(event_ms[event_ms > through_ms].min())))
+        self.chunks = remaining
+        return signals, others, deleted
 
 
 def pending_to_plain(waiting: Sequence[PendingRows]) -> dict[str, Any]:
@@ -179,8 +179,12 @@ def pending_to_plain(waiting: Sequence[PendingRows]) -> dict[str, Any]:
 
     A chunk has the number of its shard as last item, except in the first shard.
     """
-    chunks = [[*chunk.to_plain(), *([shard] if shard else [])] for shard, of_it in enumerate(waiting) for chunk in of_it.chunks]
-    return {"written": max(of_it.written for of_it in waiting), "chunks": chunks}
+    chunks = [
+        [*chunk.to_plain(), *([shard] if shard else [])]
+        for shard, shard_rows in enumerate(waiting)
+        for chunk in shard_rows.chunks
+    ]
+    return {"written": max(shard_rows.written for shard_rows in waiting), "chunks": chunks}
 
 
 def pending_from_plain(plain: Mapping[str, Any], shards: int) -> list[PendingRows]:
@@ -200,7 +204,7 @@ def _instants(batch: pa.RecordBatch) -> Int64s:
 
 def _to_parts(batch: pa.RecordBatch, order: Int64s, edges: Sequence[int]) -> list[bytes]:
     ordered = taken(batch, order)
-    return [to_bytes(ordered.slice(begin, end - begin)) for begin, end in pairwise(edges)]
+    return [to_bytes(ordered.slice(start, end - start)) for start, end in pairwise(edges)]
 
 
 def _neighbours(chunks: list[Chunk], most_rows: int) -> list[Chunk]:
@@ -212,8 +216,8 @@ def _neighbours(chunks: list[Chunk], most_rows: int) -> list[Chunk]:
     ordered = sorted(chunks, key=lambda one: (one.first_ms, one.number))
     windows = np.lib.stride_tricks.sliding_window_view([one.rows for one in ordered], min(_AT_ONCE, len(ordered)))
     sums, count = windows.sum(axis=1), windows.shape[1]
-    begin = int(np.lexsort((sums, 2 * windows.max(axis=1) > sums, sums > most_rows))[0])
-    return ordered[begin : begin + count] if sums[begin] <= most_rows else []
+    start = int(np.lexsort((sums, 2 * windows.max(axis=1) > sums, sums > most_rows))[0])
+    return ordered[start : start + count] if sums[start] <= most_rows else []
 
 
 def span_ms(advance_ms: int, lateness_ms: int) -> int:

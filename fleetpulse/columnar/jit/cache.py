@@ -60,13 +60,13 @@ def remove_outdated(function: Any) -> None:
 
     Files that cannot be removed are ignored. Numba has one cache folder for each folder of sources.
     """
-    ours = kept_in(function)
+    current = kept_in(function)
     sources = [folder for folder in (PACKAGE / "columnar", *(PACKAGE / "columnar").iterdir()) if folder.is_dir()]
     for source in sources:
-        if ours.parent.name == "__pycache__":
+        if current.parent.name == "__pycache__":
             place = source / "__pycache__"
         else:
-            place = ours.parent.parent / caching.UserProvidedCacheLocator.get_suitable_cache_subpath(str(source / "any.py"))
+            place = current.parent.parent / caching.UserProvidedCacheLocator.get_suitable_cache_subpath(str(source / "any.py"))
         for folder in place.glob(f"{_MARK}*"):
-            if folder.name != ours.name:
+            if folder.name != current.name:
                 shutil.rmtree(folder, ignore_errors=True)

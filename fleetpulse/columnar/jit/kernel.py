@@ -334,9 +334,9 @@ def _number(devices: Matrix, out: Matrix, n_out: int, i: int, rows: Matrix, j: i
         Number of output rows.
     """
     boot, seq = rows[j, R_BOOT], rows[j, R_SEQ]
-    here = devices[i, SITE] if devices[i, SPEAKS_FROM] < 0 else devices[i, SPEAKS_FROM]
-    if rows[j, R_SITE] != here:
-        n_out = _moved(devices, out, n_out, i, rows, j, here)
+    current_site = devices[i, SITE] if devices[i, SPEAKS_FROM] < 0 else devices[i, SPEAKS_FROM]
+    if rows[j, R_SITE] != current_site:
+        n_out = _moved(devices, out, n_out, i, rows, j, current_site)
     elif boot >= 0 and devices[i, BOOT] >= 0:
         if boot != devices[i, BOOT]:
             devices[i, REBOOTS] += 1
@@ -351,8 +351,8 @@ def _number(devices: Matrix, out: Matrix, n_out: int, i: int, rows: Matrix, j: i
 
 
 @jit_no_refcount
-def _moved(devices: Matrix, out: Matrix, n_out: int, i: int, rows: Matrix, j: int, here: int) -> int:
-    """Record a signal from another site than ``here``; report an identity conflict.
+def _moved(devices: Matrix, out: Matrix, n_out: int, i: int, rows: Matrix, j: int, current_site: int) -> int:
+    """Record a signal from another site than ``current_site``; report an identity conflict.
 
     The conflict is reported if the device returns to its previous site within a day.
 
@@ -363,9 +363,9 @@ def _moved(devices: Matrix, out: Matrix, n_out: int, i: int, rows: Matrix, j: in
     is_back = site == devices[i, SPOKE_FROM] and devices[i, MOVED] != NONE and at_ms - devices[i, MOVED] < CONFLICT_MS
     if is_back and (devices[i, CONFLICT] == NONE or at_ms - devices[i, CONFLICT] >= CONFLICT_MS):
         devices[i, CONFLICT] = at_ms
-        out[n_out, T_SITE] = here
+        out[n_out, T_SITE] = current_site
         n_out = _note(out, n_out, IDENTITY_CONFLICT, i, j)
-    devices[i, SPOKE_FROM], devices[i, MOVED] = here, at_ms
+    devices[i, SPOKE_FROM], devices[i, MOVED] = current_site, at_ms
     devices[i, SPEAKS_FROM] = -1 if site == devices[i, SITE] else site
     return n_out
 
@@ -435,8 +435,8 @@ def _error(devices: Matrix, memory: Matrix, world: PackedContext, out: Matrix, n
 
 
 @jit_no_refcount
-def _note(out: Matrix, n_out: int, what: int, i: int, j: int) -> int:
-    out[n_out, T_WHAT], out[n_out, T_DEVICE], out[n_out, T_ROW] = what, i, j
+def _note(out: Matrix, n_out: int, kind: int, i: int, j: int) -> int:
+    out[n_out, T_WHAT], out[n_out, T_DEVICE], out[n_out, T_ROW] = kind, i, j
     return n_out + 1
 
 
@@ -484,8 +484,8 @@ def _gateway(devices: Matrix, memory: Matrix, world: PackedContext, out: Matrix,
     if rows[j, R_KIND] == GATEWAY_RETURN:
         _end_outage(devices, world, i, at_ms)
         return _change(devices, memory, world, out, n_out, i, _GATEWAY_RETURN, at_ms, -1)
-    stays = mode in (_OFFLINE, _DECOMMISSIONED) or devices[i, OUTAGE] != NONE
-    if not stays and devices[i, PROVED] < rows[j, R_ARRIVAL]:
+    is_unaffected = mode in (_OFFLINE, _DECOMMISSIONED) or devices[i, OUTAGE] != NONE
+    if not is_unaffected and devices[i, PROVED] < rows[j, R_ARRIVAL]:
         devices[i, OUTAGE], devices[i, OUTAGE_COVERED] = at_ms, covered(world, at_ms)
     return n_out
 

@@ -40,16 +40,16 @@ class Text(NamedTuple):
 
 def text_of(values: pa.StringArray) -> Text:
     """Return a string array in the form that compiled functions take, without a copy."""
-    _, ends, letters = values.buffers()
-    there = np.ones(len(values), bool) if not values.null_count else np.array(values.is_valid())
+    _, ends, data = values.buffers()
+    present = np.ones(len(values), bool) if not values.null_count else np.array(values.is_valid())
     places = np.frombuffer(ends, np.int32)[values.offset :][: len(values) + 1] if len(values) else np.zeros(1, np.int32)
-    found = Text(places, np.frombuffer(b"" if letters is None else letters, np.uint8), there)
+    found = Text(places, np.frombuffer(b"" if data is None else data, np.uint8), present)
     for array in found:
         array.flags.writeable = False  # numba compiles writable and read-only arrays separately; Arrow has both
     return found
 
 
-def _load(_context: Any, letters: Any, at: Any) -> Any:
+def _load(_context: Any, data: Any, at: Any) -> Any:
     """Return the eight bytes at an index as one number, without a bounds check."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -58,51 +58,53 @@ def _load(_context: Any, letters: Any, at: Any) -> Any:
         found = builder.bitcast(builder.gep(array.data, [place]), context.get_value_type(types.uint64).as_pointer())
         return builder.load(found, align=1)
 
-    return types.uint64(letters, at), generate
+    return types.uint64(data, at), generate
 
 
 _eight: Any = intrinsic(_load)
 
 
 @jit_no_refcount
-def _hashed(letters: NDArray[np.uint8], begin: int, end: int, seed: np.uint64) -> np.uint64:
-    mixed, at = seed ^ np.uint64(end - begin), begin
+def _hashed(data: NDArray[np.uint8], start: int, end: int, seed: np.uint64) -> np.uint64:
+    mixed, at = seed ^ np.uint64(end - start), start
     while at + 8 <= end:
-        mixed = (mixed ^ _eight(letters, at)) * _FIRST
+        mixed = (mixed ^ _eight(data, at)) * _FIRST
         mixed ^= mixed >> _SHORT
         at += 8
     if at < end:
         left = np.uint64(0)
-        if end - begin >= 8:
-            left = _eight(letters, end - 8)
+        if end - start >= 8:
+            left = _eight(data, end - 8)
         else:
             for one in range(at, end):
-                left = left << _BYTE | np.uint64(letters[one])
+                left = left << _BYTE | np.uint64(data[one])
         mixed = (mixed ^ left) * _SECOND
     return (mixed ^ mixed >> _SHORT) * _FIRST >> _SHORT
 
 
 @jit_no_refcount
-def _same(ours: NDArray[np.uint8], begin: int, end: int, theirs: NDArray[np.uint8], their_begin: int, their_end: int) -> bool:
-    size, at = end - begin, 0
-    if size != their_end - their_begin:
+def _same(
+    left: NDArray[np.uint8], left_start: int, left_end: int, right: NDArray[np.uint8], right_start: int, right_end: int
+) -> bool:
+    size, at = left_end - left_start, 0
+    if size != right_end - right_start:
         return False
     while at + 8 <= size:
-        if _eight(ours, begin + at) != _eight(theirs, their_begin + at):
+        if _eight(left, left_start + at) != _eight(right, right_start + at):
             return False
         at += 8
     if size >= 8:
-        return at == size or _eight(ours, end - 8) == _eight(theirs, their_end - 8)
-    while at < size and ours[begin + at] == theirs[their_begin + at]:
+        return at == size or _eight(left, left_end - 8) == _eight(right, right_end - 8)
+    while at < size and left[left_start + at] == right[right_start + at]:
         at += 1
     return at == size
 
 
-def places_of(wanted: Text, chosen: NDArray[np.bool_], known: Text) -> Int64s:
+def places_of(texts: Text, chosen: NDArray[np.bool_], known: Text) -> Int64s:
     """Return the index of each chosen text among known texts.
 
     Args:
-        wanted: texts to find.
+        texts: texts to find.
         chosen: mask of the texts to find.
         known: distinct texts.
 
@@ -111,14 +113,12 @@ def places_of(wanted: Text, chosen: NDArray[np.bool_], known: Text) -> Int64s:
     """
     places = np.full(len(chosen), -1, np.int64)
     table = np.full(1 << max(4, (2 * len(known.present)).bit_length()), -1, np.int32)  # at most half full
-    _find(wanted, chosen, known, _SEED, table, places)
+    _find(texts, chosen, known, _SEED, table, places)
     return places
 
 
 @jit_no_refcount
-def _find(
-    wanted: Text, chosen: NDArray[np.bool_], known: Text, seed: np.uint64, table: NDArray[np.int32], places: Int64s
-) -> None:
+def _find(texts: Text, chosen: NDArray[np.bool_], known: Text, seed: np.uint64, table: NDArray[np.int32], places: Int64s) -> None:
     last = np.uint64(len(table) - 1)
     for one in range(len(known.present)):
         slot = np.int64(_hashed(known.letters, known.ends[one], known.ends[one + 1], seed) & last)
@@ -128,11 +128,11 @@ def _find(
     for row in range(len(chosen)):
         if not chosen[row]:
             continue
-        begin, end = wanted.ends[row], wanted.ends[row + 1]
-        slot = np.int64(_hashed(wanted.letters, begin, end, seed) & last)
+        start, end = texts.ends[row], texts.ends[row + 1]
+        slot = np.int64(_hashed(texts.letters, start, end, seed) & last)
         while table[slot] >= 0:
             one = table[slot]
-            if _same(known.letters, known.ends[one], known.ends[one + 1], wanted.letters, begin, end):
+            if _same(known.letters, known.ends[one], known.ends[one + 1], texts.letters, start, end):
                 places[row] = one
                 break
             slot = (slot + 1) & np.int64(last)
@@ -152,10 +152,10 @@ def compare(text: Text, places: Int64s, known: Text, found: Int64s) -> None:
         place = places[row]
         if place < 0:
             continue
-        begin, end = text.ends[row], text.ends[row + 1]
+        start, end = text.ends[row], text.ends[row + 1]
         if not text.present[row]:
             found[row] = NOTHING
-        elif known.present[place] and _same(known.letters, known.ends[place], known.ends[place + 1], text.letters, begin, end):
+        elif known.present[place] and _same(known.letters, known.ends[place], known.ends[place + 1], text.letters, start, end):
             found[row] = KNOWN
         else:
             found[row] = OTHER

@@ -19,12 +19,12 @@ def of_one_length(values: pa.StringArray) -> pa.FixedSizeBinaryArray | None:
     """Return text as fixed-size binary; None unless all have one non-zero length."""
     if not len(values) or values.null_count:
         return None
-    _, offsets, letters = values.buffers()
+    _, offsets, data = values.buffers()
     ends = np.frombuffer(offsets, np.int32)[values.offset :][: len(values) + 1]
     width = int(ends[1] - ends[0])
     if width == 0 or (np.diff(ends) != width).any():
         return None
-    return pa.Array.from_buffers(pa.binary(width), len(values), [None, letters.slice(int(ends[0]))])
+    return pa.Array.from_buffers(pa.binary(width), len(values), [None, data.slice(int(ends[0]))])
 
 
 def as_text(values: pa.FixedSizeBinaryArray) -> pa.StringArray:
@@ -39,11 +39,11 @@ def taken(batch: pa.RecordBatch, order: Any) -> pa.RecordBatch:
     return _column_by_column(batch, lambda column: pc.take(column, places, boundscheck=False))
 
 
-def filtered(batch: pa.RecordBatch, kept: Any) -> pa.RecordBatch:
-    """Return the rows for which ``kept`` is true."""
-    if kept.all():
+def filtered(batch: pa.RecordBatch, selected: Any) -> pa.RecordBatch:
+    """Return the rows for which ``selected`` is true."""
+    if selected.all():
         return batch
-    mask = pa.array(kept)
+    mask = pa.array(selected)
     return _column_by_column(batch, lambda column: column.filter(mask))
 
 

@@ -231,9 +231,9 @@ def _group(registered: pa.Table, shards: Shards, policies: Policies) -> KeyGroup
     rows[:, MODE] = MODES.index(Mode.PROVISIONED)
     rows[:, [NUMBER, REBOOTS, RUNTIME, EXCUSED, CLOCK]] = 0
     rows[:, [BOOT, SEQ, MEMORY]] = -1
-    rows[:, SITE] = devices.sites.numbers(_words(registered["site"]))
-    rows[:, CLASS] = devices.classes.numbers(_words(pc.fill_null(_given(registered["device_class"]), DEFAULT_CLASS)))
-    rows[:, GATEWAY] = devices.gateways.numbers(_words(_given(registered["gateway"])))
+    rows[:, SITE] = devices.sites.numbers(_dictionary(registered["site"]))
+    rows[:, CLASS] = devices.classes.numbers(_dictionary(pc.fill_null(_empty_as_null(registered["device_class"]), DEFAULT_CLASS)))
+    rows[:, GATEWAY] = devices.gateways.numbers(_dictionary(_empty_as_null(registered["gateway"])))
     rows[:, [FIRMWARE, SPEAKS_FROM, SPOKE_FROM]] = -1
     for place, field in ((OWN_TIMEOUT, LIMIT_FIELDS[0]), (OWN_GRACE, LIMIT_FIELDS[1])):
         rows[:, place] = pc.fill_null(registered[field.name], NONE).to_numpy()
@@ -250,17 +250,17 @@ def _covered(shards: Shards, numbers: Int64s, instants_ms: Int64s) -> Int64s:
     """Return the covered time of each device's shard at the instant of the device."""
     found = np.empty(len(instants_ms), np.int64)
     for number, listening in enumerate(shards.listenings):
-        its = numbers == number
-        distinct, places = np.unique(instants_ms[its], return_inverse=True)
+        is_of_shard = numbers == number
+        distinct, places = np.unique(instants_ms[is_of_shard], return_inverse=True)
         covered = [listening.coverage.covered(instant_ms) for instant_ms in distinct.tolist()]
-        found[its] = np.array(covered, np.int64)[places]
+        found[is_of_shard] = np.array(covered, np.int64)[places]
     return found
 
 
-def _given(words: pa.ChunkedArray) -> pa.ChunkedArray:
+def _empty_as_null(names: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return words with the empty word as null, as in rows of the registry."""
-    return pc.if_else(pc.equal(words, ""), None, words)
+    return pc.if_else(pc.equal(names, ""), None, names)
 
 
-def _words(column: pa.ChunkedArray) -> pa.DictionaryArray:
+def _dictionary(column: pa.ChunkedArray) -> pa.DictionaryArray:
     return column.combine_chunks().dictionary_encode()

@@ -20,7 +20,7 @@ from fleetpulse.columnar.snapshot.rows import COMPARED_PARTS, SNAPSHOT_SCHEMA
 
 UInt64s = NDArray[np.uint64]
 Fingerprint = Mapping[str, tuple[int, int]]
-_TOLD: Final = tuple(field for field in SNAPSHOT_SCHEMA if field.name != "key_group")
+_HASHED_FIELDS: Final = tuple(field for field in SNAPSHOT_SCHEMA if field.name != "key_group")
 _PARTS: Final = pa.array(COMPARED_PARTS, pa.string())
 _HALF: Final = 32
 
@@ -44,7 +44,7 @@ def _mix_numbers(hashes: UInt64s, values: UInt64s, valid: NDArray[np.bool_]) -> 
 
 
 @jit_cached
-def _mix_texts(hashes: UInt64s, ends: NDArray[np.int32], letters: NDArray[np.uint8], valid: NDArray[np.bool_]) -> None:
+def _mix_texts(hashes: UInt64s, ends: NDArray[np.int32], data: NDArray[np.uint8], valid: NDArray[np.bool_]) -> None:
     """Mix a column of text into the hashes of the rows, eight bytes at a time.
 
     The length of each text is mixed in last.
@@ -55,7 +55,7 @@ def _mix_texts(hashes: UInt64s, ends: NDArray[np.int32], letters: NDArray[np.uin
             continue
         mixed, word, shift = _mixed(hashes[i] + np.uint64(1)), np.uint64(0), np.uint64(0)
         for at in range(ends[i], ends[i + 1]):
-            word |= np.uint64(letters[at]) << shift
+            word |= np.uint64(data[at]) << shift
             shift += np.uint64(8)
             if shift == np.uint64(64):
                 mixed, word, shift = _mixed(mixed ^ word), np.uint64(0), np.uint64(0)
@@ -72,13 +72,13 @@ def row_hashes(rows: pa.RecordBatch) -> UInt64s:
     if not rows.num_rows:  # columns of an empty batch may lack buffers
         return np.zeros(0, np.uint64)
     hashes = np.zeros(rows.num_rows, np.uint64)
-    for field in _TOLD:
+    for field in _HASHED_FIELDS:
         column = rows[field.name].cast(field.type)
         valid = column.is_valid().to_numpy(zero_copy_only=False)
         if pa.types.is_string(field.type):
             column = pa.concat_arrays([column]) if column.offset else column
-            _, ends, letters = column.buffers()
-            known = np.frombuffer(letters if letters is not None and letters.size else b"\0", np.uint8)
+            _, ends, data = column.buffers()
+            known = np.frombuffer(data if data is not None and data.size else b"\0", np.uint8)
             _mix_texts(hashes, np.frombuffer(ends, np.int32), known, valid)
         else:
             values = column.cast(pa.int64()).fill_null(0).to_numpy()
@@ -91,10 +91,10 @@ def fingerprint(rows: pa.RecordBatch) -> Fingerprint:
     parts = pc.fill_null(pc.index_in(rows["part"], value_set=_PARTS), -1).to_numpy()
     hashes, found = row_hashes(rows), dict[str, tuple[int, int]]()
     for number, part in enumerate(COMPARED_PARTS):
-        mine = hashes[parts == number]
-        if len(mine):
-            high, low = int((mine >> np.uint64(_HALF)).sum()), int((mine & np.uint64(2**_HALF - 1)).sum())
-            found[part] = len(mine), (high << _HALF) + low
+        part_hashes = hashes[parts == number]
+        if len(part_hashes):
+            high, low = int((part_hashes >> np.uint64(_HALF)).sum()), int((part_hashes & np.uint64(2**_HALF - 1)).sum())
+            found[part] = len(part_hashes), (high << _HALF) + low
     return found
 
 

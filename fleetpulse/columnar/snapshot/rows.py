@@ -84,8 +84,8 @@ def snapshot_rows(
     step = group.fold(NO_SIGNALS, [], max(newest_ms, group.shards.newest_ms), deployment, written.__getitem__)
     written |= dict(step.chunks)
     signals, others = _left(group, written)
-    of_it = {"bytes": len(block), "form": head_of(block)["version"], "devices": len(group.devices)}
-    world = {**world_to_plain(group.shards, group.policies), **of_it}
+    group_facts = {"bytes": len(block), "form": head_of(block)["version"], "devices": len(group.devices)}
+    world = {**world_to_plain(group.shards, group.policies), **group_facts}
     return [
         _devices(key_group, group.devices),
         *[_signals(key_group, one) for one in signals if one.num_rows],
@@ -146,11 +146,11 @@ def _devices(key_group: int, devices: Devices) -> pa.RecordBatch:
 
 
 def _errors(devices: Devices) -> pa.Array:
-    told = np.full(len(devices), None, object)
+    encoded = np.full(len(devices), None, object)
     for place in np.flatnonzero(devices.rows[:, MEMORY] >= 0).tolist():
         known = {name: value for name, value in devices.remembered(place).items() if value}
-        told[place] = json.dumps(known) if known else None
-    return pa.array(told, pa.string())
+        encoded[place] = json.dumps(known) if known else None
+    return pa.array(encoded, pa.string())
 
 
 def _signals(key_group: int, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -199,8 +199,8 @@ def shared_context(groups: Iterable[str]) -> str:
     Raises:
         FleetError: there is no group, or the groups differ.
     """
-    told = (json.loads(one).items() for one in groups)
-    worlds = {json.dumps({name: value for name, value in one if name not in OF_ONE_GROUP}, sort_keys=True) for one in told}
+    contents = (json.loads(one).items() for one in groups)
+    worlds = {json.dumps({name: value for name, value in one if name not in OF_ONE_GROUP}, sort_keys=True) for one in contents}
     if len(worlds) != 1:
         raise FleetError(
             f"the key groups of a snapshot must share coverage, frontiers and policies; got {len(worlds)} different ones; "
@@ -287,8 +287,8 @@ def _to_devices(rows: pa.Table) -> Devices:
     matrix[:, CLOCK] = trusts.numbers(_one(pc.fill_null(rows["clock"], Trust.ON_TIME.value)).dictionary_encode())
     matrix[:, [BOOT, MEMORY]] = -1
     devices.boots = _one(rows["boot"])
-    told = rows["errors"].is_valid().to_numpy()
-    places = np.flatnonzero(told)
+    has_errors = rows["errors"].is_valid().to_numpy()
+    places = np.flatnonzero(has_errors)
     devices.remember(places)
     for place, known in zip(places.tolist(), rows["errors"].drop_null().to_pylist(), strict=True):
         devices.put_remembered(place, **json.loads(known))

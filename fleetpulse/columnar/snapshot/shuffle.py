@@ -34,7 +34,7 @@ PARCEL_SCHEMA: Final = pa.schema(
     ]
 )
 ENOUGH: Final = 100_000
-_BESIDE: Final = pa.array([GROUP, PENDING], pa.string())
+_UNPARTITIONED_PARTS: Final = pa.array([GROUP, PENDING], pa.string())
 
 
 def partition_rows(batches: Iterable[pa.RecordBatch], key_groups: int | None, enough: int = ENOUGH) -> Iterator[pa.RecordBatch]:
@@ -51,9 +51,9 @@ def partition_rows(batches: Iterable[pa.RecordBatch], key_groups: int | None, en
     gathered: list[pa.RecordBatch] = []
     sums: Fingerprint = {}
     for batch in batches:
-        beside = _is_beside(batch)
-        yield from _told(batch.filter(beside))
-        rows = batch.filter(pc.invert(beside)) if pc.any(beside).as_py() else batch
+        is_beside = _is_unpartitioned(batch)
+        yield from _unpartitioned(batch.filter(is_beside))
+        rows = batch.filter(pc.invert(is_beside)) if pc.any(is_beside).as_py() else batch
         sums = added((sums, fingerprint(rows)))
         if key_groups is None or not rows.num_rows:
             continue
@@ -77,9 +77,9 @@ def rows_of(parcels: Iterable[bytes]) -> pa.Table:
 
 def whole(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Return rows with all columns of `SNAPSHOT_SCHEMA`; missing columns are null."""
-    there = set(rows.schema.names)
+    present = set(rows.schema.names)
     columns = [
-        rows[field.name].cast(field.type) if field.name in there else pa.nulls(rows.num_rows, field.type)
+        rows[field.name].cast(field.type) if field.name in present else pa.nulls(rows.num_rows, field.type)
         for field in SNAPSHOT_SCHEMA
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SNAPSHOT_SCHEMA)
@@ -102,17 +102,17 @@ class SnapshotFacts:
     pending: tuple[str, ...]
 
 
-def collect_facts(told: Iterable[tuple[int | None, str, str]]) -> SnapshotFacts:
+def collect_facts(rows: Iterable[tuple[int | None, str, str]]) -> SnapshotFacts:
     """Combine the rows that were sent beside the parcels.
 
     Args:
-        told: place, part and content of each such row.
+        rows: place, part and content of each such row.
 
     Raises:
         FleetError: the groups differ in coverage, frontiers or policies, or in the rows that are
             pending in every group.
     """
-    known = list(told)
+    known = list(rows)
     sums = added({part: (count, hashes) for part, (count, hashes) in json.loads(content).items()}
                  for _, part, content in known if part == SUMS)  # fmt: skip
     pending = [content for _, part, content in known if part == PENDING]
@@ -121,14 +121,14 @@ def collect_facts(told: Iterable[tuple[int | None, str, str]]) -> SnapshotFacts:
     )
 
 
-def _of_all(told: Sequence[tuple[int | None, str, str]]) -> tuple[str, ...]:
+def _of_all(facts: Sequence[tuple[int | None, str, str]]) -> tuple[str, ...]:
     """Return the rows that are pending in every key group, as JSON, in order.
 
     Raises:
         FleetError: the rows are not the same in all groups.
     """
-    waiting: dict[int | None, list[str]] = {place: [] for place, part, _ in told if part == GROUP}
-    for place, part, content in told:
+    waiting: dict[int | None, list[str]] = {place: [] for place, part, _ in facts if part == GROUP}
+    for place, part, content in facts:
         if part == OWN_ROW:
             waiting.setdefault(place, []).append(content)
     different = {tuple(sorted(rows)) for rows in waiting.values()}
@@ -141,12 +141,12 @@ def _of_all(told: Sequence[tuple[int | None, str, str]]) -> tuple[str, ...]:
     return different.pop()
 
 
-def _is_beside(batch: pa.RecordBatch) -> pa.BooleanArray:
+def _is_unpartitioned(batch: pa.RecordBatch) -> pa.BooleanArray:
     of_all = pc.and_(pc.equal(batch["part"], OWN_ROW), pc.equal(batch["device_id"], EVERYONE))
-    return pc.or_(pc.is_in(batch["part"], value_set=_BESIDE), of_all)
+    return pc.or_(pc.is_in(batch["part"], value_set=_UNPARTITIONED_PARTS), of_all)
 
 
-def _told(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _unpartitioned(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     if rows.num_rows:
         yield _batch(rows["key_group"], [None] * rows.num_rows, rows["part"], rows["content"])
 
@@ -157,14 +157,14 @@ def _divided(gathered: list[pa.RecordBatch], key_groups: int) -> Iterator[pa.Rec
     order = np.argsort(places, kind="stable")
     rows, places = rows.take(pa.array(order)), places[order]
     edges = [0, *(np.flatnonzero(np.diff(places)) + 1).tolist(), len(places)]
-    for begin, end in pairwise(edges):
-        yield _parcel(int(places[begin]), rows.slice(begin, end - begin))
+    for start, end in pairwise(edges):
+        yield _parcel(int(places[start]), rows.slice(start, end - start))
 
 
 def _parcel(place: int, rows: pa.RecordBatch) -> pa.RecordBatch:
     """Return a parcel, without the columns that are entirely null."""
-    told = [name for name in rows.schema.names if rows[name].null_count < rows.num_rows]
-    return _batch([place], [to_bytes(rows.select(told))], [None], [None])
+    used = [name for name in rows.schema.names if rows[name].null_count < rows.num_rows]
+    return _batch([place], [to_bytes(rows.select(used))], [None], [None])
 
 
 def _batch(*columns: Any) -> pa.RecordBatch:

@@ -73,8 +73,8 @@ def _memory_to_stored(devices: Devices) -> bytes:
     slots, memory = devices.rows[:, MEMORY], devices.memory
     places = np.flatnonzero(slots >= 0)
     slots = slots[places]
-    told = (memory[slots, N_TIMES] > 0) | (memory[slots, N_CODES] > 0) | (memory[slots, PROGRESS_OF] >= 0)
-    places, slots = places[told], slots[told]
+    is_used = (memory[slots, N_TIMES] > 0) | (memory[slots, N_CODES] > 0) | (memory[slots, PROGRESS_OF] >= 0)
+    places, slots = places[is_used], slots[is_used]
     packed = Packed()
     known: dict[str, Any] = {"count": len(places), "codes": [], "sequences": []}
     if not len(places):
@@ -91,8 +91,8 @@ def _memory_to_stored(devices: Devices) -> bytes:
     known["sequences"] = packed.words("progress_of", progress_of, devices.sequences)
     steps = np.where(progress_of >= 0, MAX_SEQUENCE, 0)
     starts = firsts(memory, slots, PROGRESS, steps)
-    begun = starts[starts != NONE]
-    since_ms = known["since_ms"] = int(begun.min()) - 1 if len(begun) else 0  # offsets start at 1; 0 is null
+    started = starts[starts != NONE]
+    since_ms = known["since_ms"] = int(started.min()) - 1 if len(started) else 0  # offsets start at 1; 0 is null
     packed.lists("progress", steps, np.where(starts == NONE, 0, starts - since_ms))
     return packed.to_bytes(known)
 
@@ -114,9 +114,12 @@ def _gateway_deaths(rows: Matrix, died: Int64s) -> None:
 
     An offline device remains offline.
     """
-    its, there = died != 0, rows[:, MODE] != MODES.index(Mode.OFFLINE)
-    rows[its & there, OUTAGE], rows[its & there, OUTAGE_COVERED] = rows[its & there, DEATH], rows[its & there, DEATH_COVERED]
-    rows[its, DEATH] = rows[its, DEATH_COVERED] = NONE
+    has_died, is_connected = died != 0, rows[:, MODE] != MODES.index(Mode.OFFLINE)
+    rows[has_died & is_connected, OUTAGE], rows[has_died & is_connected, OUTAGE_COVERED] = (
+        rows[has_died & is_connected, DEATH],
+        rows[has_died & is_connected, DEATH_COVERED],
+    )
+    rows[has_died, DEATH] = rows[has_died, DEATH_COVERED] = NONE
 
 
 _WITH_OUTAGES: Final = 5  # first format version with `outage_ms`
@@ -152,14 +155,14 @@ def from_stored(stored: bytes) -> tuple[Devices, dict[str, Any]]:
         devices.ids = packed.text("device_id")
         devices.boots = packed.columns.get("boot", pa.nulls(count, pa.string()))
         found = np.empty((len(FIELDS), count), np.int64)
-        kept = [packed.same(name) for name in FIELDS]
-        for number, (name, one) in enumerate(zip(FIELDS, kept, strict=True)):
+        constants = [packed.same(name) for name in FIELDS]
+        for number, (name, one) in enumerate(zip(FIELDS, constants, strict=True)):
             if one is None:
                 packed.put(name, found[number])
             else:
                 found[number, 0] = one
         devices.rows = np.empty((count, len(DEVICE_FIELDS)), np.int64)
-        restore(found, np.array([one is None for one in kept], np.int64), devices.rows)
+        restore(found, np.array([one is None for one in constants], np.int64), devices.rows)
         if _GATEWAY_DIED in packed.known["base"]:
             _gateway_deaths(devices.rows, packed.number(_GATEWAY_DIED, count))
     devices.sites, devices.gateways = Vocabulary(packed.known["site"]), Vocabulary(packed.known["gateway"])
@@ -171,10 +174,10 @@ def from_stored(stored: bytes) -> tuple[Devices, dict[str, Any]]:
     return devices, packed.known
 
 
-def _renumber(devices: Devices, field: int, known: Vocabulary, words: list[str]) -> None:
+def _renumber(devices: Devices, field: int, known: Vocabulary, names: list[str]) -> None:
     """Renumber the words of a field by another vocabulary, extending it; -1 stays."""
-    numbers = np.array([*map(known.number, words), -1], np.int64)
-    if len(devices) and words:
+    numbers = np.array([*map(known.number, names), -1], np.int64)
+    if len(devices) and names:
         devices.rows[:, field] = numbers[devices.rows[:, field]]
 
 
@@ -183,7 +186,7 @@ def _memory_from_stored(devices: Devices, packed: Unpacked) -> None:
     if not count:
         return
     devices.codes = Vocabulary(packed.known["codes"])
-    devices.sequences = Vocabulary([tuple(words) for words in packed.known["sequences"]])
+    devices.sequences = Vocabulary([tuple(sequence) for sequence in packed.known["sequences"]])
     memory = memory_rows(count)
     memory[:, N_TIMES], times = packed.lists("times")
     newest = packed.number("newest_ms", count)

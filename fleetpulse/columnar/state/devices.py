@@ -97,12 +97,12 @@ class Devices:
 
     def locate(self, ids: pa.StringArray, chosen: NDArray[np.bool_]) -> Int64s:
         """Return the indices of the chosen devices; add new ones; -1 if not chosen."""
-        wanted = text_of(ids)
-        places = places_of(wanted, chosen, text_of(self.ids))
+        texts = text_of(ids)
+        places = places_of(texts, chosen, text_of(self.ids))
         unknown = chosen & (places < 0)
         if unknown.any():
             self.admit(pc.unique(ids.filter(pa.array(unknown))))
-            places = np.where(unknown, places_of(wanted, unknown, text_of(self.ids)), places)
+            places = np.where(unknown, places_of(texts, unknown, text_of(self.ids)), places)
         return places
 
     def set_boots(self, places: Int64s, boots: pa.StringArray) -> None:
@@ -121,10 +121,10 @@ class Devices:
 
     def drop_absent(self) -> None:
         """Remove devices without state, and their error memory."""
-        kept = self.rows[:, MODE] != ABSENT
-        if not kept.all():
-            where = pa.array(np.flatnonzero(kept))
-            self.ids, self.boots, self.rows = self.ids.take(where), self.boots.take(where), self.rows[kept]
+        is_present = self.rows[:, MODE] != ABSENT
+        if not is_present.all():
+            where = pa.array(np.flatnonzero(is_present))
+            self.ids, self.boots, self.rows = self.ids.take(where), self.boots.take(where), self.rows[is_present]
             remembering = self.rows[:, MEMORY] >= 0
             self.memory = self.memory[self.rows[remembering, MEMORY]]
             self.rows[remembering, MEMORY] = np.arange(len(self.memory))
@@ -159,12 +159,12 @@ class Devices:
             return {}
         known = self.memory[slot]
         times, codes = known[TIMES : TIMES + known[N_TIMES]], known[CODES : CODES + known[N_CODES]]
-        told: dict[str, Any] = {"error_times_ms": tuple(times.tolist()), "codes": tuple(self.codes.words[one] for one in codes)}
+        fields: dict[str, Any] = {"error_times_ms": tuple(times.tolist()), "codes": tuple(self.codes.words[one] for one in codes)}
         if known[PROGRESS_OF] >= 0:
             steps = cast("tuple[str, ...]", self.sequences.words[known[PROGRESS_OF]])
             starts = known[PROGRESS : PROGRESS + len(steps) - 1].tolist()
-            told |= {"progress_of": steps, "progress": tuple(None if one == NONE else one for one in starts)}
-        return told
+            fields |= {"progress_of": steps, "progress": tuple(None if one == NONE else one for one in starts)}
+        return fields
 
     def put(self, place: int, device: Device | None) -> None:
         """Write a device from a `core.device.Device`, except its boot (see `set_boots`)."""
@@ -179,8 +179,8 @@ class Devices:
         row[SITE] = self.sites.number(device.site)
         row[CLASS] = self.classes.number(device.device_class)
         for name, at in _OPTIONAL_WORDS:
-            word = getattr(device, name)
-            row[at] = -1 if word is None else self.words_of(name).number(word)
+            text = getattr(device, name)
+            row[at] = -1 if text is None else self.words_of(name).number(text)
         if device.error_times_ms or device.codes or device.progress:
             self.remember(np.array([place]))
         if row[MEMORY] >= 0:

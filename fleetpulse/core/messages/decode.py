@@ -21,7 +21,7 @@ MAX_AHEAD_DAYS: Final = 366  # of a row that takes effect later: it is pending i
 NO_TS: Final = "no ts: event_time is received_at"
 _DAY_MS: Final = 86_400_000
 _INSTANTS: Final = ("effective_from", "from", "until", "after")  # fields of reserved kinds
-_WORDS: Final = ("op", "class", "gateway", "why")  # text fields of reserved kinds
+_TEXT_FIELDS: Final = ("op", "class", "gateway", "why")  # text fields of reserved kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +100,10 @@ def _check_agreement(address: Address, content: Mapping[str, Any]) -> None:
 
     Access rules of the broker check the topic only, so such a payload would bypass them.
     """
-    for name, said in (("device_id", address.device_id), ("site", address.site), ("kind", address.kind.value)):
-        if name in content and content[name] != said:
+    for name, expected in (("device_id", address.device_id), ("site", address.site), ("kind", address.kind.value)):
+        if name in content and content[name] != expected:
             raise _Rejected(
-                "disagreement", f'{name} must be "{said}", as in the topic; got {_shown(content[name])}; leave it out'
+                "disagreement", f'{name} must be "{expected}", as in the topic; got {_shown(content[name])}; leave it out'
             )
 
 
@@ -123,12 +123,12 @@ def parse_topic(topic: str) -> Address:
         raise _Rejected("topic", f'a topic must start with "fleet/"; got "{topic[:MAX_TEXT]}"')
     if len(levels) != 4:
         raise _Rejected("topic", f'a topic must be fleet/<site>/<device_id>/<kind>; got "{topic[:MAX_TEXT]}"')
-    _, site, device_id, word = levels
+    _, site, device_id, level = levels
     try:
-        kind = Kind(word)
+        kind = Kind(level)
     except ValueError:
         kinds = ", ".join(sorted(FROM_DEVICES))
-        raise _Rejected("topic", f'the kind must be one of {kinds}; got "{word[:MAX_TEXT]}"') from None
+        raise _Rejected("topic", f'the kind must be one of {kinds}; got "{level[:MAX_TEXT]}"') from None
     check_name("site", site, may_be_everyone=kind in RESERVED)
     check_name("device_id", device_id, may_be_everyone=kind in FOR_EVERYONE)
     return Address(site, device_id, kind)
@@ -146,7 +146,7 @@ def plain_address(topic: str) -> Address | None:
     return None if address.kind in RESERVED else address
 
 
-def check_name(what: str, name: str, *, may_be_everyone: bool = False) -> None:
+def check_name(field: str, name: str, *, may_be_everyone: bool = False) -> None:
     """Check a site or device id: 1 to 128 bytes of printable UTF-8 without ``+ # /``.
 
     Raises:
@@ -154,11 +154,11 @@ def check_name(what: str, name: str, *, may_be_everyone: bool = False) -> None:
     """
     size = len(name.encode(errors="replace"))
     if not 1 <= size <= MAX_ID_BYTES:
-        raise _Rejected("topic", f"{what} must have 1 to {MAX_ID_BYTES} bytes; got {size}")
+        raise _Rejected("topic", f"{field} must have 1 to {MAX_ID_BYTES} bytes; got {size}")
     if not name.isprintable() or "+" in name or "#" in name or "/" in name:
-        raise _Rejected("topic", f"{what} must be printable and without + # /; got {name!a}")
+        raise _Rejected("topic", f"{field} must be printable and without + # /; got {name!a}")
     if name == EVERYONE and not may_be_everyone:
-        raise _Rejected("topic", f'{what} "{EVERYONE}" is not a name: it is reserved for the whole fleet')
+        raise _Rejected("topic", f'{field} "{EVERYONE}" is not a name: it is reserved for the whole fleet')
 
 
 def site_fault(site: str) -> str | None:
@@ -237,7 +237,7 @@ def _own_row(address: Address, content: Mapping[str, Any], received_at_ms: int, 
         raise _Rejected(
             "field", f"effective_from must be at most {MAX_AHEAD_DAYS} days ahead; got {_shown(effective)}; send it later"
         )
-    for name in _WORDS:
+    for name in _TEXT_FIELDS:
         if content.get(name) != "":  # an empty text counts as absent: the class is then the default one
             _text(content, name)
     body = json.dumps(content, separators=(",", ":"), sort_keys=True)
@@ -332,8 +332,8 @@ def as_whole(value: object) -> int | None:
     return value if type(value) is int and 0 <= value < 2**63 else None
 
 
-def _no_constant(word: str) -> None:
-    raise ValueError(f"{word} is not JSON")
+def _no_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
 
 
 _FROM_JSON: Final = json.JSONDecoder(parse_constant=_no_constant).decode  # created once, since it is called for each message

@@ -116,29 +116,29 @@ def translate(mapping: TopicMapping, topic: str, payload: bytes) -> tuple[str, b
     if len(payload) > MAX_PAYLOAD_BYTES:
         return address, payload
     try:
-        return address, json.dumps(_ours(mapping, payload)).encode()
+        return address, json.dumps(_converted(mapping, payload)).encode()
     except RecursionError:
         return address, payload
 
 
-def _ours(mapping: TopicMapping, payload: bytes) -> dict[str, Any]:
+def _converted(mapping: TopicMapping, payload: bytes) -> dict[str, Any]:
     """Convert a payload to the content of the fleetpulse format."""
     try:
         content: Any = json.loads(payload)
     except ValueError:
         content = None
-    ours: dict[str, Any] = {}
+    converted: dict[str, Any] = {}
     if isinstance(content, dict):
-        ours["metrics"] = cast("dict[str, object]", content)
+        converted["metrics"] = cast("dict[str, object]", content)
     ts = _at(content, mapping.ts)
     if ts is not None:
-        ours["ts"] = _in_ms(ts, mapping.ts_unit)
+        converted["ts"] = _in_ms(ts, mapping.ts_unit)
     named = {"seq": mapping.seq, "code": mapping.code, "boot": mapping.boot, "session": mapping.session}
     for name, path in named.items():
         value = _at(content, path)
         if value is not None:
-            ours[name] = value
-    return ours
+            converted[name] = value
+    return converted
 
 
 def _in_ms(ts: object, unit: str) -> object:
@@ -171,7 +171,7 @@ def decode_mapped(
 ) -> Row | Rejection:
     """Decode a message by the first mapping that matches its topic, if any."""
     for mapping in mappings:
-        ours = translate(mapping, topic, payload)
-        if ours is not None:
-            return decode(*ours, received_at_ms, origin)
+        translated = translate(mapping, topic, payload)
+        if translated is not None:
+            return decode(*translated, received_at_ms, origin)
     return decode(topic, payload, received_at_ms, origin)

@@ -112,15 +112,17 @@ def parse_source(topic: str) -> Source | Rejection:
     """Parse a Sparkplug topic."""
     levels = topic.split("/")
     if len(levels) not in (4, 5) or levels[0] + "/" != PREFIX or not all(levels):
-        words = "a Sparkplug topic must be spBv1.0/<group>/<type>/<node>, or that with /<device> appended"
-        return Rejection("topic", f'{words}; got "{topic[:MAX_TEXT]}"')
-    _, group, word, node, *device = levels
-    if word not in KINDS:
-        return Rejection("topic", f'the Sparkplug message type must be one of {", ".join(KINDS)}; got "{word[:MAX_TEXT]}"')
-    if (word[0] == "D") != bool(device):
-        rule = "must name a device after the node" if word[0] == "D" else "must not name a device"
-        return Rejection("topic", f'{word} {rule}; got "{topic[:MAX_TEXT]}"')
-    return Source(group, word, node, device[0] if device else None)
+        expected = "a Sparkplug topic must be spBv1.0/<group>/<type>/<node>, or that with /<device> appended"
+        return Rejection("topic", f'{expected}; got "{topic[:MAX_TEXT]}"')
+    _, group, message_type, node, *device = levels
+    if message_type not in KINDS:
+        return Rejection(
+            "topic", f'the Sparkplug message type must be one of {", ".join(KINDS)}; got "{message_type[:MAX_TEXT]}"'
+        )
+    if (message_type[0] == "D") != bool(device):
+        rule = "must name a device after the node" if message_type[0] == "D" else "must not name a device"
+        return Rejection("topic", f'{message_type} {rule}; got "{topic[:MAX_TEXT]}"')
+    return Source(group, message_type, node, device[0] if device else None)
 
 
 def sparkplug_row(source: Source, payload: Payload, received_at_ms: int, digest: int) -> Row | Rejection:
@@ -148,7 +150,7 @@ def sparkplug_row(source: Source, payload: Payload, received_at_ms: int, digest:
 
 def is_command(topic: str) -> bool:
     """Whether a topic is of a command to a node or a device."""
-    return topic.startswith(PREFIX) and topic.split("/")[2:3] in ([word] for word in COMMANDS)
+    return topic.startswith(PREFIX) and topic.split("/")[2:3] in ([message_type] for message_type in COMMANDS)
 
 
 def host_state(at_ms: int, *, online: bool) -> bytes:

@@ -125,8 +125,8 @@ class Progress:
     def versions(self) -> tuple[int, int] | None:
         """First and end version of bronze of the batch (end excluded); None if unknown."""
         source = self.content["sources"][0]
-        end, begin = _offset(source.get("endOffset")).get("version"), _offset(source.get("startOffset")).get("version", 0)
-        return (begin, end) if isinstance(begin, int) and isinstance(end, int) else None
+        end, start = _offset(source.get("endOffset")).get("version"), _offset(source.get("startOffset")).get("version", 0)
+        return (start, end) if isinstance(start, int) and isinstance(end, int) else None
 
     def event_ms(self, name: str) -> int | None:
         """Return an instant of ``eventTime``, epoch milliseconds; None if absent or 0."""
@@ -146,38 +146,38 @@ class Progress:
         return sum(int(one.get("customMetrics", {}).get(name, 0)) for one in self.content["stateOperators"])
 
 
-def to_row(progress: Progress, beside: BatchContext) -> dict[str, Any]:
+def to_row(progress: Progress, context: BatchContext) -> dict[str, Any]:
     """Return the row of ``stream_health`` for a batch; timestamps are ``<column>_ms``.
 
     Args:
         progress: progress that Spark reported.
-        beside: values that the progress does not contain.
+        context: values that the progress does not contain.
 
     Raises:
         KeyError, ValueError: not the progress of a batch.
     """
     content = progress.content
     at_ms, batch_ms = parse_instant_ms(content["timestamp"]), int(content["batchDuration"])
-    blocks, rows = int(content["numInputRows"]), beside.input_rows
+    blocks, rows = int(content["numInputRows"]), context.input_rows
     row: dict[str, Any] = {
         "began_at_ms": at_ms,
         "query_id": content["id"],
         "run_id": progress.run_id,
         "batch_id": progress.batch_id,
-        "generation": beside.generation,
+        "generation": context.generation,
         "input_rows": rows,
         "input_blocks": blocks,
         "input_rows_per_s": _rows_per_s(content.get("inputRowsPerSecond"), blocks, rows),
         "processed_rows_per_s": None if rows is None or not batch_ms else rows * 1000 / batch_ms,
-        "judgements": _json(beside.judgements),
-        "rows_late": None if beside.judgements is None else beside.judgements.get("late", 0),
+        "judgements": _json(context.judgements),
+        "rows_late": None if context.judgements is None else context.judgements.get("late", 0),
         "rows_dropped": progress.state("numRowsDroppedByWatermark"),
         "batch_ms": batch_ms,
-        "devices": _json(beside.devices),
+        "devices": _json(context.devices),
         "source_offset": json.dumps(_offset(content["sources"][0].get("endOffset"))),
     }
     row |= {column: progress.part_ms(name) for column, name in _PARTS.items()}
-    return row | _watermark(progress, beside, at_ms + batch_ms) | _state(progress)
+    return row | _watermark(progress, context, at_ms + batch_ms) | _state(progress)
 
 
 _PARTS: Final = {
@@ -190,9 +190,9 @@ _PARTS: Final = {
 }
 
 
-def _watermark(progress: Progress, beside: BatchContext, end_ms: int) -> dict[str, int | None]:
+def _watermark(progress: Progress, context: BatchContext, end_ms: int) -> dict[str, int | None]:
     watermark_ms = progress.event_ms("watermark")
-    read = [at for at in (progress.newest_received_ms, beside.newest_received_ms) if at is not None]
+    read = [at for at in (progress.newest_received_ms, context.newest_received_ms) if at is not None]
     newest_ms = max(read, default=None)
     return {
         "newest_received_at_ms": newest_ms,

@@ -83,8 +83,8 @@ class Observation:
     @property
     def starting(self) -> bool:
         """Whether a run is bringing the job up, and the job does not report running."""
-        says = self.state == "running" and self.said_ago_ms <= SILENT_MS
-        return self.wanted and self.has_run and not self.given_up and not says
+        reports_running = self.state == "running" and self.said_ago_ms <= SILENT_MS
+        return self.wanted and self.has_run and not self.given_up and not reports_running
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Decision:
     """Result of a check.
 
     Attributes:
-        standing: state of the job.
+        state: state of the job.
         why: explanation for people.
         start: whether the supervisor must start the job.
     """
@@ -109,7 +109,7 @@ def decide(seen: Observation) -> Decision:
     if not seen.has_run:
         return Decision(JobState.DOWN, "no run or service of it is active; start its service, or run ./fleet up")
     if seen.given_up:
-        return _again(seen)
+        return _restart(seen)
     if not seen.starting:
         return _running(seen)
     if seen.said_ago_ms <= STARTING_MS:
@@ -127,13 +127,13 @@ def _stopped(seen: Observation) -> Decision:
 
 
 def _starting(seen: Observation) -> Decision:
-    said = seen.state or "its process has reported no status yet"
+    status = seen.state or "its process has reported no status yet"
     if seen.starting_ms > seen.stale_after_ms:  # its processes may be new each time
-        return Decision(JobState.STALE, f"it has been starting for {_minutes(seen.starting_ms)}: {said}; see its log")
-    return Decision(JobState.STARTING, said)
+        return Decision(JobState.STALE, f"it has been starting for {_minutes(seen.starting_ms)}: {status}; see its log")
+    return Decision(JobState.STARTING, status)
 
 
-def _again(seen: Observation) -> Decision:
+def _restart(seen: Observation) -> Decision:
     recent = [at for at in seen.starts_ms if seen.now_ms - at < REMEMBERED_MS]
     if recent:
         wait_ms = min(FIRST_WAIT_MS * 2 ** (len(recent) - 1), LONGEST_WAIT_MS)

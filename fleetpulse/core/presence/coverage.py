@@ -86,10 +86,10 @@ class Coverage:
             return self
         since = max(since_ms, self.start_ms)
         joined = [gap for gap in self.gaps if gap[1] is None or gap[1] >= since]
-        begin = min([since, *(opened for opened, _ in joined)])
-        kept = self.gaps[: len(self.gaps) - len(joined)]
+        start = min([since, *(opened for opened, _ in joined)])
+        separate = self.gaps[: len(self.gaps) - len(joined)]
         until = self.until_ms if self.deaf else max((closed for _, closed in joined if closed is not None), default=None)
-        return replace(self, gaps=(*kept, (begin, None)), deaf=(*self.deaf, bridge), until_ms=until)
+        return replace(self, gaps=(*separate, (start, None)), deaf=(*self.deaf, bridge), until_ms=until)
 
     def has_room_for(self, bridge: str) -> bool:
         """Whether a gap of ``bridge`` is recorded already or within the limit."""
@@ -110,8 +110,10 @@ class Coverage:
         """Drop gaps before ``instant_ms`` to bound the size; later c(t) stay equal."""
         if instant_ms <= self.start_ms:
             return self
-        kept = tuple((max(opened, instant_ms), closed) for opened, closed in self.gaps if closed is None or closed > instant_ms)
-        return replace(self, start_ms=instant_ms, base_ms=self.covered(instant_ms), gaps=kept)
+        remaining = tuple(
+            (max(opened, instant_ms), closed) for opened, closed in self.gaps if closed is None or closed > instant_ms
+        )
+        return replace(self, start_ms=instant_ms, base_ms=self.covered(instant_ms), gaps=remaining)
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,9 +159,11 @@ class Shards:
 
     def covering(self, known: "Shards") -> "Shards":
         """Return these shards with the coverage of ``known``, which starts earlier."""
-        sites = (None, *(min(its) for its in self.sites))
+        sites = (None, *(min(shard_sites) for shard_sites in self.sites))
         coverages = (known.of(site).coverage for site in sites)
-        return self._with(tuple(replace(one, coverage=its) for one, its in zip(self.listenings, coverages, strict=True)))
+        return self._with(
+            tuple(replace(one, coverage=coverage) for one, coverage in zip(self.listenings, coverages, strict=True))
+        )
 
     def forget_before(self, instants_ms: Sequence[int]) -> "Shards":
         """Drop coverage before one instant for each shard, see `Coverage.forget_before`."""
@@ -186,16 +188,16 @@ class Shards:
         shards = self._split(scope)
         concerned = [scope.is_others, *(scope.concerns(min(sites)) for sites in shards.sites)]
         both = zip(shards.listenings, concerned, strict=True)
-        moved = tuple(one.open_gap(row_ms, since_ms, bridge) if its else one for one, its in both)
+        moved = tuple(one.open_gap(row_ms, since_ms, bridge) if is_concerned else one for one, is_concerned in both)
         return replace(shards, listenings=moved)
 
     def _split(self, scope: Scope) -> "Shards":
         listenings, sites = list(self.listenings), list(self.sites)
-        for number, its in enumerate(self.sites, 1):
-            if (apart := its & scope.sites) and apart != its:
-                sites[number - 1] = its - apart
+        for number, shard_sites in enumerate(self.sites, 1):
+            if (split_off := shard_sites & scope.sites) and split_off != shard_sites:
+                sites[number - 1] = shard_sites - split_off
                 listenings.append(self.listenings[number])
-                sites.append(apart)
+                sites.append(split_off)
         if new := scope.sites - self._numbers.keys():
             listenings.append(self.listenings[0])
             sites.append(new)
@@ -243,7 +245,7 @@ class Advance:
         """
         if before is None:
             return cls(after, (None,) * len(after), allowed_lateness_ms)
-        sites = [None, *(min(its) for its in after.sites)]
+        sites = [None, *(min(shard_sites) for shard_sites in after.sites)]
         return cls(after, tuple(before.of(site).frontier_ms for site in sites), allowed_lateness_ms)
 
     def judged_to(self, frontier_ms: int, site: str | None = None) -> "Advance":
@@ -271,8 +273,8 @@ class Advance:
 
     def is_due(self, row: Row, shard: int) -> bool:
         """Whether the frontier of a shard reaches a row by this movement."""
-        begun_ms, frontier_ms = self.begun_ms[shard], self.shards.listenings[shard].frontier_ms
-        return frontier_ms is not None and row.at_ms <= frontier_ms and (begun_ms is None or row.at_ms > begun_ms)
+        former_ms, frontier_ms = self.begun_ms[shard], self.shards.listenings[shard].frontier_ms
+        return frontier_ms is not None and row.at_ms <= frontier_ms and (former_ms is None or row.at_ms > former_ms)
 
     def in_order(self, rows: Iterable[Row], events: Iterable[Row], shards: Iterable[int]) -> list[Due]:
         """Return the due rows of a device and gateway events as they become due.
@@ -284,8 +286,8 @@ class Advance:
         """
         due = [Due(self.due_at(row), self.shards.number(row.site), row) for row in rows]
         due.sort(key=lambda each: (each.received_at_ms, order(each.row)))
-        mine = [(shard, row) for shard in sorted({*shards}) for row in events if self.is_due(row, shard)]
-        of_gateways = [Due(self._due_at(row, shard), shard, row) for shard, row in mine]
+        due_events = [(shard, row) for shard in sorted({*shards}) for row in events if self.is_due(row, shard)]
+        of_gateways = [Due(self._due_at(row, shard), shard, row) for shard, row in due_events]
         of_gateways.sort(key=lambda each: (each.received_at_ms, each.row.arrival, each.shard))
         return sorted(
             [*due, *of_gateways], key=lambda each: (each.received_at_ms, each.row.at_ms)
@@ -307,7 +309,7 @@ class Advance:
         shard = self.shards.number(site)
         if shard == due.shard:
             return _BEFORE_ALL
-        listening, begun_ms = self.shards.listenings[shard], self.begun_ms[shard]
+        listening, former_ms = self.shards.listenings[shard], self.begun_ms[shard]
         covered_ms = listening.coverage.covered(min(due.received_at_ms - 1, listening.newest_ms))
-        reached = [begun_ms, listening.coverage.greatest(covered_ms - self.allowed_lateness_ms)]
+        reached = [former_ms, listening.coverage.greatest(covered_ms - self.allowed_lateness_ms)]
         return max((one for one in reached if one is not None), default=_BEFORE_ALL)

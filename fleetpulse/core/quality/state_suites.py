@@ -11,10 +11,10 @@ from fleetpulse.core.presence.presence_time import presence_sql
 from fleetpulse.core.quality.suites import CORRECTED, Severity, Suite, among, holds
 from fleetpulse.core.rows import EVERYONE, FROM_DEVICES, SIGNALS, Kind
 
-_OF_SAID: Final = (
+_EMITTED_COLUMNS: Final = (
     "kind, device_id, site, life, transition_no, event_time, to_mode, runtime_ms, message_kind, received_at, boot, seq"
 )
-_SAID: Final = f"""every AS (SELECT {_OF_SAID} FROM judgements UNION ALL SELECT {_OF_SAID} FROM pending),
+_EMITTED: Final = f"""every AS (SELECT {_EMITTED_COLUMNS} FROM judgements UNION ALL SELECT {_EMITTED_COLUMNS} FROM pending),
     said AS (SELECT DISTINCT device_id, site, life, transition_no, event_time, to_mode, runtime_ms
              FROM every WHERE kind = 'transition')"""
 _NOT_JUDGED: Final = """
@@ -30,7 +30,7 @@ _LATE: Final = """late AS (SELECT DISTINCT device_id AS late_id, message_kind AS
 _PRESENCE: Final = f"""CASE WHEN kind IN ({among(SIGNALS)}) THEN {presence_sql("taken.lead_ms", "taken.backlog_ms")}
                  ELSE event_time END"""
 _IS_LATE: Final = "late_id = device_id AND late_kind = kind AND late_at = received_at AND late_time = event_time"
-_THERE: Final = (
+_REQUIRED_COLUMNS: Final = (
     "device_hash", "key_group", "site", "device_class", "mode", "mode_since", "life", "transition_no", "class_since",
     "quiet_since", "quiet_covered_ms", "excused_ms", "runtime_ms", "reboots",
 )  # fmt: skip
@@ -41,7 +41,7 @@ _STATE: Final = Suite(
     "Devices of a snapshot or generation, joined with their newest transitions and messages.",
     ("state", "taken", "shards", "roaming", "pending", "dues", "judgements", "messages"),
     f"""
-    WITH {_NOT_FOLLOWED}, {_SAID},
+    WITH {_NOT_FOLLOWED}, {_EMITTED},
     settled AS (SELECT said.*, row_number() OVER (PARTITION BY device_id ORDER BY life DESC, transition_no DESC) AS place
                 FROM said CROSS JOIN taken LEFT JOIN shards ON of_site = site
                 WHERE event_time <= coalesce(settled_to, taken.others_settled)),
@@ -71,7 +71,7 @@ _STATE: Final = Suite(
              WHEN transition_no > 0 THEN its_no IS NOT NULL
              WHEN unix_millis(life) - unix_millis(taken.kept) >= taken.lead_ms THEN seen_id IS NOT NULL END AS is_known,
         time = 1 AS is_there_once,
-        CASE WHEN device.device_id IS NOT NULL THEN {" AND ".join(f"device.{name} IS NOT NULL" for name in _THERE)}
+        CASE WHEN device.device_id IS NOT NULL THEN {" AND ".join(f"device.{name} IS NOT NULL" for name in _REQUIRED_COLUMNS)}
              AND (last_seen IS NOT NULL OR mode NOT IN ({among(PRESENT)})) END AS its_values_are_there,
         CASE WHEN device.device_id IS NOT NULL
              THEN coalesce((device_hash % taken.key_groups + taken.key_groups) % taken.key_groups = key_group, false) END

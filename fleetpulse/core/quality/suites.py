@@ -145,15 +145,15 @@ _ONCE: Final[Mapping[str, str]] = MappingProxyType(
 
 def of_table(table: Table) -> Suite:
     """Return the suite of a table's declaration: required columns, known values, key."""
-    there = [column.name for column in table.columns if column.required]
+    required = [column.name for column in table.columns if column.required]
     expectations = [
         Expectation(f"{name} is there", Form.PRESENT, name, f"every row of `{table.name}` has a value in `{name}`")
-        for name in there
+        for name in required
     ]
-    for (name, column), words in _WORDS.items():
+    for (name, column), known_values in _WORDS.items():
         if name == table.name:
-            meaning = f"`{column}` is null or one of {', '.join(words)}"
-            expectations.append(Expectation(f"{column} is known", Form.ONE_OF, column, meaning, words=words))
+            meaning = f"`{column}` is null or one of {', '.join(known_values)}"
+            expectations.append(Expectation(f"{column} is known", Form.ONE_OF, column, meaning, words=known_values))
     key = tuple(name for name in table.key if name in {column.name for column in table.columns})
     again = "CAST(NULL AS BOOLEAN)"
     if condition := _ONCE.get(table.name):
@@ -163,7 +163,7 @@ def of_table(table: Table) -> Suite:
             "" if condition == "true" else f", among rows with {condition}"
         )
         expectations.append(Expectation("key is unique", Form.HOLDS, "key_is_unique", meaning))
-    columns = dict.fromkeys([*key, *(column for name, column in _WORDS if name == table.name), *there])
+    columns = dict.fromkeys([*key, *(column for name, column in _WORDS if name == table.name), *required])
     named = ", ".join(f"its.{name}" for name in columns)  # a column name may be a keyword of SQL
     rows = f"SELECT {named}, {again} AS key_is_unique FROM {table.name} AS its"
     return Suite(f"{table.name} table", table.name, table.meaning, (table.name,), rows, key, tuple(expectations))
@@ -186,9 +186,9 @@ def holds(column: str, meaning: str, severity: Severity = Severity.CRITICAL) -> 
     return Expectation(column.replace("_", " "), Form.HOLDS, column, meaning, severity)
 
 
-def among(words: Iterable[str]) -> str:
+def among(values: Iterable[str]) -> str:
     """Return words as a list of SQL strings."""
-    return ", ".join(f"'{word}'" for word in sorted(words))
+    return ", ".join(f"'{value}'" for value in sorted(values))
 
 
 CORRECTED: Final = "corrected AS (SELECT DISTINCT device_id FROM messages WHERE kind = 'correct')"  # see Rule 3 of `table_suites`

@@ -123,30 +123,30 @@ _DEADLINES: Final = Suite(
     ("event_time", "last_seen", "deadline"),
     needs_replay=True,
 )
-_TOLD: Final = (
+_JUDGEMENT_COLUMNS: Final = (
     "kind, device_id, site, event_time, device_class, life, transition_no, from_mode, to_mode, trigger, last_seen, runtime_ms, "
     "nullif(last_errors, '[]') AS last_errors, gateway, policy_version, received_at, message_kind, boot, seq, reason, late_by_ms"
 )
-_TOLD_NAMES: Final = _TOLD.replace("nullif(last_errors, '[]') AS last_errors", "last_errors")
+_JUDGEMENT_NAMES: Final = _JUDGEMENT_COLUMNS.replace("nullif(last_errors, '[]') AS last_errors", "last_errors")
 
 
-def _beside(such: str, unread: str = "false") -> str:
+def _emitted_and_defined(condition: str, unread: str = "false") -> str:
     """Return SQL that compares emitted judgements with those that follow from bronze.
 
     It counts both for each distinct judgement.
 
     Args:
-        such: SQL condition of the judgements to compare.
+        condition: SQL condition of the judgements to compare.
         unread: SQL condition of judgements that may depend on a landed row that was not read yet.
     """
     return f"""
     WITH sides AS (
-        SELECT 1 AS said, 0 AS due, {_TOLD} FROM judgements CROSS JOIN stand WHERE {such}
+        SELECT 1 AS said, 0 AS due, {_JUDGEMENT_COLUMNS} FROM judgements CROSS JOIN stand WHERE {condition}
         UNION ALL
-        SELECT 0 AS said, 1 AS due, {_TOLD} FROM defined CROSS JOIN stand WHERE {such}),
-    counted AS (SELECT {_TOLD_NAMES}, CAST(sum(said) AS BIGINT) AS said, CAST(sum(due) AS BIGINT) AS due
-                FROM sides GROUP BY {_TOLD_NAMES})
-    SELECT {_TOLD_NAMES}, said, due, said >= due OR {unread} AS none_is_lost, said <= due AS none_is_made_up
+        SELECT 0 AS said, 1 AS due, {_JUDGEMENT_COLUMNS} FROM defined CROSS JOIN stand WHERE {condition}),
+    counted AS (SELECT {_JUDGEMENT_NAMES}, CAST(sum(said) AS BIGINT) AS said, CAST(sum(due) AS BIGINT) AS due
+                FROM sides GROUP BY {_JUDGEMENT_NAMES})
+    SELECT {_JUDGEMENT_NAMES}, said, due, said >= due OR {unread} AS none_is_lost, said <= due AS none_is_made_up
     FROM counted CROSS JOIN stand
     """
 
@@ -156,7 +156,7 @@ _VERDICTS: Final = Suite(
     "judgements",
     "Transitions up to the frontier, joined with those that follow from bronze when it is judged again, by all columns.",
     ("judgements", "defined", "stand"),
-    _beside("kind = 'transition' AND event_time <= stand.settled AND event_time > stand.since"),
+    _emitted_and_defined("kind = 'transition' AND event_time <= stand.settled AND event_time > stand.since"),
     ("device_id", "life", "transition_no"),
     (
         holds("none_is_lost", "every transition that follows from bronze was emitted"),
@@ -170,7 +170,7 @@ _ACCOUNTS: Final = Suite(
     "judgements",
     "Judgements about messages, joined with those that follow from bronze. All other messages are judged or pending.",
     ("judgements", "defined", "stand"),
-    _beside(
+    _emitted_and_defined(
         f"kind IN ({among(LISTED)}) "
         "AND received_at <= stand.newest AND received_at >= stand.told AND received_at > stand.since_received "
         "AND (kind IN ('late', 'clock', 'identity_conflict') OR event_time <= stand.frontier)",

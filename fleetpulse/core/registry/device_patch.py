@@ -54,9 +54,9 @@ def encode_device(device: Device, covered_ms: int, at_ms: int = 0) -> dict[str, 
     for name in _ARRIVALS:
         if values[name] is not None and values[name] < at_ms << POSITION_BITS:
             values[name] = None
-    for name, told in _SINCE.items():
+    for name, since_name in _SINCE.items():
         value = values.pop(name)
-        values[told] = None if value is None else covered_ms - value
+        values[since_name] = None if value is None else covered_ms - value
     return values | {"mode": device.mode.value, "clock": device.clock.value} | {name: list(values[name]) for name in _LISTS}
 
 
@@ -74,21 +74,21 @@ def fingerprint(device: Device | None, covered_ms: int, at_ms: int) -> str:
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def decode_device(device_id: str, told: Any, covered: Callable[[str], int]) -> Device | None:
+def decode_device(device_id: str, encoded: Any, covered: Callable[[str], int]) -> Device | None:
     """Decode a device that `plain` has encoded; None if the correction removes it.
 
     Args:
         device_id: id of the device.
-        told: encoded value.
+        encoded: encoded value.
         covered: function from a site to its covered time at the instant of the correction,
             milliseconds.
 
     Raises:
         ValueError: invalid values; the message names them.
     """
-    if told is None:
+    if encoded is None:
         return None
-    values: Mapping[str, Any] = cast("Mapping[str, Any]", told) if isinstance(told, Mapping) else {}
+    values: Mapping[str, Any] = cast("Mapping[str, Any]", encoded) if isinstance(encoded, Mapping) else {}
     wrong = sorted({*_CHECKS} ^ {*values}) or [name for name, check in _CHECKS.items() if not check(values[name])]
     if not wrong:
         wrong = [name for name, torn in _TORN.items() if torn(values)]

@@ -97,40 +97,40 @@ def class_at(known: Sequence[Entry], instant_ms: int) -> str:
     return (added[-1].device_class if added else None) or DEFAULT_CLASS
 
 
-def corrected(known: Sequence[Entry], heard_at: str, wanted: Correction) -> Entry:
+def corrected(known: Sequence[Entry], heard_at: str, correction: Correction) -> Entry:
     """Return the entry that makes a correction.
 
     Args:
         known: entries of the device, in order.
         heard_at: site of the device if the registry does not know it.
-        wanted: correction to make.
+        correction: correction to make.
 
     Raises:
         Misuse: an empty correction, or one that an entry cannot express.
         FleetError: a correction that contradicts the registry at that instant.
     """
-    _check(wanted)
-    in_force = next((one for one in reversed(known) if one.from_ms <= wanted.from_ms), None)
+    _check(correction)
+    in_force = next((one for one in reversed(known) if one.from_ms <= correction.from_ms), None)
     out_since = format_instant(in_force.from_ms) if in_force is not None and in_force.op == DECOMMISSION else None
-    from_ms, taken = wanted.from_ms, {one.from_ms for one in known}
-    while from_ms in taken:  # two entries at one instant would have no order
+    from_ms, used_instants = correction.from_ms, {one.from_ms for one in known}
+    while from_ms in used_instants:  # two entries at one instant would have no order
         from_ms += 1
-    if wanted.decommissioned:
+    if correction.decommissioned:
         if out_since is not None:
             raise FleetError(
                 f"the device is already out of service since {out_since}; name an earlier instant",
                 code="correction-after-decommission",
             )
         return Entry(from_ms, DECOMMISSION, heard_at)
-    if out_since is not None and not wanted.registered:
+    if out_since is not None and not correction.registered:
         raise FleetError(
             f"the device is out of service since {out_since}, and a later entry would register it again; "
             f"name an earlier instant, or add --registered to register it",
             code="correction-after-decommission",
         )
     added = [one for one in known if one.op == ADD]
-    before = [one for one in added if one.from_ms <= wanted.from_ms]
-    if added and not before and not wanted.registered:
+    before = [one for one in added if one.from_ms <= correction.from_ms]
+    if added and not before and not correction.registered:
         raise FleetError(
             f"the device is in service only since {format_instant(added[0].from_ms)}, by the registry; name that or a later "
             f"instant, or add --registered if it was in service (class and site are then those of its first entry, unless named)",
@@ -140,33 +140,33 @@ def corrected(known: Sequence[Entry], heard_at: str, wanted: Correction) -> Entr
     return replace(
         base,
         from_ms=from_ms,
-        site=wanted.site or base.site,
-        device_class=wanted.device_class or base.device_class,
-        gateway=wanted.gateway,
-        timeout_ms=_corrected(base.timeout_ms, wanted.timeout_ms),
-        death_grace_ms=_corrected(base.death_grace_ms, wanted.death_grace_ms),
+        site=correction.site or base.site,
+        device_class=correction.device_class or base.device_class,
+        gateway=correction.gateway,
+        timeout_ms=_corrected(base.timeout_ms, correction.timeout_ms),
+        death_grace_ms=_corrected(base.death_grace_ms, correction.death_grace_ms),
     )
 
 
-def _corrected(known: int | None, wanted: int | None) -> int | None:
-    return known if wanted is None else None if wanted == AS_ITS_CLASS else wanted
+def _corrected(base_ms: int | None, correction_ms: int | None) -> int | None:
+    return base_ms if correction_ms is None else None if correction_ms == AS_ITS_CLASS else correction_ms
 
 
-def _check(wanted: Correction) -> None:
-    of_it = (wanted.device_class, wanted.site, wanted.gateway)
-    if "" in of_it:
+def _check(correction: Correction) -> None:
+    names = (correction.device_class, correction.site, correction.gateway)
+    if "" in names:
         raise Misuse(
             "a class, a site and a gateway must have a name; got an empty one; name another gateway to replace one (it cannot be "
             'removed), and name the default class "default"',
             code="correction-name-missing",
         )
-    given = any(of_it) or wanted.timeout_ms is not None or wanted.death_grace_ms is not None
-    if wanted.decommissioned and (wanted.registered or given):
+    has_values = any(names) or correction.timeout_ms is not None or correction.death_grace_ms is not None
+    if correction.decommissioned and (correction.registered or has_values):
         raise Misuse(
             "a device out of service has no class, site, gateway or limit to correct; use --decommissioned alone",
             code="correction-of-decommissioned",
         )
-    if not (wanted.decommissioned or wanted.registered or given):
+    if not (correction.decommissioned or correction.registered or has_values):
         raise Misuse(
             "the correction is empty; use at least one of --class, --site, --gateway, --timeout, --death-grace, --registered "
             "or --decommissioned. The id cannot be corrected: a device with another id is another device",

@@ -132,9 +132,9 @@ def read_offset(checkpoint: Path, batch: int) -> tuple[int, int]:
         raise _damaged(checkpoint, f"batch {batch}", error) from None
 
 
-def _damaged(checkpoint: Path, what: str, error: Exception) -> FleetError:
+def _damaged(checkpoint: Path, part: str, error: Exception) -> FleetError:
     return FleetError(
-        f'{what} of the checkpoint "{checkpoint}" was not written by the lifecycle job, or is damaged ({error!r}); '
+        f'{part} of the checkpoint "{checkpoint}" was not written by the lifecycle job, or is damaged ({error!r}); '
         f"restore the checkpoint, or, if it is the current generation's, create a generation from a snapshot: "
         f"./fleet state bootstrap --damaged",
         code="checkpoint-damaged",
@@ -184,14 +184,14 @@ def _relocate_schemas(path: Path) -> None:
     known = json.loads(content)
     moved = False
     for store in known["stateStoreInfo"]:
-        there = store.get("stateSchemaFilePaths", [])
-        here = [f"file:{path.parents[2]}{_SCHEMAS}{name.rpartition(_SCHEMAS)[2]}" for name in there]
-        moved |= here != there
-        store["stateSchemaFilePaths"] = here
+        stored_paths = store.get("stateSchemaFilePaths", [])
+        local_paths = [f"file:{path.parents[2]}{_SCHEMAS}{name.rpartition(_SCHEMAS)[2]}" for name in stored_paths]
+        moved |= local_paths != stored_paths
+        store["stateSchemaFilePaths"] = local_paths
     if moved:
         path.with_name(f".{path.name}.crc").unlink(missing_ok=True)  # Hadoop's checksum of the old content
         moved_text = f"{version}\n{json.dumps(known, separators=(',', ':'))}"
-        atomic_write(path, moved_text, sync=False, aside=path.with_name(f".{path.name}.new"))
+        atomic_write(path, moved_text, sync=False, temporary=path.with_name(f".{path.name}.new"))
 
 
 def query_id(checkpoint: Path) -> str | None:
@@ -221,19 +221,19 @@ def position_after(checkpoint: Path, batch: int | None = None) -> CheckpointPosi
     Raises:
         FleetError: the checkpoint has no committed batch, no longer has this batch, or is damaged.
     """
-    kept = committed_batches(checkpoint)
-    if not kept:
+    batches = committed_batches(checkpoint)
+    if not batches:
         raise FleetError(
             f'the checkpoint "{checkpoint}" has no batch yet; run the job first: ./fleet up',
             code="checkpoint-empty",
         )
-    if batch is not None and batch not in kept:
+    if batch is not None and batch not in batches:
         raise FleetError(
-            f"batch {batch} is not in the checkpoint, which keeps {kept[0]} to {kept[-1]}; choose one of these, "
+            f"batch {batch} is not in the checkpoint, which keeps {batches[0]} to {batches[-1]}; choose one of these, "
             f"or an older snapshot with --version or --at",
             code="checkpoint-batch-missing",
         )
-    chosen = kept[-1] if batch is None else batch
+    chosen = batches[-1] if batch is None else batch
     try:
         _, metadata, offset = (checkpoint / "offsets" / str(chosen)).read_text().splitlines()[:3]
         version = int(json.loads(offset)["version"])

@@ -144,14 +144,14 @@ class Generations:
         """Return the record with a generation added or changed."""
         return replace(self, known={**self.known, one.number: one})
 
-    def switched(self, number: int, stands: Mapping[str, Any]) -> "Generations":
+    def switched(self, number: int, position: Mapping[str, Any]) -> "Generations":
         """Return the record with another current generation, and the former one retired.
 
         Args:
             number: number of the generation that becomes current.
-            stands: position of the former generation, see `Generation`.
+            position: position of the former generation, see `Generation`.
         """
-        former = replace(self.known[self.current], status=RETIRED, stands=stands)
+        former = replace(self.known[self.current], status=RETIRED, stands=position)
         chosen = replace(self.known[number], status=CURRENT, stands={})
         return Generations(number, {**self.known, former.number: former, number: chosen})
 
@@ -228,10 +228,10 @@ def begin_generation(
     record = require_none_held(lifecycle)
     record = record if record.known else record.with_one(current)
     record = remove_leftovers(lifecycle, record)
-    made = Generation(record.newest() + 1, key_groups, form, made_by, made_from, wall_clock_ms(), NEW, asked_by=asked_by())
-    shutil.rmtree(checkpoint_of(lifecycle, made.number), ignore_errors=True)
-    save_generations(lifecycle, record.with_one(made))
-    return made
+    generation = Generation(record.newest() + 1, key_groups, form, made_by, made_from, wall_clock_ms(), NEW, asked_by=asked_by())
+    shutil.rmtree(checkpoint_of(lifecycle, generation.number), ignore_errors=True)
+    save_generations(lifecycle, record.with_one(generation))
+    return generation
 
 
 def require_none_held(lifecycle: Path) -> Generations:
@@ -264,8 +264,8 @@ def remove_leftovers(lifecycle: Path, record: Generations) -> Generations:
             record = record.with_one(replace(one, status=DISCARDED))
     for folder in left_over(lifecycle, record):
         shutil.rmtree(folder, ignore_errors=True)
-    for aside in lifecycle.glob("told-*"):  # judgements of canaries and of bootstraps with --damaged
-        shutil.rmtree(aside, ignore_errors=True)
+    for scratch in lifecycle.glob("told-*"):  # judgements of canaries and of bootstraps with --damaged
+        shutil.rmtree(scratch, ignore_errors=True)
     return record
 
 
@@ -275,8 +275,8 @@ def left_over(lifecycle: Path, record: Generations) -> list[Path]:
     return [folder for folder in folders if folder.exists()]
 
 
-def discard_generation(lifecycle: Path, made: Generation) -> None:
+def discard_generation(lifecycle: Path, generation: Generation) -> None:
     """Record a generation as discarded, and remove its checkpoint."""
     record = load_generations(lifecycle)
-    save_generations(lifecycle, record.with_one(replace(made, status=DISCARDED)))
-    shutil.rmtree(checkpoint_of(lifecycle, made.number), ignore_errors=True)
+    save_generations(lifecycle, record.with_one(replace(generation, status=DISCARDED)))
+    shutil.rmtree(checkpoint_of(lifecycle, generation.number), ignore_errors=True)

@@ -50,9 +50,9 @@ class Appender:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._version = self._look()
+        self._version = self._read_schema()
 
-    def _look(self) -> int:
+    def _read_schema(self) -> int:
         """Read columns, partitions and version of the table; return the version."""
         opened = open_known(self.path)
         self._columns = frozenset(field.name for field in opened.schema().fields)
@@ -77,9 +77,9 @@ class Appender:
             OSError: the disk cannot be written. Either the table is unchanged, or it has the rows,
                 but they may not be durable.
         """
-        if strange := [name for name in rows.column_names if name not in self._columns]:
+        if unknown := [name for name in rows.column_names if name not in self._columns]:
             raise FleetError(
-                f'"{self.path}" has no column {", ".join(strange)}; restart the process to add it', code="column-unknown"
+                f'"{self.path}" has no column {", ".join(unknown)}; restart the process to add it', code="column-unknown"
             )
         return self.commit(write_files(self.path, rows, self._partitioned_by), numbers)
 
@@ -133,7 +133,7 @@ class Appender:
             FleetError: another process commits as one of the writers.
         """
         if not self._commit_of(self._version).exists():
-            self._version = self._look()
+            self._version = self._read_schema()
         while (commit := self._commit_of(self._version + 1)).exists():
             actions = actions_of(commit)
             if further := sorted({action["txn"]["appId"] for action in actions if "txn" in action} & numbers.keys()):
@@ -142,7 +142,7 @@ class Appender:
                     code="appender-superseded",
                 )
             if change_the_table(actions):
-                self._look()
+                self._read_schema()
             self._version += 1
 
 
@@ -156,8 +156,8 @@ def _actions(added: Sequence[Added], numbers: Mapping[str, int]) -> Iterable[Map
 
 def parquet_options(schema: pa.Schema) -> dict[str, Any]:
     """Return Parquet options: zstd; dictionary encoding for strings other than ids."""
-    words = [field.name for field in schema if pa.types.is_string(field.type) and field.name not in _IDS]
-    return {"compression": "zstd", "use_dictionary": words or False}
+    encoded = [field.name for field in schema if pa.types.is_string(field.type) and field.name not in _IDS]
+    return {"compression": "zstd", "use_dictionary": encoded or False}
 
 
 def write_files(table: Path, rows: pa.Table, partitioned_by: Sequence[str] = ()) -> list[Added]:
@@ -228,18 +228,18 @@ def _stats(file: pq.FileMetaData) -> dict[str, dict[str, Any]]:
     for place in range(min(INDEXED_COLUMNS, file.num_columns)):
         groups = [file.row_group(group).column(place) for group in range(file.num_row_groups)]
         name = groups[0].path_in_schema
-        told = [group.statistics for group in groups if group.statistics is not None]
-        if len(told) < len(groups):
+        known = [group.statistics for group in groups if group.statistics is not None]
+        if len(known) < len(groups):
             continue
-        stats["nullCount"][name] = sum(one.null_count for one in told)
-        some = [one for one in told if one.has_min_max]  # the others are null, or too long for statistics
-        if some and all(one.has_min_max or not one.num_values for one in told) and not isinstance(some[0].min, bytes):
-            stats["minValues"][name] = _spelt(min(one.min for one in some))
-            stats["maxValues"][name] = _spelt(max(one.max for one in some))
+        stats["nullCount"][name] = sum(one.null_count for one in known)
+        some = [one for one in known if one.has_min_max]  # the others are null, or too long for statistics
+        if some and all(one.has_min_max or not one.num_values for one in known) and not isinstance(some[0].min, bytes):
+            stats["minValues"][name] = _as_statistic(min(one.min for one in some))
+            stats["maxValues"][name] = _as_statistic(max(one.max for one in some))
     return stats
 
 
-def _spelt(value: Any) -> Any:
+def _as_statistic(value: Any) -> Any:
     """Return a value in the format of Delta's statistics.
 
     Timestamps keep their microseconds, so that no row lies outside of the minimum and maximum.

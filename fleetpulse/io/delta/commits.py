@@ -170,17 +170,17 @@ def put_commit(path: Path, actions: Iterable[Mapping[str, Any]]) -> bool:
         Whether the commit was created; False if its version already exists.
     """
     text = "".join(json.dumps(action, ensure_ascii=False) + "\n" for action in actions)
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with aside.open("w", encoding="utf-8") as file:
+        with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.link(aside, path)  # unlike a rename, a link does not replace an existing file
+        os.link(temporary, path)  # unlike a rename, a link does not replace an existing file
     except FileExistsError:
         return False
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
     return True
 

@@ -79,7 +79,7 @@ def pieces(table: Path) -> dict[int, list[CompactedFile]]:
     for piece in map(piece_of, _names(table)):
         if piece is not None:
             found.setdefault(piece.begin, []).append(piece)
-    return {begin: sorted(those, key=lambda piece: -piece.end) for begin, those in found.items()}
+    return {start: sorted(those, key=lambda piece: -piece.end) for start, those in found.items()}
 
 
 def remainders(table: Path) -> dict[int, Path]:

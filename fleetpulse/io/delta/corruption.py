@@ -26,9 +26,9 @@ _OF_A_FILE: Final = re.compile(r"\.parquet\b|\bparquet file\b", re.IGNORECASE)
 class DamagedError(FleetError):
     """Error about a damaged or missing file of a home."""
 
-    def __init__(self, what: str, why: str) -> None:
+    def __init__(self, subject: str, why: str) -> None:
         super().__init__(
-            f"{what} cannot be read: a file is damaged or missing ({why}); the file is left unchanged; run the command "
+            f"{subject} cannot be read: a file is damaged or missing ({why}); the file is left unchanged; run the command "
             f"again, and if it fails again, restore the home from a backup",
             code="file-damaged",
         )
@@ -49,7 +49,7 @@ def corruption_message(error: BaseException) -> str | None:
     if type(error).__module__ == _DELTA and "DeltaError" in names:
         damaged = _NO_DAMAGE.isdisjoint(names)
     elif type(error).__module__ == _DUCKDB:
-        damaged = _is_told_by_duckdb(names[0], str(error))
+        damaged = _is_duckdb_file_error(names[0], str(error))
     elif type(error).__module__ == _ARROW:
         damaged = "ArrowInvalid" in names and _OF_A_FILE.search(str(error)) is not None
     else:
@@ -57,7 +57,7 @@ def corruption_message(error: BaseException) -> str | None:
     return _first_line(error) if damaged else None
 
 
-def _is_told_by_duckdb(name: str, text: str) -> bool:
+def _is_duckdb_file_error(name: str, text: str) -> bool:
     """Return whether DuckDB reports a file: it has separate classes for errors in SQL.
 
     Inconsistent content of a file is reported by the base class ``Error``.
@@ -70,11 +70,11 @@ def _first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def reporting_corruption(what: str) -> Iterator[None]:
+def reporting_corruption(subject: str) -> Iterator[None]:
     """Convert errors of deltalake, DuckDB or Arrow about a file to `DamagedError`.
 
     Args:
-        what: name of the data being read, such as ``the log of the table "messages"``.
+        subject: name of the data being read, such as ``the log of the table "messages"``.
 
     Raises:
         DamagedError: a file of the data is damaged or missing.
@@ -84,7 +84,7 @@ def reporting_corruption(what: str) -> Iterator[None]:
     except Exception as error:
         if (why := corruption_message(error)) is None:
             raise
-        raise DamagedError(what, why) from error
+        raise DamagedError(subject, why) from error
 
 
 @contextmanager

@@ -56,7 +56,7 @@ class DeltaLog:
         self.table = table
         self.log = table / "_delta_log"
         self._pieces: dict[int, list[CompactedFile]] = {}
-        self._looked_at = -1
+        self._pieces_changed_ns = -1
         self._newest = -1
 
     def latest(self) -> int:
@@ -146,8 +146,8 @@ class DeltaLog:
             changed = (self.table / FOLDER).stat().st_mtime_ns
         except FileNotFoundError:
             return {}
-        if changed != self._looked_at:  # checked several times a second, changes about once an hour
-            self._pieces, self._looked_at = pieces(self.table), changed
+        if changed != self._pieces_changed_ns:  # checked several times a second, changes about once an hour
+            self._pieces, self._pieces_changed_ns = pieces(self.table), changed
         return self._pieces
 
     def first_file(self) -> str | None:

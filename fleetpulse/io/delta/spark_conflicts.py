@@ -46,7 +46,7 @@ def commit_verified(table: Path, commit: Commit[_Result], numbers: Mapping[str, 
     for _ in range(_TRIES):
         before, mark = open_table(table).version(), uuid.uuid4().hex
         result = commit(CommitProperties(custom_metadata={_MARK: mark}, app_transactions=written or None))
-        if _stays(table / "_delta_log", before, mark):
+        if _is_final(table / "_delta_log", before, mark):
             return result
     raise FleetError(
         f'cannot commit to "{table}": another writer replaced each of {_TRIES} commits; stop writers other than the job',
@@ -54,7 +54,7 @@ def commit_verified(table: Path, commit: Commit[_Result], numbers: Mapping[str, 
     )
 
 
-def _stays(log: Path, before: int, mark: str) -> bool:
+def _is_final(log: Path, before: int, mark: str) -> bool:
     """Return whether a commit exists and can no longer be replaced.
 
     A commit without changes creates no version; it counts as existing.

@@ -21,7 +21,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.fsync import atomic_write
 
 _MARK: Final = "home-id.json"
-_CURE: Final = "restore this home's checkpoint, or the whole home, from one backup, or choose another home with --home"
+_ADVICE: Final = "restore this home's checkpoint, or the whole home, from one backup, or choose another home with --home"
 
 
 def require_own_if_readable(home: Home, number: int) -> None:
@@ -52,11 +52,11 @@ def require_own(home: Home, number: int) -> None:
         FleetError: the checkpoint belongs to another home, or continues after the end of bronze.
     """
     checkpoint = checkpoint_of(home.lifecycle, number)
-    marked, ours = marked_with(checkpoint), home.id()
-    if marked is not None and ours is not None and marked != ours:
+    marked, own_id = marked_with(checkpoint), home.id()
+    if marked is not None and own_id is not None and marked != own_id:
         raise FleetError(
-            f'the checkpoint of generation {number} of "{home.path}" belongs to another home: expected id {ours}, '
-            f"found {marked}; {_CURE}",
+            f'the checkpoint of generation {number} of "{home.path}" belongs to another home: expected id {own_id}, '
+            f"found {marked}; {_ADVICE}",
             code="checkpoint-foreign",
         )
     if not started_batches(checkpoint):
@@ -65,7 +65,8 @@ def require_own(home: Home, number: int) -> None:
     if version > latest + 1:
         raise FleetError(
             f'the checkpoint of generation {number} of "{home.path}" does not match bronze: expected a version up to '
-            f"{latest + 1} (the next one), found {version}; the checkpoint belongs to another home, or bronze is older; {_CURE}",
+            f"{latest + 1} (the next one), found {version}; the checkpoint belongs to another home, or bronze is "
+            f"older; {_ADVICE}",
             code="checkpoint-ahead-of-bronze",
         )
 
@@ -78,12 +79,12 @@ def mark_own(home: Home, number: int) -> None:
     Raises:
         FleetError: the file cannot be written.
     """
-    checkpoint, ours = checkpoint_of(home.lifecycle, number), home.id()
-    if ours is None or marked_with(checkpoint) is not None:
+    checkpoint, own_id = checkpoint_of(home.lifecycle, number), home.id()
+    if own_id is None or marked_with(checkpoint) is not None:
         return
     try:
         checkpoint.mkdir(parents=True, exist_ok=True)
-        atomic_write(checkpoint / _MARK, json.dumps({"id": ours}))
+        atomic_write(checkpoint / _MARK, json.dumps({"id": own_id}))
     except OSError as error:
         raise FleetError(
             f'"{checkpoint / _MARK}" cannot be written ({error.strerror}); fix the cause and try again',

@@ -63,9 +63,9 @@ def spool_locked(home: Home, commands: Sequence[Command]) -> None:
         FleetError: see `spool`.
     """
     if len(commands) > MAX_COMMANDS:
-        cure = "split them into several calls"
+        advice = "split them into several calls"
         raise FleetError(
-            f"at most {MAX_COMMANDS:,} commands are accepted at once; got {len(commands):,}; {cure}", code="commands-too-many"
+            f"at most {MAX_COMMANDS:,} commands are accepted at once; got {len(commands):,}; {advice}", code="commands-too-many"
         )
     faults: list[str] = []
     for topic, payload in commands:
@@ -77,14 +77,14 @@ def spool_locked(home: Home, commands: Sequence[Command]) -> None:
     name = f"{max(wall_clock_ms(), _newest(home) + 1)}-{secrets.token_hex(4)}.json"
     content = json.dumps([{"topic": topic, "payload": payload} for topic, payload in commands])
     try:
-        atomic_write(home.commands / name, content, aside=home.commands / f".{name}.new")
+        atomic_write(home.commands / name, content, temporary=home.commands / f".{name}.new")
     except OSError as error:
         raise _unwritable(home, error) from None
 
 
 def _unwritable(home: Home, error: OSError) -> FleetError:
-    cure = "free disk space, or make the folder writable for this user, and try again"
-    return FleetError(f'cannot write to "{home.commands}" ({error.strerror}); {cure}', code="commands-unwritable")
+    advice = "free disk space, or make the folder writable for this user, and try again"
+    return FleetError(f'cannot write to "{home.commands}" ({error.strerror}); {advice}', code="commands-unwritable")
 
 
 def _newest(home: Home) -> int:
@@ -101,16 +101,16 @@ def devices_with_pending_commands(home: Home) -> set[str]:
     return {device_id for topic in spooled(home) if (device_id := device_of(topic, identity)) is not None}
 
 
-def spooled(home: Home, *, taken: bool = False) -> set[str]:
+def spooled(home: Home, *, include_taken: bool = False) -> set[str]:
     """Return the topics of commands in the spool.
 
     Args:
         home: home of the spool.
-        taken: whether commands are included that the bridge has picked up, but not yet written to a
+        include_taken: whether commands are included that the bridge has picked up, but not yet written to a
             segment.
     """
     found: set[str] = set()
-    paths = [*home.commands.glob("*.json"), *(home.commands.glob("*.json.taken-*") if taken else ())]
+    paths = [*home.commands.glob("*.json"), *(home.commands.glob("*.json.taken-*") if include_taken else ())]
     for path in paths:  # temporary files of a process that was killed are excluded
         try:
             content = json.loads(path.read_text())

@@ -64,15 +64,15 @@ def get_desired(home: Home) -> DesiredState:
 
 
 def set_desired(
-    home: Home, what: str, by: str, *, meanwhile: bool = False, only_if: DesiredState | None = None
+    home: Home, state: str, by: str, *, temporary: bool = False, only_if: DesiredState | None = None
 ) -> DesiredState | None:
     """Set the desired state, optionally only if it has not changed since it was read.
 
     Args:
         home: home of the job.
-        what: new state, `RUNNING` or `STOPPED`.
+        state: new state, `RUNNING` or `STOPPED`.
         by: name of the person or process that sets it.
-        meanwhile: whether it is in force only while `temporarily_stopped` runs.
+        temporary: whether it is in force only while `temporarily_stopped` runs.
         only_if: desired state that the caller has read. Nothing is written if another one was set
             since. None writes in any case.
 
@@ -86,7 +86,7 @@ def set_desired(
         with exclusive_lock(home.path / "word.lock"):
             if only_if is not None and get_desired(home) != only_if:
                 return None
-            written = DesiredState(what, by, wall_clock_ms(), meanwhile)
+            written = DesiredState(state, by, wall_clock_ms(), temporary)
             atomic_write(home.path / "desired.json", json.dumps(asdict(written)))
             return written
     except OSError as error:
@@ -118,15 +118,15 @@ def temporarily_stopped(home: Home, by: str) -> Iterator[None]:
         )
 
     with named_lock(_at_work(home), by, refused):
-        former, ours = get_desired(home), None
-        while former.what == RUNNING and ours is None:
-            ours = set_desired(home, STOPPED, f"{by} (process {os.getpid()})", meanwhile=True, only_if=former)
-            former = former if ours else get_desired(home)
+        former, own = get_desired(home), None
+        while former.what == RUNNING and own is None:
+            own = set_desired(home, STOPPED, f"{by} (process {os.getpid()})", temporary=True, only_if=former)
+            former = former if own else get_desired(home)
         try:
             yield
         finally:
-            if ours is not None:
-                set_desired(home, former.what, former.by, only_if=ours)
+            if own is not None:
+                set_desired(home, former.what, former.by, only_if=own)
 
 
 def _at_work(home: Home) -> Path:

@@ -22,7 +22,7 @@ class _Busy(Exception):
 
 
 @contextmanager
-def exclusive_state_change(home: Home, by: str, say: Callable[[str], None]) -> Iterator[None]:
+def exclusive_state_change(home: Home, by: str, report: Callable[[str], None]) -> Iterator[None]:
     """Hold the locks for making a generation or a snapshot until the context exits.
 
     Waits up to ten minutes for another state change or for maintenance.
@@ -30,31 +30,31 @@ def exclusive_state_change(home: Home, by: str, say: Callable[[str], None]) -> I
     Args:
         home: home whose state changes.
         by: name of the holder, for messages of other processes.
-        say: callback that reports the process being waited for.
+        report: callback that reports the process being waited for.
 
     Raises:
         FleetError: another process still holds a lock after the wait.
     """
     home.lifecycle.mkdir(parents=True, exist_ok=True)
-    with _alone((_making(home), home.path / MAINTAIN_LOCK), by, say, PATIENCE_S):
+    with _locked((_making(home), home.path / MAINTAIN_LOCK), by, report, PATIENCE_S):
         yield
 
 
 @contextmanager
-def exclusive_maintenance(home: Home, say: Callable[[str], None], patience_s: float = PATIENCE_S) -> Iterator[None]:
+def exclusive_maintenance(home: Home, report: Callable[[str], None], patience_s: float = PATIENCE_S) -> Iterator[None]:
     """Hold the lock for maintenance of a home until the context exits.
 
     Waits for other maintenance, and for a process that makes a generation or a snapshot.
 
     Args:
         home: home to be maintained.
-        say: callback that reports the process being waited for.
+        report: callback that reports the process being waited for.
         patience_s: longest wait, seconds.
 
     Raises:
         FleetError: another process still holds the lock after the wait.
     """
-    with _alone((home.path / MAINTAIN_LOCK,), "fleet maintain", say, patience_s):
+    with _locked((home.path / MAINTAIN_LOCK,), "fleet maintain", report, patience_s):
         yield
 
 
@@ -83,9 +83,9 @@ def pause_state_changes(home: Home, by: str) -> Iterator[str]:
 
 
 @contextmanager
-def _alone(paths: Sequence[Path], by: str, say: Callable[[str], None], patience_s: float) -> Iterator[None]:
+def _locked(paths: Sequence[Path], by: str, report: Callable[[str], None], patience_s: float) -> Iterator[None]:
     """Hold locks of files, acquired in order, until the context or the process ends."""
-    limit, told = time.monotonic() + patience_s, False
+    limit, reported = time.monotonic() + patience_s, False
     with ExitStack() as locks:
         for path in paths:
             while True:
@@ -98,9 +98,9 @@ def _alone(paths: Sequence[Path], by: str, say: Callable[[str], None], patience_
                             f"{other} is still running after {patience_s:.0f} s; wait until it has ended, and try again",
                             code="work-still-running",
                         ) from None
-                    if not told:
-                        say(f"waiting for {other}")
-                        told = True
+                    if not reported:
+                        report(f"waiting for {other}")
+                        reported = True
                 time.sleep(0.5)
         yield
 

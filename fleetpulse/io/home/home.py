@@ -32,7 +32,7 @@ _BEFORE_A_HOME: Final = frozenset({"settings.toml", "mapping.toml", "home.json.n
 _ANOTHER: Final = "choose another with --home"
 
 
-def _cure(error: OSError) -> str:
+def _advice(error: OSError) -> str:
     """Return advice for an error of the operating system on a folder."""
     if is_disk_full(error):
         return f"free disk space, or {_ANOTHER}"
@@ -41,7 +41,7 @@ def _cure(error: OSError) -> str:
     return _ANOTHER
 
 
-def _in_words(deployment: Deployment) -> str:
+def _description(deployment: Deployment) -> str:
     return (
         f"an allowed lateness of {format_duration(deployment.allowed_lateness_ms)}, a clock lead of "
         f"{format_duration(deployment.max_clock_lead_ms)}, a backlog of {format_duration(deployment.max_backlog_ms)} and a "
@@ -170,7 +170,7 @@ class Home:
             ) from None
         except OSError as error:
             raise FleetError(
-                f'the home "{self.path}" cannot be read ({error.strerror}); {_cure(error)}', code="home-unreadable"
+                f'the home "{self.path}" cannot be read ({error.strerror}); {_advice(error)}', code="home-unreadable"
             ) from None
         except ValueError as error:
             raise FleetError(
@@ -258,7 +258,7 @@ class Home:
             made_for = self.deployment()
             if deployment is not None and deployment != made_for:
                 raise FleetError(
-                    f'the home "{self.path}" was created with {_in_words(made_for)}; got {_in_words(deployment)}; '
+                    f'the home "{self.path}" was created with {_description(made_for)}; got {_description(deployment)}; '
                     f"omit these settings, or choose another --home",
                     code="home-deployment-differs",
                 )
@@ -272,15 +272,15 @@ class Home:
             if self.id() is None:  # the home was created before ids existed
                 self._change_record(lambda record: record.setdefault("id", _new_id()))
         else:
-            if odd := [sign for sign in _NOT_IN_PATHS if sign in str(self.path.absolute())]:
+            if invalid := [sign for sign in _NOT_IN_PATHS if sign in str(self.path.absolute())]:
                 raise FleetError(
-                    f"the path of a home must not contain any of {' '.join(_NOT_IN_PATHS)}; found {' '.join(odd)} in "
+                    f"the path of a home must not contain any of {' '.join(_NOT_IN_PATHS)}; found {' '.join(invalid)} in "
                     f'"{self.path.absolute()}"; {_ANOTHER}',
                     code="home-path-invalid",
                 )
-            if strange := self._strangers():
+            if foreign := self._foreign_files():
                 raise FleetError(
-                    f'a new home needs a new or an empty folder; "{self.path}" is not a home and contains {strange}; {_ANOTHER}',
+                    f'a new home needs a new or an empty folder; "{self.path}" is not a home and contains {foreign}; {_ANOTHER}',
                     code="home-folder-not-empty",
                 )
             record = {
@@ -301,7 +301,7 @@ class Home:
             probe.unlink(missing_ok=True)
         except OSError as error:
             raise FleetError(
-                f'the home "{self.path}" cannot be written ({error.strerror}); {_cure(error)}', code="home-unwritable"
+                f'the home "{self.path}" cannot be written ({error.strerror}); {_advice(error)}', code="home-unwritable"
             ) from None
         try:
             os.link(self.path / "lock", probe)
@@ -342,7 +342,7 @@ class Home:
         if now != before:
             self._change_record(lambda record: record.update(bridges=now))
 
-    def _strangers(self) -> str:
+    def _foreign_files(self) -> str:
         """Return names of foreign files in the folder, as text; empty if there are none."""
         try:
             names = sorted(path.name for path in self.path.iterdir() if path.name not in _BEFORE_A_HOME)
@@ -368,7 +368,7 @@ class Home:
                 self._write_record(record)
         except OSError as error:
             raise FleetError(
-                f'the home "{self.path}" cannot be written ({error.strerror}); {_cure(error)}', code="home-unwritable"
+                f'the home "{self.path}" cannot be written ({error.strerror}); {_advice(error)}', code="home-unwritable"
             ) from None
 
     def _write_record(self, record: dict[str, Any]) -> None:
@@ -377,7 +377,7 @@ class Home:
             atomic_write(self.path / "home.json", json.dumps(record, indent=1))
         except OSError as error:
             raise FleetError(
-                f'the home "{self.path}" cannot be written ({error.strerror}); {_cure(error)}', code="home-unwritable"
+                f'the home "{self.path}" cannot be written ({error.strerror}); {_advice(error)}', code="home-unwritable"
             ) from None
 
     @contextmanager
@@ -396,10 +396,10 @@ class Home:
     def in_use_by(self, other: str) -> FleetError:
         """Return the error that names the holder of the home's lock."""
         if other == SERVICES:
-            cure = "stop them with their supervisor (systemctl stop fleetpulse.target, or docker compose stop)"
+            advice = "stop them with their supervisor (systemctl stop fleetpulse.target, or docker compose stop)"
         else:
-            cure = f"stop it with: ./fleet down --home {self.path}"
-        return FleetError(f'the home "{self.path}" is in use by {other}; {cure}, or {_ANOTHER}', code="home-in-use")
+            advice = f"stop it with: ./fleet down --home {self.path}"
+        return FleetError(f'the home "{self.path}" is in use by {other}; {advice}, or {_ANOTHER}', code="home-in-use")
 
     @contextmanager
     def state_held(self, by: str) -> Iterator[None]:
@@ -449,6 +449,6 @@ class Home:
             text = lock_holder(self.path / "lock")
         except OSError as error:
             raise FleetError(
-                f'the home "{self.path}" cannot be read ({error.strerror}); {_cure(error)}', code="home-unreadable"
+                f'the home "{self.path}" cannot be read ({error.strerror}); {_advice(error)}', code="home-unreadable"
             ) from None
         return int(text.rsplit(" ", 1)[-1].rstrip(")\n")) if text and "process" in text else None

@@ -25,14 +25,14 @@ def oldest_kept_ms(home: Home, table: str) -> int | None:
     return _all(home).get(table)
 
 
-def require_kept(home: Home, table: str, asked_ms: int, what: str) -> None:
+def require_kept(home: Home, table: str, asked_ms: int, operation: str) -> None:
     """Check that the rows since an instant are above the retention floor of a table.
 
     Args:
         home: home that holds the table.
         table: name of the table.
         asked_ms: oldest instant to be read, epoch milliseconds.
-        what: name of the reading operation for the error, such as ``a replay``.
+        operation: name of the reading operation for the error, such as ``a replay``.
 
     Raises:
         FleetError: the instant lies before the retention floor.
@@ -40,7 +40,7 @@ def require_kept(home: Home, table: str, asked_ms: int, what: str) -> None:
     kept_ms = oldest_kept_ms(home, table)
     if kept_ms is not None and asked_ms < kept_ms:
         raise FleetError(
-            f"{what} needs {table} since {format_instant(asked_ms)}; rows are kept since {format_instant(kept_ms)} "
+            f"{operation} needs {table} since {format_instant(asked_ms)}; rows are kept since {format_instant(kept_ms)} "
             f"(setting keep_{table}); choose a later start, or restore a backup",
             code="rows-not-retained",
         )

@@ -81,24 +81,24 @@ class PlainMessages:
     columns: pa.Table
 
 
-def decode_plain(topics: pa.Array, payloads: pa.Array, received_at_ms: NDArray[np.int64], wanted: Plain) -> PlainMessages:
+def decode_plain(topics: pa.Array, payloads: pa.Array, received_at_ms: NDArray[np.int64], selected: Plain) -> PlainMessages:
     """Decode the plain messages.
 
     Args:
         topics: topics as strings, without nulls.
         payloads: payloads as bytes, without nulls.
         received_at_ms: time at which the bridge received each message, epoch milliseconds.
-        wanted: False for each message to skip.
+        selected: False for each message to skip.
     """
     sizes, brackets, escaped = _payload_stats(payloads)
     addresses, raw = list(map(plain_address, topics.to_pylist())), payloads.to_pylist()
     known = np.array([address is not None for address in addresses], np.bool_)
-    places = np.flatnonzero(known & wanted & (sizes <= MOST_BYTES) & (brackets <= MAX_DEPTH))
+    places = np.flatnonzero(known & selected & (sizes <= MOST_BYTES) & (brackets <= MAX_DEPTH))
     if len(places) < len(raw):
         chosen = places.tolist()
         addresses, raw = [addresses[place] for place in chosen], [raw[place] for place in chosen]
     ids, sites, kinds = zip(*map(_address_fields, addresses), strict=True) if addresses else ((), (), ())
-    named = {name: pa.array(words, pa.string()) for name, words in zip(_NAMED, (ids, sites, kinds), strict=True)}
+    named = {name: pa.array(values, pa.string()) for name, values in zip(_NAMED, (ids, sites, kinds), strict=True)}
     plain, columns = _columns(raw, escaped[places], received_at_ms[places], named)
     hashes = np.fromiter(map(hash64, ids), np.int64, len(ids))
     table = pa.table({**named, **columns, "digest": digests(raw), "device_hash": hashes})
@@ -116,8 +116,8 @@ def _columns(
     plain, contents = _contents(raw, escaped, is_death)
     values = [list(column) for column in zip(*map(_values, contents), strict=True)] or [[] for _ in _FIELDS]
     read = dict(zip(_FIELDS, values, strict=True))
-    for name, said in named.items():
-        _leave_disagreeing(read[name], said, plain)
+    for name, expected in named.items():
+        _exclude_disagreeing(read[name], expected, plain)
     return plain, {
         **_times(read["ts"], is_death, received_at_ms, plain),
         **{name: _texts(read[name], plain, numbers=numbers) for name, numbers in _TEXTS.items()},
@@ -148,10 +148,10 @@ def _contents(raw: Sequence[bytes], escaped: Plain, is_death: Plain) -> tuple[Pl
             return plain, list(map(_read, raw))
         except (ValueError, RecursionError):
             pass
-    keep, doubtful = contents.append, escaped.tolist()
+    keep, to_check = contents.append, escaped.tolist()
     for place, payload in enumerate(raw):
         try:
-            if doubtful[place]:
+            if to_check[place]:
                 _check(payload)
             keep(_read(payload))
         except (ValueError, RecursionError):
@@ -160,10 +160,10 @@ def _contents(raw: Sequence[bytes], escaped: Plain, is_death: Plain) -> tuple[Pl
     return plain, contents
 
 
-def _leave_disagreeing(values: list[Any], said: pa.Array, plain: Plain) -> None:
+def _exclude_disagreeing(values: list[Any], expected: pa.Array, plain: Plain) -> None:
     if set(values) - {msgspec.UNSET}:
-        for place, (value, word) in enumerate(zip(values, said.to_pylist(), strict=True)):
-            plain[place] &= value is msgspec.UNSET or value == word
+        for place, (value, expected_value) in enumerate(zip(values, expected.to_pylist(), strict=True)):
+            plain[place] &= value is msgspec.UNSET or value == expected_value
 
 
 def _times(values: list[Any], is_death: Plain, received_at_ms: NDArray[np.int64], plain: Plain) -> dict[str, pa.Array]:
@@ -230,18 +230,18 @@ def _ends(values: pa.Array) -> NDArray[np.int32]:
 
 def _metrics(values: list[Any], plain: Plain) -> pa.Array:
     """Return metrics as Python's JSON; `metrics_text` rewrites those that differ."""
-    there = [place for place, value in enumerate(values) if value is not None]
-    metrics = [values[place] for place in there]
+    present = [place for place, value in enumerate(values) if value is not None]
+    metrics = [values[place] for place in present]
     # All are encoded at once and split at "},{". If the separator occurs inside one, the number of
     # parts is wrong, and each is encoded alone. The encoded text contains no line feed.
     texts = _write(metrics)[1:-1].replace(b"},{", b"}\n{").split(b"\n") if metrics else []
     if len(texts) != len(metrics):
         texts = [_write(one) for one in metrics]
     otherwise = pc.match_substring_regex(pa.array(texts, pa.string()), _OTHERWISE)
-    for place, text in zip(there, texts, strict=True):
+    for place, text in zip(present, texts, strict=True):
         values[place] = text
     for index in np.flatnonzero(otherwise.to_numpy(False)).tolist():
         text = metrics_text(metrics[index])
-        values[there[index]] = text
-        plain[there[index]] &= text is not None
+        values[present[index]] = text
+        plain[present[index]] &= text is not None
     return pa.array(values, pa.string())

@@ -41,15 +41,15 @@ def write_lease(folder: Path, lease: Lease) -> None:
     """Write the lease of a bridge; ignore errors, since the old lease then expires."""
     path = folder / "lease.json"
     with suppress(OSError):
-        aside = path.with_suffix(f".{os.getpid()}.tmp")  # see `segments.remove_leftovers`
-        atomic_write(path, json.dumps(asdict(lease)), sync=False, aside=aside)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")  # see `segments.remove_leftovers`
+        atomic_write(path, json.dumps(asdict(lease)), sync=False, temporary=temporary)
 
 
 def read_lease(folder: Path) -> Lease | None:
     """Return the lease of a bridge; None if it is missing or invalid."""
     try:
-        said = json.loads((folder / "lease.json").read_text())
-        return Lease(int(said["through_ms"]), int(said["beat_ms"]), tuple(said["sites"]), bool(said["stopped"]))
+        content = json.loads((folder / "lease.json").read_text())
+        return Lease(int(content["through_ms"]), int(content["beat_ms"]), tuple(content["sites"]), bool(content["stopped"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

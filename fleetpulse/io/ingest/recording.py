@@ -14,7 +14,7 @@ from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.rows import Origin, Row
 from fleetpulse.core.times import RECORDED_MS
 
-_CURE = 'a line must be like {"received_at_ms": 1630589706724, "topic": "fleet/site/device/heartbeat", "payload": {...}}'
+_ADVICE = 'a line must be like {"received_at_ms": 1630589706724, "topic": "fleet/site/device/heartbeat", "payload": {...}}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def inspect(path: Path) -> Recording:
         first_ms = first_ms if lines else recorded.received_at_ms
         last_ms, lines = recorded.received_at_ms, number
     if not lines:
-        raise FleetError(f'the recording "{path}" is empty; {_CURE}', code="recording-empty")
+        raise FleetError(f'the recording "{path}" is empty; {_ADVICE}', code="recording-empty")
     return Recording(path, digest.hexdigest()[:16], lines, first_ms, last_ms)
 
 
@@ -115,7 +115,7 @@ def _parse(path: Path, number: int, line: bytes) -> RecordedMessage:
         received_at_ms, topic, payload = content["received_at_ms"], content["topic"], content["payload"]
     except (ValueError, TypeError, KeyError) as error:
         raise FleetError(
-            f'line {number} of "{path}" is not a recorded message ({error!r}); {_CURE}', code="recording-line-invalid"
+            f'line {number} of "{path}" is not a recorded message ({error!r}); {_ADVICE}', code="recording-line-invalid"
         ) from None
     if type(received_at_ms) is int and received_at_ms not in RECORDED_MS:
         raise FleetError(
@@ -124,7 +124,7 @@ def _parse(path: Path, number: int, line: bytes) -> RecordedMessage:
             code="recording-time-invalid",
         )
     if type(received_at_ms) is not int or not isinstance(topic, str):
-        raise FleetError(f'line {number} of "{path}" is not a recorded message; {_CURE}', code="recording-line-invalid")
+        raise FleetError(f'line {number} of "{path}" is not a recorded message; {_ADVICE}', code="recording-line-invalid")
     return RecordedMessage(received_at_ms, topic, _payload(payload))
 
 

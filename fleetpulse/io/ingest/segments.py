@@ -167,19 +167,19 @@ def write_segment(
         "before": str(_before(table, tail)),
     }
     path = directory / f"{number:012d}.arrow"
-    aside = path.with_suffix(
+    temporary = path.with_suffix(
         f".{os.getpid()}.{'fence' if fence else 'tmp'}"
     )  # unique to this process, even if another process of the same bridge runs
     try:
-        _write_synced(aside, table.cast(SEGMENT_SCHEMA).replace_schema_metadata(metadata))
-        os.link(aside, path)  # unlike a rename, a link does not replace an existing file
-        aside.unlink()
+        _write_synced(temporary, table.cast(SEGMENT_SCHEMA).replace_schema_metadata(metadata))
+        os.link(temporary, path)  # unlike a rename, a link does not replace an existing file
+        temporary.unlink()
         sync_folder(directory)
     except FileExistsError:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise BridgeFencedError(f"segment {number} of {bridge} was written by another process") from None
     except OSError:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     return path
 
@@ -225,8 +225,8 @@ def positions_within_instant(received_ms: NDArray[np.int64], before: int = 0) ->
     places = np.arange(len(received_ms))
     fresh = np.ones(len(received_ms), bool)
     fresh[1:] = received_ms[1:] != received_ms[:-1]
-    begun = np.maximum.accumulate(np.where(fresh, places, 0))
-    return places - begun + np.where(begun == 0, before, 0)
+    first = np.maximum.accumulate(np.where(fresh, places, 0))
+    return places - first + np.where(first == 0, before, 0)
 
 
 def _write_synced(path: Path, table: pa.Table) -> None:
@@ -320,9 +320,9 @@ def bridge_position(directory: Path) -> BridgePosition | None:
         return None
     number, path = segments[-1]
     table = read_segment(path)
-    said = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
+    metadata = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
     last = table.slice(table.num_rows - 1).to_pylist()[0]
-    canary = said.get("last_canary_ms")
+    canary = metadata.get("last_canary_ms")
     return BridgePosition(
         number=number,
         received_at_ms=last["received_at_ms"],
@@ -330,11 +330,11 @@ def bridge_position(directory: Path) -> BridgePosition | None:
         line=last["line"],
         ended=is_end(last["origin"], last["topic"], last["recording"]),
         last_canary_ms=int(canary) if canary else None,
-        gap_open=bool(said.get("gap_open")),
-        played=said.get("played") or None,
-        shared=frozenset(json.loads(said.get("shared") or "[]")),
-        fence=bool(said.get("fence")),
-        left_open=frozenset(json.loads(said.get("left_open") or "[]")),
-        gap_rows=frozenset(json.loads(said.get("gap_rows") or "[]")),
-        tail=tail_of(table, (table["received_at_ms"][0].as_py(), int(said.get("before") or 0))),
+        gap_open=bool(metadata.get("gap_open")),
+        played=metadata.get("played") or None,
+        shared=frozenset(json.loads(metadata.get("shared") or "[]")),
+        fence=bool(metadata.get("fence")),
+        left_open=frozenset(json.loads(metadata.get("left_open") or "[]")),
+        gap_rows=frozenset(json.loads(metadata.get("gap_rows") or "[]")),
+        tail=tail_of(table, (table["received_at_ms"][0].as_py(), int(metadata.get("before") or 0))),
     )

@@ -21,7 +21,7 @@ _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _SERVER: Final = re.compile(r"\S+:\d{1,5}")
 _SECRET: Final = re.compile(r"password|secret|jaas|token|credential|\.key$", re.IGNORECASE)
 _QUOTED: Final = re.compile(r'"([^"]*)"|\'([^\']*)\'')
-_OURS: Final = frozenset(  # Spark sets and rejects them, or they would break the reading of a batch
+_RESERVED_OPTIONS: Final = frozenset(  # Spark sets and rejects them, or they would break the reading of a batch
     {
         "auto.offset.reset",
         "enable.auto.commit",
@@ -136,22 +136,22 @@ def parse_kafka(options: Mapping[str, str]) -> KafkaOptions:
     Raises:
         FleetError: the setting is invalid; the error lists all faults, without values of options.
     """
-    given = {name.removeprefix("kafka."): value for name, value in options.items()}
-    servers = [server.strip() for server in given.pop(SERVERS, "").split(",") if server.strip()]
-    topics = tuple(dict.fromkeys(topic.strip() for topic in given.pop(TOPICS, "").split(",") if topic.strip()))
+    remaining = {name.removeprefix("kafka."): value for name, value in options.items()}
+    servers = [server.strip() for server in remaining.pop(SERVERS, "").split(",") if server.strip()]
+    topics = tuple(dict.fromkeys(topic.strip() for topic in remaining.pop(TOPICS, "").split(",") if topic.strip()))
     faults: list[str] = []
     if not servers or not all(_SERVER.fullmatch(server) for server in servers):
         faults.append(f'{SERVERS} must be host:port, or several separated by commas; for example "kafka.example:9092"')
     if not topics or not all(_TOPIC.fullmatch(topic) for topic in topics):
         faults.append(f'{TOPICS} must be names of Kafka topics, separated by commas; for example "fleet"')
-    if ours := sorted(_OURS & set(given)):
-        faults.append(f"{', '.join(ours)}: set by fleetpulse; remove from the setting")
+    if reserved := sorted(_RESERVED_OPTIONS & set(remaining)):
+        faults.append(f"{', '.join(reserved)}: set by fleetpulse; remove from the setting")
     if faults:
         raise FleetError(
             "the setting kafka is invalid; correct these faults:\n" + "\n".join(f"  {fault}" for fault in faults),
             code="kafka-setting-faulty",
         )
-    return KafkaOptions(",".join(servers), topics, given)
+    return KafkaOptions(",".join(servers), topics, remaining)
 
 
 def is_loss(error: str) -> bool:
@@ -213,14 +213,14 @@ class Canaries:
         """Add a canary; drop the oldest if there are too many."""
         self._waiting = [*self._waiting[1 - self._limit :], (now_ms, topic, payload)]
 
-    def take_returned(self, looked_ms: int) -> list[tuple[str, bytes]]:
-        """Return and remove the canaries that were sent before ``looked_ms``.
+    def take_returned(self, polled_ms: int) -> list[tuple[str, bytes]]:
+        """Return and remove the canaries that were sent before ``polled_ms``.
 
         Args:
-            looked_ms: start of a poll of Kafka that found no new records, epoch milliseconds.
+            polled_ms: start of a poll of Kafka that found no new records, epoch milliseconds.
         """
-        back = [(topic, payload) for sent_ms, topic, payload in self._waiting if sent_ms < looked_ms]
-        self._waiting = [one for one in self._waiting if one[0] >= looked_ms]
+        back = [(topic, payload) for sent_ms, topic, payload in self._waiting if sent_ms < polled_ms]
+        self._waiting = [one for one in self._waiting if one[0] >= polled_ms]
         return back
 
     def clear(self) -> None:

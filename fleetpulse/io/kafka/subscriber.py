@@ -77,9 +77,9 @@ class _PollListener(StreamingQueryListener):
 
     def onQueryProgress(self, event: Any) -> None:
         """Report a committed batch."""
-        said = json.loads(event.progress.json)
-        whole = all(source["endOffset"] == source["latestOffset"] for source in said["sources"])
-        self.receiver.looked(str(said["runId"]), said["timestamp"] if whole else None, committed=True)
+        progress = json.loads(event.progress.json)
+        whole = all(source["endOffset"] == source["latestOffset"] for source in progress["sources"])
+        self.receiver.looked(str(progress["runId"]), progress["timestamp"] if whole else None, committed=True)
 
     def onQueryIdle(self, event: Any) -> None:
         """Report a poll without new records."""
@@ -123,10 +123,10 @@ class KafkaReceiver:
         self._rows: deque[Arrived] = deque()
         self._unacknowledged: set[int] = set()
         self._number = 0
-        self._in_hand = False  # a batch was delivered and is not committed yet
+        self._batch_open = False  # a batch was delivered and is not committed yet
         self._canaries = Canaries()
-        self._back: list[Arrived] = []
-        self._again = False  # the query must be restarted
+        self._returned: list[Arrived] = []
+        self._must_restart = False  # the query must be restarted
         self._batch_error = ""
         self._past_loss = False  # the query continues after deleted records
         self._ended = False
@@ -152,7 +152,7 @@ class KafkaReceiver:
             self._thread = threading.Thread(target=self._read, name="kafka", daemon=True)
             self._thread.start()
         with self._changed:
-            self._changed.wait_for(lambda: self._rows or self._back or self._fatal, timeout_s)
+            self._changed.wait_for(lambda: self._rows or self._returned or self._fatal, timeout_s)
             if self._fatal:
                 raise FleetError(self._fatal, code="kafka-source-failed")
             self.connected, self.connections, self.problem = self._up, self._count, self._why
@@ -162,7 +162,7 @@ class KafkaReceiver:
                 arrived.append(self._rows.popleft())
                 size += len(arrived[-1].payload)
             if not self._rows:
-                arrived, self._back = arrived + self._back, []
+                arrived, self._returned = arrived + self._returned, []
             return arrived
 
     def idle(self, timeout_s: float) -> None:
@@ -190,7 +190,7 @@ class KafkaReceiver:
         self.cause = cause
         with self._changed:
             self._lose(why)
-            self._again = True
+            self._must_restart = True
 
     def close(self, *, forget: bool = False) -> None:
         """Stop the query and its session; the next start rereads unacknowledged records.
@@ -201,7 +201,7 @@ class KafkaReceiver:
         del forget
         with self._changed:
             if not self._unacknowledged:  # without a commit, the last batch would be delivered again
-                self._changed.wait_for(lambda: not self._in_hand, _COMMIT_S)
+                self._changed.wait_for(lambda: not self._batch_open, _COMMIT_S)
             self._lose("closed")
             self._ended = True
         thread, self._thread = self._thread, None
@@ -222,11 +222,11 @@ class KafkaReceiver:
             if run_id != self._run_id:
                 return
             self._answered()
-            self._in_hand &= not committed
+            self._batch_open &= not committed
             if committed and self._past_loss:
-                self._past_loss, self._again = False, True  # restart, so that a further loss is reported
+                self._past_loss, self._must_restart = False, True  # restart, so that a further loss is reported
             if began is not None:
-                self._back += [Arrived(*one, False, None) for one in self._canaries.take_returned(parse_instant_ms(began))]
+                self._returned += [Arrived(*one, False, None) for one in self._canaries.take_returned(parse_instant_ms(began))]
             self._changed.notify_all()
 
     def _answered(self) -> None:
@@ -249,7 +249,7 @@ class KafkaReceiver:
                 self._number += 1
                 self._rows.append(Arrived(topic_of(record), record.value or b"", False, (self._count, self._number)))
                 self._unacknowledged.add(self._number)
-            self._in_hand = True
+            self._batch_open = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._unacknowledged or run_id != self._run_id)
             if run_id != self._run_id:
@@ -257,10 +257,10 @@ class KafkaReceiver:
 
     def _lose(self, why: str) -> None:
         """Invalidate all rows of the query and abort the waiting batch."""
-        self._run_id, self._up, self._why, self._in_hand = None, False, why, False
+        self._run_id, self._up, self._why, self._batch_open = None, False, why, False
         self._rows.clear()
         self._unacknowledged.clear()
-        self._back.clear()
+        self._returned.clear()
         self._canaries.clear()
         self._changed.notify_all()
 
@@ -309,7 +309,7 @@ class KafkaReceiver:
         """Run the query until it fails, or until a restart or the end is requested."""
         query = self._start(spark)
         try:
-            while not self._ended and not self._again and not query.awaitTermination(_STEP_S):
+            while not self._ended and not self._must_restart and not query.awaitTermination(_STEP_S):
                 if self._up:
                     pauses.reset()
         finally:
@@ -329,41 +329,41 @@ class KafkaReceiver:
             **_PATIENCE,
             **{f"kafka.{name}": value for name, value in self._options.client.items()},
         }
-        begun = threading.Event()
+        started = threading.Event()
         found = spark.readStream.format("kafka").options(**options).load()
         shortened = found.withColumn("value", sf.substring("value", 1, MAX_PAYLOAD_BYTES + 1))  # one byte too many: refused
 
         def each(batch: DataFrame, _: int) -> None:
-            begun.wait(_START_S)
+            started.wait(_START_S)
             self._take(batch, str(query.runId))
 
         writer = shortened.writeStream.foreachBatch(each).trigger(processingTime=EVERY)
         query = writer.option("checkpointLocation", str(self._checkpoint)).start()
         with self._changed:
-            self._again, self._run_id = False, str(query.runId)
-        begun.set()
+            self._must_restart, self._run_id = False, str(query.runId)
+        started.set()
         return query
 
     def _failed(self, error: Exception) -> None:
-        words = str(error)
-        if _BatchAborted.__name__ in words:
-            words, self._batch_error = self._batch_error, ""
-        gone = isinstance(error, Py4JNetworkError | OSError)
-        if isinstance(error, FleetError) or (not words and self._why):
-            meaning = words or str(self._why)
-        elif is_loss(words):
+        message = str(error)
+        if _BatchAborted.__name__ in message:
+            message, self._batch_error = self._batch_error, ""
+        jvm_exited = isinstance(error, Py4JNetworkError | OSError)
+        if isinstance(error, FleetError) or (not message and self._why):
+            meaning = message or str(self._why)
+        elif is_loss(message):
             self._past_loss = True
             meaning = f"records of {self._options} were deleted before the bridge read them; reading continues after them"
-        elif gone:
-            meaning = f"Spark's JVM, which reads from Kafka, exited unexpectedly ({words[:80]}); restart the bridge"
+        elif jvm_exited:
+            meaning = f"Spark's JVM, which reads from Kafka, exited unexpectedly ({message[:80]}); restart the bridge"
         else:
-            meaning = self._options.explain(words)
+            meaning = self._options.explain(message)
         with self._changed:
             if meaning != self._why and not self._ended:
                 _LOG.warning("not reading from Kafka", why=meaning)
             self._lose(meaning)
-            self._fatal = meaning if gone else None
-            self.cause = "network" if is_silence(words) else "broker"
+            self._fatal = meaning if jvm_exited else None
+            self.cause = "network" if is_silence(message) else "broker"
 
 
 def _records(table: pa.Table) -> list[Record]:

@@ -62,8 +62,8 @@ def write_blocks(blocks: pa.RecordBatch, name: str, folder: str | None) -> pa.Re
     with file.open("xb") as out:
         out.write(memoryview(content)[ends[0] : ends[-1]])
     bare = blocks.set_column(blocks.schema.get_field_index(name), name, pa.nulls(count, pa.binary()))
-    begins, sizes = ends[:-1] - ends[0], np.diff(ends)
-    places = [np.full(count, str(file), object), begins, sizes]
+    starts, sizes = ends[:-1] - ends[0], np.diff(ends)
+    places = [np.full(count, str(file), object), starts, sizes]
     return _with(bare, [pa.array(one, field.type, mask=missing) for one, field in zip(places, _FIELDS, strict=True)])
 
 

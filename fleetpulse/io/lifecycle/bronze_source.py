@@ -93,15 +93,15 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start = start or self.initialOffset()
         if "begun" in start:
             return {"version": start["version"]}
-        begin = start["version"]
-        end, rows, latest = begin, 0, self.log.latest() if self.through is None else self.through - 1
-        if self.through is None and not self.pacer.is_due(begin, latest):
+        first = start["version"]
+        end, rows, latest = first, 0, self.log.latest() if self.through is None else self.through - 1
+        if self.through is None and not self.pacer.is_due(first, latest):
             return start
-        while end <= latest and (rows < self.max_rows or end == begin):
+        while end <= latest and (rows < self.max_rows or end == first):
             files, end_of_span = self.log.span(end, self.through)
             rows += sum(count for _, count in files)
             end = end_of_span
-        return start if end == begin else {"version": end}
+        return start if end == first else {"version": end}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[Files]:
         """Split the files of a batch among the tasks."""

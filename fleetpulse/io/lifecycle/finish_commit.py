@@ -50,22 +50,22 @@ def finish_sink_committed_batch(checkpoint: Path, table: Path, messages: Path, f
     if committed is None or committed < batch:
         return None
     watermark_ms, end = read_offset(checkpoint, batch)
-    begin = read_offset(checkpoint, batch - 1)[1] if (checkpoint / "offsets" / str(batch - 1)).exists() else first
-    newest_ms = _newest_ms(DeltaLog(messages), begin, end)
+    start = read_offset(checkpoint, batch - 1)[1] if (checkpoint / "offsets" / str(batch - 1)).exists() else first
+    newest_ms = _newest_ms(DeltaLog(messages), start, end)
     after_ms = watermark_ms if newest_ms is None else max(watermark_ms, newest_ms - WATERMARK_DELAY_MS)
     commits = checkpoint / "commits"
     commits.mkdir(exist_ok=True)
     text = "v1\n" + json.dumps({"nextBatchWatermarkMs": after_ms}, separators=(",", ":"))
-    atomic_write(commits / str(batch), text, aside=commits / f".{batch}.{os.getpid()}.tmp")
+    atomic_write(commits / str(batch), text, temporary=commits / f".{batch}.{os.getpid()}.tmp")
     _LOG.info("committed the last batch, whose judgements were already in the table", batch=batch)
     return batch
 
 
-def _newest_ms(log: DeltaLog, begin: int, end: int) -> int | None:
+def _newest_ms(log: DeltaLog, start: int, end: int) -> int | None:
     """Return the newest ``received_at`` of versions in epoch ms; None without rows."""
     newest: int | None = None
-    while begin < end:
-        files, begin = log.span(begin, end)
+    while start < end:
+        files, start = log.span(start, end)
         for path, _ in files:
             found = pc.max(pq.ParquetFile(path).read(columns=["received_at"])["received_at"]).cast(pa.int64()).as_py()
             newest = newest if found is None else max(newest or 0, found // 1000)

@@ -66,7 +66,7 @@ class GroupFold:
         group.arm(self.deployment)
         self.state.read()
         chunks = [(one["number"], bytes(one["rows"])) for one in initial.chunks]
-        self._keep(group, replace(_NO_STEP, chunks=chunks), None, watermark_ms, owes=True)
+        self._keep(group, replace(_NO_STEP, chunks=chunks), None, watermark_ms, summary_pending=True)
 
     def fold_rows(self, key_group: int, rows: Iterator[Any], watermark_ms: int) -> Iterator[Any]:
         """Fold the group's rows of a micro-batch: blocks, or only a wake row."""
@@ -110,8 +110,8 @@ class GroupFold:
         group = KeyGroup.from_bytes(stored[0]) if stored else begin(started_ms)
         step = group.fold(signals, others, newest_ms, self.deployment, self.state.chunk)
         summary = None if self.silent else group.summary(key_group)
-        standing_ms = stored[1] if stored and not fired else None  # Spark removed the timer that fired
-        self._keep(group, step, standing_ms, watermark_ms, owes=self.silent)
+        registered_ms = stored[1] if stored and not fired else None  # Spark removed the timer that fired
+        self._keep(group, step, registered_ms, watermark_ms, summary_pending=self.silent)
         batches = [drop_broadcast_copies(key_group, step.judgements), *([judgements_to_batch([summary])] if summary else [])]
         if any(batch.num_rows for batch in batches):
             yield self._row(key_group, pa.concat_batches(batches))
@@ -125,25 +125,27 @@ class GroupFold:
 
         return _OutputRow(key_group, None, write_to_files(self._table, judgements, self._generation))
 
-    def _keep(self, group: KeyGroup, step: FoldResult, standing_ms: int | None, watermark_ms: int, *, owes: bool) -> None:
+    def _keep(
+        self, group: KeyGroup, step: FoldResult, registered_ms: int | None, watermark_ms: int, *, summary_pending: bool
+    ) -> None:
         """Store a group after a call, and set the group's one timer unless it is correct.
 
         Args:
             group: key group after the call.
             step: result of the call.
-            standing_ms: time of the registered timer, epoch milliseconds; None without a timer.
+            registered_ms: time of the registered timer, epoch milliseconds; None without a timer.
             watermark_ms: watermark of the batch, epoch milliseconds.
-            owes: whether the group must still emit a summary. Its timer then fires as soon as the
+            summary_pending: whether the group must still emit a summary. Its timer then fires as soon as the
                 watermark moves.
         """
-        due_ms = watermark_ms if owes else group.due_ms
-        wanted_ms = None if due_ms is None else max(due_ms - WATERMARK_DELAY_MS, watermark_ms + 1)
-        if standing_ms != wanted_ms:
-            if standing_ms is not None:
-                self.handle.deleteTimer(standing_ms)
-            if wanted_ms is not None:
-                self.handle.registerTimer(wanted_ms)
-        self.state.write(group.to_bytes(self.form), wanted_ms, step.chunks, step.deleted_chunks)
+        due_ms = watermark_ms if summary_pending else group.due_ms
+        timer_ms = None if due_ms is None else max(due_ms - WATERMARK_DELAY_MS, watermark_ms + 1)
+        if registered_ms != timer_ms:
+            if registered_ms is not None:
+                self.handle.deleteTimer(registered_ms)
+            if timer_ms is not None:
+                self.handle.registerTimer(timer_ms)
+        self.state.write(group.to_bytes(self.form), timer_ms, step.chunks, step.deleted_chunks)
 
 
 def _is_due(stored: tuple[bytes, int | None] | None, newest_ms: int) -> bool:

@@ -31,6 +31,6 @@ def initial_state(
     """
     if isinstance(registered, Path):
         stored = spark.read.format("delta").load(str(registered))
-        wanted = [*REGISTERED_SCHEMA.names, *(field.name for field in LIMIT_FIELDS)]
-        registered = stored.select(*(name for name in wanted if name in stored.columns)).toArrow()
+        names = [*REGISTERED_SCHEMA.names, *(field.name for field in LIMIT_FIELDS)]
+        registered = stored.select(*(name for name in names if name in stored.columns)).toArrow()
     return spark.createDataFrame(bootstrap_groups(registered, shards, policies, key_groups))

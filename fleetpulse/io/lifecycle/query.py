@@ -65,7 +65,7 @@ def judgement_stream(
     deployment: Deployment,
     generation: Generation,
     *,
-    begin: InitialState | None = None,
+    initial: InitialState | None = None,
     through: int | None = None,
     max_rows: int = MAX_ROWS,
     silent: bool = False,
@@ -81,7 +81,7 @@ def judgement_stream(
         messages: path of the table of messages.
         deployment: allowed lateness, clock lead and jitter.
         generation: generation that fixes the number of key groups and the stored form.
-        begin: initial state of a new checkpoint, required until its first batch is committed and
+        initial: initial state of a new checkpoint, required until its first batch is committed and
             ignored afterwards.
         through: version of bronze at which to stop; None never stops.
         max_rows: target number of rows a batch; 1 makes each version a batch.
@@ -92,8 +92,8 @@ def judgement_stream(
     """
     spark.dataSource.register(BlockSource)
     options: dict[str, str | int] = {"path": str(messages), "key_groups": generation.key_groups, "max_rows": max_rows}
-    if begin is not None:
-        options |= {"begin": begin.version, "begin_alone": int(begin.alone)}
+    if initial is not None:
+        options |= {"begin": initial.version, "begin_alone": int(initial.alone)}
     if str(spark.conf.get("spark.master")).startswith("local"):  # all tasks share the local disk
         options["handover"] = mkdtemp(prefix="blocks-", dir=folder_of(spark))
     if through is not None:
@@ -106,10 +106,10 @@ def judgement_stream(
         .load()
         .withWatermark("received_at", f"{WATERMARK_DELAY_MS} milliseconds")
     )
-    begun = None if begin is None else begin.groups.groupBy("key_group")
+    initial_groups = None if initial is None else initial.groups.groupBy("key_group")
     folder = None if table is None else str(table)
     processor = GroupProcessor(deployment, generation.form, silent=silent, table=folder, generation=generation.number)
-    return blocks.groupBy("key_group").transformWithState(processor, OUTPUT, "append", "eventtime", begun)
+    return blocks.groupBy("key_group").transformWithState(processor, OUTPUT, "append", "eventtime", initial_groups)
 
 
 def judgement_writer(rows: DataFrame, table: Path, checkpoint: Path, generation: int) -> DataStreamWriter:
@@ -130,26 +130,26 @@ def start(
     home: Home,
     pause: str | None = PAUSE,
     *,
-    begin: InitialState | None = None,
+    initial: InitialState | None = None,
     generation: Generation | None = None,
     through: int | None = None,
-    told: Path | None = None,
+    judgements_table: Path | None = None,
     silent: bool = False,
     held_ms: int = 0,
     stopped: Callable[[], bool] = lambda: False,
 ) -> StreamingQuery:
-    """Start the query of a home from its checkpoint, or from ``begin`` without one.
+    """Start the query of a home from its checkpoint, or from ``initial`` without one.
 
     Args:
         spark: Spark session.
         home: home of the job.
         pause: trigger interval; None processes the available rows and stops.
-        begin: initial state of a new checkpoint.
+        initial: initial state of a new checkpoint.
         generation: generation to run; None takes the current one.
         through: version of bronze at which to stop, see `judged`.
-        told: table for the judgements; None takes the table of the home.
+        judgements_table: table for the judgements; None takes the table of the home.
         silent: whether to judge without emitting, because another generation emits the judgements.
-            If ``told`` is given, its table still receives the judgements except summaries, which
+            If ``judgements_table`` is given, its table still receives the judgements except summaries, which
             remain to be emitted.
         held_ms: time for which rows of a live fleet wait for their batch, milliseconds, see
             `adaptive_batching`.
@@ -165,24 +165,24 @@ def start(
     mark_own(home, generation.number)
     relocate(checkpoint)
     remove_temporary_files(checkpoint)
-    table = told or home.table(JUDGEMENTS.name)
+    table = judgements_table or home.table(JUDGEMENTS.name)
     if not silent:
-        if told is None:
+        if judgements_table is None:
             flush_outbox(home, generation.number)
-        finish_sink_committed_batch(checkpoint, table, home.table(MESSAGES.name), begin.version if begin else 0)
+        finish_sink_committed_batch(checkpoint, table, home.table(MESSAGES.name), initial.version if initial else 0)
     rows = judgement_stream(
         spark,
         home.table(MESSAGES.name),
         home.deployment(),
         generation,
-        begin=begin,
+        initial=initial,
         through=through,
         silent=silent,
         held_ms=held_ms,
-        table=None if silent and told is None else table,
+        table=None if silent and judgements_table is None else table,
     )
     with _set(spark, _OF_THE_QUERY):
-        if silent and told is None:
+        if silent and judgements_table is None:
             writer = rows.writeStream.outputMode("append").option("checkpointLocation", str(checkpoint)).format("noop")
         else:
             writer = judgement_writer(rows, table, checkpoint, generation.number)
@@ -208,7 +208,7 @@ def _set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
 
 
 def start_with_retries(
-    begin: Callable[[], StreamingQuery], stopped: Callable[[], bool] = lambda: False, look_s: float = 0.05
+    start_query: Callable[[], StreamingQuery], stopped: Callable[[], bool] = lambda: False, poll_s: float = 0.05
 ) -> StreamingQuery:
     """Start a query; restart it if the Python process of its source connects too late.
 
@@ -216,19 +216,19 @@ def start_with_retries(
     this timeout. A busy machine needs longer. The query has read no rows by then.
 
     Args:
-        begin: function that starts the query.
+        start_query: function that starts the query.
         stopped: callback that returns whether the caller has cancelled the query; if so, the query
             is returned in its current state.
-        look_s: interval in seconds between two checks whether the sources are initialized.
+        poll_s: interval in seconds between two checks whether the sources are initialized.
 
     Returns:
         The query with initialized sources. A query that was cancelled, failed for another reason,
         or failed `_STARTS` times is returned in its current state.
     """
     for attempt in range(1, _STARTS + 1):
-        query = begin()
+        query = start_query()
         while query.isActive and query.status["message"].startswith(_INITIALIZING) and not stopped():
-            time.sleep(look_s)
+            time.sleep(poll_s)
         if query.isActive or stopped() or _NOT_CONNECTED not in str(query.exception()):
             break
         _LOG.warning("the Python process of the source did not connect within Spark's 10 s", start=attempt, of=_STARTS)

@@ -178,17 +178,17 @@ class SnapshotRows:
     parcels: Callable[[int | None], DataFrame]
 
 
-def state_as_rows(spark: SparkSession, checkpoint: Path, stand: CheckpointPosition, deployment: Deployment) -> SnapshotRows:
+def state_as_rows(spark: SparkSession, checkpoint: Path, position: CheckpointPosition, deployment: Deployment) -> SnapshotRows:
     """Return the state as the rows of a snapshot.
 
     Args:
         spark: Spark session.
         checkpoint: checkpoint of the job.
-        stand: position of the checkpoint after the batch, see `checkpoint.position_after`.
+        position: position of the checkpoint after the batch, see `checkpoint.position_after`.
         deployment: allowed lateness, clock lead and jitter.
     """
-    groups = key_groups(spark, checkpoint, stand.batch).select("key_group", "block", "chunks")
-    take = _taker(stand.newest_ms or 0, deployment)
+    groups = key_groups(spark, checkpoint, position.batch).select("key_group", "block", "chunks")
+    take = _snapshot_mapper(position.newest_ms or 0, deployment)
 
     def carried(places: int | None) -> DataFrame:
         return groups.mapInArrow(lambda batches: partition_rows(take(batches), places), PARCELS)
@@ -258,17 +258,17 @@ def _unreadable(home: Home, version: int, why: str) -> FleetError:
     )
 
 
-def _fault_of(home: Home, version: int, told: str) -> str | None:
+def _fault_of(home: Home, version: int, error_text: str) -> str | None:
     """Return the error of the first damaged file of a snapshot; None without one.
 
-    A file that Spark names in its error ``told`` counts as damaged even if it can be read here,
+    A file that Spark names in its error ``error_text`` counts as damaged even if it can be read here,
     because Spark also compares checksums.
     """
     path: Path | None = None
     try:
         for path in files_of(home.table(DEVICE_SNAPSHOTS.name), version):
-            if path.name in told:
-                return told
+            if path.name in error_text:
+                return error_text
             with pq.ParquetFile(path) as file:
                 for _ in file.iter_batches(use_threads=False):
                     pass
@@ -292,7 +292,7 @@ def _read(files: list[str], numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.Re
                 yield whole(batch)
 
 
-def _taker(newest_ms: int, deployment: Deployment) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _snapshot_mapper(newest_ms: int, deployment: Deployment) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def take(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for one in range(batch.num_rows):

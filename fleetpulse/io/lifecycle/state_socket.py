@@ -10,7 +10,7 @@ Source: docs/adr/0027-sockets-of-the-state-server.md
 
 from typing import Any, Final
 
-_KEPT: Final[list[Any]] = []  # client of this worker's last task, kept until that task has ended
+_LAST_CLIENT: Final[list[Any]] = []  # client of this worker's last task, kept until that task has ended
 
 
 def leave_server_waiting(handle: Any) -> None:
@@ -22,12 +22,12 @@ def leave_server_waiting(handle: Any) -> None:
         handle: Spark's handle of the state, a ``StatefulProcessorHandle``.
     """
     client = handle._statefulProcessorApiClient  # noqa: SLF001 - neither it nor its socket has a public name
-    client.set_handle_state = _unsaid  # the only call left is the report of the end
-    for former in _KEPT:
+    client.set_handle_state = _skip_message  # the only call left is the report of the end
+    for former in _LAST_CLIENT:
         former.sockfile.close()
         former._client_socket.close()  # noqa: SLF001
-    _KEPT[:] = [client]
+    _LAST_CLIENT[:] = [client]
 
 
-def _unsaid(state: object) -> None:
+def _skip_message(state: object) -> None:
     """Send nothing, so that the server keeps waiting."""

@@ -29,8 +29,8 @@ class GroupState:
 
     def read(self) -> tuple[bytes, int | None] | None:
         """Return the block and its timer in epoch milliseconds; None without stored state."""
-        told = self._names.get()
-        self._known = json.loads(told[0]) if told else {"block": None, "chunks": {}}  # older releases store none
+        names = self._names.get()
+        self._known = json.loads(names[0]) if names else {"block": None, "chunks": {}}  # older releases store none
         if self._known["block"] and (block := self._copies.find(self._known["block"])) is not None:
             return block, self._known["timer"]
         stored = self._group.get()
@@ -45,20 +45,20 @@ class GroupState:
         assert found is not None, f"chunk {number} of pending rows is missing"
         return found[0]
 
-    def write(self, block: bytes, timer_ms: int | None, chunks: Iterable[tuple[int, bytes]], gone: Iterable[int]) -> None:
+    def write(self, block: bytes, timer_ms: int | None, chunks: Iterable[tuple[int, bytes]], deleted: Iterable[int]) -> None:
         """Store the group.
 
         Args:
             block: stored form of the group.
             timer_ms: time of the registered timer, epoch milliseconds; None without a timer.
             chunks: new chunks of pending rows, by number.
-            gone: numbers of the chunks to delete.
+            deleted: numbers of the chunks to delete.
         """
         names: dict[str, str] = self._known["chunks"]
         for number, rows in chunks:
             self._waiting.updateValue((number,), (rows,))
             names[str(number)] = self._copies.keep(rows)
-        for number in gone:
+        for number in deleted:
             self._waiting.removeKey((number,))
             if name := names.pop(str(number), None):
                 self._copies.drop(name)

@@ -38,7 +38,9 @@ DAY_MS: Final = 86_400_000
 TARGET_BYTES: Final = 64 * 1024 * 1024  # of a compacted file: some millions of messages in Parquet
 MIN_FILES: Final = 10  # of the current day: so each file is rewritten a few times, not at each maintenance
 _ROW_GROUP: Final = 131_072
-_OURS: Final = pa.array([Kind.REGISTRY.value, Kind.POLICY.value, Kind.GAP.value, Kind.CONTROL.value, Kind.CORRECT.value])
+_RETAINED_KINDS: Final = pa.array(
+    [Kind.REGISTRY.value, Kind.POLICY.value, Kind.GAP.value, Kind.CONTROL.value, Kind.CORRECT.value]
+)
 _STATS: Final = ("received_at", "event_time")
 
 
@@ -144,10 +146,10 @@ def covered(table: Path) -> tuple[int, list[tuple[int, int]]]:
 
 def _live(table: Path) -> dict[str, BronzeFile]:
     log = open_table(table).get_add_actions(flatten=True)
-    wanted = ("path", "size_bytes", "num_records", "min.received_at", "max.received_at")
+    names = ("path", "size_bytes", "num_records", "min.received_at", "max.received_at")
     nothing = [None] * log.num_rows
-    told = (log[name].to_pylist() if name in log.column_names else nothing for name in wanted)
-    return {name: _part(table, name, *rest) for name, *rest in zip(*told, strict=True)}
+    columns = (log[name].to_pylist() if name in log.column_names else nothing for name in names)
+    return {name: _part(table, name, *rest) for name, *rest in zip(*columns, strict=True)}
 
 
 def _part(table: Path, name: str, size: int, rows: int | None, least: datetime | None, greatest: datetime | None) -> BronzeFile:
@@ -165,21 +167,21 @@ def _ms(moment: datetime) -> int:
 
 def _units(table: Path, live: dict[str, BronzeFile], remainder: BronzeFile | None) -> Iterator[VersionRange]:
     """Yield compacted files and single versions in order, from the remainder's end."""
-    made = {piece.begin: piece for piece in map(piece_of, live) if piece is not None}
+    compacted = {piece.begin: piece for piece in map(piece_of, live) if piece is not None}
     log = table / "_delta_log"
     written = sorted(int(path.stem) for path in log.glob("*.json") if path.stem.isdecimal())
     version = (remainder_end(remainder.name) or 0) if remainder else 0
     appended = {each: _appended(log, each, live) for each in written if each >= version}
     known = {part.name for parts in appended.values() for part in parts}
     while version <= written[-1]:
-        if version in made:
-            yield VersionRange(version, made[version].end, (live[made[version].name],))
-            version = made[version].end
+        if version in compacted:
+            yield VersionRange(version, compacted[version].end, (live[compacted[version].name],))
+            version = compacted[version].end
         elif version in appended:
             yield VersionRange(version, version + 1, appended[version])
             version += 1
         else:  # the log was cleaned by age before these versions were compacted
-            end = min(each for each in (*appended, *made) if each > version)
+            end = min(each for each in (*appended, *compacted) if each > version)
             rest = [part for name, part in live.items() if name not in known and FOLDER not in Path(name).parts]
             yield VersionRange(version, end, tuple(sorted(rest, key=lambda part: (part.least_ms, part.greatest_ms))))
             version = end
@@ -253,16 +255,16 @@ def count_expired(table: Path, planned: CompactionPlan) -> int:
     """Return the number of rows that `cut_off` would remove."""
     parts = [part for unit in planned.drop for part in unit.parts]
     kinds = (_columns_of(table / part.name, "kind")["kind"] for part in parts)
-    ours = sum(pc.sum(pc.is_in(each.cast(pa.string()), value_set=_OURS)).as_py() or 0 for each in kinds)
-    first_is_a_signal = planned.remainder is None and not _begins_with_ours(table, parts)
-    return sum(part.rows for part in parts) - ours - int(first_is_a_signal)
+    retained = sum(pc.sum(pc.is_in(each.cast(pa.string()), value_set=_RETAINED_KINDS)).as_py() or 0 for each in kinds)
+    first_is_a_signal = planned.remainder is None and not _starts_with_retained(table, parts)
+    return sum(part.rows for part in parts) - retained - int(first_is_a_signal)
 
 
-def _begins_with_ours(table: Path, parts: Sequence[BronzeFile]) -> bool:
+def _starts_with_retained(table: Path, parts: Sequence[BronzeFile]) -> bool:
     first = min((part for part in parts if part.rows), key=lambda part: part.least_ms)
     rows = _columns_of(table / first.name, "received_at", "kind")
     at = rows["received_at"].cast(pa.int64()).to_numpy().argmin()
-    return rows["kind"][int(at)].as_py() in _OURS.to_pylist()
+    return rows["kind"][int(at)].as_py() in _RETAINED_KINDS.to_pylist()
 
 
 def drop_expired(table: Path, planned: CompactionPlan) -> int | None:
@@ -276,15 +278,15 @@ def drop_expired(table: Path, planned: CompactionPlan) -> int | None:
     parts = [part for unit in planned.drop for part in unit.parts]
     earlier = [planned.remainder] if planned.remainder else []
     first_ms = min(part.least_ms for part in (*earlier, *parts))
-    kept = _Ours(first_ms, earlier[0].rows if earlier else 0)
-    added = _write(table, remainder_name(planned.drop[-1].end), [*earlier, *parts], kept)
+    row_filter = _RetentionFilter(first_ms, earlier[0].rows if earlier else 0)
+    added = _write(table, remainder_name(planned.drop[-1].end), [*earlier, *parts], row_filter)
     out = {part.name: part.size_bytes for part in (*earlier, *parts)}
-    gone = sum(part.rows for part in (*earlier, *parts)) - int(added.stats["numRecords"])
-    numbers = removal_txn(open_table(table), gone)  # maintenance holds a lock: no other process removes rows
-    return None if replace_files(table, out, [added], "DELETE", data_change=True, numbers=numbers) is None else gone
+    removed = sum(part.rows for part in (*earlier, *parts)) - int(added.stats["numRecords"])
+    numbers = removal_txn(open_table(table), removed)  # maintenance holds a lock: no other process removes rows
+    return None if replace_files(table, out, [added], "DELETE", data_change=True, numbers=numbers) is None else removed
 
 
-class _Ours:
+class _RetentionFilter:
     """Filter of rows that retention keeps: fleetpulse's own rows, and the first row.
 
     It is called with the rows in order.
@@ -299,35 +301,35 @@ class _Ours:
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         places = np.arange(rows.num_rows)
-        kept = pc.is_in(rows["kind"], value_set=_OURS).to_numpy() | (places < self._earlier)
+        retained = pc.is_in(rows["kind"], value_set=_RETAINED_KINDS).to_numpy() | (places < self._earlier)
         self._earlier = max(0, self._earlier - rows.num_rows)
         if not self._found:
             first = np.flatnonzero(rows["received_at"].cast(pa.int64()).to_numpy() == self._first_ms * 1000)[:1]
             self._found = bool(len(first))
-            kept[first] = True
-        return rows.filter(pa.array(kept))
+            retained[first] = True
+        return rows.filter(pa.array(retained))
 
 
-def _write(table: Path, name: str, parts: Iterable[BronzeFile], kept: Callable[[pa.Table], pa.Table]) -> Added:
+def _write(table: Path, name: str, parts: Iterable[BronzeFile], row_filter: Callable[[pa.Table], pa.Table]) -> Added:
     """Write rows of several files durably to a new file, with one row group in memory.
 
     Args:
         table: folder of the table.
         name: path of the new file, relative to the folder.
         parts: files to read, in order.
-        kept: filter of the rows to write.
+        row_filter: filter of the rows to write.
 
     Returns:
         The new file, for a commit that adds it.
     """
     path, schema = table / name, arrow_schema(MESSAGES)
     path.parent.mkdir(exist_ok=True)
-    aside = path.with_name(f".{path.name}.tmp")  # maintenance holds a lock: no other process writes it
+    temporary = path.with_name(f".{path.name}.tmp")  # maintenance holds a lock: no other process writes it
     spans: dict[str, list[datetime]] = {column: [] for column in _STATS}
     count, held = 0, pa.Table.from_batches([], schema)
     try:
-        with pq.ParquetWriter(aside, schema, **parquet_options(schema)) as writer:
-            for rows in (kept(rows) for part in parts for rows in _read(table / part.name, schema)):
+        with pq.ParquetWriter(temporary, schema, **parquet_options(schema)) as writer:
+            for rows in (row_filter(rows) for part in parts for rows in _read(table / part.name, schema)):
                 count += rows.num_rows
                 for column, span in spans.items():
                     span += [one for one in pc.min_max(rows[column]).as_py().values() if one is not None]
@@ -337,9 +339,9 @@ def _write(table: Path, name: str, parts: Iterable[BronzeFile], kept: Callable[[
                     held = held.slice(0, 0)
             if held.num_rows:
                 writer.write_table(held.combine_chunks())
-        replace_durably(aside, path)
+        replace_durably(temporary, path)
     except BaseException:
-        aside.unlink(missing_ok=True)  # on a full disk, it would keep occupying space
+        temporary.unlink(missing_ok=True)  # on a full disk, it would keep occupying space
         raise
     return Added(name, path.stat().st_size, {"numRecords": count, **_as_stats(spans)})
 
@@ -364,10 +366,10 @@ def _read(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
 
 
 def _as_stats(spans: dict[str, list[datetime]]) -> dict[str, dict[str, str]]:
-    told = {column: span for column, span in spans.items() if span}
+    known = {column: span for column, span in spans.items() if span}
     return {
-        "minValues": {column: _instant(min(span)) for column, span in told.items()},
-        "maxValues": {column: _instant(max(span)) for column, span in told.items()},
+        "minValues": {column: _instant(min(span)) for column, span in known.items()},
+        "maxValues": {column: _instant(max(span)) for column, span in known.items()},
     }
 
 

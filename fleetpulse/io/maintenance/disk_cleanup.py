@@ -47,14 +47,14 @@ def put_aside(log: Path) -> None:
 
     An existing ``<name>.1`` is replaced. Lines written between copy and truncation are lost.
     """
-    aside = log.with_name(f"{log.name}.1")
+    rotated = log.with_name(f"{log.name}.1")
     fresh = log.with_name(f"{log.name}.1.new")
     try:
         shutil.copyfile(log, fresh)
     except OSError:
         fresh.unlink(missing_ok=True)  # on a full disk, it would keep occupying space
         raise
-    fresh.replace(aside)
+    fresh.replace(rotated)
     os.truncate(log, 0)  # its writer appends at the new end
 
 

@@ -64,8 +64,8 @@ def remove_rows(table: Path, predicate: str, numbers: Mapping[str, int] | None =
         Number of rows deleted; None if each try had a conflict.
     """
 
-    def delete(said: CommitProperties) -> Any:
-        return DeltaTable(str(table)).delete(predicate, commit_properties=said)
+    def delete(properties: CommitProperties) -> Any:
+        return DeltaTable(str(table)).delete(predicate, commit_properties=properties)
 
     done = retry_conflicts(lambda: commit_verified(table, delete, numbers))
     return None if done is None else int(done["num_deleted_rows"])
@@ -121,8 +121,10 @@ def compact_small_files(table: Path, small: SmallFiles) -> bool:
     filters = list(small.partition) or None
     target = 2 * SMALL_BYTES
 
-    def compact(said: CommitProperties) -> Any:
-        return DeltaTable(str(table)).optimize.compact(partition_filters=filters, target_size=target, commit_properties=said)
+    def compact(properties: CommitProperties) -> Any:
+        return DeltaTable(str(table)).optimize.compact(
+            partition_filters=filters, target_size=target, commit_properties=properties
+        )
 
     return retry_conflicts(lambda: commit_verified(table, compact)) is not None
 
@@ -182,7 +184,7 @@ def _checkpoints(table: Path) -> dict[int, float]:
 
 
 def outdated_log(
-    table: Path, kept_ms: int, now_s: float, below: int | None = None, spared: Callable[[int], bool] = lambda _: False
+    table: Path, kept_ms: int, now_s: float, below: int | None = None, is_still_read: Callable[[int], bool] = lambda _: False
 ) -> list[Path]:
     """Return log files of a table that are no longer read, oldest version first.
 
@@ -196,7 +198,7 @@ def outdated_log(
         kept_ms: age of a checkpoint, milliseconds, from which older files may be removed.
         now_s: current time, epoch seconds.
         below: oldest version that must remain readable; None for the newest version.
-        spared: function that returns whether the commit file of a version is kept.
+        is_still_read: function that returns whether the commit file of a version is kept.
     """
     checkpoints = [
         version
@@ -208,7 +210,11 @@ def outdated_log(
     found: list[tuple[int, Path]] = []
     for path in (table / "_delta_log").iterdir():
         named = _LOGGED.fullmatch(path.name)
-        if named is not None and int(named[1]) < max(checkpoints) and not (path.suffix == ".json" and spared(int(named[1]))):
+        if (
+            named is not None
+            and int(named[1]) < max(checkpoints)
+            and not (path.suffix == ".json" and is_still_read(int(named[1])))
+        ):
             found.append((int(named[1]), path))
     return [path for _, path in sorted(found)]
 

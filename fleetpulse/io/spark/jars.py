@@ -183,7 +183,7 @@ def _install(folder: Path, jar: Jar) -> None:
 
 def _keep(content: bytes, path: Path) -> None:
     # The temporary name is unique to the writer; concurrent writers rename the same content.
-    atomic_write(path, content, aside=path.with_name(f".{secrets.token_hex(4)}.part"))
+    atomic_write(path, content, temporary=path.with_name(f".{secrets.token_hex(4)}.part"))
 
 
 def _fetch(jar: Jar) -> bytes:

@@ -29,7 +29,7 @@ def find_java() -> Path:
     fetched = cache_dir() / "java_home"  # remembered here, since cjdk needs the network if its index is a day old
     seen: list[str] = []
     for java in _candidates(fetched):
-        version, home = _ask(java)
+        version, home = _version_and_home(java)
         if home is not None and version >= MINIMUM:
             return home
         seen.append(f"{java} is {'no working Java' if home is None else f'Java {version}'}")
@@ -49,17 +49,17 @@ def _candidates(fetched: Path) -> list[Path]:
     return found
 
 
-def _ask(java: Path) -> tuple[int, Path | None]:
+def _version_and_home(java: Path) -> tuple[int, Path | None]:
     """Return the major version and home that ``java`` reports; (0, None) if it fails.
 
     The path of ``java`` does not imply its home: PATH may contain the shim of a version manager.
     """
     command = [java, "-XshowSettings:properties", "-version"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60, check=False)
+        completed = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return 0, None
-    output = said.stderr + said.stdout
+    output = completed.stderr + completed.stdout
     version = re.search(r'version "(?:1\.)?(\d+)', output)
     home = re.search(r"^\s*java\.home = (.+?)\s*$", output, re.MULTILINE)
     return (int(version[1]), Path(home[1])) if version and home else (0, None)
@@ -88,7 +88,7 @@ def _reason(error: BaseException) -> str:
 def _remember(fetched: Path, home: Path) -> None:
     try:
         fetched.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(fetched, f"{home}\n", aside=fetched.with_name(f"{fetched.name}.{os.getpid()}"))
+        atomic_write(fetched, f"{home}\n", temporary=fetched.with_name(f"{fetched.name}.{os.getpid()}"))
     except OSError as error:
         raise FleetError(
             f"cannot write {fetched} ({error.strerror}); free some space and try again", code="cache-unwritable"

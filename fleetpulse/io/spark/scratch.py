@@ -7,7 +7,7 @@ from typing import Final
 
 BLOCKS: Final = "blocks-*"  # folders of a query's block files, see `query`
 TEMPORARY: Final = "tmp"  # temporary folder of a session's JVM
-_ASIDE: Final = re.compile(r"\..+\.[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(\.TID\d+)?\.tmp(\.crc)?")
+_TEMPORARY_FILE: Final = re.compile(r"\..+\.[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(\.TID\d+)?\.tmp(\.crc)?")
 
 
 def leftovers(folder: Path) -> list[Path]:
@@ -28,7 +28,7 @@ def remove_temporary_files(checkpoint: Path) -> None:
         checkpoint: checkpoint of a query that does not run.
     """
     for path in checkpoint.rglob(".*.tmp*"):
-        if _ASIDE.fullmatch(path.name):
+        if _TEMPORARY_FILE.fullmatch(path.name):
             path.unlink(missing_ok=True)
 
 

@@ -16,7 +16,9 @@ def is_disk_full(error: BaseException) -> bool:
     return any(f"(os error {code})" in str(error) or os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
 
 
-def atomic_write(path: Path, content: str | bytes, *, sync: bool = True, mode: int = 0o666, aside: Path | None = None) -> None:
+def atomic_write(
+    path: Path, content: str | bytes, *, sync: bool = True, mode: int = 0o666, temporary: Path | None = None
+) -> None:
     """Replace a file atomically: a reader sees the complete old or new content.
 
     Args:
@@ -24,13 +26,13 @@ def atomic_write(path: Path, content: str | bytes, *, sync: bool = True, mode: i
         content: complete new content.
         sync: whether content and name are durable when the function returns.
         mode: permission bits of the new file, before the umask.
-        aside: path of the temporary file, in the same folder. The default is one name for all
+        temporary: path of the temporary file, in the same folder. The default is one name for all
             writers, which requires one writer at a time; a leftover of a killed writer is replaced.
 
     Raises:
         OSError: the write failed; the old file stays, and no temporary file is left.
     """
-    fresh = aside or path.with_name(f"{path.name}.new")
+    fresh = temporary or path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
     try:
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
@@ -47,18 +49,18 @@ def atomic_write(path: Path, content: str | bytes, *, sync: bool = True, mode: i
         sync_folder(path.parent)
 
 
-def replace_durably(aside: Path, path: Path) -> None:
+def replace_durably(temporary: Path, path: Path) -> None:
     """Replace a file atomically and durably by a finished temporary file.
 
     Args:
-        aside: path of the temporary file.
+        temporary: path of the temporary file.
         path: path of the file to replace.
 
     Raises:
         OSError: the replacement failed; both files stay unchanged.
     """
-    sync_file(aside)
-    aside.replace(path)
+    sync_file(temporary)
+    temporary.replace(path)
     sync_folder(path.parent)
 
 

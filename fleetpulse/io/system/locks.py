@@ -18,11 +18,11 @@ _TRIES: Final = 5
 _UNNAMED: Final = "another run"  # a holder that could not write its name on a full disk
 
 
-def _flocked(held: TextIO, how: int = fcntl.LOCK_EX) -> bool:
+def _flocked(held: TextIO, operation: int = fcntl.LOCK_EX) -> bool:
     """Take the lock; retry briefly, since checking its holder takes the lock too."""
     for attempt in range(_TRIES):
         try:
-            fcntl.flock(held, how | fcntl.LOCK_NB)
+            fcntl.flock(held, operation | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
             time.sleep(0.05 * (attempt < _TRIES - 1))

@@ -5,11 +5,11 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-_OURS: Final = range(20_000, 30_000)  # outside the ephemeral ports of Linux and macOS
+_PORTS: Final = range(20_000, 30_000)  # outside the ephemeral ports of Linux and macOS
 _TRIES: Final = 50
 
 
-def free_port(host: str, wanted: int, refused: Callable[[str], Exception]) -> int:
+def free_port(host: str, port: int, refused: Callable[[str], Exception]) -> int:
     """Return a port that is free to listen on: the wanted one, or any if that is 0.
 
     The caller may listen half a minute later. Another process could have an ephemeral port by then,
@@ -17,17 +17,17 @@ def free_port(host: str, wanted: int, refused: Callable[[str], Exception]) -> in
 
     Args:
         host: address to listen on.
-        wanted: port number; 0 for any.
+        port: port number; 0 for any.
         refused: function that makes the error from the system's reason if the port is not free.
     """
-    if not wanted:
+    if not port:
         for _ in range(_TRIES):
             try:
-                return _bound(host, secrets.choice(_OURS))
+                return _bound(host, secrets.choice(_PORTS))
             except OSError:
                 continue
     try:
-        return _bound(host, wanted)
+        return _bound(host, port)
     except OSError as error:
         raise refused(str(error.strerror)) from None
 

@@ -99,8 +99,8 @@ def unblock_imports(*names: str) -> None:
 
 def asked_by() -> str:
     """Return the requester of this process: its Airflow run, or user and machine."""
-    if said := os.environ.get(REQUESTED_BY_VARIABLE):
-        return said
+    if requester := os.environ.get(REQUESTED_BY_VARIABLE):
+        return requester
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -214,7 +214,7 @@ def write_status(path: Path, mapping: Mapping[str, Any]) -> bool:
         stays.
     """
     try:
-        atomic_write(path, json.dumps(dict(mapping)), sync=False, aside=path.with_name(f".{path.name}.{os.getpid()}"))
+        atomic_write(path, json.dumps(dict(mapping)), sync=False, temporary=path.with_name(f".{path.name}.{os.getpid()}"))
     except OSError:
         return False
     return True

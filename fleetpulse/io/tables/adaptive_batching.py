@@ -21,7 +21,7 @@ MAX_ROWS: Final = 1_000_000  # target of a batch: its fixed cost is about the CP
 FEW_ROWS: Final = 20_000  # a batch of this many rows starts at once: its fixed cost is a small part of the total
 _PART_OF_LATENESS: Final = 6
 _HOLD, _LANDING = 0.8, 0.1  # parts of the verdict delay: until a row's batch has ended, and until the row has landed
-_LOOKS: Final = 10  # polls for new rows in one hold: each takes some milliseconds
+_POLLS_PER_HOLD: Final = 10  # polls for new rows in one hold: each takes some milliseconds
 _SLOWEST_LANDING_S: Final = 1.0
 _LIVE_MS: Final = 15_000  # rows that are older than this when they land are a backlog
 
@@ -61,8 +61,8 @@ def trigger_ms(hold_ms: int, batch_every_ms: int) -> tuple[int, int]:
     Returns:
         Interval and hold time, milliseconds. The hold time is 0 if the interval is as long.
     """
-    look_ms = max(batch_every_ms, hold_ms // _LOOKS)
-    return look_ms, hold_ms if look_ms < hold_ms else 0
+    interval_ms = max(batch_every_ms, hold_ms // _POLLS_PER_HOLD)
+    return interval_ms, hold_ms if interval_ms < hold_ms else 0
 
 
 def landing_pause_s(delay_ms: int, least_s: float) -> float:
@@ -105,29 +105,29 @@ class Pacer:
     ) -> None:
         self._log, self._held_ms = log, held_ms
         self._now_ms, self._wall_ms = now_ms, wall_ms
-        self._begin = -1
-        self._since_ms = self._begun_ms = 0  # monotonic times: since when rows are held, and when the last batch started
+        self._first_version = -1
+        self._since_ms = self._started_ms = 0  # monotonic times: since when rows are held, and when the last batch started
         self._took_ms = 0  # from the start of the last batch to the first poll after it
         self._counted = -1  # rows of versions below it are counted in `_rows`
         self._rows = 0
 
-    def is_due(self, begin: int, latest: int) -> bool:
-        """Return whether a batch of the versions ``begin`` through ``latest`` starts now.
+    def is_due(self, start: int, latest: int) -> bool:
+        """Return whether a batch of the versions ``start`` through ``latest`` starts now.
 
         The first batch of a reader always starts at once, since the waiting time of its rows is
         unknown.
         """
-        if not self._held_ms or latest < begin:
+        if not self._held_ms or latest < start:
             return True
-        now_ms, first = self._now_ms(), self._begin < 0
-        if self._begin != begin:
-            self._took_ms = 0 if first else now_ms - self._begun_ms
-            self._begin, self._counted, self._rows = begin, begin, 0
-            waited_ms = self._wall_ms() - self._log.landed_ms(begin)  # mostly while the previous batch ran
+        now_ms, first = self._now_ms(), self._first_version < 0
+        if self._first_version != start:
+            self._took_ms = 0 if first else now_ms - self._started_ms
+            self._first_version, self._counted, self._rows = start, start, 0
+            waited_ms = self._wall_ms() - self._log.landed_ms(start)  # mostly while the previous batch ran
             self._since_ms = now_ms - min(max(waited_ms, 0), self._held_ms)
         due = first or now_ms - self._since_ms >= self._held_ms - self._took_ms or self._is_backlog(latest)
         if due:
-            self._begun_ms = now_ms
+            self._started_ms = now_ms
         return due
 
     def _is_backlog(self, latest: int) -> bool:

@@ -91,13 +91,13 @@ def _events_before(table: pa.Table) -> pa.ChunkedArray:
 
     A gateway's death is a will that names its own device as ``gateway``.
     """
-    died = _by_word(table["kind"], lambda words: pc.equal(words, Kind.DEATH.value))
-    its = pc.fill_null(pc.equal(table["device_id"], table["gateway"].cast(pa.string())), fill_value=False)
-    return pc.if_else(pc.and_(died, its), GatewayEvent.DEATH.value, pa.scalar(None, pa.string()))
+    died = _by_dictionary(table["kind"], lambda kinds: pc.equal(kinds, Kind.DEATH.value))
+    is_gateway = pc.fill_null(pc.equal(table["device_id"], table["gateway"].cast(pa.string())), fill_value=False)
+    return pc.if_else(pc.and_(died, is_gateway), GatewayEvent.DEATH.value, pa.scalar(None, pa.string()))
 
 
 def _are_signals(rows: pa.Table) -> pa.ChunkedArray:
-    return _by_word(rows["kind"], _of_devices)
+    return _by_dictionary(rows["kind"], _of_devices)
 
 
 def _all_are_signals(rows: pa.Table) -> bool:
@@ -119,7 +119,7 @@ def _trust(clocks: pa.Array) -> pa.Array:
     return pc.if_else(pc.equal(clocks, Clock.INVALID.value), _INVALID, _ON_TIME).cast(pa.int8())
 
 
-def _by_word(column: pa.ChunkedArray, value: Callable[[pa.Array], pa.Array]) -> pa.ChunkedArray:
+def _by_dictionary(column: pa.ChunkedArray, value: Callable[[pa.Array], pa.Array]) -> pa.ChunkedArray:
     """Map a dictionary-encoded column, computing the value once per dictionary entry."""
     chunks = column.chunks or [pa.array([], column.type)]
     return pa.chunked_array([value(chunk.dictionary).take(chunk.indices) for chunk in chunks])
@@ -141,9 +141,9 @@ def _signals(rows: pa.Table) -> pa.RecordBatch:
         columns["presence_ms"] = pc.coalesce(event_ms, received_ms)
     columns["position"] = pc.fill_null(rows["position"], 0) if rows["position"].null_count else rows["position"]
     columns["offset_ms"] = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
-    columns["trust"] = _by_word(rows["clock"], _trust)
-    columns["kind"] = _by_word(rows["kind"], lambda words: pc.index_in(words, value_set=_KIND_WORDS))
-    columns["device_clock"] = _by_word(rows["clock"], lambda words: pc.equal(words, Clock.DEVICE.value))
+    columns["trust"] = _by_dictionary(rows["clock"], _trust)
+    columns["kind"] = _by_dictionary(rows["kind"], lambda values: pc.index_in(values, value_set=_KIND_WORDS))
+    columns["device_clock"] = _by_dictionary(rows["clock"], lambda values: pc.equal(values, Clock.DEVICE.value))
     columns["seq"], columns["digest"] = rows["seq"], pa.nulls(rows.num_rows, pa.int64()).fill_null(0)
     if rows["seq"].null_count:
         columns["seq"] = pc.fill_null(rows["seq"], -1)
@@ -184,16 +184,16 @@ def pack(rows: pa.Table, key_groups: int, started_ms: int) -> pa.RecordBatch:
     signals: dict[int, bytes] = {}
     others: dict[int, bytes] = {}
     newest: dict[int, int] = {}
-    ours = rows if plain is None else rows.filter(plain)
-    if ours.num_rows:
-        batch = _signals(ours)
-        order, ends = partition_by_hash(ours["device_hash"].to_numpy(), key_groups)
+    signal_rows = rows if plain is None else rows.filter(plain)
+    if signal_rows.num_rows:
+        batch = _signals(signal_rows)
+        order, ends = partition_by_hash(signal_rows["device_hash"].to_numpy(), key_groups)
         present = np.flatnonzero(np.diff(ends)).tolist()
         edges = [0, *ends[1:][present].tolist()]
         received = batch["received_at_ms"].to_numpy()[order]
         signals = dict(zip(present, to_wires(batch, order, edges), strict=True))
         spans = zip(present, pairwise(edges), strict=True)
-        newest = {group: int(received[begin:end].max()) for group, (begin, end) in spans}
+        newest = {group: int(received[start:end].max()) for group, (start, end) in spans}
     events = _gateway_events(rows)
     if plain is not None or events.num_rows:
         rest = rows.slice(0, 0) if plain is None else rows.filter(pc.invert(plain))

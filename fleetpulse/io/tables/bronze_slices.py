@@ -116,8 +116,8 @@ def slices_of(pieces: Sequence[BronzePiece], max_rows: int = MAX_ROWS) -> list[S
     starts: list[int] = []
     rows, last_ms = 0, 0
     for piece in pieces:
-        apart = piece.first_ms > last_ms
-        if not starts or (piece.first_ms > starts[-1] and (rows >= max_rows if apart else rows >= 2 * max_rows)):
+        is_separate = piece.first_ms > last_ms
+        if not starts or (piece.first_ms > starts[-1] and (rows >= max_rows if is_separate else rows >= 2 * max_rows)):
             starts.append(piece.first_ms)
             rows = 0
         rows, last_ms = rows + piece.rows, max(last_ms, piece.last_ms)
@@ -129,23 +129,23 @@ def slices_of(pieces: Sequence[BronzePiece], max_rows: int = MAX_ROWS) -> list[S
     return cut
 
 
-def read_slice(wanted: Slice) -> pa.Table:
+def read_slice(selected: Slice) -> pa.Table:
     """Read the rows of a slice, with the columns of `read_bronze`."""
     tables: list[pa.Table] = []
-    for piece in wanted.pieces:
+    for piece in selected.pieces:
         table = read_bronze(piece.path, piece.row_group)
-        if piece.first_ms < wanted.since_ms or (wanted.until_ms is not None and piece.last_ms >= wanted.until_ms):
-            table = table.filter(_inside(table[_COLUMN], wanted))
+        if piece.first_ms < selected.since_ms or (selected.until_ms is not None and piece.last_ms >= selected.until_ms):
+            table = table.filter(_inside(table[_COLUMN], selected))
         tables.append(table)
     return pa.concat_tables(tables, promote_options="default").combine_chunks()
 
 
-def _inside(received: pa.ChunkedArray, wanted: Slice) -> pa.ChunkedArray:
+def _inside(received: pa.ChunkedArray, selected: Slice) -> pa.ChunkedArray:
     millis = pc.divide(received.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()), 1000)
-    inside = pc.greater_equal(millis, wanted.since_ms)
-    return inside if wanted.until_ms is None else pc.and_(inside, pc.less(millis, wanted.until_ms))
+    inside = pc.greater_equal(millis, selected.since_ms)
+    return inside if selected.until_ms is None else pc.and_(inside, pc.less(millis, selected.until_ms))
 
 
-def blocks_of(wanted: Slice, key_groups: int, started_ms: int) -> pa.RecordBatch:
+def blocks_of(selected: Slice, key_groups: int, started_ms: int) -> pa.RecordBatch:
     """Read a slice and pack it into blocks by key group, see `bronze.pack`."""
-    return pack(read_slice(wanted), key_groups, started_ms)
+    return pack(read_slice(selected), key_groups, started_ms)

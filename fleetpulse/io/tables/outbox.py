@@ -45,16 +45,16 @@ def flush_outbox(home: Home, number: int) -> int:
     Raises:
         DamagedError: a file of the outbox cannot be read.
     """
-    said = 0
+    published = 0
     for path in sorted(checkpoint_of(home.lifecycle, number).glob(f"{_NAMED}*.parquet")):
         tables.create(home, JUDGEMENTS)
-        begin, group = tables.landed(home, JUDGEMENTS, path.stem), 0
-        while (rows := _group(path, begin + group)) is not None:
+        first, group = tables.landed(home, JUDGEMENTS, path.stem), 0
+        while (rows := _group(path, first + group)) is not None:
             group += 1
-            tables.append(home, JUDGEMENTS, rows, path.stem, begin + group)
-            said += rows.num_rows
+            tables.append(home, JUDGEMENTS, rows, path.stem, first + group)
+            published += rows.num_rows
         path.unlink()
-    return said
+    return published
 
 
 def _group(path: Path, number: int) -> pa.Table | None:

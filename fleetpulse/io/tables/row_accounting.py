@@ -71,6 +71,6 @@ def count_from_tables(home: Home, places: Mapping[str, int]) -> IngestCounters:
         [found] = tables.fetch(connection, "SELECT (SELECT count(*) FROM messages) AS kept, count(*) AS refused FROM quarantine")
         ahead = "SELECT count(*) AS rows FROM quarantine WHERE bridge = ? AND place >= ?"
         beyond = sum(tables.fetch(connection, ahead, place)[0]["rows"] for place in places.items())
-    gone, gone_refused = (removed_in(tables.newest(home, table)) for table in (MESSAGES, QUARANTINE))
-    refused = found["refused"] - beyond + gone_refused
-    return IngestCounters(found["kept"] + gone + refused, refused)
+    removed, removed_refused = (removed_in(tables.newest(home, table)) for table in (MESSAGES, QUARANTINE))
+    refused = found["refused"] - beyond + removed_refused
+    return IngestCounters(found["kept"] + removed + refused, refused)

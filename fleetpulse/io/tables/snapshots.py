@@ -103,13 +103,13 @@ def snapshots(home: Home) -> list[SnapshotInfo]:
     if not holds_table(path):
         return []
     found: list[SnapshotInfo] = []
-    there = _look(path)
+    listing = _list_files(path)
     with reporting_corruption(f'the log of the table "{path}"'):
         commits = DeltaTable(str(path)).history()
     for commit in commits:
-        told = note_of(commit)
-        if told is not None and _is_kept(path, commit, there):
-            found.append(replace(told, version=commit["version"], at_ms=commit["timestamp"]))
+        info = note_of(commit)
+        if info is not None and _is_kept(path, commit, listing):
+            found.append(replace(info, version=commit["version"], at_ms=commit["timestamp"]))
     return found
 
 
@@ -137,16 +137,16 @@ def note_of(commit: Mapping[str, Any]) -> SnapshotInfo | None:
         Metadata of the snapshot; None if the commit has none.
     """
     try:
-        told = json.loads(commit.get("userMetadata") or "null")
+        metadata = json.loads(commit.get("userMetadata") or "null")
     except ValueError:
         return None
-    if not isinstance(told, dict) or "generation" not in told:
+    if not isinstance(metadata, dict) or "generation" not in metadata:
         return None
-    form = told.get("form", 1)
-    numbers = {name: told[name] for name in _NUMBERS if isinstance(told.get(name), int)}
-    instants = {name: told[name] for name in _INSTANTS if isinstance(told.get(name), int)}
-    unmet = told.get("unmet", [])
-    is_whole_note = len(numbers) == len(_NUMBERS) and {"newest_ms", "frontier_ms"} <= told.keys() and isinstance(unmet, list)
+    form = metadata.get("form", 1)
+    numbers = {name: metadata[name] for name in _NUMBERS if isinstance(metadata.get(name), int)}
+    instants = {name: metadata[name] for name in _INSTANTS if isinstance(metadata.get(name), int)}
+    unmet = metadata.get("unmet", [])
+    is_whole_note = len(numbers) == len(_NUMBERS) and {"newest_ms", "frontier_ms"} <= metadata.keys() and isinstance(unmet, list)
     if not isinstance(form, int) or (is_known(form) and not is_whole_note):
         form = 0
     return SnapshotInfo(
@@ -157,7 +157,7 @@ def note_of(commit: Mapping[str, Any]) -> SnapshotInfo | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _There:
+class _Listing:
     """Existing files of a table, from one listing of its folder.
 
     Attributes:
@@ -169,29 +169,29 @@ class _There:
     opened: frozenset[int]
 
 
-def _look(table: Path) -> _There:
+def _list_files(table: Path) -> _Listing:
     files = frozenset(f"{folder}/{name}".removeprefix(f"{table}/") for folder, _, names in os.walk(table) for name in names)
     logged = sorted((int(named[1]), named[2]) for name in files if (named := _LOGGED.fullmatch(name)))
     opened: set[int] = set()
     for version, kind in logged:
         if kind == _CHECKPOINT or version == 0 or version - 1 in opened:
             opened.add(version)
-    return _There(files, frozenset(opened))
+    return _Listing(files, frozenset(opened))
 
 
-def _is_kept(table: Path, commit: Mapping[str, Any], there: _There) -> bool:
+def _is_kept(table: Path, commit: Mapping[str, Any], listing: _Listing) -> bool:
     """Return whether a snapshot can be opened and all its files exist.
 
     A commit that overwrote the whole table lists all files of its version. Reading this commit is
     much cheaper than opening the version.
     """
     parameters = commit.get("operationParameters") or {}
-    if parameters.get("mode") != "Overwrite" or "predicate" in parameters or commit["version"] not in there.opened:
+    if parameters.get("mode") != "Overwrite" or "predicate" in parameters or commit["version"] not in listing.opened:
         return is_whole(table, commit["version"])
     try:
         with (table / "_delta_log" / f"{commit['version']:020d}.json").open() as lines:
             actions = (json.loads(line) for line in lines if '"add"' in line)
-            return all(unquote(action["add"]["path"]) in there.files for action in actions if "add" in action)
+            return all(unquote(action["add"]["path"]) in listing.files for action in actions if "add" in action)
     except FileNotFoundError:  # the version is no longer in the log
         return False
 
@@ -233,24 +233,24 @@ def find_snapshot(home: Home, version: int | None = None, at_ms: int | None = No
     elif at_ms is not None:
         known = [one for one in known if one.at_ms is not None and one.at_ms <= at_ms]
     if not known:
-        kept = snapshots(home)
-        asked = f"of version {version}" if version is not None else f"from before {format_instant(at_ms or 0)}"
+        available = snapshots(home)
+        selector = f"of version {version}" if version is not None else f"from before {format_instant(at_ms or 0)}"
         raise FleetError(
-            f"there is no snapshot {asked}; available versions: {', '.join(str(one.version) for one in reversed(kept))}, "
-            f"the oldest from {format_instant(kept[-1].at_ms or 0)}; choose one of them",
+            f"there is no snapshot {selector}; available versions: {', '.join(str(one.version) for one in reversed(available))}, "
+            f"the oldest from {format_instant(available[-1].at_ms or 0)}; choose one of them",
             code="snapshot-unknown",
         )
     if not known[0].is_known:
-        ours = [str(one.version) for one in snapshots(home) if one.is_known]
+        usable = [str(one.version) for one in snapshots(home) if one.is_known]
         raise FleetError(
-            f"snapshot version {known[0].version} was taken by {_taker(known[0])}: its metadata has format version "
+            f"snapshot version {known[0].version} was taken by {_writer_text(known[0])}: its metadata has format version "
             f"{known[0].form}, this one supports up to {NOTE_FORM}; use the fleetpulse that took it, or choose another "
-            f"snapshot with --version; usable versions: {', '.join(reversed(ours)) or 'none of those that are kept'}",
+            f"snapshot with --version; usable versions: {', '.join(reversed(usable)) or 'none of those that are kept'}",
             code="snapshot-version-unsupported",
         )
     return known[0]
 
 
-def _taker(taken: SnapshotInfo) -> str:
+def _writer_text(snapshot: SnapshotInfo) -> str:
     """Return text naming the writer of a snapshot with an unsupported format version."""
-    return "a newer version of fleetpulse" if taken.form > NOTE_FORM else "another version of fleetpulse"
+    return "a newer version of fleetpulse" if snapshot.form > NOTE_FORM else "another version of fleetpulse"

@@ -73,7 +73,7 @@ class Commits:
         """
         if self._of_group is None:
             self._of_group = self._newest_summaries()
-        while self._commit().exists() or self._go_on():
+        while self._commit().exists() or self._skip_removed():
             actions = actions_of(self._commit())
             batches = [one["txn"]["version"] for one in actions if one.get("txn", {}).get("appId") == query_id]
             if batches and batches[0] > batch_id:
@@ -89,7 +89,7 @@ class Commits:
     def _commit(self) -> Path:
         return self.path / "_delta_log" / f"{self.next:020d}.json"
 
-    def _go_on(self) -> bool:
+    def _skip_removed(self) -> bool:
         """Skip to the newest version if the next one was removed from the log.
 
         Returns:
@@ -233,14 +233,14 @@ class StreamHealth:
                 _LOG.warning("batches are missing in stream_health: the query no longer has their progress", batches=missed)
             self._last_batch = progress.batch_id
             try:
-                self._rows.append(to_row(progress, self._beside(progress)))
+                self._rows.append(to_row(progress, self._context(progress)))
             except Exception as error:  # noqa: BLE001 - one unreadable batch must not block the others
                 _LOG.warning(
                     "a batch is missing in stream_health: its metrics cannot be read", batch=progress.batch_id, reason=repr(error)
                 )
             self._newest_received_ms = progress.newest_received_ms or self._newest_received_ms
 
-    def _beside(self, progress: Progress) -> BatchContext:
+    def _context(self, progress: Progress) -> BatchContext:
         judgements = self._commits.through(str(progress.content["id"]), progress.batch_id)
         return BatchContext(
             self.generation,

@@ -72,14 +72,16 @@ def create_at(path: Path, table: Table) -> None:
 def _set_properties(path: Path, declared: dict[str, str]) -> None:
     known = open_table(path).metadata().configuration
     if new := {name: value for name, value in declared.items() if name not in known}:
-        commit_verified(path, lambda said: DeltaTable(str(path)).alter.set_table_properties(new, commit_properties=said))
+        commit_verified(
+            path, lambda properties: DeltaTable(str(path)).alter.set_table_properties(new, commit_properties=properties)
+        )
 
 
 def _add_columns(path: Path, declared: pa.Schema) -> None:
     known = {field.name for field in open_table(path).schema().fields}
     if new := [field for field in declared if field.name not in known]:
         added = Schema.from_arrow(pa.schema(new)).fields
-        commit_verified(path, lambda said: DeltaTable(str(path)).alter.add_columns(added, commit_properties=said))
+        commit_verified(path, lambda properties: DeltaTable(str(path)).alter.add_columns(added, commit_properties=properties))
 
 
 _STORED: Final = {"integer": "int"}  # Delta's type name -> name in table declarations
@@ -100,9 +102,9 @@ def stored_types(home: Home, table: Table) -> dict[str, str] | None:
 
 def to_table(table: Table, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     """Convert rows to an Arrow table; ``<column>_ms`` becomes timestamp ``<column>``."""
-    kept = list(rows)
-    names = {name for row in kept for name in row}
-    return from_columns(table, {name: [row.get(name) for row in kept] for name in names}, len(kept))
+    all_rows = list(rows)
+    names = {name for row in all_rows for name in row}
+    return from_columns(table, {name: [row.get(name) for row in all_rows] for name in names}, len(all_rows))
 
 
 def from_columns(table: Table, values: Mapping[str, Sequence[Any] | pa.Array], count: int) -> pa.Table:
@@ -288,14 +290,14 @@ def _name_readings(connection: "DuckDBPyConnection", tables: Iterable[str]) -> N
 
 
 def _from_files(
-    connection: "DuckDBPyConnection", table: Table, files: Iterable[Path], wanted: Collection[str] | None = None
+    connection: "DuckDBPyConnection", table: Table, files: Iterable[Path], selected: Collection[str] | None = None
 ) -> "DuckDBPyRelation":
     names = [escape(str(file)) for file in files]  # DuckDB treats a bracket in a path as a glob pattern
     found = connection.read_parquet(names, hive_partitioning=bool(table.partitioned_by), union_by_name=True)
-    there = set(found.columns) if wanted is None else set(found.columns) & set(wanted)
+    present = set(found.columns) if selected is None else set(found.columns) & set(selected)
     # Spark writes timestamps without a time zone, Arrow with one: cast both to the declared type.
     columns = ", ".join(
-        f"CAST({_quoted(column.name) if column.name in there else 'NULL'} AS {_SQL[column.type]}) AS {_quoted(column.name)}"
+        f"CAST({_quoted(column.name) if column.name in present else 'NULL'} AS {_SQL[column.type]}) AS {_quoted(column.name)}"
         for column in table.columns
     )
     return found.project(columns)
@@ -332,11 +334,11 @@ def files_of(home: Home, table: Table, column: str, values: Sequence[Any] | None
         return []
     log = open_table(home.table(table.name)).get_add_actions(flatten=True)
     nothing = [None] * log.num_rows
-    told = (
+    columns = (
         log[name].to_pylist() if name in log.column_names else nothing
         for name in ("path", "num_records", f"min.{column}", f"max.{column}")
     )
-    files = [File(home.table(table.name) / path, *rest) for path, *rest in zip(*told, strict=True)]
+    files = [File(home.table(table.name) / path, *rest) for path, *rest in zip(*columns, strict=True)]
     if values is None:
         return files
     return [

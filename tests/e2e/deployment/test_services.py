@@ -1,4 +1,4 @@
-"""The parts of a home as services, by the commands of docker-compose.yml: what waits, what is refused, how each ends."""
+"""Services of a home, by the commands of docker-compose.yml: starts, health, refusals and ends."""
 
 import os
 import signal
@@ -30,33 +30,36 @@ from tests.support.wait import PATIENCE_S, await_that
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]
 Started = dict[Service, subprocess.Popen[str]]
-_await = partial(await_that, limit_s=2 * PATIENCE_S)  # four parts begin at once
+_await = partial(await_that, limit_s=2 * PATIENCE_S)  # four services start at once
 BATCH_EVERY_S = 4
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 
 
-def _here(folder: Path, words: list[str]) -> list[str]:
-    """Return a container's command for a home in a folder; containers know each other by their names, and processes do not."""
-    ours = {"/var/lib/fleetpulse/home": str(folder / "home")}
-    return ["localhost" if before == "--known-as" else ours.get(word, word) for before, word in pairwise(["", *words])]
+def _local(folder: Path, arguments: list[str]) -> list[str]:
+    """Return a container's command for a home in a folder, with localhost in place of the names of containers."""
+    paths = {"/var/lib/fleetpulse/home": str(folder / "home")}
+    return [
+        "localhost" if before == "--known-as" else paths.get(argument, argument)
+        for before, argument in pairwise(["", *arguments])
+    ]
 
 
-def _said(home: Home, service: Service) -> str:
+def _health(home: Home, service: Service) -> str:
     try:
         return check_health(home, service)
     except FleetError as error:
-        return f"not well: {error}"
+        return f"unhealthy: {error}"
 
 
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
-    """Every service; the broker last, so that each other one waits for it. Silence is held back, batches are few."""
+    """Start every service; the broker last, so that the others wait for it. Verdicts are delayed, and batches are few."""
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "settings.toml").write_text('verdict_jitter = "24h"\n')
     monkeypatch.setenv("FLEET_BATCH_EVERY", f"{BATCH_EVERY_S}s")
     running: Started = {}
     for service in reversed(Service):
-        running[service] = begin(*_here(tmp_path, COMPOSE[service]["command"]), *(["--port", "0"] * (service is Service.BROKER)))
+        running[service] = begin(*_local(tmp_path, COMPOSE[service]["command"]), *(["--port", "0"] * (service is Service.BROKER)))
     yield running
     for one in running.values():
         one.kill()
@@ -67,46 +70,46 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started
 def test_a_home_runs_as_services(tmp_path: Path, started: Started) -> None:
     home = Home(tmp_path / "home")
     _await(lambda: home.exists() and services(home) == tuple(Service), what="all services")
-    _await(lambda: _said(home, Service.BRIDGE) == "the bridge: live", what="the bridge")
+    _await(lambda: _health(home, Service.BRIDGE) == "the bridge: live", what="the bridge")
     address = load_address(home.run("broker"))
     assert address.host == "localhost"
     with Publisher(address, "pump-1", patience_s=20) as publisher:
         publisher.publish("fleet/oslo/pump-1/heartbeat", b"{}")
     _await(lambda: judged_up_to(home.checkpoint) is not None, what="the first batch")
     _await(lambda: judgements.is_known(home, "pump-1"), what="the message")
-    checks = {name: fleet(*_here(tmp_path, COMPOSE[name]["healthcheck"]["test"][2:])) for name in Service}
+    checks = {name: fleet(*_local(tmp_path, COMPOSE[name]["healthcheck"]["test"][2:])) for name in Service}
     assert {name: done.stderr for name, done in checks.items() if done.returncode} == {}
 
-    for words in (["up", "--port", "0"], ["service", "landing"], ["down"]):
-        refused = fleet(*words, "--home", str(home.path))
-        assert refused.returncode == 1, words
+    for output in (["up", "--port", "0"], ["service", "landing"], ["down"]):
+        refused = fleet(*output, "--home", str(home.path))
+        assert refused.returncode == 1, output
         assert "services" in refused.stderr or "already running" in refused.stderr
 
     assert fleet("stream", "stop", "--by", "ann", "--home", str(home.path)).returncode == 0
     assert home.state_holder() is None
-    assert _said(home, Service.LIFECYCLE) == "the lifecycle job is stopped, as requested by ann"
-    stood = judged_up_to(home.checkpoint)
+    assert _health(home, Service.LIFECYCLE) == "the lifecycle job is stopped, as requested by ann"
+    before = judged_up_to(home.checkpoint)
     assert '" starts' in fleet("stream", "start", "--home", str(home.path)).stdout
     _await(
-        lambda: judged_up_to(home.checkpoint) != stood, what="the lifecycle job's first batch"
-    )  # a stop waits for less than a start
+        lambda: judged_up_to(home.checkpoint) != before, what="the lifecycle job's first batch"
+    )  # a stop has a shorter timeout than a start
 
     os.kill(started[Service.BRIDGE].pid, signal.SIGTERM)
-    words, _ = started[Service.BRIDGE].communicate(timeout=60)
-    assert started[Service.BRIDGE].returncode == 0, words
-    assert "not flushed" not in words
-    assert judged_to_the_end(home), "a bridge that stops waits until what a jitter holds back is written"
+    output, _ = started[Service.BRIDGE].communicate(timeout=60)
+    assert started[Service.BRIDGE].returncode == 0, output
+    assert "not flushed" not in output
+    assert judged_to_the_end(home), "a bridge that stops waits until delayed verdicts are written"
     ticks = [one.contents().get("op") for one in messages.rows(home) if one.kind is Kind.TICK]
-    assert ticks.count(FLUSH) == 2, "one at the stop of the lifecycle job, one at the bridge's"
-    started[Service.BRIDGE] = begin(*_here(tmp_path, COMPOSE[Service.BRIDGE]["command"]))
-    _await(lambda: _said(home, Service.BRIDGE) == "the bridge: live", what="the bridge, again")
+    assert ticks.count(FLUSH) == 2, "one at the stop of the lifecycle job, one at that of the bridge"
+    started[Service.BRIDGE] = begin(*_local(tmp_path, COMPOSE[Service.BRIDGE]["command"]))
+    _await(lambda: _health(home, Service.BRIDGE) == "the bridge: live", what="the restarted bridge")
 
     [job] = psutil.Process(started[Service.BRIDGE].pid).children()
     job.kill()
-    words, _ = started[Service.BRIDGE].communicate(timeout=PATIENCE_S)
-    assert started[Service.BRIDGE].returncode == 1, "whoever supervises it starts it again"
-    assert "fleet: the bridge ended unexpectedly (exit -9)" in words
-    assert _said(home, Service.BRIDGE).startswith("not well: the bridge of")
+    output, _ = started[Service.BRIDGE].communicate(timeout=PATIENCE_S)
+    assert started[Service.BRIDGE].returncode == 1, "with this exit code, its supervisor restarts it"
+    assert "fleet: the bridge ended unexpectedly (exit -9)" in output
+    assert _health(home, Service.BRIDGE).startswith("unhealthy: the bridge of")
 
     for service in (Service.LANDING, Service.LIFECYCLE, Service.BROKER):
         os.kill(started[service].pid, signal.SIGTERM)
@@ -121,5 +124,5 @@ def test_a_home_runs_as_services(tmp_path: Path, started: Started) -> None:
     for one in began:
         runs.setdefault(one["run_id"], []).append(one["began_s"])
     assert max(map(len, runs.values())) > 2
-    for at_s in runs.values():  # Spark begins the first at once and the second at the next multiple, and one late if need be
+    for at_s in runs.values():  # Spark starts the first at once, the second at the next multiple, and may start one late
         assert (len(at_s) - 2) * BATCH_EVERY_S <= at_s[-1] - at_s[0] + 1, "batches are few"

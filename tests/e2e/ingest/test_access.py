@@ -1,4 +1,4 @@
-"""Access rules at the real broker: what is not granted is not delivered, and who is thrown out stays out."""
+"""Access rules of the embedded broker and of Mosquitto: rights follow from grants."""
 
 import getpass
 import shutil
@@ -27,21 +27,21 @@ def broker(tmp_path: Path) -> Iterator[BrokerAddress]:
     running.stop()
 
 
-def let_in(
+def admit(
     address: BrokerAddress, folder: Path, name: str, role: Role = Role.DEVICE, devices: tuple[str, ...] = ()
 ) -> BrokerAddress:
     password = grant(folder, name, role, devices)
     assert renew_access(folder)
     admitted = replace(address, username=name, password=password)
-    assert await_admission(admitted)  # while the broker reads its rules anew it may close who is just coming in
+    assert await_admission(admitted)  # while the broker reloads its rules, it may close a new connection
     return admitted
 
 
-def until(done: object, receiver: Receiver, heard: list[str]) -> None:
+def receive_until(topic: object, receiver: Receiver, received: list[str]) -> None:
     deadline_s = time.monotonic() + 60
-    while done not in heard:
-        assert time.monotonic() < deadline_s, f"waited too long for {done}; heard {heard}"
-        heard += [message.topic for message in receiver.poll(0.05)]
+    while topic not in received:
+        assert time.monotonic() < deadline_s, f"waited too long for {topic}; received {received}"
+        received += [message.topic for message in receiver.poll(0.05)]
 
 
 def connected(address: BrokerAddress, name: str, *topics: str) -> Receiver:
@@ -58,7 +58,7 @@ def send(address: BrokerAddress, *topics: str) -> None:
             publisher.publish(topic, b"{}")
 
 
-def test_who_is_granted_access_while_the_broker_starts_or_others_are_is_let_in(tmp_path: Path) -> None:
+def test_access_granted_while_the_broker_starts_or_reloads_admits_the_client(tmp_path: Path) -> None:
     running = Broker(tmp_path / "broker", tmp_path / "broker.log", port=0)
 
     def granted(name: str) -> tuple[str, str]:
@@ -68,71 +68,73 @@ def test_who_is_granted_access_while_the_broker_starts_or_others_are_is_let_in(t
 
     names = [f"pump-{number}" for number in range(24)]
     with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(granted, name) for name in names[:6]]
-        address = running.start()  # a signal that came before it listens would end it
+        granting = [pool.submit(granted, name) for name in names[:6]]
+        address = running.start()  # a signal before the broker listens would end it
         try:
-            asked += [pool.submit(granted, name) for name in names[6:]]
-            passwords = dict(one.result(30) for one in asked)
+            granting += [pool.submit(granted, name) for name in names[6:]]
+            passwords = dict(one.result(30) for one in granting)
             refused = [
-                one for one, word in passwords.items() if not await_admission(replace(address, username=one, password=word))
+                one
+                for one, password in passwords.items()
+                if not await_admission(replace(address, username=one, password=password))
             ]
             assert len(passwords) == len(names) and not refused
         finally:
             running.stop()
 
 
-def test_a_device_speaks_for_itself_and_hears_what_is_for_it(broker: BrokerAddress, tmp_path: Path) -> None:
+def test_a_device_publishes_and_receives_only_its_own_topics(broker: BrokerAddress, tmp_path: Path) -> None:
     folder = tmp_path / "broker"
-    device, gateway = let_in(broker, folder, "pump.1"), let_in(broker, folder, "gate", devices=("a", "b"))
-    ours, heard = connected(broker, "ours", "#"), list[str]()
+    device, gateway = admit(broker, folder, "pump.1"), admit(broker, folder, "gate", devices=("a", "b"))
+    observer, received = connected(broker, "observer", "#"), list[str]()
     send(device, "fleet/s/pump.2/heartbeat", "fleet/s/pump.1/control", "fleet/_/_/policy", "fleet/s/pump.1/heartbeat")
-    until("fleet/s/pump.1/heartbeat", ours, heard)
+    receive_until("fleet/s/pump.1/heartbeat", observer, received)
     send(gateway, "fleet/s/gate/heartbeat", "fleet/s/b/error", "fleet/t/a/birth")
-    until("fleet/t/a/birth", ours, heard)
-    assert heard == ["fleet/s/pump.1/heartbeat", "fleet/s/b/error", "fleet/t/a/birth"]
+    receive_until("fleet/t/a/birth", observer, received)
+    assert received == ["fleet/s/pump.1/heartbeat", "fleet/s/b/error", "fleet/t/a/birth"]
     listening, commanded = connected(device, "listens", "fleet/s/pump.1/control"), list[str]()
     send(broker, "fleet/s/pump.2/control", "fleet/s/pump.1/control")
-    until("fleet/s/pump.1/control", listening, commanded)
+    receive_until("fleet/s/pump.1/control", listening, commanded)
     assert commanded == ["fleet/s/pump.1/control"]
     curious = connected(device, "curious", "fleet/#")
     assert "refused the subscription" in str(curious.problem)
-    for one in (ours, listening, curious):
+    for one in (observer, listening, curious):
         one.close()
 
 
-def test_a_watcher_hears_everything_and_says_nothing_and_an_operator_does_both(broker: BrokerAddress, tmp_path: Path) -> None:
+def test_a_watcher_only_receives_and_an_operator_also_publishes(broker: BrokerAddress, tmp_path: Path) -> None:
     folder = tmp_path / "broker"
-    watcher, operator = let_in(broker, folder, "eye", Role.WATCHER), let_in(broker, folder, "hand", Role.OPERATOR)
-    eye, heard = connected(watcher, "eye", "fleet/#"), list[str]()
+    watcher, operator = admit(broker, folder, "eye", Role.WATCHER), admit(broker, folder, "hand", Role.OPERATOR)
+    eye, received = connected(watcher, "eye", "fleet/#"), list[str]()
     send(watcher, "fleet/s/a/heartbeat")
     send(operator, "fleet/s/a/control")
-    until("fleet/s/a/control", eye, heard)
-    assert heard == ["fleet/s/a/control"]
+    receive_until("fleet/s/a/control", eye, received)
+    assert received == ["fleet/s/a/control"]
     eye.close()
 
 
-def test_who_is_revoked_is_thrown_out_and_stays_out(broker: BrokerAddress, tmp_path: Path) -> None:
+def test_a_revoked_client_is_disconnected_and_stays_out(broker: BrokerAddress, tmp_path: Path) -> None:
     folder = tmp_path / "broker"
-    device = let_in(broker, folder, "pump-1")
-    ours, listening = connected(broker, "ours", "fleet/#"), connected(device, "listens", "fleet/s/pump-1/control")
+    device = admit(broker, folder, "pump-1")
+    observer, listening = connected(broker, "observer", "fleet/#"), connected(device, "listens", "fleet/s/pump-1/control")
     assert listening.connected
     revoke(folder, "pump-1")
     assert renew_access(folder)
     deadline_s = time.monotonic() + 60
     while listening.connected:
-        assert time.monotonic() < deadline_s, "it is still in"
+        assert time.monotonic() < deadline_s, "the client is still connected"
         listening.poll(0.05)
     with pytest.raises(FleetError, match=r"refused the connection|closed the connection"):
         Publisher(device, "again", patience_s=2).__enter__()
-    ours.poll(0.05)
-    assert (ours.connected, ours.connections) == (True, 1)
-    for one in (ours, listening):
+    observer.poll(0.05)
+    assert (observer.connected, observer.connections) == (True, 1)
+    for one in (observer, listening):
         one.close()
 
 
 @pytest.fixture
 def mosquitto(tmp_path: Path) -> Iterator[BrokerAddress]:
-    """A real Mosquitto with our rules: users pump.1, gate (for a and b) and eye, each with its name as password."""
+    """Run Mosquitto with the same rules: users pump.1, gate (for a and b) and eye, each with its name as password."""
     if shutil.which("mosquitto") is None or shutil.which("mosquitto_passwd") is None:
         pytest.skip("the system has no Mosquitto: install the package mosquitto")
     for name, role, devices in (("pump.1", Role.DEVICE, ()), ("gate", Role.DEVICE, ("a", "b")), ("eye", Role.WATCHER, ())):
@@ -153,8 +155,8 @@ def mosquitto(tmp_path: Path) -> Iterator[BrokerAddress]:
         running.wait(10)
 
 
-def test_mosquitto_holds_the_same_rules(mosquitto: BrokerAddress) -> None:
-    ours, heard = connected_in_time(mosquitto, "ours", "fleet/#"), list[str]()
+def test_mosquitto_enforces_the_same_rules(mosquitto: BrokerAddress) -> None:
+    observer, received = connected_during_start(mosquitto, "observer", "fleet/#"), list[str]()
     for name, topics in {
         "pump.1": ["fleet/s/pump.2/heartbeat", "fleet/s/pump.1/control", "fleet/s/pump.1/heartbeat"],
         "gate": ["fleet/s/gate/heartbeat", "fleet/s/b/error"],
@@ -162,13 +164,13 @@ def test_mosquitto_holds_the_same_rules(mosquitto: BrokerAddress) -> None:
     }.items():
         send(replace(mosquitto, username=name, password=name), *topics)
     send(mosquitto, "fleet/s/last/heartbeat")
-    until("fleet/s/last/heartbeat", ours, heard)
-    assert heard == ["fleet/s/pump.1/heartbeat", "fleet/s/b/error", "fleet/s/last/heartbeat"]
-    ours.close()
+    receive_until("fleet/s/last/heartbeat", observer, received)
+    assert received == ["fleet/s/pump.1/heartbeat", "fleet/s/b/error", "fleet/s/last/heartbeat"]
+    observer.close()
 
 
-def connected_in_time(address: BrokerAddress, name: str, topic: str) -> Receiver:
-    """Come in at a broker that is just starting."""
+def connected_during_start(address: BrokerAddress, name: str, topic: str) -> Receiver:
+    """Connect to a broker that is just starting."""
     receiver, deadline_s = Receiver(address, name, (topic,), persistent=False), time.monotonic() + 60
     while not receiver.connected:
         assert time.monotonic() < deadline_s, f"waited too long: {receiver.problem}"

@@ -1,4 +1,4 @@
-"""The bridge and the embedded broker, as processes that are killed."""
+"""Bridge and embedded broker as processes that are killed: no acknowledged message is lost."""
 
 import json
 import os
@@ -57,7 +57,7 @@ time.sleep(60)
 
 
 class Running:
-    """A bridge in a process of its own."""
+    """A bridge in its own process."""
 
     def __init__(self, home: Path, **more: Any) -> None:
         self.home = home
@@ -117,7 +117,7 @@ def publish(address: BrokerAddress, count: int, first: int = 0) -> None:
 
 
 class Load:
-    """A device that publishes until it is told to stop; what it published is acknowledged when its thread has ended."""
+    """A device that publishes until ``end`` is set; all its messages are acknowledged when its thread has ended."""
 
     def __init__(self, address: BrokerAddress, rate_per_s: int) -> None:
         self.count = 0
@@ -158,7 +158,7 @@ def restart(broker: Broker) -> None:
     broker.start()
 
 
-def test_what_is_queued_for_a_bridge_that_is_away_survives_a_killed_broker(broker: Broker, tmp_path: Path) -> None:
+def test_messages_queued_for_an_absent_bridge_survive_a_killed_broker(broker: Broker, tmp_path: Path) -> None:
     with bridge(tmp_path) as running:
         await_that(lambda: running.status().get("connected"))
         assert running.stop() == 0
@@ -167,24 +167,24 @@ def test_what_is_queued_for_a_bridge_that_is_away_survives_a_killed_broker(broke
     restart(broker)
     with bridge(tmp_path) as running:
         await_that(lambda: len(set(numbers(tmp_path))) >= 5_000, limit_s=40)
-        # a slow machine is sent again what it did not acknowledge in three seconds: copies come behind
+        # messages that a slow machine does not acknowledge in three seconds are sent again: copies follow
         assert list(dict.fromkeys(numbers(tmp_path))) == list(range(5_000))
         await_that(lambda: running.status().get("gap_open") is False and running.status().get("last_canary_ms"))
 
 
 def test_a_bridge_that_is_killed_under_load_loses_nothing(broker: Broker, tmp_path: Path) -> None:
-    address, moments = load_address(tmp_path / "address"), random.Random(3)
+    address, random_pauses = load_address(tmp_path / "address"), random.Random(3)
     with bridge(tmp_path) as running:
-        await_that(lambda: running.status().get("connected"))  # from now on the broker keeps what comes
+        await_that(lambda: running.status().get("connected"))  # from now on the broker queues messages
     with publishing(address, 400) as load:
         for _ in range(5):
             with bridge(tmp_path) as running:
                 await_that(lambda running=running: running.status().get("connected"))
-                time.sleep(moments.uniform(0, 0.8))  # the kill falls before, into or after a segment
-    assert load.count > 1_000, "there was hardly any load"
+                time.sleep(random_pauses.uniform(0, 0.8))  # the kill is before, during or after the write of a segment
+    assert load.count > 1_000, "the load was too low"
     with bridge(tmp_path) as running:
         await_that(lambda: set(numbers(tmp_path)) == set(range(load.count)), limit_s=40)
-        await_that(lambda: running.status().get("connected"))  # from then on it hears SIGTERM
+        await_that(lambda: running.status().get("connected"))  # from now on it handles SIGTERM
         assert running.stop() == 0
     stamps = [row["received_at_ms"] for row in landed(tmp_path)]
     assert stamps == sorted(stamps)
@@ -193,7 +193,7 @@ def test_a_bridge_that_is_killed_under_load_loses_nothing(broker: Broker, tmp_pa
     assert "open" in gaps
 
 
-def test_a_broker_that_is_killed_under_load_loses_nothing_it_acknowledged(broker: Broker, tmp_path: Path) -> None:
+def test_a_broker_that_is_killed_under_load_loses_no_acknowledged_message(broker: Broker, tmp_path: Path) -> None:
     with bridge(tmp_path) as running:
         await_that(lambda: running.status().get("connected"))
         with publishing(load_address(tmp_path / "address"), 400) as load:
@@ -220,7 +220,7 @@ def test_a_broker_killed_under_a_bridge_is_a_gap(broker: Broker, tmp_path: Path)
         assert running.stop() == 0
 
 
-def test_history_survives_kills_of_the_bridge_and_goes_on_live(broker: Broker, tmp_path: Path) -> None:
+def test_a_replay_survives_kills_of_the_bridge_and_is_followed_by_live_messages(broker: Broker, tmp_path: Path) -> None:
     address, count, first_ms = load_address(tmp_path / "address"), 3_000, 1_600_000_000_000
 
     def play(begin: int, end: int) -> None:
@@ -231,8 +231,8 @@ def test_history_survives_kills_of_the_bridge_and_goes_on_live(broker: Broker, t
     for part in range(3):
         with bridge(tmp_path, replay=True) as running:
             await_that(lambda running=running: running.status().get("connected"))
-            stands = bridge_position(tmp_path / "segments")
-            play(stands.line + 1 if stands and stands.line is not None else 0, (part + 1) * count // 3)
+            position = bridge_position(tmp_path / "segments")
+            play(position.line + 1 if position and position.line is not None else 0, (part + 1) * count // 3)
     with bridge(tmp_path, replay=True) as running:
         await_that(lambda: running.status().get("connected"))
         with Publisher(address, "end") as publisher:
@@ -249,15 +249,15 @@ def test_history_survives_kills_of_the_bridge_and_goes_on_live(broker: Broker, t
         await_that(lambda: running.status().get("state") == "live" and running.status().get("connected"))
 
 
-def test_a_retained_copy_is_not_landed_and_a_fresh_message_is(broker: Broker, tmp_path: Path) -> None:
+def test_fresh_messages_are_landed_and_retained_copies_are_not(broker: Broker, tmp_path: Path) -> None:
     address = load_address(tmp_path / "address")
     client = paho.Client(CallbackAPIVersion.VERSION2, "retainer")
     client.username_pw_set(address.username, address.password)
     client.connect(address.host, address.port)
     client.loop_start()
     try:
-        kept = client.publish("fleet/s/d/heartbeat", json.dumps({"seq": -1}), qos=1, retain=True)
-        await_that(kept.is_published)
+        retained = client.publish("fleet/s/d/heartbeat", json.dumps({"seq": -1}), qos=1, retain=True)
+        await_that(retained.is_published)
     finally:
         client.disconnect()
         client.loop_stop()
@@ -269,27 +269,27 @@ def test_a_retained_copy_is_not_landed_and_a_fresh_message_is(broker: Broker, tm
     assert numbers(tmp_path) == [0, 1, 2]
 
 
-def test_a_host_application_says_when_it_is_there_and_the_broker_when_it_is_lost(broker: Broker, tmp_path: Path) -> None:
-    heard: list[dict[str, Any]] = []
+def test_a_host_application_reports_its_start_and_the_broker_its_loss(broker: Broker, tmp_path: Path) -> None:
+    states: list[dict[str, Any]] = []
     watching = Receiver(load_address(tmp_path / "address"), "edge", ["spBv1.0/STATE/us"], persistent=False)
 
-    def told(count: int) -> bool:
-        heard.extend(json.loads(one.payload) for one in watching.poll(0.05))
-        return len(heard) >= count
+    def received(count: int) -> bool:
+        states.extend(json.loads(one.payload) for one in watching.poll(0.05))
+        return len(states) >= count
 
-    await_that(lambda: told(0) and watching.connected)
+    await_that(lambda: received(0) and watching.connected)
     with bridge(tmp_path, sparkplug_host="us") as running:
-        await_that(lambda: told(1))
+        await_that(lambda: received(1))
         running.kill()
-        await_that(lambda: told(2))
+        await_that(lambda: received(2))
     with bridge(tmp_path, sparkplug_host="us") as running:
-        await_that(lambda: told(3))
+        await_that(lambda: received(3))
         await_that(lambda: running.status().get("connected"))
         assert running.stop() == 0
-        await_that(lambda: told(4))
+        await_that(lambda: received(4))
     watching.close()
-    assert [one["online"] for one in heard] == [True, False, True, False]
-    assert heard[0]["timestamp"] == heard[1]["timestamp"] < heard[2]["timestamp"] == heard[3]["timestamp"]
+    assert [one["online"] for one in states] == [True, False, True, False]
+    assert states[0]["timestamp"] == states[1]["timestamp"] < states[2]["timestamp"] == states[3]["timestamp"]
 
 
 def test_the_broker_ends_with_a_killed_parent(tmp_path: Path) -> None:
@@ -316,14 +316,14 @@ def test_the_broker_of_a_killed_run_is_stopped_by_the_next(broker: Broker, tmp_p
         again.stop()
 
 
-def test_a_wrong_password_is_said(broker: Broker, tmp_path: Path) -> None:
+def test_a_wrong_password_is_reported(broker: Broker, tmp_path: Path) -> None:
     address = load_address(tmp_path / "address")
     wrong = BrokerAddress(address.host, address.port, address.username, "wrong")
     with pytest.raises(FleetError, match="refused the connection"), Publisher(wrong, "device", patience_s=1):
         pass
 
 
-def test_the_largest_payload_is_taken(broker: Broker, tmp_path: Path) -> None:
+def test_the_largest_payload_is_accepted(broker: Broker, tmp_path: Path) -> None:
     with Publisher(load_address(tmp_path / "address"), "large", patience_s=10) as publisher:
         publisher.publish("fleet/s/d/telemetry", bytes(MAX_PAYLOAD_BYTES))
         publisher.flush(10)

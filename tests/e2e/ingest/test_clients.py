@@ -1,4 +1,4 @@
-"""Clients from outside, as people have them: they come in, speak, and are judged by the whole pipeline."""
+"""External clients through the whole pipeline: Sparkplug, MQTT.js and mosquitto_pub."""
 
 import json
 import os
@@ -30,18 +30,20 @@ pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]  
 CLIENTS = Path(__file__).parents[1] / "clients"
 SETTINGS = 'allowed_lateness = "2s"\ncanary_interval = "500ms"\nsparkplug_host = "fleetpulse"\n'
 POLICY = '[rules]\ntimeout = "10m"\ndeath_grace = "2s"\n'
-await_that = partial(wait.await_that, limit_s=300)  # where the machine is busy, a batch takes long
-needs_npm = pytest.mark.skipif(not (shutil.which("npm") and shutil.which("node")), reason="Node and npm are not here")
-needs_mosquitto = pytest.mark.skipif(not shutil.which("mosquitto_pub"), reason="mosquitto_pub is not here (mosquitto-clients)")
+await_that = partial(wait.await_that, limit_s=300)  # on a busy machine, a batch takes long
+needs_npm = pytest.mark.skipif(not (shutil.which("npm") and shutil.which("node")), reason="Node.js or npm is not installed")
+needs_mosquitto = pytest.mark.skipif(
+    not shutil.which("mosquitto_pub"), reason="mosquitto_pub is not installed (package mosquitto-clients)"
+)
 
 
-def fleet(*words: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "cli", *words]
+def fleet(*arguments: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "cli", *arguments]
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    """A fleet without a simulator that takes Sparkplug, and whose grace after a death is short."""
+    """Run a fleet without a simulator, with Sparkplug and a short grace period after a death."""
     folder = tmp_path_factory.mktemp("clients")
     at, environment = Home(folder / "home"), {**os.environ, "PYTHONPATH": str(ROOT)}
     at.path.mkdir()
@@ -63,7 +65,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
 
 @pytest.fixture(scope="module")
 def modules() -> Path:
-    """The clients' packages, installed once for each lock."""
+    """Install the packages of the clients, once for each lock file; return their folder."""
     lock = (CLIENTS / "package-lock.json").read_bytes()
     cache = Path(os.environ.get("FLEET_CACHE") or ROOT / ".cache")
     folder = cache / f"clients-{blake2b(lock, digest_size=6).hexdigest()}"
@@ -78,59 +80,59 @@ def modules() -> Path:
     return folder / "node_modules"
 
 
-def let_in(home: Home, name: str, nodes: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return what a client must know to come in."""
+def admit(home: Home, name: str, nodes: tuple[str, ...] = ()) -> dict[str, str]:
+    """Grant access to a client; return its credentials."""
     password, address = grant(home.broker, name, Role.DEVICE, (), nodes), load_address(home.run("broker"))
     assert renew_access(home.broker)
     return {"SERVER": f"mqtt://{address.host}:{address.port}", "NAME": name, "PASSWORD": password}
 
 
-def node(modules: Path, script: str, known: Mapping[str, str]) -> subprocess.Popen[str]:
-    environment = {**os.environ, "NODE_PATH": str(modules), **known}
+def node(modules: Path, script: str, credentials: Mapping[str, str]) -> subprocess.Popen[str]:
+    environment = {**os.environ, "NODE_PATH": str(modules), **credentials}
     return subprocess.Popen(
         ["node", str(CLIENTS / script)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     )
 
 
-def due(home: Home, device_id: str) -> list[tuple[str, str]]:
-    """Return what becomes of a device by what has landed: modes, each with what moved it there."""
+def expected(home: Home, device_id: str) -> list[tuple[str, str]]:
+    """Return the modes and triggers that the definition gives a device for the landed messages."""
     judged = (one for one in replay(bronze.rows(home), home.deployment()) if one.kind == "transition")
-    its = sorted((one for one in judged if one.device_id == device_id), key=lambda one: one.transition_no or 0)
-    return [(str(one.to_mode), str(one.trigger)) for one in its]
+    selected = sorted((one for one in judged if one.device_id == device_id), key=lambda one: one.transition_no or 0)
+    return [(str(one.to_mode), str(one.trigger)) for one in selected]
 
 
-def became(home: Home, device_id: str) -> list[tuple[str, str]]:
-    """Return what the job has judged of a device so far, likewise."""
+def emitted(home: Home, device_id: str) -> list[tuple[str, str]]:
+    """Return the modes and triggers that the job has emitted for a device so far."""
     return [(one["to_mode"], one["trigger"]) for one in judgements.transitions(home, device_id)]
 
 
 def messages(home: Home, device_id: str) -> list[Any]:
-    its = (one for one in bronze.rows(home, [device_id]) if one.device_id == device_id)
-    return sorted(its, key=lambda one: one.received_at_ms)
+    selected = (one for one in bronze.rows(home, [device_id]) if one.device_id == device_id)
+    return sorted(selected, key=lambda one: one.received_at_ms)
 
 
 @needs_npm
-def test_an_edge_node_that_is_killed_takes_its_devices_with_it_and_they_return_together(home: Home, modules: Path) -> None:
-    where = {"GROUP": "plant", "NODE": "line.1", "DEVICE": "pump"}
-    known = let_in(home, "edge", ("plant/line.1",)) | where
+def test_a_killed_edge_node_makes_its_devices_unreachable_until_both_return(home: Home, modules: Path) -> None:
+    names = {"GROUP": "plant", "NODE": "line.1", "DEVICE": "pump"}
+    credentials = admit(home, "edge", ("plant/line.1",)) | names
     ids = ("plant:line.1", "plant:line.1:pump")
     for life in range(2):
-        up = 2 * life + 1
-        client = node(modules, "sparkplug.js", known)
+        count = 2 * life + 1
+        client = node(modules, "sparkplug.js", credentials)
         try:
-            await_that(lambda up=up, client=client: client.poll() or all(len(due(home, one)) == up for one in ids))
+            await_that(lambda count=count, client=client: client.poll() or all(len(expected(home, one)) == count for one in ids))
         finally:
             client.kill()
-            said, _ = client.communicate()
-        assert said == "born\n"
-        await_that(lambda up=up: all(len(due(home, one)) == up + 1 for one in ids))
+            output, _ = client.communicate()
+        assert output == "born\n"
+        await_that(lambda count=count: all(len(expected(home, one)) == count + 1 for one in ids))
     both = [("online", "signal"), ("offline", "death")] * 2
-    await_that(lambda: all(len(became(home, one)) == 4 for one in ids))
-    assert became(home, ids[0]) == both
-    behind = became(home, ids[1])
+    await_that(lambda: all(len(emitted(home, one)) == 4 for one in ids))
+    assert emitted(home, ids[0]) == both
+    behind = emitted(home, ids[1])
     assert [mode for mode, _ in behind] == ["online", "unreachable"] * 2
     assert [why for _, why in behind[1::2]] == ["gateway_death"] * 2
-    assert behind[0][1] == "signal" and behind[2][1] in ("signal", "gateway_return"), "whichever is earlier"
+    assert behind[0][1] == "signal" and behind[2][1] in ("signal", "gateway_return"), "the earlier of the two"
     rows = messages(home, ids[1])
     assert rows[0].kind == "birth" and {one.kind for one in rows[1:]} == {"telemetry", "birth"}
     assert json.loads(rows[0].metrics) == {"temperature": 21.5, "steps": -7}
@@ -141,21 +143,22 @@ def test_an_edge_node_that_is_killed_takes_its_devices_with_it_and_they_return_t
 
 
 @needs_npm
-def test_a_device_of_a_general_client_is_heard_and_acknowledged(home: Home, modules: Path) -> None:
-    client = node(modules, "heartbeats.js", let_in(home, "npm-1") | {"COUNT": "20"})
-    said, _ = client.communicate(timeout=60)
-    assert (client.returncode, said) == (0, "acknowledged\n")
-    await_that(lambda: became(home, "npm-1") == [("online", "signal")])
+def test_messages_of_a_general_mqtt_client_are_acknowledged_and_judged(home: Home, modules: Path) -> None:
+    client = node(modules, "heartbeats.js", admit(home, "npm-1") | {"COUNT": "20"})
+    output, _ = client.communicate(timeout=60)
+    assert (client.returncode, output) == (0, "acknowledged\n")
+    await_that(lambda: emitted(home, "npm-1") == [("online", "signal")])
     assert [one.seq for one in messages(home, "npm-1")] == list(range(20))
 
 
 @needs_mosquitto
-def test_a_device_that_is_mosquitto_pub_is_heard(home: Home) -> None:
-    known, address = let_in(home, "pump-1"), load_address(home.run("broker"))
-    command = ["mosquitto_pub", "-h", address.host, "-p", str(address.port), "-u", "pump-1", "-P", known["PASSWORD"], "-q", "1"]
+def test_a_message_of_mosquitto_pub_is_judged(home: Home) -> None:
+    credentials, address = admit(home, "pump-1"), load_address(home.run("broker"))
+    command = ["mosquitto_pub", "-h", address.host, "-p", str(address.port), "-u", "pump-1"]
+    command += ["-P", credentials["PASSWORD"], "-q", "1"]
     command += ["-t", "fleet/site/pump-1/heartbeat", "-m", json.dumps({"ts": time.time_ns() // 1_000_000})]
     subprocess.run(command, check=True, timeout=30)
-    await_that(lambda: became(home, "pump-1") == [("online", "signal")])
+    await_that(lambda: emitted(home, "pump-1") == [("online", "signal")])
 
 
 def state(address: BrokerAddress, host: str) -> dict[str, Any]:
@@ -168,7 +171,7 @@ def state(address: BrokerAddress, host: str) -> dict[str, Any]:
     return json.loads(found[-1])
 
 
-def test_nodes_are_told_that_their_host_is_here(home: Home) -> None:
-    told = state(load_address(home.run("broker")), "fleetpulse")
-    assert told["online"] is True
-    assert abs(time.time() * 1000 - told["timestamp"]) < 600_000
+def test_the_host_application_publishes_that_it_is_online(home: Home) -> None:
+    reported = state(load_address(home.run("broker")), "fleetpulse")
+    assert reported["online"] is True
+    assert abs(time.time() * 1000 - reported["timestamp"]) < 600_000

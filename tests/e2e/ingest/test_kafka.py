@@ -1,4 +1,4 @@
-"""Kafka as a way in: a real one, the bridge as the process that ``fleet up`` starts, killed and stopped."""
+"""Bridge of a real Kafka, in the process that ``fleet up`` starts: kills, stops and errors."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def kafka(tmp_path: Path) -> Iterator[Node]:
     try:
         node = Node(tmp_path / "kafka")
     except FleetError as error:
-        pytest.skip(f"no Kafka can be had: {error}")
+        pytest.skip(f"Kafka is not available: {error}")
     with node:
         yield node
 
@@ -51,7 +51,7 @@ def home(tmp_path: Path) -> Home:
 
 
 class Running:
-    """The bridge of Kafka as ``fleet up`` starts it."""
+    """The bridge of Kafka, as ``fleet up`` starts it."""
 
     def __init__(self, home: Home, **kafka: str) -> None:
         self.home = home
@@ -74,14 +74,14 @@ class Running:
         return status if status.get("pid") == self.process.pid else {}
 
     def kill(self) -> None:
-        """Kill it; nothing that it started is left."""
+        """Kill it, and check that its child processes end."""
         children = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
         self.process.kill()
         self.process.wait(10)
         assert not psutil.wait_procs(children, 20)[1], "its JVM outlives it"
 
     def stop(self) -> float:
-        """Ask it to stop; return how long that took."""
+        """Stop it; return the duration of the stop, in seconds."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         since_s = time.monotonic()
         self.process.terminate()
@@ -112,7 +112,7 @@ def land(home: Home) -> None:
         pass
 
 
-def test_what_was_in_kafka_is_in_bronze_whatever_dies(home: Home, kafka: Node) -> None:
+def test_messages_of_kafka_reach_bronze_despite_kills(home: Home, kafka: Node) -> None:
     options = {"bootstrap.servers": kafka.servers, "topics": "fleet"}
     with Producer(kafka, "fleet") as producer:
         producer.send(heartbeats(0))
@@ -136,9 +136,9 @@ def test_what_was_in_kafka_is_in_bronze_whatever_dies(home: Home, kafka: Node) -
     stamps = [row["received_at_ms"] for row in written(home)]
     assert stamps == sorted(stamps)
     land(home)
-    again = Counter(row["seq"] for row in read(home, MESSAGES, "seq", " WHERE kind = 'heartbeat'"))
-    assert set(again) == set(range(3 * PART))
-    assert sum(again.values()) <= 3 * PART + 2 * BATCH, "at most a batch comes again after each end"
+    counts = Counter(row["seq"] for row in read(home, MESSAGES, "seq", " WHERE kind = 'heartbeat'"))
+    assert set(counts) == set(range(3 * PART))
+    assert sum(counts.values()) <= 3 * PART + 2 * BATCH, "at most one batch is repeated after each end"
     deaths = read(home, MESSAGES, "device_id", " WHERE kind = 'death'")
     assert {row["device_id"] for row in deaths} == {"d1"}
     refused = read(home, QUARANTINE, "topic, reason", "")
@@ -149,17 +149,17 @@ def test_what_was_in_kafka_is_in_bronze_whatever_dies(home: Home, kafka: Node) -
     assert gaps[-2:] == ["open", "close"]
 
 
-def test_who_keeps_us_out_is_said_in_a_sentence_without_secrets(home: Home, kafka: Node) -> None:
+def test_a_refused_login_is_reported_without_secrets(home: Home, kafka: Node) -> None:
     login = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="hush-hush";'
-    told = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.jaas.config": login}
-    with Running(home, **{"bootstrap.servers": kafka.servers, "topics": "fleet", **told}) as bridge:
+    login_options = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.jaas.config": login}
+    with Running(home, **{"bootstrap.servers": kafka.servers, "topics": "fleet", **login_options}) as bridge:
         await_that(lambda: "authentication failed" in (bridge.status().get("problem") or ""))
         assert not bridge.status()["connected"]
         bridge.stop()
     assert "hush-hush" not in (home.logs / "kafka.log").read_text()
 
 
-def test_what_kafka_deleted_unread_is_said_and_reading_goes_on_behind_it(home: Home, kafka: Node) -> None:
+def test_records_deleted_unread_are_reported_and_reading_continues_after_them(home: Home, kafka: Node) -> None:
     options = {"bootstrap.servers": kafka.servers, "topics": "fleet"}
     with Producer(kafka, "fleet") as producer:
         producer.send(heartbeats(0, 10))

@@ -1,7 +1,7 @@
-"""Devices with a will that come back, whatever their clocks, are never offline; those that stay away are.
+"""Reconnecting devices with a will: they stay online, whatever their clocks; absent ones go offline.
 
-Forty devices, and seconds without a network. ``FLEET_CLIENTS=200 FLEET_OUTAGE_S=60 ./fleet test e2e --all -k test_reconnects`` is
-the long form.
+The default is forty devices, and seconds without a network. The long form is
+``FLEET_CLIENTS=200 FLEET_OUTAGE_S=60 ./fleet test e2e --all -k test_reconnects``.
 """
 
 import os
@@ -32,7 +32,7 @@ from tests.support.fleet_command import begin, fleet
 pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(1200)]  # each wait has its own, shorter limit
 COUNT = int(os.environ.get("FLEET_CLIENTS", "40"))
 OUTAGE_S = float(os.environ.get("FLEET_OUTAGE_S", "6"))
-GRACE_S = 20 if COUNT <= 40 else 60  # all of them fit into it on a busy machine
+GRACE_S = 20 if COUNT <= 40 else 60  # on a busy machine, all devices reconnect within it
 SETTINGS = 'allowed_lateness = "2s"\ncanary_interval = "500ms"\nreconnect_grace = "20s"\n'
 POLICY = f'[rules]\ntimeout = "30m"\ndeath_grace = "{GRACE_S}s"\n'
 await_that = partial(wait.await_that, limit_s=300)
@@ -89,7 +89,7 @@ class Line:
 
 
 class Mosquitto:
-    """A broker of one's own, with persistence."""
+    """A separate broker, with persistence."""
 
     def __init__(self, folder: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -125,9 +125,9 @@ def path(tmp_path: Path) -> Path:
     return home
 
 
-def up(home: Home, *words: str) -> Iterator[psutil.Process]:
+def up(home: Home, *arguments: str) -> Iterator[psutil.Process]:
     """Run a fleet without simulated devices, under the policy."""
-    running = begin("up", "--home", str(home.path), "--no-sim", "--no-airflow", *words)
+    running = begin("up", "--home", str(home.path), "--no-sim", "--no-airflow", *arguments)
     try:
         await_that(lambda: read_status(home.run("bridge")).get("subscribed"), by=running)
         applied = fleet("policy", "apply", str(home.path.parent / "policy.toml"), "--home", str(home.path))
@@ -145,7 +145,7 @@ def devices_of(address: BrokerAddress) -> list[ReconnectingDevice]:
 
 
 def connect(devices: list[ReconnectingDevice]) -> None:
-    """Let all of them connect, each again until its birth is acknowledged."""
+    """Connect all devices; each retries until its birth is acknowledged."""
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(lambda one: await_that(one.connect, limit_s=60), devices))
 
@@ -156,33 +156,33 @@ def reconnect(devices: list[ReconnectingDevice]) -> None:
     connect(devices)
 
 
-def became(home: Home, device_id: str) -> list[tuple[str, str]]:
+def emitted(home: Home, device_id: str) -> list[tuple[str, str]]:
     return [(one["to_mode"], one["trigger"]) for one in judgements.transitions(home, device_id)]
 
 
 def check(home: Home, devices: list[ReconnectingDevice]) -> None:
-    """Check that ten devices of forty that stay away are offline, and that no other device was.
+    """Check that absent devices, one in four, go offline, and that no other device does.
 
     First the bridge receives the messages that the broker kept for it: until then a broker may deliver a new will before an older
     birth.
     """
     births = {one.acknowledged[-1].message.identity for one in devices}
     await_that(lambda: births <= {identity_of(row) for row in messages.rows(home, [one.name for one in devices])})
-    away, back = devices[::4], [one for number, one in enumerate(devices) if number % 4]
-    for one in away:
+    absent, returned = devices[::4], [one for number, one in enumerate(devices) if number % 4]
+    for one in absent:
         one.reset()
-    for one in back:
+    for one in returned:
         assert one.speak(), one.name
-    lost = [("online", "signal"), ("offline", "death")]
-    await_that(lambda: [one.name for one in away if became(home, one.name) != lost] == [])
+    went_offline = [("online", "signal"), ("offline", "death")]
+    await_that(lambda: [one.name for one in absent if emitted(home, one.name) != went_offline] == [])
     now_ms = time.time_ns() // 1_000_000
     await_that(lambda: (judgements.frontier_ms(home, judged_ms(home)) or 0) > now_ms)
-    assert {one.name: became(home, one.name) for one in back} == {one.name: lost[:1] for one in back}
-    for one in back:
+    assert {one.name: emitted(home, one.name) for one in returned} == {one.name: went_offline[:1] for one in returned}
+    for one in returned:
         one.leave()
 
 
-def test_resets_and_a_bridge_that_stands_still_with_the_embedded_broker(path: Path) -> None:
+def test_devices_survive_resets_and_a_suspended_bridge_with_the_embedded_broker(path: Path) -> None:
     home = Home(path)
     for running in up(home, "--port", "0"):
         devices = devices_of(load_address(home.run("broker")))
@@ -193,14 +193,14 @@ def test_resets_and_a_bridge_that_stands_still_with_the_embedded_broker(path: Pa
         bridge.suspend()
         try:
             reconnect(devices)
-            time.sleep(OUTAGE_S)  # it is away so long
+            time.sleep(OUTAGE_S)  # duration of the suspension
         finally:
             bridge.resume()
         check(home, devices)
 
 
-@pytest.mark.skipif(not shutil.which("mosquitto"), reason="mosquitto is not here")
-def test_resets_a_broker_that_is_killed_and_a_network_that_is_gone_with_mosquitto(path: Path) -> None:
+@pytest.mark.skipif(not shutil.which("mosquitto"), reason="mosquitto is not installed")
+def test_devices_survive_resets_a_killed_broker_and_a_cut_network_with_mosquitto(path: Path) -> None:
     home, broker = Home(path), Mosquitto(path.parent / "mosquitto")
     line = Line(broker.port)
     try:
@@ -215,7 +215,7 @@ def test_resets_a_broker_that_is_killed_and_a_network_that_is_gone_with_mosquitt
             line.cut()
             await_that(lambda: not read_status(home.run("bridge")).get("connected"))
             reconnect(devices)
-            time.sleep(OUTAGE_S)  # the bridge's network is gone so long
+            time.sleep(OUTAGE_S)  # duration of the outage of the bridge's network
             line.mend()
             await_that(lambda: read_status(home.run("bridge")).get("connected"))
             check(home, devices)

@@ -1,4 +1,4 @@
-"""What an operator does in the browser, to a fleet that really runs; its verdicts are those of an undisturbed run."""
+"""State changes of a running fleet in the browser: its verdicts are those of an undisturbed run."""
 
 import json
 import os
@@ -29,7 +29,7 @@ from tests.support.form import IS_DEFAULT
 from tests.support.histories.definition import require_equal_to_definition
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-PICTURES = os.environ.get("FLEET_PICTURES")  # a folder, where those of the documentation are to be made anew
+PICTURES = os.environ.get("FLEET_PICTURES")  # folder for new pictures of the documentation
 PICTURED = ("dags", "bootstrap-form", "migrate-approval", "refused", "supervise")
 PATIENCE_S = 600  # a run of a DAG starts Spark several times
 pytestmark = [
@@ -37,13 +37,13 @@ pytestmark = [
     pytest.mark.timeout(2400),  # each wait has its own, shorter limit
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: on Debian and Ubuntu, apt install chromium"),
 ]
-# Passes every call on to the real command. Where it is told to, it damages the state of a generation as soon as that is made.
+# Passes each call to the real command. While the file "damage" exists, it also damages the state of each new generation.
 SABOTEUR = """#!{python} -IS
 import json, pathlib, subprocess, sys
-home, said = pathlib.Path({home!r}), sys.argv[1:]
-done = subprocess.run([{fleet!r}, *said], stdout=subprocess.PIPE)
+home, words = pathlib.Path({home!r}), sys.argv[1:]
+done = subprocess.run([{fleet!r}, *words], stdout=subprocess.PIPE)
 sys.stdout.buffer.write(done.stdout)
-if "--hold" in said and done.returncode == 0 and (home.parent / "damage").exists():
+if "--hold" in words and done.returncode == 0 and (home.parent / "damage").exists():
     made = json.loads(done.stdout.splitlines()[-1])["generation"]
     for path in sorted((home / "checkpoints" / "lifecycle" / f"gen-{{made:04d}}" / "state").rglob("*")):
         if path.suffix in (".changelog", ".zip", ".sst") and path.stat().st_size > 200:
@@ -57,20 +57,20 @@ sys.exit(done.returncode)
 
 @dataclass
 class Browser:
-    """A browser in which somebody is logged in."""
+    """A browser with a logged-in user."""
 
     page: Page
     url: str
     token: str
 
     def picture(self, name: str) -> None:
-        """Take a picture, where the documentation's are made anew."""
+        """Take a picture, if new pictures of the documentation are requested."""
         if PICTURES and name in PICTURED:
-            self.page.wait_for_timeout(1500)  # what moves comes to rest
+            self.page.wait_for_timeout(1500)  # animations end
             self.page.screenshot(path=Path(PICTURES) / f"airflow-{name}.png")
 
     def ask(self, path: str) -> Any:
-        """Return what the API says."""
+        """Return a response of the API."""
         request = urllib.request.Request(f"{self.url}/api/v2/{path}", headers={"Authorization": f"Bearer {self.token}"})
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
@@ -82,7 +82,7 @@ class Browser:
         dialog = self.page.get_by_role("dialog")
         for name, value in form.items():
             dialog.locator(f"input[name=element_{name}]").fill(value)
-        self.page.wait_for_timeout(500)  # the form takes a value over when the typing has ended
+        self.page.wait_for_timeout(500)  # the form accepts a value after the typing has ended
         self.picture(f"{dag.removeprefix('fleet_')}-form")
         dialog.get_by_role("button", name="Trigger", exact=True).click()
         self.page.wait_for_url(f"**/dags/{dag}/runs/**")
@@ -90,7 +90,7 @@ class Browser:
 
     def await_end(self, dag: str, run: str) -> str:
         """Wait for the end of a run; return its state."""
-        self.page.goto("about:blank")  # the page of a run that goes on takes a fifth of a core
+        self.page.goto("about:blank")  # the page of an active run uses a fifth of a core
         limit = time.monotonic() + PATIENCE_S
         while (state := self.ask(f"dags/{dag}/dagRuns/{run}")["state"]) not in ("success", "failed"):
             assert time.monotonic() < limit, f"{dag} is {state} after {PATIENCE_S} s: {self.tasks(dag, run)}"
@@ -104,8 +104,8 @@ class Browser:
         found = self.ask(f"dags/{dag}/dagRuns/{run}/taskInstances")["task_instances"]
         return {one["task_id"]: one["state"] for one in found}
 
-    def told(self, dag: str, run: str, task: str) -> str:
-        """Return what a task's last try wrote."""
+    def log_of(self, dag: str, run: str, task: str) -> str:
+        """Return the log of the first try of a task."""
         content = self.ask(f"dags/{dag}/dagRuns/{run}/taskInstances/{task}/logs/1?full_content=true")["content"]
         return "\n".join(json.dumps(line) for line in content)
 
@@ -117,15 +117,18 @@ def _await(what: str, reached: Callable[[], bool], patience_s: float = PATIENCE_
         time.sleep(0.5)
 
 
-def _state(home: Home, but: int) -> str | None:
-    """Return how the lifecycle job stands, or that it was given up; None where that is said of another process."""
+def _state(home: Home, old_pid: int) -> str | None:
+    """Return the state of the lifecycle job; None if it still is the state of the process ``old_pid``.
+
+    The state "given up" is always returned.
+    """
     status = read_status(home.run("lifecycle"))
-    return status.get("state") if status.get("state") == "given up" or status.get("pid") != but else None
+    return status.get("state") if status.get("state") == "given up" or status.get("pid") != old_pid else None
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    """A home whose run leaves a dead lifecycle job to the supervisor."""
+    """Return a home whose run leaves a dead lifecycle job to the supervisor."""
     home = Home(tmp_path / "home")
     home.path.mkdir()
     (home.path / "settings.toml").write_text("restarts = 0\n")
@@ -134,7 +137,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def fleet_with_airflow(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A fleet that runs, with Airflow beside it; its address."""
+    """Run a fleet with Airflow; return the address of Airflow."""
     command = tmp_path / "fleet"
     command.write_text(SABOTEUR.format(python=sys.executable, fleet=str(ROOT / "fleet"), home=str(home.path)))
     command.chmod(0o755)
@@ -146,14 +149,14 @@ def fleet_with_airflow(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         yield read_status(home.run("airflow"))["url"]
     finally:
         running.terminate()
-        said = running.communicate(timeout=PATIENCE_S)[0]
-    assert running.returncode == 0, said
-    assert "shown only once" in said
+        output = running.communicate(timeout=PATIENCE_S)[0]
+    assert running.returncode == 0, output
+    assert "shown only once" in output
 
 
 @pytest.fixture
 def browser(fleet_with_airflow: str, home: Home) -> Iterator[Browser]:
-    """A browser in which the administrator is logged in."""
+    """Return a browser with the administrator logged in."""
     password = json.loads((home.path / "airflow" / "passwords.json").read_text())["admin"]
     body = json.dumps({"username": "admin", "password": password}).encode()
     request = urllib.request.Request(f"{fleet_with_airflow}/auth/token", body, {"Content-Type": "application/json"})
@@ -172,7 +175,7 @@ def browser(fleet_with_airflow: str, home: Home) -> Iterator[Browser]:
         chromium.close()
 
 
-def test_an_operator_moves_the_state_in_the_browser_and_the_verdicts_stay_right(home: Home, browser: Browser) -> None:
+def test_state_changes_in_the_browser_keep_the_verdicts_correct(home: Home, browser: Browser) -> None:
     page = browser.page
     page.goto(f"{browser.url}/dags")
     page.get_by_text("fleet_supervise").first.wait_for()
@@ -203,13 +206,13 @@ def test_an_operator_moves_the_state_in_the_browser_and_the_verdicts_stay_right(
     run = browser.trigger("fleet_migrate", form="5")
     _answer(browser, "fleet_migrate", run, "Approve")
     assert browser.await_end("fleet_migrate", run) == "failed"
-    states, told = browser.tasks("fleet_migrate", run), browser.told("fleet_migrate", run, "outcome")
+    states, log = browser.tasks("fleet_migrate", run), browser.log_of("fleet_migrate", run, "outcome")
     assert (states["act"], states["gate"], states["go_back"], states["outcome"]) == ("success", "failed", "success", "failed"), (
-        told
+        log
     )
     assert states["switch"] in ("upstream_failed", None)
-    assert re.search(r"gate: (generation \d+ cannot be read|suite)[^\n]*must not be used", told), told
-    assert "discarded generation" in told
+    assert re.search(r"gate: (generation \d+ cannot be read|suite)[^\n]*must not be used", log), log
+    assert "discarded generation" in log
     browser.picture("refused")
     assert (home.generation().number, home.generation().form) == (before + 1, 4)
     assert get_desired(home).what == RUNNING
@@ -218,19 +221,19 @@ def test_an_operator_moves_the_state_in_the_browser_and_the_verdicts_stay_right(
     _await("the stream runs", lambda: read_status(home.run("lifecycle")).get("state") == "running")
     judged, victim = committed_batches(home.checkpoint)[-1], read_status(home.run("lifecycle"))["pid"]
     for process in [*psutil.Process(victim).children(recursive=True), psutil.Process(victim)]:
-        with suppress(ProcessLookupError):  # those whose parent is gone end by themselves
+        with suppress(ProcessLookupError):  # a child may end with its parent
             os.kill(process.pid, signal.SIGKILL)
-    left = ("given up", "starting", "running")  # in between, the supervisor may have come already
-    _await("it is left to the supervisor", lambda: _state(home, but=victim) in left, 60)
-    _await("the supervisor brings it back", lambda: _state(home, but=victim) == "running")
+    expected = ("given up", "starting", "running")  # the supervisor may have restarted it already
+    _await("the job is left to the supervisor", lambda: _state(home, old_pid=victim) in expected, 60)
+    _await("the supervisor restarts the job", lambda: _state(home, old_pid=victim) == "running")
     assert "supervise" in get_desired(home).by
-    _await("it goes on from its checkpoint", lambda: committed_batches(home.checkpoint)[-1] > judged)
+    _await("the job continues from its checkpoint", lambda: committed_batches(home.checkpoint)[-1] > judged)
     page.goto(f"{browser.url}/dags/fleet_supervise")
     browser.picture("supervise")
 
 
 def _answer(browser: Browser, dag: str, run: str, answer: str, plan: str = "the next:") -> None:
-    """Wait until a run asks, read its plan, and answer; once more where Airflow has lost the answer, and asks again."""
+    """Wait until a run asks for approval, read its plan, and answer; answer again if Airflow has lost the answer."""
     limit = time.monotonic() + PATIENCE_S
     while (state := browser.tasks(dag, run)["approve"]) != "success":
         assert time.monotonic() < limit and state != "failed", f"approve is {state}"
@@ -246,7 +249,7 @@ def _answer(browser: Browser, dag: str, run: str, answer: str, plan: str = "the 
 
 @pytest.fixture(autouse=True)
 def undisturbed(home: Home, request: pytest.FixtureRequest) -> Iterator[None]:
-    """After all: the verdicts are those of the definition, and nothing is left running."""
+    """Check at the end: the verdicts equal the definition, and no process remains."""
     yield
     await_none_left(home.path)
     require_equal_to_definition(home)

@@ -1,4 +1,4 @@
-"""A device whose gateway hands in its messages late, through the whole pipeline: judged offline, amended, corrected."""
+"""Late delivery through the whole pipeline: a device is judged offline, amended and corrected."""
 
 import json
 import os
@@ -25,13 +25,13 @@ POLICY = '[rules]\ntimeout = "20s"\n'
 DELAY_MS = 4_000  # more than the lateness
 
 
-def fleet(*words: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "cli", *words]
+def fleet(*arguments: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "cli", *arguments]
 
 
-def call(home: Home, *words: str) -> str:
+def call(home: Home, *arguments: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = fleet(*words, "--home", str(home.path))
+    command = fleet(*arguments, "--home", str(home.path))
     return subprocess.run(command, check=True, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=120).stdout
 
 
@@ -54,24 +54,24 @@ def home(tmp_path: Path) -> Iterator[Home]:
             running.wait(60)
 
 
-def test_a_device_that_is_heard_late_alone_is_taken_back_and_corrected(home: Home) -> None:
+def test_a_device_with_only_late_messages_is_amended_and_corrected(home: Home) -> None:
     def amended() -> bool:
-        """Amend; return whether what corrects the device is on its way."""
+        """Run amend; return whether it sends a correction."""
         done = [json.loads(line) for line in call(home, "amend", "--json").splitlines()]
         assert [one["device_id"] for one in done] == ["d"]
         return done[0]["corrected"]
 
     with Publisher(load_address(home.run("broker")), "late") as publisher:
 
-        def speak_until(reached: Callable[[], Any], *, delay_ms: int = DELAY_MS) -> Any:
-            def spoken() -> Any:
-                """Speak, and look."""
+        def publish_until(reached: Callable[[], Any], *, delay_ms: int = DELAY_MS) -> Any:
+            def publish_and_check() -> Any:
+                """Publish a heartbeat, and check the condition."""
                 payload = json.dumps({"ts": time.time_ns() // 1_000_000 - delay_ms, "gateway": "g"}).encode()
                 publisher.publish("fleet/site/d/heartbeat", payload)
                 publisher.flush(30)
                 return reached()
 
-            return await_that(spoken, pause_s=1)
+            return await_that(publish_and_check, pause_s=1)
 
         def judged() -> list[tuple[str, str]]:
             rows = judgements.transitions(home, "d", everything=True)
@@ -80,18 +80,18 @@ def test_a_device_that_is_heard_late_alone_is_taken_back_and_corrected(home: Hom
         def corrected() -> bool:
             return ("online", "amended") in judged()
 
-        speak_until(judged, delay_ms=0)
-        speak_until(lambda: ("offline", "silence") in judged())
-        speak_until(lambda: amended() or corrected())
-        speak_until(corrected)
+        publish_until(judged, delay_ms=0)
+        publish_until(lambda: ("offline", "silence") in judged())
+        publish_until(lambda: amended() or corrected())
+        publish_until(corrected)
 
         def shown() -> list[tuple[str, str]]:
             amended()
             return [(one["to_mode"], one["trigger"]) for one in judgements.transitions(home, "d")]
 
-        speak_until(lambda: shown() == [("online", "signal")])
-    [standing] = [json.loads(line) for line in call(home, "device", "d", "--json").splitlines()]
-    away = standing["retracted_offline"]
-    assert away[0]["since"] < away[0]["until"]
+        publish_until(lambda: shown() == [("online", "signal")])
+    [status] = [json.loads(line) for line in call(home, "device", "d", "--json").splitlines()]
+    retracted = status["retracted_offline"]
+    assert retracted[0]["since"] < retracted[0]["until"]
     everything = [json.loads(line) for line in call(home, "transitions", "--all", "--json").splitlines()]
     assert {one["kind"] for one in everything} == {"transition", "retract"}

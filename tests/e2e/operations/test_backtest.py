@@ -1,4 +1,4 @@
-"""A small recording is played, judged again under another policy, and looked back at: through the command."""
+"""Commands backtest and rewind over a small recording."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ SPAN_MS = 90 * 60_000
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home into which an hour and a half of a simulated fleet was played."""
+    """Return a home with 90 minutes of a simulated fleet, replayed from a recording."""
     folder = tmp_path_factory.mktemp("backtest")
     recording = folder / "fleet.ndjson.gz"
     with gzip.open(recording, "wt") as file:
@@ -37,19 +37,19 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "home"
 
 
-def _changed(home: Path) -> list[int]:
-    ours = ("tables", "segments", "checkpoints")
-    return sorted(path.stat().st_mtime_ns for name in ours for path in (home / name).rglob("*"))
+def _modification_times(home: Path) -> list[int]:
+    folders = ("tables", "segments", "checkpoints")
+    return sorted(path.stat().st_mtime_ns for name in folders for path in (home / name).rglob("*"))
 
 
-def test_the_policy_that_was_in_force_gives_what_the_job_said_and_another_differs(home: Path) -> None:
-    said = rows_of("transitions", "--home", str(home), "--json")
-    before = _changed(home)
+def test_a_backtest_of_the_policy_in_force_equals_the_job_and_another_differs(home: Path) -> None:
+    transitions = rows_of("transitions", "--home", str(home), "--json")
+    before = _modification_times(home)
     [same] = rows_of("backtest", "--policy", str(home.parent / "long.toml"), "--home", str(home), "--json")
     assert same["changes"] == {"added": 0, "gone": 0, "moved": 0}
     by_mode = {one["to_mode"]: one["before"] for one in same["by_mode"]}
-    assert by_mode == {mode: sum(one["to_mode"] == mode for one in said) for mode in by_mode}
-    assert sum(by_mode.values()) == len(said)
+    assert by_mode == {mode: sum(one["to_mode"] == mode for one in transitions) for mode in by_mode}
+    assert sum(by_mode.values()) == len(transitions)
     page = home.parent / "page.html"
     other = ("backtest", "--policy", str(home.parent / "short.toml"), "--home", str(home))
     [figures] = rows_of(*other, "--json", "--html", str(page))
@@ -60,20 +60,20 @@ def test_the_policy_that_was_in_force_gives_what_the_job_said_and_another_differ
     shown = fleet(*other)
     assert shown.returncode == 0, shown.stderr
     assert f"{figures['changes']['added']:,} added" in shown.stdout
-    assert _changed(home) == before
+    assert _modification_times(home) == before
 
 
-def test_what_cannot_be_is_refused_in_a_sentence(home: Path) -> None:
-    words = ("backtest", "--home", str(home), "--policy")
-    absent = fleet(*words, str(home.parent / "absent.toml"))
+def test_an_impossible_backtest_is_refused_with_an_error(home: Path) -> None:
+    arguments = ("backtest", "--home", str(home), "--policy")
+    absent = fleet(*arguments, str(home.parent / "absent.toml"))
     assert (absent.returncode, "cannot be read" in absent.stderr) == (1, True)
-    reversed_ = fleet(*words, str(home.parent / "short.toml"), "--from", str(START + 2), "--to", str(START + 1))
+    reversed_ = fleet(*arguments, str(home.parent / "short.toml"), "--from", str(START + 2), "--to", str(START + 1))
     assert (reversed_.returncode, "--from lies before --to" in reversed_.stderr) == (2, True)
-    early = fleet(*words, str(home.parent / "short.toml"), "--from", "2020-01-01T00:00:00Z")
+    early = fleet(*arguments, str(home.parent / "short.toml"), "--from", "2020-01-01T00:00:00Z")
     assert (early.returncode, "is the oldest instant" in early.stderr) == (1, True)
 
 
-def test_looking_back_to_the_end_shows_the_devices_as_they_are(home: Path) -> None:
+def test_a_rewind_to_the_frontier_shows_the_present_devices(home: Path) -> None:
     now = {one["device_id"]: one["mode"] for one in rows_of("devices", "--home", str(home), "--json")}
     [status] = rows_of("status", "--home", str(home), "--json")
     then = {one["device_id"]: one for one in rows_of("rewind", "--to", status["frontier"], "--home", str(home), "--json")}

@@ -1,4 +1,4 @@
-"""A fleet that is maintained again and again while it runs loses nothing and judges as if nobody had."""
+"""Maintenance beside a running fleet: no message is lost, and no verdict changes."""
 
 from collections import Counter
 from pathlib import Path
@@ -22,14 +22,14 @@ STEPS = {("messages", "join"), ("messages", "checkpoint"), ("messages", "delete"
 KEEP = Keep(None, None, None, None, None, None, None, None, replaced_ms=30_000)  # longer than a batch
 
 
-def test_maintenance_beside_a_running_fleet_disturbs_no_job_and_no_verdict(tmp_path: Path) -> None:
+def test_maintenance_beside_a_running_fleet_stops_no_job_and_changes_no_verdict(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     running = begin("up", "--home", str(home.path), "--devices", "20", "--no-airflow", "--port", "0")
     pids: dict[str, set[int]] = {"landing": set(), "lifecycle": set()}
     done: Counter[tuple[str, str]] = Counter()
 
     def maintained() -> bool:
-        """Maintain; return whether each kind of step was done while the job judged, and joining again."""
+        """Run maintenance; return whether each kind of step has run, joins twice, and the job has judged."""
         for name, found in pids.items():
             found |= {pid for pid in [read_status(home.run(name)).get("pid")] if pid}
         if home.exists() and holds_table(home.table(MESSAGES.name)) and all(pids.values()):
@@ -38,10 +38,10 @@ def test_maintenance_beside_a_running_fleet_disturbs_no_job_and_no_verdict(tmp_p
 
     await_that(maintained, what="each kind of step", by=running, pause_s=0.5)
     running.terminate()
-    said = running.communicate(timeout=PATIENCE_S)[0]
-    assert running.returncode == 0, said
+    output = running.communicate(timeout=PATIENCE_S)[0]
+    assert running.returncode == 0, output
     await_none_left(home.path)
-    assert {name: len(found) for name, found in pids.items()} == {"landing": 1, "lifecycle": 1}, "a job was started again"
+    assert {name: len(found) for name, found in pids.items()} == {"landing": 1, "lifecycle": 1}, "a job was restarted"
     require_equal_to_definition(home)
     segments = tables.query(home, "SELECT segment, max(line) AS line FROM messages GROUP BY 1 ORDER BY 1", tables=["messages"])
     lines = {one["segment"]: one["line"] for one in segments}

@@ -1,4 +1,4 @@
-"""Processes killed at random under load: nothing is lost, and nothing is left behind."""
+"""Chaos under load: random kills lose no message and leave no process."""
 
 import json
 import signal
@@ -21,21 +21,21 @@ PATIENCE_S = 1500
 
 @pytest.fixture(autouse=True)
 def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where chaos makes its homes."""
+    """Return the folder in which chaos creates its homes."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     return tmp_path
 
 
 def test_two_rounds_of_kills_lose_nothing_and_repeat_nothing(homes: Path) -> None:
     running = begin("chaos", "--rounds", "2", "--seed", "5", "--pause", "2", "--rate", "100", "--json")
-    said, _ = running.communicate(timeout=PATIENCE_S)
-    assert running.returncode == 0, said
-    *lines, total = (json.loads(line) for line in said.splitlines() if line.startswith("{"))
+    output, _ = running.communicate(timeout=PATIENCE_S)
+    assert running.returncode == 0, output
+    *lines, total = (json.loads(line) for line in output.splitlines() if line.startswith("{"))
     assert {line["kill"] for line in lines} == {victim.value for victim in KillKind}
     for line in lines:
         assert line["kills"] == 2
         assert not any(line[fault] for fault in FAULTS), line
-    assert total["acknowledged"] > 1_000, "there was hardly any load"
+    assert total["acknowledged"] > 1_000, "the load was too low"
     assert total["quarantined"]
     assert total["late"]
     assert total["duplicate"]
@@ -45,22 +45,22 @@ def test_two_rounds_of_kills_lose_nothing_and_repeat_nothing(homes: Path) -> Non
     assert not list(homes.glob("fleet-chaos-*")), "the home is removed"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="TMPDIR and signals as Linux has them")
-def test_ctrl_c_stops_all_that_was_started(homes: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="needs TMPDIR and signals as on Linux")
+def test_ctrl_c_stops_all_processes(homes: Path) -> None:
     running = begin("chaos", "--seed", "5", "--only", "landing", "--pause", "0.5")
     assert running.stdout is not None
     for line in running.stdout:
         if line.startswith("round 2"):
             break
     running.send_signal(signal.SIGINT)
-    said, _ = running.communicate(timeout=PATIENCE_S)
-    assert running.returncode == 130, said
+    output, _ = running.communicate(timeout=PATIENCE_S)
+    assert running.returncode == 130, output
     await_none_left(homes)
     assert not list(homes.glob("fleet-chaos-*")), "the home is removed"
 
 
-@pytest.mark.parametrize("words", [("--only", "device"), ("--rounds", "0"), ("--rate", "0"), ("--devices", "1")])
-def test_misuse_is_said(words: tuple[str, str]) -> None:
-    done = fleet("chaos", *words)
+@pytest.mark.parametrize("arguments", [("--only", "device"), ("--rounds", "0"), ("--rate", "0"), ("--devices", "1")])
+def test_misuse_is_reported(arguments: tuple[str, str]) -> None:
+    done = fleet("chaos", *arguments)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr

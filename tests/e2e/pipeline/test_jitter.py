@@ -1,4 +1,4 @@
-"""A jitter holds verdicts back for hours; a snapshot, and a stop of the job, have them written before."""
+"""Verdict jitter: a snapshot and a stop of the job first write the delayed verdicts."""
 
 from pathlib import Path
 
@@ -17,18 +17,18 @@ _DUE_MS = 5_000 + 1_000  # silence after which a device is offline, and the late
 
 
 def _register(home: Path, *names: str) -> None:
-    """Register devices that never speak, and wait until the job has judged beyond their deadline."""
+    """Register devices that never speak, and wait until the job has judged past their deadline."""
     path = home / "devices.csv"
     path.write_text("device_id\n" + "".join(f"{name}\n" for name in names))
     done = fleet("device", "import", str(path), "--home", str(home))
     assert done.returncode == 0, done.stderr
 
-    def past() -> bool:
+    def is_past() -> bool:
         registered = [one.received_at_ms for one in messages.rows(Home(home)) if one.device_id in names]
         reached = judged_up_to(Home(home).checkpoint)
         return len(registered) == len(names) and reached is not None and reached[1] > max(registered) + _DUE_MS
 
-    await_that(past, what="the deadline of devices that never speak")
+    await_that(is_past, what="the deadline of devices that never speak")
 
 
 def _offline(home: Path) -> set[str]:
@@ -39,7 +39,7 @@ def _flushes(home: Path) -> int:
     return sum(one.contents().get("op") == FLUSH for one in messages.rows(Home(home)))
 
 
-def test_what_a_jitter_holds_back_is_written_before_a_snapshot_and_before_the_job_stops(tmp_path: Path) -> None:
+def test_delayed_verdicts_are_written_before_a_snapshot_and_before_a_stop(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "settings.toml").write_text('verdict_jitter = "24h"\nallowed_lateness = "1s"\n')
@@ -50,7 +50,7 @@ def test_what_a_jitter_holds_back_is_written_before_a_snapshot_and_before_the_jo
     try:
         await_that(lambda: Home(home).exists() and judged_up_to(Home(home).checkpoint), what="the first batch", by=running)
         _register(home, *first)
-        assert _offline(home) == set(), "they are held back for hours"
+        assert _offline(home) == set(), "their verdicts are delayed for hours"
         done = fleet("state", "snapshot", "--home", str(home))
         assert done.returncode == 0, done.stderr
         assert _offline(home) == first
@@ -66,9 +66,9 @@ def test_what_a_jitter_holds_back_is_written_before_a_snapshot_and_before_the_jo
         done = fleet("state", "snapshot", "--home", str(home))
         assert done.returncode == 0, done.stderr
         assert "verdicts were not flushed: the lifecycle job is stopped" in done.stderr
-        assert _flushes(home) == 2, "nobody was there to judge another"
+        assert _flushes(home) == 2, "no job was running to judge another flush"
     finally:
         running.terminate()
-        said, _ = running.communicate(timeout=PATIENCE_S)
-    assert running.returncode == 0, said
+        output, _ = running.communicate(timeout=PATIENCE_S)
+    assert running.returncode == 0, output
     await_none_left(home)

@@ -1,4 +1,4 @@
-"""What a newcomer does: a recording through the whole pipeline, killed and given again; then the live fleet."""
+"""Replays and live fleets through the whole pipeline, with kills and repeated commands."""
 
 import json
 import os
@@ -31,8 +31,8 @@ from tests.support.wait import PATIENCE_S, await_that
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]  # each step has its own, shorter limit
 RECORDED_FLEET = Path(os.environ.get("FLEET_RECORDING", ""))
-needs_the_recording = pytest.mark.skipif(
-    not RECORDED_FLEET.is_file(), reason="the recorded fleet is not in this tree; name it in FLEET_RECORDING"
+needs_recording = pytest.mark.skipif(
+    not RECORDED_FLEET.is_file(), reason="the recorded fleet is not in this tree; set FLEET_RECORDING to its path"
 )
 # The default suite kills the job in the middle of its work; each further victim costs a start of Spark.
 VICTIMS = ("lifecycle",) if IS_DEFAULT else ("bridge", "lifecycle", "landing", "broker", "the command")
@@ -40,12 +40,12 @@ VICTIMS = ("lifecycle",) if IS_DEFAULT else ("bridge", "lifecycle", "landing", "
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recording of a simulated fleet, garbage included."""
+    """Return a recording of a simulated fleet, which includes invalid payloads."""
     scenario = Scenario(3, 30, START, history_ms=150 * 60_000)
     return record(tmp_path_factory.mktemp("recording") / "fleet.ndjson.gz", scenario)
 
 
-def test_a_replay_that_is_killed_anywhere_and_given_again_tells_the_same(recorded: Path, tmp_path: Path) -> None:
+def test_a_replay_killed_anywhere_gives_the_same_verdicts_when_it_is_repeated(recorded: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     policy = tmp_path / "policy.toml"
     classes = "".join(f'[classes.{name}]\ntimeout = "{one["timeout"]}"\n' for name, one in scenario_policy()["classes"].items())
@@ -54,16 +54,16 @@ def test_a_replay_that_is_killed_anywhere_and_given_again_tells_the_same(recorde
     for victim in VICTIMS:
         running = begin(*command)
         _kill(running, Home(home), victim)
-        said, _ = running.communicate(timeout=PATIENCE_S)
+        output, _ = running.communicate(timeout=PATIENCE_S)
         if victim != "the command":
-            assert running.returncode == 1, said
-            assert "run the same command again" in said, said
+            assert running.returncode == 1, output
+            assert "run the same command again" in output, output
         await_none_left(home)
     running = begin(*command)
     await_that(lambda: _pid(Home(home), "lifecycle") is not None, limit_s=PATIENCE_S, what="the lifecycle job")
     asked = fleet("down", "--home", str(home))
     assert asked.returncode == 0, asked.stderr
-    assert not left_running(home), "down waits for the jobs of a replay as well"
+    assert not left_running(home), "down also waits for the jobs of a replay"
     assert running.wait(20) == 128 + signal.SIGTERM, running.communicate()[0]
     done = fleet(*command)
     assert done.returncode == 0, done.stderr
@@ -82,7 +82,7 @@ def test_a_replay_that_is_killed_anywhere_and_given_again_tells_the_same(recorde
 
 
 @pytest.mark.extended
-def test_with_a_jitter_a_replay_tells_the_same_and_nothing_is_held_back_at_a_stop(recorded: Path, tmp_path: Path) -> None:
+def test_a_replay_with_jitter_gives_the_same_verdicts_and_a_stop_delays_none(recorded: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "settings.toml").write_text('verdict_jitter = "2h"\n')
@@ -101,33 +101,35 @@ def test_with_a_jitter_a_replay_tells_the_same_and_nothing_is_held_back_at_a_sto
 
 
 def _kill(running: subprocess.Popen[str], home: Home, victim: str) -> None:
-    """Kill one process with -9 as soon as it is there, and, for the lifecycle job, has begun to judge."""
+    """Kill one process with SIGKILL once it runs; the lifecycle job, once it has started its first batch."""
     limit = time.monotonic() + 90
     while time.monotonic() < limit and running.poll() is None:
         pid = running.pid if victim == "the command" else _pid(home, victim)
-        begun = home.checkpoint / "offsets" / "0" if victim in ("lifecycle", "the command") else home.run("bridge")
-        if pid is not None and begun.exists():
+        started = home.checkpoint / "offsets" / "0" if victim in ("lifecycle", "the command") else home.run("bridge")
+        if pid is not None and started.exists():
             os.kill(pid, signal.SIGKILL)
             return
         time.sleep(0.05)
-    pytest.fail(f"{victim} was never seen: {running.communicate()[0]}")
+    pytest.fail(f"{victim} never ran: {running.communicate()[0]}")
 
 
 def _pid(home: Home, name: str) -> int | None:
-    words = {"broker": "nats-server"}.get(name, name)
+    suffix = {"broker": "nats-server"}.get(name, name)
     for process in psutil.process_iter(["cmdline"]):
         cmdline = process.info["cmdline"] or []
-        if any(str(home.path) in word for word in cmdline) and any(word.endswith(words) for word in cmdline):
+        if any(str(home.path) in argument for argument in cmdline) and any(argument.endswith(suffix) for argument in cmdline):
             return process.pid
     return None
 
 
 def _heartbeats(path: Path, day: int, devices: dict[str, int]) -> str:
-    """Write a recording of heartbeats, one a minute for so many minutes a device."""
-    at = [(START + day * 86_400_000 + minute * 60_000, one) for one, last in devices.items() for minute in range(last)]
+    """Write a recording of one heartbeat a minute; ``devices`` maps each device to its number of minutes."""
+    instants = [
+        (START + day * 86_400_000 + minute * 60_000, one) for one, minutes in devices.items() for minute in range(minutes)
+    ]
     lines = (
         json.dumps({"received_at_ms": ms, "topic": f"fleet/site/{one}/heartbeat", "payload": {"ts": ms}})
-        for ms, one in sorted(at)
+        for ms, one in sorted(instants)
     )
     path.write_text("\n".join(lines) + "\n")
     return str(path)
@@ -135,7 +137,7 @@ def _heartbeats(path: Path, day: int, devices: dict[str, int]) -> str:
 
 @pytest.fixture(scope="module")
 def played_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home in which a recording was played, and another one, of a day later, by a policy of its own."""
+    """Return a home with two replayed recordings; the second is of a day later, and has its own policy."""
     folder = tmp_path_factory.mktemp("played")
     home = folder / "home"
     first = _heartbeats(folder / "first.ndjson", 0, {"steady": 10, "quiet": 10})
@@ -146,7 +148,7 @@ def played_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.extended
-def test_a_later_recording_is_judged_by_its_policy_and_nobody_is_offline_for_the_time_between(played_twice: Path) -> None:
+def test_a_later_recording_has_its_own_policy_and_time_in_between_is_no_silence(played_twice: Path) -> None:
     rows = rows_of("transitions", "--json", "--home", str(played_twice))
     assert [one["to_mode"] for one in rows if one["device_id"] == "steady"] == ["online"]
     online, offline = (one for one in rows if one["device_id"] == "quiet")
@@ -156,26 +158,26 @@ def test_a_later_recording_is_judged_by_its_policy_and_nobody_is_offline_for_the
 
 
 @pytest.mark.extended
-def test_a_home_with_newer_rows_refuses_history(played_twice: Path, tmp_path: Path) -> None:
+def test_a_home_with_newer_rows_refuses_an_older_recording(played_twice: Path, tmp_path: Path) -> None:
     older = _heartbeats(tmp_path / "older.ndjson", 1, {"another": 1})
     refused = fleet("replay", older, "--home", str(played_twice))
     assert refused.returncode == 1
     assert "expected a recording that starts later" in refused.stderr
 
 
-def test_up_judges_a_simulated_fleet_stops_in_order_and_goes_on(tmp_path: Path) -> None:
+def test_up_judges_a_simulated_fleet_stops_cleanly_and_resumes(tmp_path: Path) -> None:
     home = tmp_path / "home"
     began_ms = time.time_ns() // 1_000_000
     running = begin("up", "--home", str(home), "--devices", "20", "--no-airflow", "--port", "0")
 
-    def judges_the_present() -> bool:
+    def is_up_to_date() -> bool:
         reached = judged_up_to(Home(home).checkpoint) if Home(home).exists() else None
         return reached is not None and reached[1] > began_ms + 15_000
 
-    await_that(judges_the_present, by=running)
+    await_that(is_up_to_date, by=running)
     running.terminate()
-    said, _ = running.communicate(timeout=PATIENCE_S)
-    assert running.returncode == 0, said
+    output, _ = running.communicate(timeout=PATIENCE_S)
+    assert running.returncode == 0, output
     await_none_left(home)
     modes = Counter(one["mode"] for one in rows_of("devices", "--json", "--home", str(home)))
     assert modes["online"] > 5
@@ -194,7 +196,7 @@ def test_up_judges_a_simulated_fleet_stops_in_order_and_goes_on(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "say"),
+    ("arguments", "code", "error"),
     [
         (("replay", "missing.gz"), 1, 'there is no recording "missing.gz"'),
         (("status",), 1, "there is no fleet in"),
@@ -205,35 +207,37 @@ def test_up_judges_a_simulated_fleet_stops_in_order_and_goes_on(tmp_path: Path) 
         (("policy", "check", "missing.toml"), 1, "cannot be read"),
     ],
 )
-def test_what_cannot_be_done_is_one_clear_sentence(words: tuple[str, ...], code: int, say: str, tmp_path: Path) -> None:
-    more = () if words[0] == "policy" else ("--home", str(tmp_path / "home"))
-    done = fleet(*words, *more)
+def test_an_impossible_command_fails_with_a_clear_error(
+    arguments: tuple[str, ...], code: int, error: str, tmp_path: Path
+) -> None:
+    more = () if arguments[0] == "policy" else ("--home", str(tmp_path / "home"))
+    done = fleet(*arguments, *more)
     assert done.returncode == code, done.stderr
-    assert say in done.stderr
+    assert error in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.extended
-@needs_the_recording
-def test_the_recorded_fleet_is_judged_right(tmp_path: Path) -> None:
+@needs_recording
+def test_the_recorded_fleet_is_judged_correctly(tmp_path: Path) -> None:
     home = tmp_path / "home"
     done = fleet("replay", str(RECORDED_FLEET), "--home", str(home), "--timeout", "60m", "--lateness", "5m")
     assert done.returncode == 0, done.stderr
-    said = emitted_judgements(home)
-    modes = Counter(one[4] for one in said.elements())
+    emitted = emitted_judgements(home)
+    modes = Counter(one[4] for one in emitted.elements())
     assert (modes["online"], modes["offline"]) == (5_342, 5_339)
-    assert len({one[0] for one in said}) == 374
+    assert len({one[0] for one in emitted}) == 374
     assert len(rows_of("late", "--json", "--home", str(home))) == 20
-    assert said == defined_judgements(RECORDED_FLEET, {"rules": {"timeout": "60m"}}, 300_000)
+    assert emitted == defined_judgements(RECORDED_FLEET, {"rules": {"timeout": "60m"}}, 300_000)
 
 
 @pytest.mark.extended
-@needs_the_recording
+@needs_recording
 @pytest.mark.parametrize(
     ("lateness_ms", "devices", "online", "offline", "late"),
     [(3_600_000, 374, 5_342, 5_339, 0), (300_000, 374, 5_342, 5_339, 20), (30_000, 374, 5_341, 5_338, 166)],
 )
-def test_the_definition_counts_the_recorded_fleet_as_it_was_counted_independently(
+def test_the_definition_equals_an_independent_count_of_the_recorded_fleet(
     lateness_ms: int, devices: int, online: int, offline: int, late: int
 ) -> None:
     judged = replay(recording.rows(RECORDED_FLEET), Deployment(lateness_ms))
@@ -244,9 +248,9 @@ def test_the_definition_counts_the_recorded_fleet_as_it_was_counted_independentl
 
 
 @pytest.mark.extended
-def test_inputs_from_the_field_are_judged_right_as_one_recording(tmp_path: Path) -> None:
-    together = CASES
-    played = record_rows(tmp_path / "presence.ndjson.gz", rows_of_cases([*together.values()]))
+def test_inputs_from_the_field_are_judged_correctly_as_one_recording(tmp_path: Path) -> None:
+    cases = CASES
+    played = record_rows(tmp_path / "presence.ndjson.gz", rows_of_cases([*cases.values()]))
     home = tmp_path / "home"
     done = fleet("replay", str(played), "--home", str(home), "--lateness", "1m")
     assert done.returncode == 0, done.stderr
@@ -255,13 +259,13 @@ def test_inputs_from_the_field_are_judged_right_as_one_recording(tmp_path: Path)
         at_s = (parse_instant_ms(one["event_time"]) - START) / 1000
         found.setdefault(one["device_id"], []).append((at_s, one["from_mode"], one["to_mode"], one["trigger"]))
     listed = Counter((one["device_id"], one["kind"]) for one in rows_of("late", "--kind", "all", "--json", "--home", str(home)))
-    for name, case in together.items():
+    for name, case in cases.items():
         for device_id, want in case.want.items():
             assert [one for one in found.get(device_id, []) if one[0] <= case.until_s] == list(want), (name, device_id)
         for (device_id, verdict), count in case.listed.items():
             assert listed[device_id, verdict.value] == count, (name, device_id)
     devices = {one["device_id"]: one for one in rows_of("devices", "--json", "--home", str(home))}
-    assert {one for case in together.values() for one in case.want} <= {*devices}, "no device is missing because of its clock"
+    assert {one for case in cases.values() for one in case.want} <= {*devices}, "no device is missing because of its clock"
     assert devices["c1"]["clock"] == "10m ahead" and devices["c2"]["clock"] == "not set"
     assert [one for one in devices if devices[one]["never_seen"]] == ["o6"]
     status = rows_of("status", "--json", "--home", str(home))[0]

@@ -1,4 +1,4 @@
-"""A start on a machine so busy that the process of the Python source comes too late for Spark, which waits ten seconds."""
+"""Slow start of the Python source: after Spark's timeout of ten seconds, the query starts again."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ if "pyspark.sql.streaming.python_streaming_source_runner" in sys.orig_argv:
 """
 
 
-def test_a_replay_whose_source_connects_too_late_starts_its_query_again_and_tells_the_same(tmp_path: Path) -> None:
+def test_a_replay_with_a_slow_source_restarts_its_query_and_keeps_its_verdicts(tmp_path: Path) -> None:
     home, marker, site = tmp_path / "home", tmp_path / "was-slow", tmp_path / "site"
     recording = record(tmp_path / "fleet.ndjson.gz", Scenario(5, 10, START, history_ms=90 * 60_000))
     policy = tmp_path / "policy.toml"

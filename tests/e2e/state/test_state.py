@@ -1,4 +1,4 @@
-"""The state of a running fleet is copied, tried beside it, moved while it is stopped, moved house; the verdicts stay right."""
+"""State verbs on a running, a stopped and a moved home: the verdicts stay correct."""
 
 import re
 import shutil
@@ -18,29 +18,29 @@ from tests.support.wait import PATIENCE_S, await_that
 pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]
 
 
-def _state(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return fleet("state", *words, "--home", str(home))
+def _state(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return fleet("state", *arguments, "--home", str(home))
 
 
 def _await_batches(home: Home, more: int) -> None:
-    """Wait until the current generation has judged so many batches more."""
-    wanted = max(committed_batches(home.checkpoint), default=-1) + more
-    await_that(lambda: max(committed_batches(home.checkpoint), default=-1) >= wanted, what="a batch more")
+    """Wait until the current generation has judged ``more`` further batches."""
+    target = max(committed_batches(home.checkpoint), default=-1) + more
+    await_that(lambda: max(committed_batches(home.checkpoint), default=-1) >= target, what="further batches")
 
 
-def _at_once(home: Path, *calls: tuple[str, ...]) -> None:
-    """Give verbs to a home all at once; who is refused says because of whom, and is given again."""
+def _run_concurrently(home: Path, *calls: tuple[str, ...]) -> None:
+    """Run verbs on a home at the same time; a refused one names the other command, and is repeated."""
     running = [begin(*call, "--home", str(home)) for call in calls]
     for call, one in zip(calls, running, strict=True):
-        said, _ = one.communicate(timeout=PATIENCE_S)
-        assert "Traceback" not in said
+        output, _ = one.communicate(timeout=PATIENCE_S)
+        assert "Traceback" not in output
         if one.returncode != 0:
-            assert one.returncode == 1 and re.search(r"in use by|still running", said), said
+            assert one.returncode == 1 and re.search(r"in use by|still running", output), output
             again = fleet(*call, "--home", str(home))
             assert again.returncode == 0, again.stderr
 
 
-def test_the_state_of_a_running_fleet_is_moved_about_and_its_verdicts_stay_right(tmp_path: Path) -> None:
+def test_state_verbs_beside_a_running_fleet_keep_its_verdicts_correct(tmp_path: Path) -> None:
     home = tmp_path / "home"
     running = begin("up", "--home", str(home), "--devices", "20", "--no-airflow", "--port", "0")
     try:
@@ -63,7 +63,7 @@ def test_the_state_of_a_running_fleet_is_moved_about_and_its_verdicts_stay_right
         assert Home(home).generation().number == 2
         done = _state(home, "rescale", "--key-groups", "3", "--gate")
         assert done.returncode == 0, done.stderr
-        assert running.poll() is None, "the run goes on without its job"
+        assert running.poll() is None, "the run continues without its job"
         assert fleet("stream", "start", "--home", str(home)).returncode == 0
         _await_batches(Home(home), 2)
         assert (Home(home).generation().number, Home(home).key_groups()) == (4, 3)
@@ -72,9 +72,9 @@ def test_the_state_of_a_running_fleet_is_moved_about_and_its_verdicts_stay_right
         running.communicate(timeout=PATIENCE_S)
     await_none_left(home)
     require_equal_to_definition(Home(home))
-    moved = tmp_path / "moved house"
+    moved = tmp_path / "moved home"
     shutil.move(home, moved)
-    _at_once(
+    _run_concurrently(
         moved, ("state", "rescale", "--key-groups", "5"), ("state", "repartition", "3"), ("state", "snapshot"), ("maintain",)
     )
     assert (Home(moved).key_groups(), position_after(Home(moved).checkpoint).partitions) == (5, 3)
@@ -84,7 +84,7 @@ def test_the_state_of_a_running_fleet_is_moved_about_and_its_verdicts_stay_right
     running = begin("up", "--home", str(moved), "--no-sim", "--no-airflow", "--port", "0")
     _await_batches(Home(moved), 1)
     running.terminate()
-    said, _ = running.communicate(timeout=PATIENCE_S)
-    assert running.returncode == 0, said
+    output, _ = running.communicate(timeout=PATIENCE_S)
+    assert running.returncode == 0, output
     require_equal_to_definition(Home(moved))
     await_none_left(moved)

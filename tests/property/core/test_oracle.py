@@ -1,4 +1,4 @@
-"""Two witnesses of one meaning: the definition in the core, and a slow one that shares no code with it."""
+"""Oracle of the definition: a slow independent implementation emits the same judgements as the core."""
 
 from typing import NamedTuple
 
@@ -15,12 +15,12 @@ DELAYS = [[0], [0, 0, 0, 5], [0, 5, 10, 25, 70, -10, -30, -35], [0, -5, -10, -20
 
 
 class Shape(NamedTuple):
-    """What a history is made of: few things in many orders meet more often than many things do."""
+    """Ingredients of a history: with few kinds of rows, interactions are more frequent."""
 
     devices: str
     kinds: list[str]
     own: list[str]
-    flagged: list[str] | None = None  # the sequence of its first policy, of few messages
+    flagged: list[str] | None = None  # flagged sequence of the first policy; the history has few messages then
 
 
 SHAPES = {
@@ -50,7 +50,7 @@ def _own_rows(draw: st.DrawFn, shape: Shape, steps: int) -> Row:
 
 @st.composite
 def histories(draw: st.DrawFn, shape: Shape) -> list[Row]:
-    """Return rows on a coarse grid, where deadlines, windows and ties meet often, and a tick by which most of it is judged."""
+    """Return rows on a coarse grid, where deadlines and windows often coincide, and a last tick that judges most of them."""
     steps, delays = draw(st.sampled_from([10, 20, 60])), draw(st.sampled_from(DELAYS))
     own = draw(st.lists(_own_rows(shape, steps), max_size=8, unique_by=lambda one: one.received_at_ms))
     least, most = (draw(st.sampled_from([1, 6, 12])), 25) if shape.flagged is None else (2, 6)
@@ -67,6 +67,6 @@ def histories(draw: st.DrawFn, shape: Shape) -> list[Row]:
 @pytest.mark.parametrize("shape", SHAPES)
 @settings(max_examples=settings().max_examples // 2)
 @given(st.data(), LATENESS)
-def test_the_definition_says_what_the_oracle_says(shape: str, data: st.DataObject, lateness_s: int) -> None:
+def test_the_definition_and_the_oracle_emit_the_same_judgements(shape: str, data: st.DataObject, lateness_s: int) -> None:
     rows = data.draw(histories(SHAPES[shape]))
     assert by_the_core(rows, lateness_s) == by_the_oracle(rows, lateness_s)

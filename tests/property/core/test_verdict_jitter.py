@@ -1,4 +1,4 @@
-"""A jitter spreads when verdicts are written; what they say, and of which instant, stays the same."""
+"""Verdict jitter: it delays the writing of verdicts, and changes neither their content nor their event time."""
 
 from collections import Counter
 from dataclasses import replace
@@ -23,39 +23,39 @@ def _flush(received_s: float) -> Row:
 
 
 def _flushed(rows: list[Row], at_s: list[int]) -> list[Row]:
-    """Return rows with ticks that flush, the last of them behind all."""
-    ticks = [_flush(each + 0.9995) for each in at_s]
+    """Return rows with flushing ticks, one of them at the end."""
+    ticks = [_flush(second + 0.9995) for second in at_s]
     return sorted([*rows, *ticks, _flush(END_S)], key=lambda one: one.received_at_ms)
 
 
 @given(histories(), CUTS, DEPLOYMENTS, st.integers(1, 3), JITTERS, st.lists(st.integers(0, 300), max_size=2, unique=True))
-def test_after_a_flush_a_jitter_has_changed_no_judgement(
+def test_a_jitter_changes_no_judgement_after_a_flush(
     rows: list[Row], cuts: list[int], deployment: Deployment, groups: int, jitter_ms: int, at_s: list[int]
 ) -> None:
     flushed = _flushed(rows, at_s)
-    told = in_batches(flushed, cuts, replace(deployment, verdict_jitter_ms=jitter_ms), groups)
-    assert told == in_batches(flushed, cuts, deployment, groups)
+    judgements = in_batches(flushed, cuts, replace(deployment, verdict_jitter_ms=jitter_ms), groups)
+    assert judgements == in_batches(flushed, cuts, deployment, groups)
 
 
 @given(histories(), CUTS, DEPLOYMENTS, st.integers(1, 3), JITTERS)
-def test_before_a_flush_a_jitter_holds_back_deadlines_of_its_own_width_and_nothing_else(
+def test_a_jitter_delays_only_deadlines_and_at_most_by_its_length(
     rows: list[Row], cuts: list[int], deployment: Deployment, groups: int, jitter_ms: int
 ) -> None:
-    told = in_batches(rows, cuts, replace(deployment, verdict_jitter_ms=jitter_ms), groups)
+    judgements = in_batches(rows, cuts, replace(deployment, verdict_jitter_ms=jitter_ms), groups)
     want = in_batches(rows, cuts, deployment, groups)
-    assert not told - want
+    assert not judgements - want
     frontier_ms = max(one.received_at_ms for one in rows) - deployment.allowed_lateness_ms
-    for kind, received_at_ms, event_time_ms in map(_when, want - told):
+    for kind, received_at_ms, event_time_ms in map(_times_of, want - judgements):
         assert kind == "transition"
-        assert received_at_ms is None, "only deadlines are held back"
-        assert frontier_ms - jitter_ms < event_time_ms or _stood_still(rows)
+        assert received_at_ms is None, "a jitter delays only deadlines"
+        assert frontier_ms - jitter_ms < event_time_ms or _has_gap(rows)
 
 
-def _when(judgement: tuple[Any, ...]) -> tuple[str, int | None, int]:
+def _times_of(judgement: tuple[Any, ...]) -> tuple[str, int | None, int]:
     return judgement[0], judgement[15], judgement[2]
 
 
-def _stood_still(rows: list[Row]) -> bool:
+def _has_gap(rows: list[Row]) -> bool:
     return any(one.kind.value == "gap" for one in rows)
 
 
@@ -66,17 +66,17 @@ def test_devices_that_share_a_deadline_are_spread_over_the_jitter() -> None:
     rows += [row(3600 + 10 * step, "fleet/_/b/tick") for step in range(1, 13)]
     offline: list[int] = []
     for number in range(1, 13):
-        told = in_batches(rows[: len(ids) + number], [], deployment)
-        deadlines = Counter({key: count for key, count in told.items() if key[6] == "offline"})
+        judgements = in_batches(rows[: len(ids) + number], [], deployment)
+        deadlines = Counter({key: count for key, count in judgements.items() if key[6] == "offline"})
         assert {key[2] for key in deadlines} <= {START + 3_600_000}
         offline.append(sum(deadlines.values()))
     assert offline[-1] == len(ids)
     steps = [after - before for before, after in zip([0, *offline], offline, strict=False)]
-    assert max(steps) < 45, "a tenth of the jitter has about a tenth of the devices"
+    assert max(steps) < 45, "a tenth of the jitter must fire for about a tenth of the devices"
 
 
 @given(histories(), CUTS, CUTS, DEPLOYMENTS, st.integers(1, 3), JITTERS, st.lists(st.integers(0, 300), max_size=2, unique=True))
-def test_a_flush_counts_up_to_its_own_row_however_batches_are_cut(
+def test_batch_cuts_do_not_change_the_effect_of_a_flush(
     rows: list[Row], cuts: list[int], others: list[int], deployment: Deployment, groups: int, jitter_ms: int, at_s: list[int]
 ) -> None:
     spread = replace(deployment, verdict_jitter_ms=jitter_ms)
@@ -84,7 +84,7 @@ def test_a_flush_counts_up_to_its_own_row_however_batches_are_cut(
     assert in_batches(flushed, cuts, spread, groups) == in_batches(flushed, others, spread, groups)
 
 
-def test_a_gateway_that_a_device_has_left_has_nothing_of_it_written_early() -> None:
+def test_death_of_a_former_gateway_does_not_flush_delayed_verdicts_of_a_device() -> None:
     rows = [
         row(0, "d/heartbeat", ts_s=0, gateway="old"),
         row(1, "d/heartbeat", ts_s=1, gateway="new"),
@@ -93,7 +93,7 @@ def test_a_gateway_that_a_device_has_left_has_nothing_of_it_written_early() -> N
         row(42, "fleet/_/b/tick"),
     ]
     spread = Deployment(1_000, 30_000, verdict_jitter_ms=40_000)
-    told = [in_batches(rows, cuts, spread) for cuts in ([], [2], [3], [1, 3])]
-    assert told == told[:1] * 4
-    assert not any(key[1] == "d" and key[6] == "offline" for key in told[0]), "it is held back"
+    judgements = [in_batches(rows, cuts, spread) for cuts in ([], [2], [3], [1, 3])]
+    assert judgements == judgements[:1] * 4
+    assert not any(key[1] == "d" and key[6] == "offline" for key in judgements[0]), "the verdict must be delayed"
     assert any(key[1] == "d" and key[6] == "offline" for key in in_batches(rows, [], Deployment(1_000, 30_000)))

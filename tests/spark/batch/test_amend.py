@@ -1,4 +1,4 @@
-"""Amend beside the running job: neither disturbs the other, and the live device goes on as its amended history does."""
+"""Amendments beside the running job: no conflicts, and the live device follows its amended history."""
 
 import json
 import threading
@@ -38,12 +38,12 @@ def _await(query: StreamingQuery, home: Home, received_s: float) -> None:
     limit = time.monotonic() + PATIENCE_S
     while (reached := judged_up_to(home.checkpoint)) is None or reached[1] < START + received_s * 1000:
         assert query.isActive, query.exception()
-        assert time.monotonic() < limit, "the stream does not come to the end of its input"
+        assert time.monotonic() < limit, "the stream does not reach the end of its input"
         time.sleep(0.1)
     query.processAllAvailable()
 
 
-def _sent(home: Home, received_s: float) -> list[Row]:
+def _sent_commands(home: Home, received_s: float) -> list[Row]:
     [path] = home.commands.glob("*.json")
     [one] = json.loads(path.read_text())
     path.unlink()
@@ -52,7 +52,7 @@ def _sent(home: Home, received_s: float) -> list[Row]:
     return [decoded]
 
 
-def test_late_delivery_takes_an_offline_back_and_the_running_job_goes_on_from_there(spark: SparkSession, tmp_path: Path) -> None:
+def test_late_delivery_retracts_an_offline_and_the_running_job_continues_from_it(spark: SparkSession, tmp_path: Path) -> None:
     home = empty(tmp_path / "home", DEPLOYMENT)
     rules = parse_policy({"rules": {"timeout": "60s", "forget_after": "10h"}}).normalised()
     batches = [
@@ -68,7 +68,7 @@ def test_late_delivery_takes_an_offline_back_and_the_running_job_goes_on_from_th
         [done] = amend_home(home, AmendRequest())
         assert (done.retracted, done.added, done.corrected) == (1, 0, True)
         assert [one["to_mode"] for one in judgements.transitions(home)] == ["online"]
-        batches.append([*_sent(home, 121), tick(140)])
+        batches.append([*_sent_commands(home, 121), tick(140)])
         land(home, batches[-1], 3)
         _await(query, home, 140)
         assert [(one["to_mode"], one["trigger"]) for one in judgements.transitions(home)][1:] == [("online", "amended")]
@@ -83,13 +83,13 @@ def test_late_delivery_takes_an_offline_back_and_the_running_job_goes_on_from_th
     assert emitted(home) == defined([one for batch in batches for one in batch], DEPLOYMENT)
     shown = [(one["to_mode"], one["trigger"], one["runtime_ms"]) for one in judgements.transitions(home)]
     assert shown == [("online", "signal", 0), ("offline", "silence", 80_000)]
-    standing = judgements.device_status(home, "d", START + 200_000)
-    assert standing is not None
-    assert standing.retracted_offline == [{"since_ms": START + 70_000, "until_ms": START + 129_000}]
+    status = judgements.device_status(home, "d", START + 200_000)
+    assert status is not None
+    assert status.retracted_offline == [{"since_ms": START + 70_000, "until_ms": START + 129_000}]
 
 
 @pytest.mark.extended
-def test_what_amend_appends_and_what_the_job_appends_do_not_hinder_each_other(spark: SparkSession, tmp_path: Path) -> None:
+def test_appends_of_amend_and_of_the_job_do_not_conflict(spark: SparkSession, tmp_path: Path) -> None:
     home = empty(tmp_path / "home", DEPLOYMENT)
     done = threading.Event()
 
@@ -97,8 +97,8 @@ def test_what_amend_appends_and_what_the_job_appends_do_not_hinder_each_other(sp
         number = 0
         while not done.is_set() or number < APPENDS:
             number += 1
-            said = {"kind": "add", "device_id": "z", "amendment_no": number, "event_time_ms": START}
-            tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, [said]), DONE, number)
+            addition = {"kind": "add", "device_id": "z", "amendment_no": number, "event_time_ms": START}
+            tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, [addition]), DONE, number)
         return number
 
     query = start(spark, home)
@@ -120,7 +120,7 @@ def test_what_amend_appends_and_what_the_job_appends_do_not_hinder_each_other(sp
 
 
 @pytest.mark.extended
-def test_a_snapshot_tells_what_the_history_had_come_to(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_snapshot_equals_the_outcome_of_its_history(spark: SparkSession, tmp_path: Path) -> None:
     home = empty(tmp_path / "home", DEPLOYMENT)
     rows = positioned(
         [
@@ -139,10 +139,10 @@ def test_a_snapshot_tells_what_the_history_had_come_to(spark: SparkSession, tmp_
         _await(query, home, 100)
     finally:
         query.stop()
-    begun = Begun(snapshot.take(spark, home, None, lambda words: None)).outcome(home, ["d", "e"])
+    started = Begun(snapshot.take(spark, home, None, lambda message: None)).outcome(home, ["d", "e"])
     want = outcome(rows, DEPLOYMENT)
-    assert begun.frontier_ms == want.frontier_ms is not None
-    assert begun.devices.keys() == want.devices.keys()
-    assert all(same_state(begun.devices[one], want.devices[one]) for one in want.devices)
-    assert {identity(one) for one in begun.pending} == {identity(one) for one in want.pending if one.device_id != "g"}
-    assert {one.device_id for one in begun.pending} == {"e", EVERYONE}, "a gateway's death concerns the devices behind it"
+    assert started.frontier_ms == want.frontier_ms is not None
+    assert started.devices.keys() == want.devices.keys()
+    assert all(same_state(started.devices[one], want.devices[one]) for one in want.devices)
+    assert {identity(one) for one in started.pending} == {identity(one) for one in want.pending if one.device_id != "g"}
+    assert {one.device_id for one in started.pending} == {"e", EVERYONE}, "a gateway's death concerns the devices behind it"

@@ -1,4 +1,4 @@
-"""A backtest on Spark finds what one in a single process finds, and what the definition says."""
+"""Backtests on Spark: the results equal those of a single process and of the definition."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ DEPLOYMENT = Deployment(30_000, 300_000, 20_000)
 
 
 @pytest.mark.parametrize("from_s", [None, 3_500])
-def test_many_workers_find_what_one_process_finds(spark: SparkSession, tmp_path: Path, from_s: int | None) -> None:
+def test_a_backtest_on_spark_equals_one_in_a_single_process(spark: SparkSession, tmp_path: Path, from_s: int | None) -> None:
     rows = history(7)
     home = landed_home(tmp_path / "home", rows, DEPLOYMENT, (len(rows) // 3, len(rows) // 2))
     policy = parse_policy({"rules": {"timeout": "2m", "degraded": {"errors": 2}}})

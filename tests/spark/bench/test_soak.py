@@ -1,4 +1,4 @@
-"""A short soak: under a constant load the state stays as it is, while devices come, leave and are forgotten."""
+"""Soak test: under a constant load the state does not grow, while devices join and leave."""
 
 from pathlib import Path
 from statistics import median
@@ -17,10 +17,12 @@ def test_the_state_does_not_grow_under_a_constant_load(tmp_path: Path) -> None:
     load = Load(devices=400, leaving=4, step_ms=30_000)
     found = run(Plan(load, minutes=0.3, period_s=0.5, batches=16, maintain_s=4, judged=SETTLED), Console(stderr=True), tmp_path)
     assert {one.bound.series for one in found.trends() if one.grows} & {*SETTLED} == set()
-    assert found.maintained, "the job is maintained as it runs"
+    assert found.maintained, "maintenance runs beside the job"
     assert max(found.series["state_rows"][-6:]) <= 8 * KEY_GROUPS
     assert max(found.series["state_bytes"]) < 1_000 * load.devices
     assert load.devices <= median(found.series["devices"][-6:]) <= 1.2 * load.devices
     third = len(memory := found.series["rss_bytes"]) // 3
-    assert median(memory[-third:]) < 1.5 * median(memory[third : 2 * third]), "a leak of each batch; the hour tells the rest"
+    assert median(memory[-third:]) < 1.5 * median(memory[third : 2 * third]), (
+        "no batch leaks memory; a soak of an hour finds slower leaks"
+    )
     assert not list(tmp_path.iterdir())

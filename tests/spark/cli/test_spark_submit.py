@@ -1,4 +1,4 @@
-"""A verb may be handed to spark-submit: the same words, the same result."""
+"""Verbs through spark-submit: the arguments and the result are those of the command."""
 
 import json
 import os
@@ -29,8 +29,8 @@ print(json.dumps(task.execute(context)))
 """
 
 
-def submitted(home: Path, *words: str) -> object:
-    """Return the result of a task that hands a verb to Spark."""
+def submit(home: Path, *arguments: str) -> object:
+    """Return the result of a task that submits a verb to Spark."""
     environment = {
         **os.environ,
         "AIRFLOW_HOME": str(home / "airflow"),
@@ -38,17 +38,17 @@ def submitted(home: Path, *words: str) -> object:
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
         "PYTHONPATH": str(ROOT),
     }
-    command = [sys.executable, "-P", "-c", _SUBMIT, str(home), *words]
+    command = [sys.executable, "-P", "-c", _SUBMIT, str(home), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_a_backtest_that_is_handed_to_spark_writes_its_page(tmp_path: Path) -> None:
+def test_a_backtest_submitted_to_spark_writes_its_page(tmp_path: Path) -> None:
     rows = [*(signal(at, "pump") for at in range(0, 3000, 100)), tick(6000)]
     home = landed_home(tmp_path / "home", rows, Deployment(10_000)).path
     run = home / "airflow" / "fleet" / "backtests" / "a-run"
     run.mkdir(parents=True)
     (run / "policy.toml").write_text('[rules]\ntimeout = "50s"\n')
-    assert submitted(home, "backtest", "--spark") == {"page": str(run / "report.html")}
+    assert submit(home, "backtest", "--spark") == {"page": str(run / "report.html")}
     assert "<svg" in (run / "report.html").read_text()

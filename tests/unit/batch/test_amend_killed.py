@@ -1,4 +1,4 @@
-"""An amend that is killed with SIGKILL at any of its writes, and given again, comes to what an undisturbed one comes to."""
+"""Crash recovery of amend: a killed and repeated run has the results of an undisturbed run."""
 
 import json
 import signal
@@ -27,7 +27,7 @@ from tests.support.homes.amended import DEPLOYMENT, RULES, agrees_with_definitio
 from tests.support.homes.homes import JudgedHome, empty
 
 pytestmark = pytest.mark.unit
-# What is written, in order, by an amend behind which the job has not judged yet what corrects, and by the next one.
+# Writes, in order, of an amend before the job has judged the correction, and of the next amend.
 ROUNDS: Final = (("append_of", "spool", "append_of", "write_amend_progress"), ("write_amend_progress", "append_of"))
 IN_DEFAULT: Final = ((0, 2, "after"), (1, 1, "before"))  # between two writes that belong together
 CHILD = """
@@ -38,92 +38,94 @@ from fleetpulse.io.home.home import Home
 
 at, after, calls = int(sys.argv[2]), sys.argv[3] == "after", 0
 
-def killing(name, whole):
+def killing(name, original):
     def call(*arguments):
         global calls
-        here, calls = calls == at, calls + 1
+        is_target, calls = calls == at, calls + 1
         print(name, flush=True)
-        if here and not after:
+        if is_target and not after:
             os.kill(os.getpid(), signal.SIGKILL)
-        whole(*arguments)
-        if here:
+        original(*arguments)
+        if is_target:
             os.kill(os.getpid(), signal.SIGKILL)
     return call
 
-for where, name in ((job.tables, "append_of"), (job, "spool"), (job, "write_amend_progress")):
-    setattr(where, name, killing(name, getattr(where, name)))
+for module, name in ((job.tables, "append_of"), (job, "spool"), (job, "write_amend_progress")):
+    setattr(module, name, killing(name, getattr(module, name)))
 job.amend_home(Home(Path(sys.argv[1])), job.AmendRequest())
 """
 
 
-def _begun(home: Path) -> JudgedHome:
-    """Two devices whose verdicts what came late takes back in part; what corrects one of them takes effect in the past."""
-    told = JudgedHome(empty(home, DEPLOYMENT))
+def _judged_home(home: Path) -> JudgedHome:
+    """Judge two devices with late messages; the correction of one of them takes effect in the past."""
+    judged = JudgedHome(empty(home, DEPLOYMENT))
     policy = row(0, "fleet/_/_/policy", policy=parse_policy(RULES).normalised(), effective_from_s=-1000)
-    told.land_and_judge(policy, heartbeat(10), tick(100))
-    told.land_and_judge(heartbeat(40, received_s=110), heartbeat(90, received_s=110), tick(120))
-    told.land_and_judge(heartbeat(130, "e"), heartbeat(150, "e"), heartbeat(140, "e", received_s=155), tick(156))
-    return told
+    judged.land_and_judge(policy, heartbeat(10), tick(100))
+    judged.land_and_judge(heartbeat(40, received_s=110), heartbeat(90, received_s=110), tick(120))
+    judged.land_and_judge(heartbeat(130, "e"), heartbeat(150, "e"), heartbeat(140, "e", received_s=155), tick(156))
+    return judged
 
 
-def _go_on(judged: JudgedHome) -> None:
-    """Let the job judge what corrects."""
+def _judge_correction(judged: JudgedHome) -> None:
+    """Let the job judge the correction rows."""
     judged.land_and_judge(*correction_rows(judged.home, 157), tick(300))
 
 
 def _outcome(home: Home) -> dict[str, Any]:
-    """Return all that an amend leaves behind."""
-    said: dict[str, Counter[Judgement]] = {one: Counter(its) for one, its in judgements_by_device(home, ["d", "e"]).items()}
+    """Return all results of an amend."""
+    judgements: dict[str, Counter[Judgement]] = {
+        device_id: Counter(judged) for device_id, judged in judgements_by_device(home, ["d", "e"]).items()
+    }
     commands = [json.loads(path.read_text()) for path in home.commands.glob("*.json")]
     return {
-        "said": said,
+        "judgements": judgements,
         "commands": commands,
-        "done": tables.landed(home, JUDGEMENTS, DONE),
-        "reached": read_amend_progress(home),
+        "processed_ms": tables.landed(home, JUDGEMENTS, DONE),
+        "progress": read_amend_progress(home),
     }
 
 
-def _amend_in_a_process(home: Home, at: int, moment: str) -> tuple[int, tuple[str, ...]]:
-    """Amend, killed at a write; return the return code, and what it came to write."""
-    command = [sys.executable, "-W", "error", "-c", CHILD, str(home.path), str(at), moment]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, tuple(done.stdout.split())
+def _amend_in_process(home: Home, write_no: int, moment: str) -> tuple[int, tuple[str, ...]]:
+    """Amend in a process that is killed at a write; return its return code and the writes it reached."""
+    command = [sys.executable, "-W", "error", "-c", CHILD, str(home.path), str(write_no), moment]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert "Traceback" not in process.stderr, process.stderr
+    return process.returncode, tuple(process.stdout.split())
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Return what each round leaves behind where nothing is killed."""
-    judged = _begun(tmp_path_factory.mktemp("undisturbed") / "home")
+    """Return the results of each round without a kill."""
+    judged = _judged_home(tmp_path_factory.mktemp("undisturbed") / "home")
     outcomes: list[dict[str, Any]] = []
     for number, writes in enumerate(ROUNDS):
         if number:
-            _go_on(judged)
-        assert _amend_in_a_process(judged.home, len(writes), "before") == (0, writes), "each write is one that is killed at"
+            _judge_correction(judged)
+        assert _amend_in_process(judged.home, len(writes), "before") == (0, writes), "every write is a kill point"
         outcomes.append(_outcome(judged.home))
     return outcomes
 
 
 @pytest.mark.parametrize(
-    ("round_no", "at", "moment"),
+    ("round_no", "write_no", "moment"),
     [
-        pytest.param(number, at, moment, marks=() if (number, at, moment) in IN_DEFAULT else pytest.mark.extended)
+        pytest.param(number, write_no, moment, marks=() if (number, write_no, moment) in IN_DEFAULT else pytest.mark.extended)
         for number, writes in enumerate(ROUNDS)
-        for at, moment in product(range(len(writes)), ("before", "after"))
+        for write_no, moment in product(range(len(writes)), ("before", "after"))
     ],
 )
-def test_killed_at_any_write_and_given_again_it_says_everything_once(
-    tmp_path: Path, undisturbed: list[dict[str, Any]], round_no: int, at: int, moment: str
+def test_amend_killed_at_any_write_and_repeated_emits_each_judgement_once(
+    tmp_path: Path, undisturbed: list[dict[str, Any]], round_no: int, write_no: int, moment: str
 ) -> None:
-    judged = _begun(tmp_path / "home")
+    judged = _judged_home(tmp_path / "home")
     home = judged.home
-    for number, wanted in enumerate(undisturbed):
+    for number, expected in enumerate(undisturbed):
         if number:
-            _go_on(judged)
+            _judge_correction(judged)
         if number == round_no:
-            assert _amend_in_a_process(home, at, moment) == (-signal.SIGKILL, ROUNDS[number][: at + 1])
+            assert _amend_in_process(home, write_no, moment) == (-signal.SIGKILL, ROUNDS[number][: write_no + 1])
         amend_home(home, AmendRequest())
-        assert _outcome(home) == wanted
+        assert _outcome(home) == expected
         assert agrees_with_definition(home) and agrees_with_definition(home, "e")
     assert amend_home(home, AmendRequest()) == []
     amended = [one for one in judgements_by_device(home, ["d"])["d"] if one.amendment_no is not None]

@@ -1,4 +1,4 @@
-"""A backtest reads a home, whatever became of its files, and says what it cannot do; its page stands alone."""
+"""Backtest: differences independent of files and slices, refused ranges, and a self-contained page."""
 
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 
 from batch import backtest as job
 from batch.backtest import backtest
-from cli.commands.batch.backtest import backtest as verb
+from cli.commands.batch.backtest import backtest as backtest_command
 from fleetpulse.columnar.backtest.diff import CHANGES
 from fleetpulse.core.errors import Misuse
 from fleetpulse.core.judgements import JudgementKind
@@ -47,50 +47,50 @@ def _files(home: Home) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in home.path.rglob("*")}
 
 
-def test_a_shorter_timeout_moves_and_adds_verdicts_and_nothing_is_written(home: Home) -> None:
+def test_shorter_timeout_moves_and_adds_verdicts_without_writing(home: Home) -> None:
     before = _files(home)
-    answer = backtest(home, SHORT, None, None)
+    report = backtest(home, SHORT, None, None)
     assert _files(home) == before
-    told = answer.figures
+    figures = report.figures
     assert [one.kind for one in replay(_history(), DEPLOYMENT)].count(JudgementKind.TRANSITION) == sum(
-        m["before"] for m in told.by_mode
+        mode["before"] for mode in figures.by_mode
     )
-    assert told.changes["moved"] == 7  # c falls silent five times, and all do at the end: sooner
-    assert told.changes["added"] == 2 * 19  # b is silent for 50 s again and again
-    assert told.changes["gone"] == 0
-    assert told.moved_by_ms == -70_000
-    assert (told.alerts("before"), told.alerts("after")) == (7, 26)
-    assert sum(1 for _ in verdicts(answer.found)) == sum(told.changes.values())
+    assert figures.changes["moved"] == 7  # c goes offline five times, a and b once at the end; all earlier
+    assert figures.changes["added"] == 2 * 19  # b is silent for 50 s after each message
+    assert figures.changes["gone"] == 0
+    assert figures.moved_by_ms == -70_000
+    assert (figures.alerts("before"), figures.alerts("after")) == (7, 26)
+    assert sum(1 for _ in verdicts(report.found)) == sum(figures.changes.values())
 
 
-def test_the_policy_that_was_in_force_changes_nothing(home: Home) -> None:
-    told = backtest(home, LONG, None, None).figures
-    assert told.changes == dict.fromkeys(CHANGES, 0)
-    assert told.alerts("before") == told.alerts("after") == 7
+def test_backtest_of_the_policy_in_force_finds_no_differences(home: Home) -> None:
+    figures = backtest(home, LONG, None, None).figures
+    assert figures.changes == dict.fromkeys(CHANGES, 0)
+    assert figures.alerts("before") == figures.alerts("after") == 7
 
 
-def test_files_put_together_and_rows_of_old_versions_removed_tell_the_same(home: Home) -> None:
-    want = backtest(home, SHORT, None, None).figures
+def test_compaction_and_vacuum_do_not_change_a_backtest(home: Home) -> None:
+    expected = backtest(home, SHORT, None, None).figures
     table = DeltaTable(str(home.table(MESSAGES.name)))
     table.optimize.compact()
     table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
     assert len(pieces_of(home)) == 1
-    assert backtest(home, SHORT, None, None).figures == want
+    assert backtest(home, SHORT, None, None).figures == expected
 
 
 @pytest.mark.parametrize("max_rows", [1, 7, 30])
-def test_slices_of_any_size_tell_the_same(home: Home, max_rows: int) -> None:
-    whole = backtest(home, SHORT, None, None)
+def test_slice_size_does_not_change_a_backtest(home: Home, max_rows: int) -> None:
+    expected = backtest(home, SHORT, None, None)
     pieces = pieces_of(home, max_rows)
-    shuffled = [replace(piece, first_ms=pieces[0].first_ms) for piece in pieces]  # as if all of them overlapped
-    for some in (pieces, sorted(shuffled, key=lambda piece: piece.first_ms)):
-        question = job._question(home, SHORT, some, None, None)
-        slices = slices_of(some, max_rows)
-        assert len(slices) > 1 or some is not pieces
-        assert job.replay_here(question, slices).to_bytes() == whole.found.to_bytes()
+    shuffled = [replace(piece, first_ms=pieces[0].first_ms) for piece in pieces]  # as if all pieces overlapped
+    for order in (pieces, sorted(shuffled, key=lambda piece: piece.first_ms)):
+        question = job._question(home, SHORT, order, None, None)
+        slices = slices_of(order, max_rows)
+        assert len(slices) > 1 or order is not pieces
+        assert job.replay_here(question, slices).to_bytes() == expected.found.to_bytes()
 
 
-def test_before_the_instant_from_which_it_acts_nothing_differs(home: Home) -> None:
+def test_backtest_finds_no_differences_before_its_start(home: Home) -> None:
     from_ms = START + 500_000
     changed = backtest(home, SHORT, from_ms, None).found.changed.to_pylist()
     assert changed
@@ -100,7 +100,7 @@ def test_before_the_instant_from_which_it_acts_nothing_differs(home: Home) -> No
     assert bounded.figures.to_ms == START + 700_000
 
 
-def test_a_home_without_history_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_backtest_of_a_home_without_history_is_refused(tmp_path: Path) -> None:
     empty = Home(tmp_path / "empty")
     empty.prepare(DEPLOYMENT)
     with refused("messages-missing"):
@@ -110,7 +110,7 @@ def test_a_home_without_history_is_refused_with_what_to_do(tmp_path: Path) -> No
         backtest(young, SHORT, None, None)
 
 
-def test_a_range_that_is_not_kept_is_refused_and_the_oldest_instant_named(home: Home) -> None:
+def test_range_outside_the_history_is_refused_with_the_oldest_instant(home: Home) -> None:
     oldest = format_instant(START)
     for bounds in ((START - 1, None), (None, START - 1), (None, START + 9_000_000), (START + 9_000_000, None)):
         with refused("interval-not-retained", match=f"{oldest} is the oldest instant"):
@@ -118,10 +118,10 @@ def test_a_range_that_is_not_kept_is_refused_and_the_oldest_instant_named(home: 
     with refused("interval-reversed", Misuse):
         backtest(home, SHORT, START + 2, START + 1)
     with refused("interval-not-judged"):
-        backtest(home, SHORT, START + 1_495_000, None)  # received, and behind it the frontier
+        backtest(home, SHORT, START + 1_495_000, None)  # received, but beyond the frontier
 
 
-def test_what_retention_removed_is_refused_and_nothing_of_it_is_compared(tmp_path: Path) -> None:
+def test_backtest_starts_at_the_retention_floor_and_refuses_earlier_ranges(tmp_path: Path) -> None:
     later = [replace(one, received_at_ms=one.received_at_ms + 2 * DAY_MS) for one in _history() if one.kind is Kind.TICK]
     later += [signal(2 * DAY_MS / 1000 + at, device) for device in ("a", "b") for at in range(0, 1000, 50)]
     later.sort(key=lambda one: one.received_at_ms)
@@ -132,25 +132,25 @@ def test_what_retention_removed_is_refused_and_nothing_of_it_is_compared(tmp_pat
     for bounds in ((kept_ms - 1, None), (START, None), (None, kept_ms - 1)):
         with refused("rows-not-retained", match=f"a backtest --.* rows are kept since {kept} .*keep_messages"):
             backtest(home, SHORT, *bounds)
-    answer = backtest(home, SHORT, None, None)
-    assert answer.figures.from_ms == kept_ms
-    assert answer.figures.changes["added"] == 2 * 2 * 19, "a and b are silent for 50 s again and again"
-    assert answer.found.changed == backtest(home, SHORT, kept_ms, None).found.changed
-    assert all((one["before_ms"] or one["after_ms"]) >= kept_ms for one in answer.found.changed.to_pylist())
+    report = backtest(home, SHORT, None, None)
+    assert report.figures.from_ms == kept_ms
+    assert report.figures.changes["added"] == 2 * 2 * 19, "a and b are silent for 50 s after each message"
+    assert report.found.changed == backtest(home, SHORT, kept_ms, None).found.changed
+    assert all((one["before_ms"] or one["after_ms"]) >= kept_ms for one in report.found.changed.to_pylist())
 
 
-def test_a_policy_file_that_is_not_there_or_has_faults_is_named(home: Home, tmp_path: Path) -> None:
+def test_missing_or_faulty_policy_file_is_refused(home: Home, tmp_path: Path) -> None:
     with refused("file-unreadable"):
-        verb(tmp_path / "none.toml", home.path)
+        backtest_command(tmp_path / "none.toml", home.path)
     (tmp_path / "bad.toml").write_text('[rules]\ntimeout = "-5m"\n')
     with refused("policy-faulty"):
-        verb(tmp_path / "bad.toml", home.path)
+        backtest_command(tmp_path / "bad.toml", home.path)
     with refused("home-missing"):
-        verb(tmp_path / "bad.toml", tmp_path / "nowhere")
+        backtest_command(tmp_path / "bad.toml", tmp_path / "nowhere")
 
 
 class _Reader(HTMLParser):
-    """What a page shows, and what it would load."""
+    """Parser that collects the text, the tags and the loaded resources of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,40 +166,43 @@ class _Reader(HTMLParser):
         self.text.append(data.strip())
 
 
-def _read(told: Backtest) -> _Reader:
+def _read(figures: Backtest) -> _Reader:
     reader = _Reader()
-    reader.feed(page(told))
+    reader.feed(page(figures))
     return reader
 
 
-def test_the_page_has_every_figure_and_loads_nothing(home: Home) -> None:
-    told = backtest(home, SHORT, None, None).figures
-    read = _read(told)
-    assert not read.loads
-    assert not read.tags & {"script", "link", "img", "iframe", "object", "embed", "form", "base", "foreignobject"}
-    text = page(told)
+def test_page_shows_every_figure_and_loads_nothing(home: Home) -> None:
+    figures = backtest(home, SHORT, None, None).figures
+    reader = _read(figures)
+    assert not reader.loads
+    assert not reader.tags & {"script", "link", "img", "iframe", "object", "embed", "form", "base", "foreignobject"}
+    text = page(figures)
     assert "default-src 'none'" in text
-    assert not [word for word in ("url(", "@import", "http:", "https:", "//") if word in text]
-    for rows in (told.by_class, told.by_site, told.by_mode, told.by_day, told.others):
-        for figures in rows:
-            for value in figures.values():
-                assert (f"{value:,}" if isinstance(value, int) else value) in read.text
-    for figure in (*(f"{count:,}" for count in told.changes.values()), f"{told.alerts('before'):,} → {told.alerts('after'):,}"):
-        assert figure in read.text
-    assert read.tags >= {"svg", "path", "rect", "table"}
+    assert not [reference for reference in ("url(", "@import", "http:", "https:", "//") if reference in text]
+    for rows in (figures.by_class, figures.by_site, figures.by_mode, figures.by_day, figures.others):
+        for group in rows:
+            for value in group.values():
+                assert (f"{value:,}" if isinstance(value, int) else value) in reader.text
+    for figure in (
+        *(f"{count:,}" for count in figures.changes.values()),
+        f"{figures.alerts('before'):,} → {figures.alerts('after'):,}",
+    ):
+        assert figure in reader.text
+    assert reader.tags >= {"svg", "path", "rect", "table"}
 
 
-def test_what_comes_from_messages_is_escaped_on_the_page_and_many_rows_are_all_in_the_table() -> None:
+def test_page_escapes_values_from_messages_and_lists_all_rows() -> None:
     sites = [{"site": f"<script>{number}</script>", "added": number, "gone": 1, "moved": 0} for number in range(40)]
-    told = Backtest(
+    figures = Backtest(
         "v", START, START, 1, dict.fromkeys(CHANGES, 0), None, [], sites, [], [{"day": "d", "before": 0, "after": 0}], []
     )
-    read = _read(told)
-    assert "script" not in read.tags
-    assert {one["site"] for one in sites} <= set(read.text)
+    reader = _read(figures)
+    assert "script" not in reader.tags
+    assert {one["site"] for one in sites} <= set(reader.text)
 
 
-def test_a_policy_is_named_by_its_version(home: Home) -> None:
-    told = backtest(home, Policy(), None, None).figures.plain()
-    assert told["policy_version"] == Policy().version
-    assert told["from"] == format_instant(START)
+def test_figures_identify_the_policy_by_its_version(home: Home) -> None:
+    figures = backtest(home, Policy(), None, None).figures.plain()
+    assert figures["policy_version"] == Policy().version
+    assert figures["from"] == format_instant(START)

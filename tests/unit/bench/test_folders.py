@@ -1,4 +1,4 @@
-"""The folder of a benchmark: it goes, but for the logs that an error names."""
+"""Temporary folder of a benchmark: it is removed at the end, except logs that an error names."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def _use(folder: Path, error: BaseException | None) -> None:
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt(), ValueError()])
-def test_a_folder_goes_with_what_is_done_in_it(error: BaseException | None, tmp_path: Path) -> None:
+def test_the_folder_is_removed_at_the_end_of_the_benchmark(error: BaseException | None, tmp_path: Path) -> None:
     if error:
         with pytest.raises(type(error)):
             _use(tmp_path / "own", error)
@@ -28,7 +28,7 @@ def test_a_folder_goes_with_what_is_done_in_it(error: BaseException | None, tmp_
     assert not (tmp_path / "own").exists()
 
 
-def test_logs_that_an_error_names_stay(tmp_path: Path) -> None:
+def test_the_logs_are_kept_if_an_error_names_them(tmp_path: Path) -> None:
     with refused("option-conflict", Misuse, match='^see the logs; .* in "') as caught:
         _use(tmp_path / "own", Misuse("see the logs", code="option-conflict"))
     assert caught.value.exit_code == 2

@@ -1,4 +1,4 @@
-"""The command imports what a verb uses; its table of verbs equals the verbs."""
+"""Verbs of the command line: one table lists them, and each imports only its dependencies."""
 
 import ast
 import inspect
@@ -23,14 +23,14 @@ HEAVY = {"deltalake", "duckdb", "numba", "numpy", "pandas", "pyarrow", "pydantic
 
 
 def _commands(module: str) -> dict[str, Any]:
-    alone = typer.Typer()
-    import_module(f"cli.{module}").register(alone)
-    return dict(get_group(alone).commands)
+    application = typer.Typer()
+    import_module(f"cli.{module}").register(application)
+    return dict(get_group(application).commands)
 
 
-def test_the_table_of_verbs_equals_the_verbs_themselves() -> None:
+def test_the_table_of_verbs_equals_the_registered_verbs() -> None:
     modules = dict.fromkeys(verb.module for verb in VERBS.values())
-    made = {
+    registered = {
         module: {
             name: Verb(module, " ".join(inspect.cleandoc(command.help).partition("\n\n")[0].split()), command.hidden)
             for name, command in _commands(module).items()
@@ -38,17 +38,19 @@ def test_the_table_of_verbs_equals_the_verbs_themselves() -> None:
         for module in modules
     }
     listed = {module: {name: verb for name, verb in VERBS.items() if verb.module == module} for module in modules}
-    assert listed == made
-    assert {module: list(verbs) for module, verbs in listed.items()} == {module: list(verbs) for module, verbs in made.items()}
+    assert listed == registered
+    assert {module: list(verbs) for module, verbs in listed.items()} == {
+        module: list(verbs) for module, verbs in registered.items()
+    }
 
 
-def test_every_module_that_adds_verbs_to_the_command_is_in_the_table() -> None:
-    def adds(path: Path) -> bool:
+def test_every_module_that_registers_verbs_is_in_the_table() -> None:
+    def registers(path: Path) -> bool:
         functions = [one for one in ast.parse(path.read_text()).body if isinstance(one, ast.FunctionDef)]
         return any(one.name == "register" and one.args.args[0].arg == "app" for one in functions)
 
     paths = sorted((ROOT / "cli").rglob("*.py"))
-    found = {".".join(path.relative_to(ROOT / "cli").with_suffix("").parts) for path in paths if adds(path)}
+    found = {".".join(path.relative_to(ROOT / "cli").with_suffix("").parts) for path in paths if registers(path)}
     assert found == {verb.module for verb in VERBS.values()}
 
 
@@ -57,28 +59,28 @@ def test_the_command_has_the_verbs_of_the_table_and_their_help() -> None:
     assert group.list_commands(None) == list(VERBS)
     assert all(group.get_command(None, name).name == name for name in VERBS)
     assert group.get_command(None, "nothing") is None
-    told = CliRunner().invoke(app, ["--help"]).stdout.replace("│", " ")
-    shown, words = {line.split()[0] for line in told.splitlines() if line.strip()}, " ".join(told.split())
+    help_text = CliRunner().invoke(app, ["--help"]).stdout.replace("│", " ")
+    shown, text = {line.split()[0] for line in help_text.splitlines() if line.strip()}, " ".join(help_text.split())
     assert shown & set(VERBS) == {name for name, verb in VERBS.items() if not verb.hidden}
-    assert [name for name, verb in VERBS.items() if not verb.hidden and verb.help not in words] == []
+    assert [name for name, verb in VERBS.items() if not verb.hidden and verb.help not in text] == []
 
 
-def test_a_slip_in_a_verb_is_answered_with_those_that_are_near() -> None:
-    done = CliRunner().invoke(app, ["statsu"])
-    assert done.exit_code == 2
-    assert "No such command 'statsu'" in done.output and "'status'" in done.output
+def test_a_misspelt_verb_gets_similar_verbs_as_suggestions() -> None:
+    result = CliRunner().invoke(app, ["statsu"])
+    assert result.exit_code == 2
+    assert "No such command 'statsu'" in result.output and "'status'" in result.output
 
 
-def _loaded(script: str, among: set[str]) -> list[str]:
-    """Run a script in a Python of its own; return those packages that it has imported at its end."""
-    whole = f"import atexit, sys\natexit.register(lambda: print('loaded', *sorted({among} & set(sys.modules))))\n{script}"
-    done = subprocess.run([sys.executable, "-c", whole], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
-    return done.stdout.splitlines()[-1].split()[1:]
+def _loaded(script: str, packages: set[str]) -> list[str]:
+    """Run a script in a new Python process; return the packages that it has imported at its end."""
+    program = f"import atexit, sys\natexit.register(lambda: print('loaded', *sorted({packages} & set(sys.modules))))\n{script}"
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode in (0, 1) and "Traceback" not in result.stderr, result.stderr
+    return result.stdout.splitlines()[-1].split()[1:]
 
 
-def _fleet(*words: str) -> str:
-    return f"sys.argv = {['fleet', *words]}\nfrom cli.entry import run\nrun()"
+def _fleet(*arguments: str) -> str:
+    return f"sys.argv = {['fleet', *arguments]}\nfrom cli.entry import run\nrun()"
 
 
 @pytest.mark.parametrize(
@@ -89,17 +91,19 @@ def _fleet(*words: str) -> str:
         pytest.param("import cli.entry, cli.commands.run.job", id="jobs"),
     ],
 )
-def test_what_reads_no_table_imports_nothing_heavy(script: str) -> None:
+def test_verbs_that_read_no_table_import_no_heavy_packages(script: str) -> None:
     assert _loaded(script, HEAVY) == []
 
 
-def test_the_health_check_of_a_service_imports_nothing_that_the_service_runs_on(tmp_path: Path) -> None:
+def test_the_health_check_of_a_service_imports_none_of_its_dependencies(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(Deployment())
-    words = ("service", "bridge", "--check", "--home", str(home.path))
-    assert _loaded(_fleet(*words), HEAVY | {"bcrypt", "cli.supervisor.processes", "rich", "structlog", "urllib.request"}) == []
+    arguments = ("service", "bridge", "--check", "--home", str(home.path))
+    assert (
+        _loaded(_fleet(*arguments), HEAVY | {"bcrypt", "cli.supervisor.processes", "rich", "structlog", "urllib.request"}) == []
+    )
 
 
-def test_a_job_has_no_optional_part_of_its_libraries(tmp_path: Path) -> None:
-    script = _fleet("job", "simulator", "--home", str(tmp_path / "absent"))  # it ends once all is imported
+def test_a_job_imports_no_optional_parts_of_its_libraries(tmp_path: Path) -> None:
+    script = _fleet("job", "simulator", "--home", str(tmp_path / "absent"))  # it ends after its imports
     assert _loaded(script, HEAVY | {"dns", "paho", "rich", "structlog"}) == ["paho", "structlog"]

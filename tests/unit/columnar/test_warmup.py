@@ -1,4 +1,4 @@
-"""What is compiled is compiled before the first batch, and anew when a source of it has changed."""
+"""Compiled kernels: warm-up compiles all of them, and again when a source has changed."""
 
 import os
 import shutil
@@ -23,17 +23,17 @@ known = set(Path(sys.argv[1]).rglob("*.nbc"))
 from bench.fold import cpu_us_per_message
 
 cpu_us_per_message(20, 6)
-assert known, "nothing was kept"
-assert set(Path(sys.argv[1]).rglob("*.nbc")) == known, "a fold compiles what was not warm"
+assert known, "warm-up cached nothing"
+assert set(Path(sys.argv[1]).rglob("*.nbc")) == known, "the fold compiled a kernel that warm-up did not"
 """
-# Both ways to judge, over a random history in which devices without a row of ours fail: those are judged by what is compiled.
+# Compare both implementations on a random history. Devices without internal rows fail in it: compiled kernels judge these.
 _BOTH = """
 from fleetpulse.core.lifecycle import TRANSITIONS, Mode, Trigger
 from tests.support.histories.dense import dense_history, difference
 
 history, course = dense_history(4)
-assert TRANSITIONS[Mode.ONLINE, Trigger.ERRORS] is Mode.FLAGGED, "the table is not the changed one"
-assert (said := difference(history, course)) is None, said
+assert TRANSITIONS[Mode.ONLINE, Trigger.ERRORS] is Mode.FLAGGED, "the transition table is not the changed one"
+assert (found := difference(history, course)) is None, found
 """
 
 
@@ -45,20 +45,20 @@ def _run(script: str, tree: Path, cache: Path) -> None:
 
 
 @pytest.mark.extended
-def test_a_fold_finds_everything_compiled_until_a_table_changes(tmp_path: Path) -> None:
+def test_warm_up_compiles_every_kernel_until_the_transition_table_changes(tmp_path: Path) -> None:
     tree, cache = tmp_path / "tree", tmp_path / "cache"
     shutil.copytree(_SOURCES, tree / "fleetpulse", ignore=shutil.ignore_patterns("__pycache__"))
     _run(_FOLD, tree, cache)
-    machine = tree / "fleetpulse" / "core" / "lifecycle.py"
-    text = machine.read_text()
+    lifecycle = tree / "fleetpulse" / "core" / "lifecycle.py"
+    text = lifecycle.read_text()
     assert "(_M.ONLINE, _T.ERRORS): _M.DEGRADED" in text
-    machine.write_text(text.replace("(_M.ONLINE, _T.ERRORS): _M.DEGRADED", "(_M.ONLINE, _T.ERRORS): _M.FLAGGED"))
+    lifecycle.write_text(text.replace("(_M.ONLINE, _T.ERRORS): _M.DEGRADED", "(_M.ONLINE, _T.ERRORS): _M.FLAGGED"))
     _run(_BOTH, tree, cache)
     _run(_FOLD, tree, cache)
-    assert len({place.name for place in cache.rglob("fold-*")}) == 1, "what was compiled of the table before is still there"
+    assert len({path.name for path in cache.rglob("fold-*")}) == 1, "kernels of the earlier transition table are still cached"
 
 
-def test_a_change_in_any_source_of_the_kernels_changes_their_digest(tmp_path: Path) -> None:
+def test_a_change_in_any_source_of_the_kernels_changes_the_digest(tmp_path: Path) -> None:
     folder = tmp_path / "columnar"
     (folder / "fold").mkdir(parents=True)
     digests = [digest_of([folder])]
@@ -70,7 +70,7 @@ def test_a_change_in_any_source_of_the_kernels_changes_their_digest(tmp_path: Pa
     assert len(set(digests)) == 6
 
 
-def test_what_is_compiled_is_known_by_all_sources_that_it_holds() -> None:
+def test_the_digest_of_compiled_kernels_covers_all_their_sources() -> None:
     assert digest_of([_SOURCES / "columnar", _SOURCES / "core"]) == SOURCES_DIGEST
-    bare = [path.name for path in (_SOURCES / "columnar").rglob("*.py") if "njit" in path.read_text()]
-    assert bare == ["cache.py"], "who compiles by numba's own decorator keeps it by one file alone"
+    compiling = [path.name for path in (_SOURCES / "columnar").rglob("*.py") if "njit" in path.read_text()]
+    assert compiling == ["cache.py"], "numba's own decorator caches by one source file only"

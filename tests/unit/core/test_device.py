@@ -1,4 +1,4 @@
-"""Exact instants: what happens at a deadline, a window's end, a command."""
+"""Life of a device: its transitions at exact deadlines, ends of windows and commands."""
 
 from typing import Any
 
@@ -31,44 +31,44 @@ def test_a_message_exactly_at_the_deadline_is_in_time() -> None:
     assert len(judged(signal(10), signal(70.001), until_s=100)) == 3
 
 
-def test_errors_degrade_until_the_window_has_passed_the_oldest_of_the_newest() -> None:
+def test_errors_degrade_a_device_while_enough_of_them_lie_in_the_window() -> None:
     errors = [signal(at, kind="error", code="E1") for at in (10, 20, 610)]
-    got = judged(*errors, until_s=700, timeout="1h")
-    assert got[1:] == [(610, "online", "degraded", "errors"), (610, "degraded", "online", "recovered")]
-    got = judged(*[signal(at, kind="error", code="E1") for at in (10, 20, 600, 605)], until_s=1300, timeout="1h")
-    assert got[1:] == [(600, "online", "degraded", "errors"), (620, "degraded", "online", "recovered")]
+    transitions = judged(*errors, until_s=700, timeout="1h")
+    assert transitions[1:] == [(610, "online", "degraded", "errors"), (610, "degraded", "online", "recovered")]
+    transitions = judged(*[signal(at, kind="error", code="E1") for at in (10, 20, 600, 605)], until_s=1300, timeout="1h")
+    assert transitions[1:] == [(600, "online", "degraded", "errors"), (620, "degraded", "online", "recovered")]
     assert len(judged(*[signal(at, kind="error") for at in (10, 20, 610.001)], until_s=700, timeout="1h")) == 1
 
 
-def test_an_ordered_sequence_flags_until_an_operator_releases() -> None:
+def test_an_ordered_sequence_of_errors_flags_a_device_until_its_release() -> None:
     codes = ("reconnaissance", "x", "auth_failed", "escalation")
     attack = [signal(10 + 5 * i, kind="error", code=code) for i, code in enumerate(codes)]
     release = row(100, "d/control", op="release")
     calm = {"degraded": {"errors": 16}, "timeout": "1h"}
-    got = judged(*attack, release, until_s=200, **calm)
-    assert got[1:] == [(25, "online", "flagged", "sequence"), (100, "flagged", "online", "released")]
+    transitions = judged(*attack, release, until_s=200, **calm)
+    assert transitions[1:] == [(25, "online", "flagged", "sequence"), (100, "flagged", "online", "released")]
     assert judged(*attack[::-1], until_s=200, **calm) == judged(
         *sorted(attack, key=lambda one: one.event_time_ms or 0), until_s=200, **calm
     )
-    wrong = [
+    unordered = [
         signal(10 + 5 * i, kind="error", code=code) for i, code in enumerate(("auth_failed", "reconnaissance", "escalation"))
     ]
-    assert len(judged(*wrong, until_s=200, **calm)) == 1
+    assert len(judged(*unordered, until_s=200, **calm)) == 1
 
 
-def test_a_sequence_that_ends_exactly_with_the_window_flags_and_one_a_millisecond_longer_does_not() -> None:
+def test_a_sequence_flags_a_device_if_it_ends_by_the_end_of_the_window() -> None:
     rules: dict[str, Any] = {"degraded": {"errors": 16}, "timeout": "1h", "flagged": {"window": "30s", "hold": "5m"}}
     codes = ("reconnaissance", "auth_failed", "escalation")
 
-    def attacked(last_s: float) -> list[tuple[float, str, str, str]]:
+    def judged_attack(last_s: float) -> list[tuple[float, str, str, str]]:
         errors = [signal(at, kind="error", code=code) for at, code in zip((10, 25, last_s), codes, strict=True)]
         return judged(*errors, until_s=100, **rules)
 
-    assert attacked(40)[1:] == [(40, "online", "flagged", "sequence")]
-    assert attacked(40.001) == [(10, "provisioned", "online", "signal")]
+    assert judged_attack(40)[1:] == [(40, "online", "flagged", "sequence")]
+    assert judged_attack(40.001) == [(10, "provisioned", "online", "signal")]
 
 
-def test_a_flag_is_let_go_after_its_hold() -> None:
+def test_a_flag_ends_after_its_hold() -> None:
     attack = [signal(10 + i, kind="error", code=c) for i, c in enumerate(("reconnaissance", "auth_failed", "escalation"))]
     rules: dict[str, Any] = {"degraded": {"errors": 16}, "timeout": "1h", "flagged": {"hold": "5m"}}
     assert judged(*attack, until_s=400, **rules)[1:] == [
@@ -77,20 +77,20 @@ def test_a_flag_is_let_go_after_its_hold() -> None:
     ]
 
 
-def test_silence_wins_over_facts_and_a_return_wears_them() -> None:
+def test_a_degraded_device_that_was_offline_returns_degraded() -> None:
     errors = [signal(at, kind="error") for at in (10, 11, 12)]
-    got = judged(*errors, signal(200), until_s=230)
-    assert [mode for _, _, mode, _ in got] == ["online", "degraded", "offline", "degraded"]
+    transitions = judged(*errors, signal(200), until_s=230)
+    assert [mode for _, _, mode, _ in transitions] == ["online", "degraded", "offline", "degraded"]
 
 
-def test_silence_does_not_count_in_maintenance() -> None:
+def test_silence_takes_effect_only_after_maintenance() -> None:
     hold = row(20, "d/control", op="maintain", until_s=200)
     assert judged(signal(10), hold, until_s=250)[1:] == [
         (20, "online", "maintenance", "maintain"),
         (200, "maintenance", "offline", "silence"),
     ]
-    got = judged(signal(10), hold, signal(190), until_s=260)
-    assert got[1:] == [
+    transitions = judged(signal(10), hold, signal(190), until_s=260)
+    assert transitions[1:] == [
         (20, "online", "maintenance", "maintain"),
         (200, "maintenance", "online", "until"),
         (250, "online", "offline", "silence"),
@@ -98,16 +98,16 @@ def test_silence_does_not_count_in_maintenance() -> None:
 
 
 def test_a_hold_beyond_the_policy_is_refused() -> None:
-    def others(until_s: float) -> list[JudgementKind]:
-        told = replay([signal(10), row(20, "d/control", op="maintain", until_s=until_s), tick(60)], DEPLOYMENT)
-        return [one.kind for one in told if one.kind is not JudgementKind.TRANSITION]
+    def other_kinds(until_s: float) -> list[JudgementKind]:
+        judgements = replay([signal(10), row(20, "d/control", op="maintain", until_s=until_s), tick(60)], DEPLOYMENT)
+        return [one.kind for one in judgements if one.kind is not JudgementKind.TRANSITION]
 
     longest_s = 20 + 7 * 86_400
-    assert (others(longest_s), others(longest_s + 0.001)) == ([], [JudgementKind.REFUSED])
-    assert (others(20.001), others(20)) == ([], [JudgementKind.REFUSED]), "it ends behind the command"
+    assert (other_kinds(longest_s), other_kinds(longest_s + 0.001)) == ([], [JudgementKind.REFUSED])
+    assert (other_kinds(20.001), other_kinds(20)) == ([], [JudgementKind.REFUSED]), "a hold must end after its command"
 
 
-def test_an_update_ends_when_the_device_is_back_after_a_restart() -> None:
+def test_an_update_ends_with_the_first_signal_after_a_restart() -> None:
     update = row(20, "d/control", op="update", until_s=7_200)
     lives: list[tuple[dict[str, Any], dict[str, Any]]]
     lives = [({"boot": "1"}, {"boot": "2"}), ({"seq": 9}, {"seq": 0}), ({"boot": "1", "seq": 9}, {"boot": "2"})]
@@ -119,30 +119,30 @@ def test_an_update_ends_when_the_device_is_back_after_a_restart() -> None:
         ]
     assert judged(signal(10, boot="1"), update, signal(200, boot="1"), until_s=210)[2:] == []
     restarted = [signal(10, boot="1"), row(20, "d/control", op="maintain", until_s=7_200), signal(200, boot="2")]
-    assert judged(*restarted, until_s=210)[2:] == [], "people are at work: a restart does not end that"
+    assert judged(*restarted, until_s=210)[2:] == [], "a restart does not end maintenance"
 
 
-def test_release_ends_an_update_or_a_flag_and_is_refused_elsewhere() -> None:
+def test_a_release_ends_an_update_or_a_flag_and_is_otherwise_refused() -> None:
     release = row(40, "d/control", op="release")
     update = row(20, "d/control", op="update", until_s=7_200)
     assert judged(signal(10), update, release, until_s=50)[2:] == [(40, "updating", "online", "released")]
-    for others in ((), (row(20, "d/control", op="maintain", until_s=7_200),)):
-        rows = positioned([signal(10), *others, release, tick(50)])
+    for holds in ((), (row(20, "d/control", op="maintain", until_s=7_200),)):
+        rows = positioned([signal(10), *holds, release, tick(50)])
         refused = [one.reason for one in replay(rows, DEPLOYMENT) if one.kind is JudgementKind.REFUSED]
-        mode = "maintenance" if others else "online"
+        mode = "maintenance" if holds else "online"
         assert refused == [f"release ends an update or a flag; the device is {mode}, without either"]
 
 
-def test_a_command_for_the_frontier_is_refused_and_one_for_the_instant_after_it_counts() -> None:
-    def verdicts(effective_s: float) -> list[JudgementKind]:
+def test_a_command_is_accepted_only_for_an_instant_after_the_frontier() -> None:
+    def kinds(effective_s: float) -> list[JudgementKind]:
         command = row(20, "d/control", op="maintain", until_s=100, effective_from_s=effective_s)  # the frontier is at 19
         return [one.kind for one in replay(positioned([signal(10), command, tick(60)]), DEPLOYMENT)]
 
-    assert verdicts(19) == [JudgementKind.REFUSED, JudgementKind.TRANSITION]
-    assert verdicts(19.001) == [JudgementKind.TRANSITION] * 2
+    assert kinds(19) == [JudgementKind.REFUSED, JudgementKind.TRANSITION]
+    assert kinds(19.001) == [JudgementKind.TRANSITION] * 2
 
 
-def test_a_will_leaves_its_grace_and_only_a_later_signal_revives() -> None:
+def test_a_will_takes_effect_after_its_grace_unless_a_later_signal_arrives() -> None:
     death = row(20, "d/death")
     assert judged(signal(10), death, until_s=60)[1:] == [(50, "online", "offline", "death")]
     assert judged(signal(10), death, signal(40), until_s=60) == [(10, "provisioned", "online", "signal")]
@@ -155,120 +155,130 @@ def test_a_will_of_another_boot_is_ignored() -> None:
     assert judged(signal(10, boot="b2"), death, until_s=60) == [(10, "provisioned", "online", "signal")]
 
 
-def behind(at_s: float, device: str = "d", **more: Any) -> Row:
+def via_g(at_s: float, device: str = "d", **more: Any) -> Row:
     return signal(at_s, device, gateway="g", **more)
 
 
-def of(device: str, *rows: Row, until_s: float, **rules: Any) -> list[tuple[float, str, str, str]]:
+def transitions_of(device: str, *rows: Row, until_s: float, **rules: Any) -> list[tuple[float, str, str, str]]:
     """Return the transitions of one of several devices."""
-    told = replay(positioned([policy(effective_s=-1000, **rules), *rows, tick(until_s)]), DEPLOYMENT)
-    return changes(one for one in told if one.device_id == device)
+    judgements = replay(positioned([policy(effective_s=-1000, **rules), *rows, tick(until_s)]), DEPLOYMENT)
+    return changes(one for one in judgements if one.device_id == device)
 
 
 ONLINE = (10, "provisioned", "online", "signal")
 DEATH = row(20, "g/death", gateway="g")
 
 
-def test_a_device_is_unreachable_when_the_grace_after_its_gateways_death_is_over_until_it_or_the_gateway_is_heard() -> None:
+def test_a_gateways_death_makes_a_device_unreachable_until_either_is_heard() -> None:
     cut_off = (50, "online", "unreachable", "gateway_death")
-    assert of("d", behind(10), DEATH, until_s=60) == [ONLINE, cut_off]
-    assert of("d", behind(10), DEATH, behind(49), until_s=60) == [ONLINE]
-    assert of("d", behind(10), DEATH, behind(55), until_s=60) == [ONLINE, cut_off, (55, "unreachable", "online", "signal")]
-    delayed = behind(19, received_s=21)  # what the gateway had sent before it died
-    assert of("d", behind(10), delayed, DEATH, until_s=60) == [ONLINE, cut_off]
+    assert transitions_of("d", via_g(10), DEATH, until_s=60) == [ONLINE, cut_off]
+    assert transitions_of("d", via_g(10), DEATH, via_g(49), until_s=60) == [ONLINE]
+    assert transitions_of("d", via_g(10), DEATH, via_g(55), until_s=60) == [
+        ONLINE,
+        cut_off,
+        (55, "unreachable", "online", "signal"),
+    ]
+    delayed = via_g(19, received_s=21)  # sent by the gateway before its death
+    assert transitions_of("d", via_g(10), delayed, DEATH, until_s=60) == [ONLINE, cut_off]
     back = signal(55, "g")
-    assert of("d", behind(10), DEATH, back, until_s=60) == [ONLINE, cut_off, (55, "unreachable", "online", "gateway_return")]
+    assert transitions_of("d", via_g(10), DEATH, back, until_s=60) == [
+        ONLINE,
+        cut_off,
+        (55, "unreachable", "online", "gateway_return"),
+    ]
 
 
-def test_a_return_within_the_grace_changes_nothing() -> None:
+def test_a_gateways_return_within_the_grace_changes_nothing() -> None:
     for back in (signal(49, "g"), signal(50, "g", "birth"), signal(5, "g", received_s=50), signal(45, "g", gateway="h")):
-        assert of("d", behind(10), DEATH, back, until_s=60) == [ONLINE]
-    handed_in = signal(15, "g", gateway="h", received_s=45)  # from before its death: no return
-    assert of("d", behind(10), DEATH, handed_in, until_s=60)[1:] == [(50, "online", "unreachable", "gateway_death")]
+        assert transitions_of("d", via_g(10), DEATH, back, until_s=60) == [ONLINE]
+    delayed = signal(15, "g", gateway="h", received_s=45)  # sent before its death, so no return
+    assert transitions_of("d", via_g(10), DEATH, delayed, until_s=60)[1:] == [(50, "online", "unreachable", "gateway_death")]
 
 
-def test_the_time_without_a_gateway_is_not_its_devices_silence() -> None:
+def test_a_gateway_outage_does_not_count_as_silence_of_its_devices() -> None:
     died, back = row(40, "g/death", gateway="g"), signal(1040, "g")
-    gone = [(70, "online", "unreachable", "gateway_death"), (1040, "unreachable", "online", "gateway_return")]
-    assert of("d", behind(10), died, back, until_s=1070.999) == [ONLINE, *gone]
-    assert of("d", behind(10), died, back, until_s=1071)[3:] == [(1070, "online", "offline", "silence")]
+    outage = [(70, "online", "unreachable", "gateway_death"), (1040, "unreachable", "online", "gateway_return")]
+    assert transitions_of("d", via_g(10), died, back, until_s=1070.999) == [ONLINE, *outage]
+    assert transitions_of("d", via_g(10), died, back, until_s=1071)[3:] == [(1070, "online", "offline", "silence")]
     twice = [died, signal(45, "g"), row(60, "g/death", gateway="g"), signal(65, "g")]
-    assert of("d", behind(10), *twice, until_s=80.999) == [ONLINE]
-    assert of("d", behind(10), *twice, until_s=81) == [ONLINE, (80, "online", "offline", "silence")]
-    heard = [behind(1050), behind(1051)]
-    rows = positioned([policy(effective_s=-1000), behind(10), died, back, *heard, tick(1060)])
+    assert transitions_of("d", via_g(10), *twice, until_s=80.999) == [ONLINE]
+    assert transitions_of("d", via_g(10), *twice, until_s=81) == [ONLINE, (80, "online", "offline", "silence")]
+    heard = [via_g(1050), via_g(1051)]
+    rows = positioned([policy(effective_s=-1000), via_g(10), died, back, *heard, tick(1060)])
     assert outcome(rows, DEPLOYMENT).devices["d"].runtime_ms == 41_000, "30 s before the death, 10 s after the return, and 1 s"
 
 
-def test_a_gateway_that_stays_away_takes_its_devices_offline_and_they_are_forgotten() -> None:
+def test_devices_go_offline_at_the_gateway_outage_limit_and_are_then_forgotten() -> None:
     rules = {"gateway_outage_limit": "100s", "forget_after": "200s"}
-    gone = [(50, "online", "unreachable", "gateway_death"), (120, "unreachable", "offline", "silence")]
-    assert of("d", behind(10), DEATH, until_s=320.999, **rules)[1:] == gone
-    assert of("d", behind(10), DEATH, until_s=321, **rules)[3:] == [(320, "offline", "forgotten", "forget")]
-    assert of("d", behind(10), DEATH, signal(130, "g"), until_s=140, **rules)[1:] == gone, "offline until it is heard"
+    outage = [(50, "online", "unreachable", "gateway_death"), (120, "unreachable", "offline", "silence")]
+    assert transitions_of("d", via_g(10), DEATH, until_s=320.999, **rules)[1:] == outage
+    assert transitions_of("d", via_g(10), DEATH, until_s=321, **rules)[3:] == [(320, "offline", "forgotten", "forget")]
+    assert transitions_of("d", via_g(10), DEATH, signal(130, "g"), until_s=140, **rules)[1:] == outage, (
+        "offline until it is heard"
+    )
 
 
-def test_a_device_that_is_offline_stays_so_when_its_gateway_dies() -> None:
+def test_an_offline_device_stays_offline_when_its_gateway_dies() -> None:
     died = row(80, "g/death", gateway="g")
-    assert of("d", behind(10), died, signal(500, "g"), until_s=600) == [ONLINE, (70, "online", "offline", "silence")]
+    assert transitions_of("d", via_g(10), died, signal(500, "g"), until_s=600) == [ONLINE, (70, "online", "offline", "silence")]
 
 
-def test_a_gateways_death_is_for_those_whose_gateway_it_is_at_that_instant() -> None:
-    for other in (signal(10), signal(10, gateway="h")):
-        assert of("d", other, DEATH, until_s=60) == [ONLINE]
-    assert of("g", signal(10, "g"), DEATH, until_s=60) == [ONLINE, (50, "online", "offline", "death")]
-    assert of("d", behind(10), signal(15, gateway="h"), DEATH, until_s=60) == [ONLINE]
+def test_a_gateways_death_affects_only_devices_behind_it_at_that_instant() -> None:
+    for unaffected in (signal(10), signal(10, gateway="h")):
+        assert transitions_of("d", unaffected, DEATH, until_s=60) == [ONLINE]
+    assert transitions_of("g", signal(10, "g"), DEATH, until_s=60) == [ONLINE, (50, "online", "offline", "death")]
+    assert transitions_of("d", via_g(10), signal(15, gateway="h"), DEATH, until_s=60) == [ONLINE]
     registered = [row(5, "d/registry", op="add", gateway="g"), signal(10)]
-    assert of("d", *registered, DEATH, until_s=60)[1:] == [(50, "online", "unreachable", "gateway_death")]
+    assert transitions_of("d", *registered, DEATH, until_s=60)[1:] == [(50, "online", "unreachable", "gateway_death")]
     moved = row(55, "d/registry", op="add", gateway="h")
-    assert of("d", *registered, DEATH, moved, until_s=60)[2:] == [(55, "unreachable", "online", "registered")]
-    assert len(of("d", behind(10), row(20, "g/death"), until_s=60)) == 1  # the will of a device that is no gateway
+    assert transitions_of("d", *registered, DEATH, moved, until_s=60)[2:] == [(55, "unreachable", "online", "registered")]
+    assert len(transitions_of("d", via_g(10), row(20, "g/death"), until_s=60)) == 1  # the will of a device that is no gateway
 
 
-def test_a_gateways_will_of_an_older_session_is_ignored_by_those_behind_it() -> None:
+def test_a_gateways_will_of_an_older_session_does_not_affect_its_devices() -> None:
     for name in ("boot", "session"):
         stale = row(20, "g/death", gateway="g", **{name: "1"})
-        gate = behind(10, "g", **{name: "2"})
-        assert of("d", gate, behind(10), stale, until_s=60) == [ONLINE]
+        gateway_signal = via_g(10, "g", **{name: "2"})
+        assert transitions_of("d", gateway_signal, via_g(10), stale, until_s=60) == [ONLINE]
 
 
-def test_a_will_of_its_own_takes_a_device_offline_whatever_its_gateway_does() -> None:
-    rows = [behind(10), row(20, "d/death"), row(35, "g/death", gateway="g")]
-    assert of("d", *rows, until_s=60)[1:] == [(50, "online", "offline", "death")]
-    later = [behind(10), DEATH, row(25, "g/death", gateway="g"), row(30, "d/death")]
-    assert of("d", *later, until_s=65)[1:] == [
+def test_a_devices_own_will_takes_it_offline_despite_its_gateways_death() -> None:
+    rows = [via_g(10), row(20, "d/death"), row(35, "g/death", gateway="g")]
+    assert transitions_of("d", *rows, until_s=60)[1:] == [(50, "online", "offline", "death")]
+    later = [via_g(10), DEATH, row(25, "g/death", gateway="g"), row(30, "d/death")]
+    assert transitions_of("d", *later, until_s=65)[1:] == [
         (50, "online", "unreachable", "gateway_death"),
         (60, "unreachable", "offline", "death"),
     ]
 
 
-def test_a_device_whose_hold_ends_behind_a_dead_gateway_is_unreachable() -> None:
+def test_a_device_is_unreachable_when_its_hold_ends_behind_a_dead_gateway() -> None:
     held = row(15, "d/control", op="maintain", until_s=100)
-    want = [ONLINE, (15, "online", "maintenance", "maintain"), (100, "maintenance", "unreachable", "until")]
-    assert of("d", behind(10), held, DEATH, until_s=110) == want
-    returned = [behind(10), held, DEATH, signal(60, "g")]  # of 90 s without a signal, 50 s are silence
-    assert of("d", *returned, until_s=105)[2:] == [(100, "maintenance", "online", "until")]
-    assert of("d", *returned, until_s=105, timeout="45s")[2:] == [(100, "maintenance", "offline", "silence")]
+    expected = [ONLINE, (15, "online", "maintenance", "maintain"), (100, "maintenance", "unreachable", "until")]
+    assert transitions_of("d", via_g(10), held, DEATH, until_s=110) == expected
+    returned = [via_g(10), held, DEATH, signal(60, "g")]  # of 90 s without a signal, 50 s are silence
+    assert transitions_of("d", *returned, until_s=105)[2:] == [(100, "maintenance", "online", "until")]
+    assert transitions_of("d", *returned, until_s=105, timeout="45s")[2:] == [(100, "maintenance", "offline", "silence")]
 
 
-def test_a_registered_device_that_never_speaks_times_out() -> None:
+def test_a_registered_device_that_never_sends_times_out() -> None:
     add = row(5, "d/registry", op="add")
     assert judged(add, until_s=100) == [(65, "provisioned", "offline", "silence")]
 
 
-def test_a_decommissioned_device_is_counted_and_not_judged_and_then_forgotten() -> None:
+def test_a_decommissioned_device_has_its_signals_listed_and_is_forgotten() -> None:
     rows = [policy(effective_s=-1000), signal(10), row(20, "d/registry", op="decommission"), signal(30), tick(36_100)]
-    told = replay(rows, DEPLOYMENT)
-    assert changes(told)[1:] == [
+    judgements = replay(rows, DEPLOYMENT)
+    assert changes(judgements)[1:] == [
         (20, "online", "decommissioned", "decommission"),
         (36_020, "decommissioned", "forgotten", "forget"),
     ]
-    assert [one.event_time_ms for one in told if one.kind is JudgementKind.AFTER_DECOMMISSION] == [START + 30_000]
+    assert [one.event_time_ms for one in judgements if one.kind is JudgementKind.AFTER_DECOMMISSION] == [START + 30_000]
 
 
-def test_a_forgotten_device_begins_a_new_life() -> None:
-    told = outcome([policy(effective_s=-1000), signal(10), signal(36_100), tick(36_110)], DEPLOYMENT)
-    transitions = [one for one in told.judgements if one.kind is JudgementKind.TRANSITION]
+def test_a_forgotten_device_that_returns_starts_a_new_life() -> None:
+    result = outcome([policy(effective_s=-1000), signal(10), signal(36_100), tick(36_110)], DEPLOYMENT)
+    transitions = [one for one in result.judgements if one.kind is JudgementKind.TRANSITION]
     assert [(one.to_mode, one.life_ms, one.transition_no) for one in transitions] == [
         ("online", START + 10_000, 1),
         ("offline", START + 10_000, 2),
@@ -277,13 +287,13 @@ def test_a_forgotten_device_begins_a_new_life() -> None:
     ]
 
 
-def test_a_shortened_timeout_acts_from_its_own_instant() -> None:
+def test_a_shortened_timeout_applies_from_its_effective_time() -> None:
     shorter = policy(30, timeout="10s")
     assert judged(signal(10), shorter, until_s=60)[1:] == [(30, "online", "offline", "silence")]
     assert judged(signal(25), shorter, until_s=60)[1:] == [(35, "online", "offline", "silence")]
 
 
-def test_what_silence_reached_under_a_policy_that_is_over_does_not_act_when_a_hold_ends() -> None:
+def test_a_silence_deadline_passed_during_a_hold_follows_a_later_policy() -> None:
     hold = row(15, "d/control", op="maintain", until_s=100)
     longer = policy(80, timeout="200s")
     assert judged(signal(10), hold, longer, until_s=300)[2:] == [
@@ -292,27 +302,27 @@ def test_what_silence_reached_under_a_policy_that_is_over_does_not_act_when_a_ho
     ]
 
 
-def test_the_grace_of_a_will_is_that_of_the_policy_in_force() -> None:
+def test_the_grace_of_a_will_follows_the_policy_in_force() -> None:
     death = row(20, "d/death")
     assert judged(signal(10), death, policy(30, death_grace="15s"), until_s=60)[1:] == [(35, "online", "offline", "death")]
     assert judged(signal(10), death, policy(40, death_grace="15s"), until_s=60)[1:] == [(40, "online", "offline", "death")]
     assert judged(signal(10), death, policy(40, death_grace="45s"), until_s=69)[1:] == [(65, "online", "offline", "death")]
 
 
-def test_a_change_of_class_makes_no_deadline_of_the_past() -> None:
+def test_a_class_change_does_not_set_a_deadline_in_the_past() -> None:
     classes = {"quick": {"death_grace": "5s"}}
     rows = [policy(effective_s=-1000, classes=classes), signal(10), row(20, "d/death")]
     quick = row(30, "d/registry", op="add", **{"class": "quick"})
     assert changes(replay([*rows, quick, tick(60)], DEPLOYMENT))[1:] == [(30, "online", "offline", "death")]
 
 
-def test_a_tombstone_stays_for_as_long_as_the_policy_in_force_says() -> None:
-    out = row(20, "d/registry", op="decommission")
+def test_a_decommissioned_device_is_forgotten_by_the_policy_in_force() -> None:
+    decommissioned = row(20, "d/registry", op="decommission")
     shorter = policy(50, forget_after="100s")
-    assert judged(signal(10), out, shorter, until_s=200)[2:] == [(120, "decommissioned", "forgotten", "forget")]
+    assert judged(signal(10), decommissioned, shorter, until_s=200)[2:] == [(120, "decommissioned", "forgotten", "forget")]
 
 
-def test_silence_counts_only_while_we_listen() -> None:
+def test_only_covered_time_counts_as_silence() -> None:
     heard = tick(20)
     opened = row(40, "fleet/_/bridge-1/gap", op="open", from_s=20, why="broker")
     closed = row(100, "fleet/_/bridge-1/gap", op="close", until_s=120)
@@ -329,36 +339,36 @@ def test_runtime_is_covered_time_between_signals_within_the_timeout() -> None:
     assert runtime_ms(signal(10), signal(70.001), signal(210)) == 0
 
 
-def test_a_late_message_is_listed_with_how_late() -> None:
-    told = replay([signal(10), tick(100), signal(20, received_s=101)], DEPLOYMENT)
-    assert [(one.kind, one.late_by_ms) for one in told if one.kind is JudgementKind.LATE] == [(JudgementKind.LATE, 80_000)]
+def test_a_late_message_is_listed_with_its_lateness() -> None:
+    judgements = replay([signal(10), tick(100), signal(20, received_s=101)], DEPLOYMENT)
+    assert [(one.kind, one.late_by_ms) for one in judgements if one.kind is JudgementKind.LATE] == [(JudgementKind.LATE, 80_000)]
 
 
-def test_of_copies_the_one_received_first_counts() -> None:
-    told = replay([signal(10, seq=1), signal(10, seq=1, received_s=10.5), tick(60)], DEPLOYMENT)
-    assert [one.received_at_ms for one in told if one.kind is JudgementKind.DUPLICATE] == [START + 10_500]
-    assert len(changes(told)) == 1
+def test_the_copy_received_first_counts_and_others_are_duplicates() -> None:
+    judgements = replay([signal(10, seq=1), signal(10, seq=1, received_s=10.5), tick(60)], DEPLOYMENT)
+    assert [one.received_at_ms for one in judgements if one.kind is JudgementKind.DUPLICATE] == [START + 10_500]
+    assert len(changes(judgements)) == 1
 
 
-def test_a_clock_far_ahead_is_listed_and_moves_nothing() -> None:
-    told = replay([signal(10), signal(10_000, received_s=11), tick(60)], DEPLOYMENT)
-    assert [one.kind for one in told if one.kind is not JudgementKind.TRANSITION] == [JudgementKind.CLOCK]
-    assert len(changes(told)) == 1
+def test_a_signal_with_a_clock_far_ahead_is_listed_and_changes_nothing() -> None:
+    judgements = replay([signal(10), signal(10_000, received_s=11), tick(60)], DEPLOYMENT)
+    assert [one.kind for one in judgements if one.kind is not JudgementKind.TRANSITION] == [JudgementKind.CLOCK]
+    assert len(changes(judgements)) == 1
 
 
-def test_unknown_devices_are_listed_where_the_policy_says_so() -> None:
+def test_unknown_devices_are_listed_if_the_policy_quarantines_them() -> None:
     content = parse_policy({"unknown_devices": "quarantine"}).normalised()
-    strict = row(0, "fleet/_/_/policy", policy=content, effective_from_s=-1000)
-    told = replay([strict, signal(10), tick(60)], DEPLOYMENT)
-    assert [one.kind for one in told] == [JudgementKind.UNKNOWN_DEVICE]
+    quarantining = row(0, "fleet/_/_/policy", policy=content, effective_from_s=-1000)
+    judgements = replay([quarantining, signal(10), tick(60)], DEPLOYMENT)
+    assert [one.kind for one in judgements] == [JudgementKind.UNKNOWN_DEVICE]
 
 
-def test_a_registered_device_that_was_forgotten_is_said_to_be_so_until_it_is_registered_again() -> None:
+def test_a_forgotten_device_is_listed_as_unknown_until_it_is_registered_again() -> None:
     rules = {"rules": {"timeout": "60s", "forget_after": "100s"}, "unknown_devices": "quarantine"}
-    own = row(0, "fleet/_/_/policy", policy=parse_policy(rules).normalised(), effective_from_s=-1000)
+    quarantining = row(0, "fleet/_/_/policy", policy=parse_policy(rules).normalised(), effective_from_s=-1000)
     added, again = (row(at, "d/registry", op="add") for at in (5, 600))
-    told = replay([own, added, signal(10), signal(500), again, signal(610), tick(630)], DEPLOYMENT)
-    assert [(one.event_time_ms, one.reason) for one in told if one.kind is JudgementKind.UNKNOWN_DEVICE] == [
+    judgements = replay([quarantining, added, signal(10), signal(500), again, signal(610), tick(630)], DEPLOYMENT)
+    assert [(one.event_time_ms, one.reason) for one in judgements if one.kind is JudgementKind.UNKNOWN_DEVICE] == [
         (START + 500_000, "nobody registered this device, or it was forgotten since: register it (again)")
     ]
-    assert [one[2] for one in changes(told)] == ["online", "offline", "forgotten", "online"]
+    assert [one[2] for one in changes(judgements)] == ["online", "offline", "forgotten", "online"]

@@ -1,4 +1,4 @@
-"""Each error has a code of its own kind, and tests expect codes that exist."""
+"""Codes of errors: each error of the product has one, and tests expect existing codes."""
 
 import ast
 import pickle
@@ -18,7 +18,10 @@ CODE = re.compile(r"[a-z]+(-[a-z0-9]+){1,4}")
 
 
 def calls(folder: str, *names: str) -> Iterator[tuple[str, ast.Call]]:
-    """Yield the calls of functions or classes in the files of a folder, chosen by a condition or not, and where each is."""
+    """Yield the position and node of each call of named functions or classes in a folder.
+
+    A call of a conditional expression counts for both of its names.
+    """
     for path in sorted((ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
@@ -28,7 +31,7 @@ def calls(folder: str, *names: str) -> Iterator[tuple[str, ast.Call]]:
 
 
 def code_of(call: ast.Call) -> str | None:
-    """Return the literal code of a call; None where it has none."""
+    """Return the literal code of a call, or None."""
     for keyword in call.keywords:
         if keyword.arg == "code" and isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, str):
             return keyword.value.value
@@ -42,8 +45,8 @@ def test_each_error_of_the_product_has_a_code() -> None:
 
 
 def test_tests_expect_codes_that_exist() -> None:
-    there = {code_of(call) for folder in PRODUCT for _, call in calls(folder, *CLASSES)}
-    there |= {"policy-faulty", "file-damaged"}  # of classes of their own
+    existing = {code_of(call) for folder in PRODUCT for _, call in calls(folder, *CLASSES)}
+    existing |= {"policy-faulty", "file-damaged"}  # set by error classes with a fixed code
     expected = {
         (call.args[0].value, where)
         for where, call in calls("tests", "refused")
@@ -51,15 +54,17 @@ def test_tests_expect_codes_that_exist() -> None:
     }
     assert len(expected) > 50
     assert {
-        (code, where) for code, where in expected if code not in there and not where.startswith("tests/unit/core/test_errors.py")
+        (code, where)
+        for code, where in expected
+        if code not in existing and not where.startswith("tests/unit/core/test_errors.py")
     } == set()
 
 
-def test_an_error_keeps_its_code_on_its_way_between_processes() -> None:
+def test_an_error_keeps_its_code_when_it_is_pickled() -> None:
     error = pickle.loads(pickle.dumps(Misuse("no", code="a-code")))
     assert (str(error), error.code, error.exit_code) == ("no", "a-code", 2)
 
 
-def test_an_error_of_another_code_is_not_the_expected_one() -> None:
+def test_an_error_with_another_code_is_not_the_expected_one() -> None:
     with pytest.raises(AssertionError, match="expected a-code, got b-code: no"), refused("a-code"):
         raise FleetError("no", code="b-code")

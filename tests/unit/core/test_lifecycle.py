@@ -1,4 +1,4 @@
-"""The table has a second witness: a matrix reviewed by hand."""
+"""Transition table of the lifecycle: it equals a matrix that was reviewed by hand."""
 
 from itertools import product
 
@@ -13,7 +13,7 @@ def _golden() -> set[tuple[str, str, str]]:
     return {(mode, trigger, target) for mode, trigger, target in lines}
 
 
-def test_the_table_is_the_one_that_was_reviewed() -> None:
+def test_the_transition_table_equals_the_reviewed_matrix() -> None:
     table = {
         (mode.value, trigger.value, "live" if target is Mode.ONLINE else target.value)
         for (mode, trigger), target in TRANSITIONS.items()
@@ -22,29 +22,31 @@ def test_the_table_is_the_one_that_was_reviewed() -> None:
 
 
 def test_every_mode_leads_to_removal() -> None:
-    reaches = {Mode.FORGOTTEN}
+    leading = {Mode.FORGOTTEN}
     for _ in Mode:
-        reaches |= {mode for (mode, _), target in TRANSITIONS.items() if target in reaches}
-    assert reaches == set(Mode)
+        leading |= {mode for (mode, _), target in TRANSITIONS.items() if target in leading}
+    assert leading == set(Mode)
 
 
-def test_facts_dress_a_device_that_is_heard_in_time_and_nothing_else() -> None:
+def test_errors_change_the_mode_only_of_a_device_heard_in_time() -> None:
     for mode, trigger in product(Mode, Trigger):
         target = TRANSITIONS.get((mode, trigger))
-        got = {
+        modes = {
             (heard, degraded, flagged): next_mode(mode, trigger, heard=heard, degraded=degraded, flagged=flagged)
             for heard, degraded, flagged in product((False, True), repeat=3)
         }
         if target is Mode.ONLINE:
-            assert {got[False, d, f] for d in (False, True) for f in (False, True)} == {Mode.PROVISIONED}
-            assert got[True, False, False] is Mode.ONLINE
-            assert got[True, True, False] is Mode.DEGRADED
-            assert got[True, False, True] is got[True, True, True] is Mode.FLAGGED
+            assert {modes[False, degraded, flagged] for degraded in (False, True) for flagged in (False, True)} == {
+                Mode.PROVISIONED
+            }
+            assert modes[True, False, False] is Mode.ONLINE
+            assert modes[True, True, False] is Mode.DEGRADED
+            assert modes[True, False, True] is modes[True, True, True] is Mode.FLAGGED
         else:
-            assert set(got.values()) == {target or mode}
+            assert set(modes.values()) == {target or mode}
 
 
-def test_stored_words_are_what_history_holds() -> None:
+def test_stored_names_of_modes_do_not_change() -> None:
     assert {mode.value for mode in Mode} == {
         "provisioned",
         "online",

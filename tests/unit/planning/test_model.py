@@ -1,4 +1,4 @@
-"""A plan's bytes are those of real key groups and real files, within a fifth; its formulas bound what they should."""
+"""Capacity plans: predicted bytes are within a fifth of real ones, and formulas keep their bounds."""
 
 import json
 from pathlib import Path
@@ -38,28 +38,28 @@ FIGURES = Figures()
 WITHIN = 0.2
 
 
-def _is_near(predicted: float, real: float) -> bool:
-    return abs(predicted / real - 1) < WITHIN
+def _is_near(predicted: float, actual: float) -> bool:
+    return abs(predicted / actual - 1) < WITHIN
 
 
 @pytest.mark.parametrize(
     ("devices", "calls", "errors", "away"),
     [(1_500, 20, 0.0, 0.0), (6_000, 20, 0.0, 0.2), (12_000, 18, 0.05, 0.1), (4_000, 30, 0.3, 0.8)],
 )
-def test_a_key_groups_bytes_are_foretold(devices: int, calls: int, errors: float, away: float) -> None:
+def test_bytes_of_a_key_group_are_predicted(devices: int, calls: int, errors: float, away: float) -> None:
     group, _ = sample_key_group(devices, calls, errors, away)
     fleet = Fleet(devices, error_share=errors)
-    heard = calls - 1 - 10 * away  # the last one waits, and who is away misses ten
+    heard = calls - 1 - 10 * away  # the last call is pending, and devices that are away miss ten
     assert _is_near(group_bytes(devices, heard, away, fleet, FIGURES), len(group.to_bytes()))
 
 
-def test_what_waits_is_foretold() -> None:
+def test_bytes_of_pending_rows_are_predicted() -> None:
     group, step = sample_key_group(5_000, 2, 0.0, 0.0)
     assert _is_near(sum(map(len, group.waiting)) * FIGURES.waiting_bytes, sum(len(rows) for _, rows in step.chunks))
 
 
 @pytest.mark.parametrize(("devices", "rows"), [(300, 3_000), (9_000, 18_000)])
-def test_bronze_as_it_lands_is_foretold(devices: int, rows: int, tmp_path: Path) -> None:
+def test_bytes_of_landed_bronze_are_predicted(devices: int, rows: int, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(Deployment())
     sent: list[SegmentRow] = []
@@ -76,12 +76,12 @@ def test_bronze_as_it_lands_is_foretold(devices: int, rows: int, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("devices", "rows"), [(800, 36_000), (30_000, 90_000)])
-def test_a_piece_of_bronze_is_foretold(devices: int, rows: int, tmp_path: Path) -> None:
+def test_bytes_of_a_compacted_piece_of_bronze_are_predicted(devices: int, rows: int, tmp_path: Path) -> None:
     assert _is_near(FIGURES.piece.size(rows, devices), piece_bytes(Home(tmp_path / "home"), rows, devices))
 
 
 @pytest.mark.parametrize("devices", [500, 6_000])
-def test_judgements_are_foretold(devices: int, tmp_path: Path) -> None:
+def test_bytes_of_judgements_are_predicted(devices: int, tmp_path: Path) -> None:
     rows = transitions(devices)
     assert rows.num_rows > devices
     home = Home(tmp_path / "home")
@@ -92,46 +92,46 @@ def test_judgements_are_foretold(devices: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("devices", "away"), [(1_500, 0.0), (6_000, 0.1), (15_000, 0.4)])
-def test_a_snapshot_is_foretold(devices: int, away: float, tmp_path: Path) -> None:
+def test_bytes_of_a_snapshot_are_predicted(devices: int, away: float, tmp_path: Path) -> None:
     rows, sizes = snapshot_files(tmp_path, devices, away)
     fleet = Fleet(devices, lateness_ms=1_000, interval_ms=round(1_000 * devices / rows["signal"]), copy_share=0)
     assert _is_near(snapshot_bytes(fleet, FIGURES), sum(sizes.values()))
 
 
-def test_a_month_out_snapshots_and_the_way_back_are_stored_as_well() -> None:
+def test_planned_storage_includes_snapshots_and_the_checkpoint_for_rollback() -> None:
     fleet = Fleet(100_000)
-    found = plan(fleet, FIGURES)
-    assert snapshots_kept(fleet, 30) == 24 + 29, "all of the last day, and one of each day before it"
+    planned = plan(fleet, FIGURES)
+    assert snapshots_kept(fleet, 30) == 24 + 29, "all snapshots of the last day, and one of each day before"
     assert snapshots_kept(Fleet(100_000, keep_snapshot_days=7), 30) == 24 + 6
-    assert found.storage["device_snapshots"] == 53 * snapshot_bytes(fleet, FIGURES)
-    assert found.storage["checkpoints"] == 2 * found.checkpoint_bytes
+    assert planned.storage["device_snapshots"] == 53 * snapshot_bytes(fleet, FIGURES)
+    assert planned.storage["checkpoints"] == 2 * planned.checkpoint_bytes
     assert (
-        plan(Fleet(100_000, lateness_ms=3_600_000), FIGURES).storage["device_snapshots"] > 2 * found.storage["device_snapshots"]
+        plan(Fleet(100_000, lateness_ms=3_600_000), FIGURES).storage["device_snapshots"] > 2 * planned.storage["device_snapshots"]
     )
 
 
 @pytest.mark.parametrize("devices", [1, 100, 40_000, 100_000, 1_000_000, 20_000_000])
-def test_key_groups_are_of_four_to_thirty_two_thousand_devices_and_keep_every_partition_busy(devices: int) -> None:
-    found = plan(Fleet(devices), FIGURES)
+def test_key_groups_have_a_bounded_size_and_fill_every_partition(devices: int) -> None:
+    planned = plan(Fleet(devices), FIGURES)
     least, most = DEVICES_A_GROUP
-    fewest = max(-(-devices // most), min(found.partitions, 2) if devices < least * found.partitions else found.partitions)
-    assert found.devices_a_group <= most
-    assert fewest <= found.key_groups <= max(fewest + 3, fewest * 5 // 4)
-    assert found.key_groups >= found.partitions or devices < least * found.partitions
+    fewest = max(-(-devices // most), min(planned.partitions, 2) if devices < least * planned.partitions else planned.partitions)
+    assert planned.devices_a_group <= most
+    assert fewest <= planned.key_groups <= max(fewest + 3, fewest * 5 // 4)
+    assert planned.key_groups >= planned.partitions or devices < least * planned.partitions
     assert key_groups(devices, 2) <= key_groups(devices * 2, 2)
 
 
 @pytest.mark.parametrize(("devices", "partitions"), [(100, 2), (100_000, 2), (1_000_000, 2), (100_000, 4), (1_000_000, 16)])
-def test_key_groups_are_shared_more_evenly_than_the_fewest_would_be(devices: int, partitions: int) -> None:
-    fewest, found = max(-(-devices // DEVICES_A_GROUP[1]), 2), key_groups(devices, partitions)
-    assert fewest <= found
-    assert busiest(found, partitions) <= busiest(fewest, partitions)
+def test_key_groups_balance_partitions_at_least_as_well_as_the_fewest(devices: int, partitions: int) -> None:
+    fewest, chosen = max(-(-devices // DEVICES_A_GROUP[1]), 2), key_groups(devices, partitions)
+    assert fewest <= chosen
+    assert busiest(chosen, partitions) <= busiest(fewest, partitions)
     assert (key_groups(10_000, 2), key_groups(1_000_000, 2)) == (5, 32)
-    assert busiest(key_groups(100_000, 2), 2) == 1.0, "with the four that are the fewest one partition has three"
+    assert busiest(key_groups(100_000, 2), 2) == 1.0, "with the fewest, four, one partition would have three"
 
 
 @pytest.mark.parametrize("devices", [100, 100_000, 5_000_000])
-def test_a_batch_takes_what_came_while_the_one_before_it_ran(devices: int) -> None:
+def test_batch_processes_the_messages_received_during_the_previous_batch(devices: int) -> None:
     fleet = Fleet(devices, held_ms=0)
     cores = cores_needed(fleet, FIGURES)
     batch_s = batch_time_s(fleet, FIGURES, cores)
@@ -139,33 +139,33 @@ def test_a_batch_takes_what_came_while_the_one_before_it_ran(devices: int) -> No
     assert batch_time_s(Fleet(50_000_000, interval_ms=1_000), FIGURES, 2) == float("inf")
 
 
-def test_messages_of_a_live_fleet_wait_for_the_hold_or_until_a_batch_is_full() -> None:
+def test_batch_starts_after_the_hold_time_or_when_it_is_full() -> None:
     small, large = (batch_time_s(Fleet(devices, 60_000, held_ms=6_000), FIGURES, 4) for devices in (100, 300_000))
     assert (small, large) == pytest.approx((6.0, 4.0), rel=0.02)
 
 
-def test_a_small_fleet_has_a_batch_as_often_as_it_is_told_to() -> None:
+def test_batch_interval_of_a_small_fleet_follows_its_setting() -> None:
     for every_ms in (200, 5_000):
         batch_s = batch_time_s(Fleet(100, batch_every_ms=every_ms, held_ms=0), FIGURES, 2)
         assert batch_s == pytest.approx(max(every_ms / 1000, FIGURES.batch_s / 2), rel=0.01)
 
 
-def test_more_of_anything_never_needs_less() -> None:
+def test_larger_load_never_needs_fewer_resources() -> None:
     small = plan(Fleet(50_000), FIGURES)
-    for more in (
+    for larger in (
         Fleet(100_000),
         Fleet(50_000, interval_ms=10_000),
         Fleet(50_000, changes_a_day=5),
         Fleet(50_000, lateness_ms=600_000),
     ):
-        found = plan(more, FIGURES)
-        assert found.state_bytes >= small.state_bytes
-        assert found.cores >= small.cores
-        assert sum(found.storage.values()) >= 0.99 * sum(small.storage.values())
+        planned = plan(larger, FIGURES)
+        assert planned.state_bytes >= small.state_bytes
+        assert planned.cores >= small.cores
+        assert sum(planned.storage.values()) >= 0.99 * sum(small.storage.values())
     assert plan(Fleet(50_000, keep_days=1), FIGURES).storage["messages"] < small.storage["messages"] / 20
 
 
-def test_figures_are_kept_and_read_back(tmp_path: Path) -> None:
+def test_calibration_figures_round_trip(tmp_path: Path) -> None:
     assert load(tmp_path) == Figures()
     own = Figures(source="here", device_bytes=99, landed=Parquet(1, 2, 3))
     save(own, tmp_path / "cache")
@@ -175,24 +175,24 @@ def test_figures_are_kept_and_read_back(tmp_path: Path) -> None:
         load(tmp_path / "cache")
 
 
-def test_a_home_shows_what_it_takes_beside_what_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_command_shows_actual_use_next_to_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [signal(10 * beat + number, f"d{number}") for beat in range(30) for number in range(5)]
     home = landed_home(tmp_path / "home", rows, Deployment())
     for table in (JUDGEMENTS, QUARANTINE, STREAM_HEALTH):
         tables.create(home, table)
     commit_batch(home.checkpoint, 0, START)
     show_plan(home=home.path, json_lines=True)
-    [told] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert told["fleet"]["devices"] == 5
-    assert told["fleet"]["interval_ms"] == pytest.approx(10_000, rel=0.05)
-    assert (told["now"]["key_groups"], told["now"]["partitions"]) == (home.key_groups(), 2)
-    assert told["now"]["storage_bytes"]["messages"] > 0
-    assert told["now"]["storage_bytes"].keys() == told["plan"]["storage_bytes"].keys()
-    assert told["now"]["storage_bytes"]["checkpoints"] > 0
+    [shown] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert shown["fleet"]["devices"] == 5
+    assert shown["fleet"]["interval_ms"] == pytest.approx(10_000, rel=0.05)
+    assert (shown["now"]["key_groups"], shown["now"]["partitions"]) == (home.key_groups(), 2)
+    assert shown["now"]["storage_bytes"]["messages"] > 0
+    assert shown["now"]["storage_bytes"].keys() == shown["plan"]["storage_bytes"].keys()
+    assert shown["now"]["storage_bytes"]["checkpoints"] > 0
     show_plan(home=home.path)
-    assert "messages per second" in (shown := capsys.readouterr().out)
-    assert " 0.51 " in shown
+    assert "messages per second" in (text := capsys.readouterr().out)
+    assert " 0.51 " in text
     (home.path / "settings.toml").write_text('heap = "3g"\n')
     show_plan(home=home.path, json_lines=True)
     [larger] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert larger["plan"]["memory_bytes"] - told["plan"]["memory_bytes"] == 2 * 1024**3
+    assert larger["plan"]["memory_bytes"] - shown["plan"]["memory_bytes"] == 2 * 1024**3

@@ -1,4 +1,4 @@
-"""How a device stands is told rightly, whatever retention has removed of its life."""
+"""Status of a device after retention: derived facts stay exact, and unknown ones are omitted."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ RULES: dict[str, Any] = {"rules": {"timeout": "60s", "forget_after": "30d"}}
 
 @pytest.fixture
 def home(home: Home) -> Home:
-    """Two devices that fell silent on the first day; ``d`` is heard again three days later, ``e`` is not, ``n`` is new then."""
+    """Judge ``d`` and ``e``, silent since the first day; three days later ``d`` returns and ``n`` is new."""
     judged = JudgedHome(home)
     policy = row(0, "fleet/_/_/policy", policy=parse_policy(RULES).normalised(), effective_from_s=-1000)
     first = [signal(at, device) for at in (10, 30, 60) for device in ("d", "e")]
@@ -31,28 +31,28 @@ def home(home: Home) -> Home:
     return judged.home
 
 
-def _standing(home: Home, device_id: str) -> dict[str, Any]:
+def _summary(home: Home, device_id: str) -> dict[str, Any]:
     found = judgements.device_status(home, device_id, NEWEST_MS)
     assert found is not None
     return found.summary
 
 
-def test_what_retention_removed_does_not_make_a_device_younger(home: Home) -> None:
-    before, new = _standing(home, "d"), _standing(home, "n")
+def test_retention_does_not_shorten_the_life_of_a_device(home: Home) -> None:
+    before, new = _summary(home, "d"), _summary(home, "n")
     apply_retention(home, 2, DAY_MS)
-    after = _standing(home, "d")
+    after = _summary(home, "d")
     assert after["life_ms"] == before["life_ms"] == START + 10_000
     assert after["runtime_ms"] == judgements.transitions(home, "d")[-1]["runtime_ms"] == 50_000
     assert after["due_offline_at_ms"] == before["due_offline_at_ms"] == START + (LATER_S + 90) * 1000
     assert after["judged_up_to_ms"] == before["judged_up_to_ms"]
     assert "reboots" in before
     assert "reboots" not in after
-    assert _standing(home, "n") == new, "all of its life is kept"
+    assert _summary(home, "n") == new, "bronze has all rows of its life"
 
 
-def test_of_a_device_that_was_last_heard_in_what_is_gone_nothing_is_said_to_be_due(home: Home) -> None:
-    assert any(name.startswith("due_") for name in _standing(home, "e"))
+def test_device_whose_signals_were_removed_has_no_due_instants(home: Home) -> None:
+    assert any(name.startswith("due_") for name in _summary(home, "e"))
     apply_retention(home, 2, DAY_MS)
-    after = _standing(home, "e")
+    after = _summary(home, "e")
     assert (after["mode"], after["life_ms"]) == ("offline", START + 10_000)
     assert not [name for name in after if name.startswith("due_")]

@@ -1,4 +1,4 @@
-"""The fleet at present: what is in force at the frontier is shown, and nothing beyond it."""
+"""Present fleet: modes and locations in force at the frontier, and nothing beyond it."""
 
 import json
 from pathlib import Path
@@ -33,8 +33,8 @@ def _home(path: Path, *rows: Row) -> Home:
     return judged.home
 
 
-def _frontier_ms(home: Home, rows: int) -> int | None:
-    return judgements.frontier_ms(home, START + rows * 1000)
+def _frontier_ms(home: Home, newest_s: int) -> int | None:
+    return judgements.frontier_ms(home, START + newest_s * 1000)
 
 
 def _listed(home: Home, newest_s: int) -> dict[str, dict[str, Any]]:
@@ -45,30 +45,30 @@ def _modes(home: Home, newest_s: int) -> dict[str, int]:
     return devices.counts(home, _frontier_ms(home, newest_s))["devices"]
 
 
-def _place(one: dict[str, Any]) -> tuple[Any, ...]:
+def _location(one: dict[str, Any]) -> tuple[Any, ...]:
     return one["site"], one["device_class"], one["gateway"]
 
 
-def test_a_device_is_where_the_registry_has_put_it_since_its_newest_transition(tmp_path: Path) -> None:
+def test_registry_entry_after_the_newest_transition_sets_the_location(tmp_path: Path) -> None:
     beats = [signal(at, "pump") for at in range(10, 301, 50)]
     moved = _add(120, "pump", "north", **{"class": "slow", "gateway": "gate"})
     ahead = _add(130, "pump", "south", effective_from_s=5000)
     home = _home(tmp_path, _add(5, "pump"), *beats, moved, ahead, tick(320))
-    assert _place(_listed(home, 320)["pump"]) == ("north", "slow", "gate")
+    assert _location(_listed(home, 320)["pump"]) == ("north", "slow", "gate")
     found = judgements.device_status(home, "pump", START + 320_000)
     assert found is not None
-    assert _place(found.summary) == ("north", "slow", "gate")
+    assert _location(found.summary) == ("north", "slow", "gate")
 
 
-def test_the_definition_says_where_one_device_is(tmp_path: Path) -> None:
+def test_device_status_has_the_gateway_of_the_newest_signal(tmp_path: Path) -> None:
     beats = [signal(10, "pump"), signal(60, "pump", gateway="other")]
     home = _home(tmp_path, _add(5, "pump", gateway="gate"), *beats, tick(90))
     found = judgements.device_status(home, "pump", START + 90_000)
     assert found is not None
-    assert found.summary["gateway"] == "other", "its newest signal came through it, and changed no mode"
+    assert found.summary["gateway"] == "other", "the newest signal came through this gateway, and changed no mode"
 
 
-def test_a_device_that_is_registered_after_it_was_forgotten_is_provisioned(tmp_path: Path) -> None:
+def test_forgotten_device_that_is_registered_again_is_provisioned(tmp_path: Path) -> None:
     again = [_add(1000, "pump", "north"), _add(1020, "pump", "east"), tick(1040)]
     home = _home(tmp_path, signal(10, "pump"), signal(20, "gone"), *again)
     shown = _listed(home, 1040)
@@ -81,14 +81,14 @@ def test_a_device_that_is_registered_after_it_was_forgotten_is_provisioned(tmp_p
     assert (found.summary["mode"], found.summary["life_ms"]) == ("provisioned", START + 1_000_000)
 
 
-def test_a_decommissioned_device_that_is_registered_again_is_provisioned(tmp_path: Path) -> None:
+def test_decommissioned_device_that_is_registered_again_is_provisioned(tmp_path: Path) -> None:
     out = row(40, "fleet/_/pump/registry", op="decommission")
     home = _home(tmp_path, _add(5, "pump"), signal(10, "pump"), out, _add(50, "pump", "north"), tick(70))
     shown = _listed(home, 70)["pump"]
     assert (shown["mode"], shown["site"]) == ("provisioned", "north")
 
 
-def test_who_is_registered_for_later_is_listed_with_the_instant_and_not_counted(tmp_path: Path) -> None:
+def test_device_registered_for_the_future_is_listed_and_not_counted(tmp_path: Path) -> None:
     home = _home(tmp_path, _add(5, "now"), _add(6, "later", effective_from_s=86_400), signal(10, "pump"), tick(60))
     shown = _listed(home, 60)
     assert {name: one["mode"] for name, one in shown.items()} == {"now": "provisioned", "later": "unjudged", "pump": "online"}
@@ -97,8 +97,8 @@ def test_who_is_registered_for_later_is_listed_with_the_instant_and_not_counted(
     assert {one["mode"] for one in devices.devices(home, None) if one["device_id"] == "now"} == {"unjudged"}
 
 
-def test_the_modes_are_those_of_the_definition(tmp_path: Path) -> None:
-    refused = _add(30, "never", effective_from_s=-50)  # it lies in what has been judged
+def test_listed_modes_equal_those_of_the_definition(tmp_path: Path) -> None:
+    refused = _add(30, "never", effective_from_s=-50)  # effective before the frontier
     rows = [_add(5, "silent"), signal(10, "pump"), refused, _add(40, "fresh", effective_from_s=45), tick(70)]
     home = _home(tmp_path, *rows)
     defined = outcome([IN_FORCE, *rows], home.deployment()).devices
@@ -109,7 +109,7 @@ def test_the_modes_are_those_of_the_definition(tmp_path: Path) -> None:
     assert shown["never"]["reason"] == "effective_from lies in what has been judged"
 
 
-def test_nobody_is_seen_in_the_future_and_a_clock_that_is_ahead_is_seen_when_it_is_heard(tmp_path: Path) -> None:
+def test_last_seen_of_a_fast_clock_is_the_time_of_receipt(tmp_path: Path) -> None:
     ahead = [signal(140, "pump", received_s=40), signal(400, "pump", received_s=41), signal(500, "liar", received_s=42)]
     home = _home(tmp_path, signal(10, "pump"), *ahead, tick(60))
     shown = _listed(home, 60)
@@ -118,8 +118,8 @@ def test_nobody_is_seen_in_the_future_and_a_clock_that_is_ahead_is_seen_when_it_
     assert (shown["liar"]["mode"], shown["liar"]["reason"]) == ("online", None)
 
 
-def test_one_device_is_what_it_is_among_all(tmp_path: Path) -> None:
-    shown = [
+def test_query_of_one_device_equals_its_row_in_the_list(tmp_path: Path) -> None:
+    rows = [
         signal(10, "a"),
         signal(20, "it's"),
         signal(500, "liar", received_s=42),
@@ -127,20 +127,20 @@ def test_one_device_is_what_it_is_among_all(tmp_path: Path) -> None:
         signal(200, "it's"),
         tick(250),
     ]
-    home = _home(tmp_path, *shown)
-    everybody = _listed(home, 250)
-    assert set(everybody) == {"a", "it's", "liar", "never"}
-    for device_id, known in everybody.items():
-        assert devices.devices(home, _frontier_ms(home, 250), device_id=device_id) == [known]
+    home = _home(tmp_path, *rows)
+    listed = _listed(home, 250)
+    assert set(listed) == {"a", "it's", "liar", "never"}
+    for device_id, listed_row in listed.items():
+        assert devices.devices(home, _frontier_ms(home, 250), device_id=device_id) == [listed_row]
     assert devices.devices(home, _frontier_ms(home, 250), device_id="nobody") == []
 
 
-def test_people_see_the_devices_whose_mode_changed_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_device_table_shows_the_newest_mode_changes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     unjudged = signal(58, "a-new")
     home = _home(tmp_path, signal(10, "a"), signal(20, "c"), signal(30, "b"), unjudged, tick(60))
     status.devices(home.path, last=2)
-    said = capsys.readouterr().out
-    assert [line.split()[:2] for line in said.splitlines() if " online " in line] == [["b", "online"], ["c", "online"]]
-    assert "2 of 4 devices, those with the newest mode changes; more with --last N" in said
+    output = capsys.readouterr().out
+    assert [line.split()[:2] for line in output.splitlines() if " online " in line] == [["b", "online"], ["c", "online"]]
+    assert "2 of 4 devices, those with the newest mode changes; more with --last N" in output
     status.devices(home.path, last=2, json_lines=True)
     assert [json.loads(line)["device_id"] for line in capsys.readouterr().out.splitlines()] == ["a", "a-new", "b", "c"]

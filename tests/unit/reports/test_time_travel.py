@@ -1,4 +1,4 @@
-"""One looks back at a moment: what is asked for, what is not known, and one device's life."""
+"""Time travel: modes and known facts at an instant, and the life of a device."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ from tests.support.refusals import refused
 
 pytestmark = pytest.mark.unit
 DEPLOYMENT = Deployment(10_000)
-JUDGED_MS = START + 5_000_000  # all of it, a while later
+JUDGED_MS = START + 5_000_000  # all judgements, some time later
 
 
 def _history() -> list[Row]:
@@ -31,7 +31,7 @@ def _history() -> list[Row]:
     own = [
         row(0.5, "fleet/_/_/policy", policy=policy, effective_from_s=-3600),
         row(50.5, "pump/registry", op="add", **{"class": "quick", "gateway": "gate"}),
-        row(30.5, "never/registry", op="add", effective_from_s=-500),  # refused: it lies in what has been judged
+        row(30.5, "never/registry", op="add", effective_from_s=-500),  # refused: effective before the frontier
         tick(4000),
     ]
     beats = [signal(at, "pump") for at in (100, 150, 400, 3000)]
@@ -45,10 +45,10 @@ def home(tmp_path: Path) -> Home:
     made = landed_home(tmp_path / "home", rows, DEPLOYMENT)
     for table in (JUDGEMENTS, DEVICES):
         tables.create(made, table)
-    told = replay(rows, DEPLOYMENT)
+    emitted = replay(rows, DEPLOYMENT)
     summaries = [{"kind": "summary", "event_time_ms": START + 3_990_000, "key_group": 0, "judged_at_ms": JUDGED_MS}]
     tables.append(
-        made, JUDGEMENTS, tables.to_table(JUDGEMENTS, [*(judgement_entry(one, JUDGED_MS) for one in told), *summaries]), "t", 1
+        made, JUDGEMENTS, tables.to_table(JUDGEMENTS, [*(judgement_entry(one, JUDGED_MS) for one in emitted), *summaries]), "t", 1
     )
     tables.append(made, DEVICES, tables.to_table(DEVICES, registry_entries(rows)), "t", 1)
     return made
@@ -58,11 +58,11 @@ def _at(seconds: float) -> str:
     return format_instant(START + int(seconds * 1000))
 
 
-def _told(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+def _json_rows(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def _ask(home: Home, at_s: float, **more: Any) -> None:
+def _rewind(home: Home, at_s: float, **more: Any) -> None:
     rewind(_at(at_s), home=home.path, **{"device": None, "known": "now", "mode": None, "last": 200, "json_lines": True, **more})
 
 
@@ -79,28 +79,28 @@ def _ask(home: Home, at_s: float, **more: Any) -> None:
         (3000, {"other": "forgotten", "pump": "online"}),
     ],
 )
-def test_the_fleet_has_at_each_instant_the_modes_of_then(
+def test_rewind_shows_the_modes_of_each_instant(
     home: Home, capsys: pytest.CaptureFixture[str], at_s: float, modes: dict[str, str]
 ) -> None:
-    _ask(home, at_s)
-    assert {one["device_id"]: one["mode"] for one in _told(capsys)} == modes
+    _rewind(home, at_s)
+    assert {one["device_id"]: one["mode"] for one in _json_rows(capsys)} == modes
 
 
-def test_what_had_not_been_judged_by_then_was_not_known_then(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    _ask(home, 400, known="then")
-    assert _told(capsys) == []
-    _ask(home, 400, known=format_instant(JUDGED_MS))
-    assert {one["device_id"]: one["mode"] for one in _told(capsys)} == {"other": "offline", "pump": "online"}
-    _ask(home, 400, known="then", json_lines=False)
+def test_rewind_to_known_then_excludes_later_judgements(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    _rewind(home, 400, known="then")
+    assert _json_rows(capsys) == []
+    _rewind(home, 400, known=format_instant(JUDGED_MS))
+    assert {one["device_id"]: one["mode"] for one in _json_rows(capsys)} == {"other": "offline", "pump": "online"}
+    _rewind(home, 400, known="then", json_lines=False)
     shown = capsys.readouterr()
     assert "this history was judged from" in shown.err
     assert "judged by then: nothing" in shown.out
 
 
-def test_a_life_tells_modes_reasons_and_how_long_they_lasted(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    _ask(home, 3050, device="pump")
-    told = _told(capsys)
-    assert [(one["mode"], one["trigger"], one["reason"], one["lasted_ms"]) for one in told] == [
+def test_life_of_a_device_lists_modes_reasons_and_durations(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    _rewind(home, 3050, device="pump")
+    spans = _json_rows(capsys)
+    assert [(one["mode"], one["trigger"], one["reason"], one["lasted_ms"]) for one in spans] == [
         ("provisioned", None, "registered", 49_500),
         ("online", "signal", None, 150_000),
         ("offline", "silence", f"last heard {_at(150)}", 150_000),
@@ -110,39 +110,39 @@ def test_a_life_tells_modes_reasons_and_how_long_they_lasted(home: Home, capsys:
         ("forgotten", "forget", f"last heard {_at(420)}", 1_580_000),
         ("online", "signal", None, 50_000),
     ]
-    assert told[0]["since"] == _at(50.5)
-    assert told[-1]["until"] is None
-    _ask(home, 3050, device="pump", json_lines=False)
+    assert spans[0]["since"] == _at(50.5)
+    assert spans[-1]["until"] is None
+    _rewind(home, 3050, device="pump", json_lines=False)
     shown = capsys.readouterr().out
     assert "life of pump" in shown
     assert "25m" not in shown.splitlines()[0]
     assert "26m20s" in shown
 
 
-def test_what_cannot_be_told_is_said_with_what_to_do(home: Home, tmp_path: Path) -> None:
+def test_rewind_refuses_invalid_instants_and_unknown_devices(home: Home, tmp_path: Path) -> None:
     with refused("instant-before-history", match=f"begins at {_at(0)}; got --to {_at(-1)}"):
-        _ask(home, -1)
+        _rewind(home, -1)
     with refused("instant-not-past", Misuse):
-        _ask(home, 10**9)
+        _rewind(home, 10**9)
     with refused("device-unknown"):
-        _ask(home, 100, device="nobody")
+        _rewind(home, 100, device="nobody")
     with refused("rewind-device-unknown"):
-        _ask(home, 100, device="never")
+        _rewind(home, 100, device="never")
     with refused("rewind-device-unknown"):
-        _ask(home, 10, device="pump")
+        _rewind(home, 10, device="pump")
     with refused("rewind-device-unknown"):
-        _ask(home, 400, device="pump", known="then")
+        _rewind(home, 400, device="pump", known="then")
     with refused("instant-invalid"):
-        _ask(home, 400, known="yesterday")
+        _rewind(home, 400, known="yesterday")
     empty = Home(tmp_path / "empty")
     empty.prepare(DEPLOYMENT)
     with refused("home-without-history"):
-        _ask(empty, 0)
+        _rewind(empty, 0)
 
 
-def test_a_device_that_a_list_brought_in_is_in_the_mode_that_its_first_written_transition_ended(tmp_path: Path) -> None:
+def test_imported_device_starts_in_the_from_mode_of_its_first_transition(tmp_path: Path) -> None:
     listed = empty(tmp_path / "listed", Deployment(10_000))
-    said = {
+    transition = {
         "kind": "transition",
         "device_id": "pump",
         "site": "site",
@@ -150,8 +150,14 @@ def test_a_device_that_a_list_brought_in_is_in_the_mode_that_its_first_written_t
         "trigger": "signal",
         "judged_at_ms": START,
     }
-    said |= {"life_ms": START, "event_time_ms": START + 300_000, "transition_no": 2, "from_mode": "offline", "to_mode": "online"}
-    tables.append(listed, JUDGEMENTS, tables.to_table(JUDGEMENTS, [said]), "test", 1)
+    transition |= {
+        "life_ms": START,
+        "event_time_ms": START + 300_000,
+        "transition_no": 2,
+        "from_mode": "offline",
+        "to_mode": "online",
+    }
+    tables.append(listed, JUDGEMENTS, tables.to_table(JUDGEMENTS, [transition]), "test", 1)
     moment = Moment(START + 400_000, END_OF_TIME_MS, START + 390_000)
     assert [(one["mode"], one["since_ms"], one["lasted_ms"]) for one in life(listed, "pump", moment)] == [
         ("offline", START, 300_000),
@@ -159,15 +165,15 @@ def test_a_device_that_a_list_brought_in_is_in_the_mode_that_its_first_written_t
     ]
 
 
-def test_what_a_jitter_may_hold_back_was_not_judged_by_then(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_judged_by_then_excludes_the_verdict_jitter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     judged = JudgedHome(empty(tmp_path / "jittered", Deployment(10_000, verdict_jitter_ms=600_000)))
     judged.land_and_judge(*(signal(at, "pump") for at in range(0, 4001, 100)))
-    _ask(judged.home, 3500, json_lines=False)
+    _rewind(judged.home, 3500, json_lines=False)
     assert f"judged by then: up to {_at(3390)}" in capsys.readouterr().out
 
 
-def test_a_mode_that_is_none_is_refused_where_devices_are_listed(home: Home) -> None:
-    for look in (lambda: _ask(home, 60, mode="on"), lambda: devices(home.path, mode="on", json_lines=True, last=9)):
+def test_unknown_mode_filter_is_refused(home: Home) -> None:
+    for list_devices in (lambda: _rewind(home, 60, mode="on"), lambda: devices(home.path, mode="on", json_lines=True, last=9)):
         with refused("mode-unknown", Misuse):
-            look()
+            list_devices()
     devices(home.path, mode="unjudged", json_lines=True, last=9)

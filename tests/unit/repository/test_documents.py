@@ -1,4 +1,4 @@
-"""Documents name only what exists: files, headings, decisions, commands and their options.
+"""References in documents: each named file, heading, decision, command and option exists.
 
 tests/e2e/operations/test_documents.py runs the commands.
 """
@@ -32,7 +32,7 @@ def anchors(document: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_each_link_of_a_document_leads_to_a_file_and_its_heading(document: Path) -> None:
+def test_each_link_in_a_document_leads_to_an_existing_file_and_heading(document: Path) -> None:
     broken = list[str]()
     for link in _LINK.findall(_FENCED.sub("", document.read_text())):
         if "://" in link or link.startswith("mailto:"):
@@ -44,7 +44,7 @@ def test_each_link_of_a_document_leads_to_a_file_and_its_heading(document: Path)
     assert broken == []
 
 
-def test_each_decision_that_a_source_or_document_names_exists() -> None:
+def test_each_decision_named_in_sources_and_documents_exists() -> None:
     named = {
         (name, str(path.relative_to(ROOT))) for path in [*DOCUMENTS, *SOURCES] for name in _DECISION.findall(path.read_text())
     }
@@ -62,31 +62,31 @@ def test_each_decision_that_a_source_or_document_names_exists() -> None:
 
 def _fault_of(command: str) -> str | None:
     """Return the fault of a command line of ``./fleet``; None if its command and options exist."""
-    words, found, name = shlex.split(command)[1:], cast("Any", get_command(app)), "fleet"
-    while words and hasattr(found, "commands") and not words[0].startswith("-"):
-        if words[0] not in found.commands and "show" in found.commands:
-            words = ["show", *words]  # as fleet device ID
-        if words[0] not in found.commands:
-            return f"{name} has no command {words[0]}"
-        name, found = words[0], found.commands[words.pop(0)]
-    if hasattr(found, "commands") or words == ["--help"]:
+    arguments, verb, name = shlex.split(command)[1:], cast("Any", get_command(app)), "fleet"
+    while arguments and hasattr(verb, "commands") and not arguments[0].startswith("-"):
+        if arguments[0] not in verb.commands and "show" in verb.commands:
+            arguments = ["show", *arguments]  # the default verb, as in `fleet device ID`
+        if arguments[0] not in verb.commands:
+            return f"{name} has no command {arguments[0]}"
+        name, verb = arguments[0], verb.commands[arguments.pop(0)]
+    if hasattr(verb, "commands") or arguments == ["--help"]:
         return None
-    context = found.make_context(name, [], resilient_parsing=True)
+    context = verb.make_context(name, [], resilient_parsing=True)
     context.resilient_parsing = False
     try:
-        found.make_parser(context).parse_args(list(words))
+        verb.make_parser(context).parse_args(list(arguments))
     except Exception as error:  # noqa: BLE001 - the errors of Typer are private
         return str(error)
     return None
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_each_command_of_a_document_has_the_options_that_it_is_given(document: Path) -> None:
+def test_the_commands_and_options_in_a_document_exist(document: Path) -> None:
     found = [(command, _fault_of(command)) for command in commands_of(document) if command.startswith("./fleet")]
     assert [one for one in found if one[1]] == []
 
 
-def test_a_command_that_does_not_exist_is_found() -> None:
+def test_absent_commands_and_options_are_found() -> None:
     assert "nothing" in (_fault_of("./fleet nothing") or "")
     assert "--nothing" in (_fault_of("./fleet status --nothing") or "")
     assert _fault_of("./fleet device ID --json") is None

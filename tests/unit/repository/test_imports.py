@@ -1,4 +1,4 @@
-"""Each module can be imported on its own terms: a rename that misses one is found here."""
+"""Imports of modules: every module can be imported, so that no rename is incomplete."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ ELSEWHERE = (
     "tests/dags/",
     "tests/support/airflow.py",
     "bench/peers/pyflink/",
-)  # with Airflow, with Flink
+)  # they need Airflow or Flink
 _IMPORT_ALL = """
 import importlib, sys
 
@@ -37,7 +37,7 @@ def test_every_module_can_be_imported() -> None:
         if not path.startswith(ELSEWHERE) and not path.endswith("__main__.py")
     ]
     assert len(names) > 300
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-P", "-c", _IMPORT_ALL, *names],
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
@@ -45,8 +45,8 @@ def test_every_module_can_be_imported() -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
 
 
-def test_the_files_that_paths_name_exist() -> None:
+def test_the_files_in_the_module_paths_exist() -> None:
     assert all(path.exists() for path in (paths.PACKAGE, paths.ROOT, paths.BOOTSTRAP, paths.LOG4J))

@@ -1,4 +1,4 @@
-"""The locks: pinned, hashed, of no address and of no one's machine."""
+"""Lock files: every package is pinned and hashed, and there is no address or local path."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from fleetpulse.paths import ROOT
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 
 
-def test_there_is_a_lock_for_each_kind_of_environment() -> None:
+def test_each_kind_of_environment_has_a_lock() -> None:
     assert [path.name for path in LOCKS] == ["dev.txt", "operations.txt", "runtime.txt", "uv.txt"]
 
 
@@ -31,7 +31,7 @@ def test_every_package_is_pinned_and_hashed(path: Path) -> None:
     assert not [entry.split()[0] for entry in packages if "--hash=sha256:" not in entry]
 
 
-def test_the_lock_of_the_clients_from_outside_is_hashed_and_names_no_address() -> None:
+def test_the_lock_of_the_external_clients_is_hashed_and_names_no_address() -> None:
     lock = json.loads((ROOT / "tests" / "e2e" / "clients" / "package-lock.json").read_text())
     packages = [package for name, package in lock["packages"].items() if name]
     assert packages

@@ -1,4 +1,4 @@
-"""The list of planted faults follows the code, and planting one changes a copy for as long as it is tried."""
+"""Planted faults: their texts match the code, and a planted fault is removed after its test."""
 
 import ast
 from pathlib import Path
@@ -23,17 +23,17 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_fault_has_its_text_once_and_tests_that_are_there() -> None:
+def test_every_fault_has_a_unique_text_and_existing_tests() -> None:
     assert stale(FAULTS, ROOT) == []
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
 
 
-def test_the_score_in_the_text_is_of_all_faults() -> None:
+def test_the_documented_score_counts_all_faults() -> None:
     assert f"{len(FAULTS)} of {len(FAULTS)} planted faults are caught" in (ROOT / "CONTRIBUTING.md").read_text()
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, Fault("interpreted", INTERPRETED, ())], ids=lambda fault: fault.name)
-def test_a_fault_is_python_that_differs(fault: Fault) -> None:
+def test_a_fault_is_valid_python_that_differs_from_the_code(fault: Fault) -> None:
     texts: dict[str, str] = {}
     for change in fault.changes:
         before = texts.setdefault(change.file, (ROOT / change.file).read_text())
@@ -43,7 +43,7 @@ def test_a_fault_is_python_that_differs(fault: Fault) -> None:
 
 
 @pytest.mark.parametrize(("old", "count"), [("5", 0), ("<", 2)])
-def test_a_text_that_is_not_once_in_its_file_is_stale(tree: Path, old: str, count: int) -> None:
+def test_a_fault_is_stale_without_a_unique_text_and_an_existing_test(tree: Path, old: str, count: int) -> None:
     for change in INTERPRETED:
         path = tree / change.file
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,16 +55,16 @@ def test_a_text_that_is_not_once_in_its_file_is_stale(tree: Path, old: str, coun
     assert f'there is no test "{FILE}::test_else"' in error
 
 
-def test_a_fault_is_taken_out_again_whatever_happens(tree: Path) -> None:
+def test_a_planted_fault_is_removed_after_an_interruption(tree: Path) -> None:
     before = (tree / FILE).read_text()
 
-    def stopped() -> None:
+    def interrupted() -> None:
         with planted(_fault("1 < 2", "1 > 2"), tree):
             assert "1 > 2 < 3" in (tree / FILE).read_text()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        stopped()
+        interrupted()
     assert (tree / FILE).read_text() == before
 
 

@@ -1,4 +1,4 @@
-"""The lifecycle job's process, without Spark: what becomes of it when the JVM is gone, and what it leaves behind."""
+"""Process of the lifecycle job without Spark: a lost JVM, temporary files, restarts of the query."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +21,8 @@ from tests.support.refusals import refused
 pytestmark = pytest.mark.unit
 
 
-class Gone:
-    """What stands for a query or a session whose JVM was killed: whatever it is asked fails."""
+class DeadJvm:
+    """Stub of a query or session whose JVM was killed: every access fails."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -32,7 +32,7 @@ class Gone:
 
 
 @pytest.mark.parametrize("error", [Py4JNetworkError("an answer is missing"), ConnectionRefusedError(111, "Connection refused")])
-def test_a_jvm_that_is_gone_is_said_and_figures_are_written(
+def test_lost_jvm_is_an_error_and_stream_health_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     home, stopped = Home(tmp_path / "home"), list[str]()
@@ -40,82 +40,80 @@ def test_a_jvm_that_is_gone_is_said_and_figures_are_written(
     tables.create(home, MESSAGES)
     health = SimpleNamespace(follow=lambda *_, **__: None, stop=lambda: stopped.append("figures"))
     monkeypatch.setattr(lifecycle, "compile_in_background", lambda: None)
-    monkeypatch.setattr(lifecycle, "spark_session", lambda *_, **__: Gone(error))
-    monkeypatch.setattr(lifecycle, "start", lambda *_, **__: Gone(error))
+    monkeypatch.setattr(lifecycle, "spark_session", lambda *_, **__: DeadJvm(error))
+    monkeypatch.setattr(lifecycle, "start", lambda *_, **__: DeadJvm(error))
     monkeypatch.setattr(lifecycle, "StreamHealth", lambda *_, **__: health)
     with refused("jvm-ended"):
         run_lifecycle(home, StopSignal(), LifecycleOptions(0, 200, None, 0), SparkResources())
     assert stopped == ["figures"]
 
 
-def test_what_a_killed_spark_was_writing_goes_and_all_else_stays(tmp_path: Path) -> None:
-    aside = "5c2d7c1e-4f0e-4a52-9d6b-0d3f2c9a1b7e"
-    names = ["7.changelog", ".7.changelog.crc", ".tmp", "a.tmp", ".metadata.new"]
-    left = [f".7.changelog.{aside}.TID12.tmp", f"..7.changelog.{aside}.TID12.tmp.crc", f".8.{aside}.tmp"]
+def test_only_temporary_files_of_a_killed_spark_are_removed(tmp_path: Path) -> None:
+    write_id = "5c2d7c1e-4f0e-4a52-9d6b-0d3f2c9a1b7e"
+    kept = ["7.changelog", ".7.changelog.crc", ".tmp", "a.tmp", ".metadata.new"]
+    temporary = [f".7.changelog.{write_id}.TID12.tmp", f"..7.changelog.{write_id}.TID12.tmp.crc", f".8.{write_id}.tmp"]
     folder = tmp_path / "state" / "0" / "1"
     folder.mkdir(parents=True)
-    for name in (*names, *left):
+    for name in (*kept, *temporary):
         (folder / name).write_text("x")
     remove_temporary_files(tmp_path)
-    assert {path.name for path in folder.iterdir()} == set(names)
+    assert {path.name for path in folder.iterdir()} == set(kept)
 
 
-def test_a_jvms_temporary_files_lie_with_the_session_whatever_its_folder_is_called() -> None:
-    told = settings(Path('/a "b" c/spark'), SparkResources())[JAVA_OPTIONS_KEY]
-    assert '"-Djava.io.tmpdir=/a \\"b\\" c/spark/tmp"' in told
+def test_temporary_folder_of_the_jvm_is_in_that_of_the_session() -> None:
+    options = settings(Path('/a "b" c/spark'), SparkResources())[JAVA_OPTIONS_KEY]
+    assert '"-Djava.io.tmpdir=/a \\"b\\" c/spark/tmp"' in options
 
 
 class _Query:
-    """A query that is initialized for a while, and then is active, or has failed."""
+    """Query stub that initializes for some checks, and is then active or failed."""
 
-    def __init__(self, error: str | None, looks: int = 2) -> None:
-        self.error, self.looks = error, looks
+    def __init__(self, error: str | None, checks: int = 2) -> None:
+        self.error, self.checks = error, checks
 
     @property
     def status(self) -> dict[str, Any]:
-        self.looks -= 1
-        return {"message": "Initializing sources" if self.looks >= 0 else "Waiting for next trigger"}
+        self.checks -= 1
+        return {"message": "Initializing sources" if self.checks >= 0 else "Waiting for next trigger"}
 
     @property
     def isActive(self) -> bool:  # noqa: N802 - Spark's name
-        return self.looks > 0 or self.error is None
+        return self.checks > 0 or self.error is None
 
     def exception(self) -> Exception | None:
         return None if self.error is None else RuntimeError(self.error)
 
 
-_LATE = "[STREAM_FAILED] Query failed: Python worker failed to connect back."
+_NOT_CONNECTED = "[STREAM_FAILED] Query failed: Python worker failed to connect back."
 
 
 @pytest.mark.parametrize(
     ("errors", "starts", "runs"),
     [
         ([None], 1, True),
-        ([_LATE, _LATE, None], 3, True),
+        ([_NOT_CONNECTED, _NOT_CONNECTED, None], 3, True),
         (["the checkpoint is damaged", None], 1, False),
-        ([_LATE] * 9, 5, False),
+        ([_NOT_CONNECTED] * 9, 5, False),
     ],
 )
-def test_a_query_whose_source_connects_too_late_is_started_again_and_no_other(
-    errors: list[str | None], starts: int, runs: bool
-) -> None:
-    begun: list[_Query] = []
+def test_query_restarts_only_if_its_source_connected_too_late(errors: list[str | None], starts: int, runs: bool) -> None:
+    started: list[_Query] = []
 
-    def begin() -> Any:
-        begun.append(_Query(errors[len(begun)]))
-        return begun[-1]
+    def start() -> Any:
+        started.append(_Query(errors[len(started)]))
+        return started[-1]
 
-    query = start_with_retries(begin, look_s=0)
-    assert (len(begun), query.isActive) == (starts, runs)
-    assert query is begun[-1]
+    query = start_with_retries(start, poll_s=0)
+    assert (len(started), query.isActive) == (starts, runs)
+    assert query is started[-1]
 
 
-def test_a_query_that_is_no_longer_wanted_is_not_started_again() -> None:
-    begun: list[_Query] = []
+def test_cancelled_query_is_not_restarted() -> None:
+    started: list[_Query] = []
 
-    def begin() -> Any:
-        begun.append(_Query(_LATE))
-        return begun[-1]
+    def start() -> Any:
+        started.append(_Query(_NOT_CONNECTED))
+        return started[-1]
 
-    assert start_with_retries(begin, lambda: True, 0) is begun[0]
-    assert len(begun) == 1
+    assert start_with_retries(start, lambda: True, 0) is started[0]
+    assert len(started) == 1

@@ -1,4 +1,4 @@
-"""What is judged on from a snapshot is what is judged from the first row on, wherever the snapshot was taken."""
+"""Replay of bronze from a snapshot: it equals a replay from the first row, wherever the snapshot was taken."""
 
 from dataclasses import replace
 from functools import partial
@@ -29,12 +29,12 @@ from tests.support.homes.quality import (
 )
 
 pytestmark = [pytest.mark.property, pytest.mark.timeout(300)]
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
+pc: Any = pyarrow.compute  # its functions are created at run time, unknown to type checkers
 DEPLOYMENT = Deployment(30_000, 20_000)
 
 
 def cut_home(path: Path, seed: int, deployment: Deployment = DEPLOYMENT) -> tuple[Home, list[Row], SnapshotInfo]:
-    """Make a home with a snapshot from within its history, of which a row that follows came in the same millisecond."""
+    """Create a home with a snapshot in the middle of its history; the next row, unless a gap, has the same ``received_at``."""
     random = Random(seed)
     rows = sorted(eventful_history(seed) if seed % 2 else random_history(seed), key=lambda one: one.received_at_ms)
     cut = random.randrange(len(rows) // 4, len(rows) * 3 // 4)
@@ -48,9 +48,9 @@ def cut_home(path: Path, seed: int, deployment: Deployment = DEPLOYMENT) -> tupl
     return home, rows, snapshots(home)[0]
 
 
-def those(table: pa.Table, holds: Any) -> list[Any]:
-    """Return the rows for which something holds, but for their key group, in an order."""
-    return sorted((one for one in table.drop_columns("key_group").to_pylist() if holds(one)), key=str)
+def sorted_rows(table: pa.Table, predicate: Any) -> list[Any]:
+    """Return the rows that fulfil a predicate, without their key group, sorted."""
+    return sorted((one for one in table.drop_columns("key_group").to_pylist() if predicate(one)), key=str)
 
 
 def millis(instant: Any) -> int:
@@ -58,27 +58,25 @@ def millis(instant: Any) -> int:
 
 
 @pytest.mark.parametrize("jitter_ms", [0, 60_000])
-@pytest.mark.parametrize("seed", [1, 2, 3, 5, 7, 9, 10, 11, 13, 14, 17])  # each has verdicts after its snapshot
-def test_verdicts_behind_a_snapshot_and_the_state_are_those_of_the_whole_history(
-    seed: int, jitter_ms: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("seed", [1, 2, 3, 5, 7, 9, 10, 11, 13, 14, 17])  # each seed has verdicts after its snapshot
+def test_replay_from_a_snapshot_equals_replay_of_the_whole_history(seed: int, jitter_ms: int, tmp_path: Path) -> None:
     home, rows, taken = cut_home(tmp_path / "home", seed, replace(DEPLOYMENT, verdict_jitter_ms=jitter_ms))
     newest_ms = rows[-1].received_at_ms
-    whole, devices = replay_bronze(home, newest_ms, Origin())
-    behind, as_well = replay_bronze(home, newest_ms, Origin(taken))
+    all_judgements, all_devices = replay_bronze(home, newest_ms, Origin())
+    judgements, devices = replay_bronze(home, newest_ms, Origin(taken))
     since = Origin(taken)
 
-    def said_later(one: dict[str, Any]) -> bool:
+    def is_after_snapshot(one: dict[str, Any]) -> bool:
         if one["kind"] == "transition":
             return millis(one["event_time"]) > since.frontier_ms
         return one["kind"] != "summary" and one["received_at"] is not None and millis(one["received_at"]) > since.newest_ms
 
-    assert those(behind, said_later) == those(whole, said_later) != []
-    assert those(as_well, lambda _: True) == those(devices, lambda _: True)
+    assert sorted_rows(judgements, is_after_snapshot) == sorted_rows(all_judgements, is_after_snapshot) != []
+    assert sorted_rows(devices, lambda _: True) == sorted_rows(all_devices, lambda _: True)
 
 
 @pytest.mark.parametrize("seed", [1, 10, 23])
-def test_a_look_that_begins_with_a_snapshot_raises_nothing_and_finds_what_was_lost_since(
+def test_quality_check_from_a_snapshot_reports_only_lost_verdicts(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, rows, taken = cut_home(tmp_path / "home", seed)
@@ -87,7 +85,7 @@ def test_a_look_that_begins_with_a_snapshot_raises_nothing_and_finds_what_was_lo
     assert origin_of(home, rows[-1].received_at_ms, most_rows=1) == Origin(taken)
     assert failed_expectations(home) == []
     judgements = DeltaTable(str(home.table(JUDGEMENTS.name)))
-    said = [one for one in judgements.to_pyarrow_table().to_pylist() if one["kind"] == "transition"]
-    last = max(said, key=lambda one: one["event_time"])
+    transitions = [one for one in judgements.to_pyarrow_table().to_pylist() if one["kind"] == "transition"]
+    last = max(transitions, key=lambda one: one["event_time"])
     judgements.delete(f"kind = 'transition' AND device_id = '{last['device_id']}' AND transition_no = {last['transition_no']}")
     assert ("verdicts", "none is lost") in failed_expectations(home)

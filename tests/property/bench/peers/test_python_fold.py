@@ -1,4 +1,4 @@
-"""The plain fold that the benchmark's peers run says what the definition says, however its input is cut."""
+"""Plain fold of the benchmark peers: it emits the transitions of the definition for any cut of its input."""
 
 from collections import Counter
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.support.histories.histories import stored_rows
 pytestmark = pytest.mark.property
 
 
-def test_the_peers_fold_equals_the_definition(tmp_path: Path) -> None:
+def test_the_fold_of_the_peers_equals_the_definition(tmp_path: Path) -> None:
     source = prepare(Fleet(devices=1_000, messages=6), tmp_path)
     log = DeltaLog(source.path)
     paths = [path for version in range(log.latest() + 1) for path, _ in log.appended(version)]
@@ -31,11 +31,11 @@ def test_the_peers_fold_equals_the_definition(tmp_path: Path) -> None:
     ]
     found: list[tuple[Any, ...]] = []
     states: dict[str, State] = {}
-    random, at = Random(7), 0
-    while at < len(rows):
-        end = at + random.randrange(1, 20_000)
+    random, begin = Random(7), 0
+    while begin < len(rows):
+        end = begin + random.randrange(1, 20_000)
         by_device: dict[str, list[Row]] = {}
-        for row in rows[at:end]:
+        for row in rows[begin:end]:
             if row.kind in KINDS:
                 by_device.setdefault(row.device_id, []).append(row)
         for device_id, messages in by_device.items():
@@ -46,7 +46,7 @@ def test_the_peers_fold_equals_the_definition(tmp_path: Path) -> None:
             fold.fold_to(fold.frontier(0))
             found += fold.out
             states[device_id] = fold.to_state(NEVER)
-        at = end
+        begin = end
     for device_id, state in states.items():
         fold = Fold(device_id, state, rules(source))
         fold.fold_to(source.judged_to_ms)

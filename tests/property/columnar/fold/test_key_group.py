@@ -1,9 +1,9 @@
-"""The columnar fold equals the definition, step by step over random dense histories, cut and stored at random; no JVM.
+"""Columnar fold without a JVM: it equals the definition over random dense histories, cut and stored at random.
 
-What it emits is compared, the state of each device at the end, and behind each batch the instant at which a key group wakes.
+The test compares the judgements, the final state of each device, and after each batch the timer of each key group.
 
-A step is a row that was judged, or a deadline that changed a mode. ``FLEET_STEPS`` says how many are wanted, ``FLEET_SEED`` the
-first history's seed: ``FLEET_STEPS=2000000 ./fleet test property -k columnar`` is the long form.
+A step is a judged row, or a deadline that changed a mode. ``FLEET_STEPS`` sets the number of steps, and ``FLEET_SEED`` the seed
+of the first history. The long form is ``FLEET_STEPS=2000000 ./fleet test property -k columnar``.
 """
 
 import os
@@ -25,54 +25,58 @@ SEED = int(os.environ.get("FLEET_SEED", "1"))
 Item = TypeVar("Item")
 
 
-def steps_of(rows: Sequence[Row], told: Outcome) -> int:
+def steps_of(rows: Sequence[Row], result: Outcome) -> int:
     """Count the rows that were judged and the deadlines that changed a mode."""
-    of_devices = sum(one.kind not in FOR_EVERYONE for one in rows) - len(told.pending)
-    unjudged = sum(one.kind in UNJUDGED and one.device_id not in ("_", "b") for one in told.judgements)
+    of_devices = sum(one.kind not in FOR_EVERYONE for one in rows) - len(result.pending)
+    unjudged = sum(one.kind in UNJUDGED and one.device_id not in ("_", "b") for one in result.judgements)
     return (
-        of_devices - unjudged + sum(one.kind is JudgementKind.TRANSITION and one.message_kind is None for one in told.judgements)
+        of_devices
+        - unjudged
+        + sum(one.kind is JudgementKind.TRANSITION and one.message_kind is None for one in result.judgements)
     )
 
 
 def shrunk(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> list[Item]:
-    """Return some of the items that still fail, and of which none can be left out."""
+    """Return a subset of the items that still fails, from which no item can be removed."""
     kept, size = list(items), max(1, len(items) // 2)
     while True:
-        before, place = len(kept), 0
-        while place < len(kept):
-            fewer = kept[:place] + kept[place + size :]
+        before, start = len(kept), 0
+        while start < len(kept):
+            fewer = kept[:start] + kept[start + size :]
             if fewer and fails(fewer):
                 kept = fewer
             else:
-                place += size
+                start += size
         if size == 1 and len(kept) == before:
             return kept
         size = max(1, size // 2)
 
 
-def shown(seed: int, history: Sequence[CutRow], course: JudgingParameters) -> str:
-    """Return the smallest history that still differs, and how to come by it."""
-    last = history[-1]  # the flush, without which what a jitter holds back differs as well
-    history = [*shrunk(history[:-1], lambda some: difference([*some, last], course) is not None), last]
+def describe_difference(seed: int, history: Sequence[CutRow], parameters: JudgingParameters) -> str:
+    """Return the smallest history with a difference, and the variables that reproduce it."""
+    last = history[-1]  # the flush, without which judgements that a jitter delays would differ too
+    history = [*shrunk(history[:-1], lambda some: difference([*some, last], parameters) is not None), last]
     lines = [f"{'batch' if cut.begins else '':6}{(cut.row.received_at_ms - START) / 1000:10.3f} s {cut.row}" for cut in history]
-    return "\n".join([f"FLEET_SEED={seed} FLEET_STEPS=1; {course}", *lines, difference(history, course) or "no difference"])
+    return "\n".join(
+        [f"FLEET_SEED={seed} FLEET_STEPS=1; {parameters}", *lines, difference(history, parameters) or "no difference"]
+    )
 
 
 @pytest.mark.timeout(0 if STEPS > 1_000_000 else 300)
 def test_the_columnar_fold_equals_the_definition_at_every_step() -> None:
-    done = 0
+    steps = 0
     for seed in count(SEED):
-        history, course = dense_history(seed)
+        history, parameters = dense_history(seed)
         rows = [cut.row for cut in history]
-        want = outcome(rows, course.deployment)
-        if difference_from(want, history, course):
-            pytest.fail(shown(seed, history, course), pytrace=False)
-        done += steps_of(rows, want)
-        if done >= STEPS:
+        want = outcome(rows, parameters.deployment)
+        if difference_from(want, history, parameters):
+            pytest.fail(describe_difference(seed, history, parameters), pytrace=False)
+        steps += steps_of(rows, want)
+        if steps >= STEPS:
             break
-    assert done >= STEPS
+    assert steps >= STEPS
 
 
-def test_a_failing_history_shrinks_to_what_makes_it_fail() -> None:
+def test_a_failing_history_shrinks_to_the_rows_that_make_it_fail() -> None:
     assert shrunk(range(1000), lambda some: {17, 803} <= set(some)) == [17, 803]
     assert shrunk([1, 2, 3], lambda some: True) == [3]

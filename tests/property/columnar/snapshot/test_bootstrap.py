@@ -1,4 +1,4 @@
-"""A run that begins with registered devices says what one says that was given the registry's rows first."""
+"""Bootstrap from a table of devices: it is equivalent to rows of the registry at the start of a run."""
 
 from collections import Counter
 from typing import Any
@@ -20,7 +20,7 @@ from tests.support.histories.histories import START, any_policy, choosing, row, 
 from tests.support.histories.key_groups import in_batches
 from tests.support.histories.strategies import DEPLOYMENTS, histories
 
-BEGIN_S, SEEDED_S = -400, -50  # of what comes before; the rest is received from -1 s on
+BEGIN_S, SEEDED_S = -400, -50  # span before the bootstrap; the other rows are received from -1 s on
 BEFORE = st.integers(BEGIN_S // 5, SEEDED_S // 5 - 1).map(lambda n: n * 5)
 
 
@@ -38,7 +38,7 @@ def _registrations(draw: st.DrawFn) -> list[Row]:
 
 @st.composite
 def _before(draw: st.DrawFn) -> list[Row]:
-    """Return policies and gaps, each at an instant of its own."""
+    """Return policies and gaps, each at a different instant."""
     rows = [row(BEGIN_S - 1, "fleet/_/_/policy", policy=any_policy(choosing(draw)), effective_from_s=-1000)]
     if draw(st.booleans()):
         rows.append(row(draw(BEFORE) + 1.001, "fleet/_/_/policy", policy=any_policy(choosing(draw))))
@@ -61,22 +61,22 @@ def _as_table(registrations: list[Row]) -> pa.Table:
         }
         for one in registrations
     ]
-    plain = pa.schema([field if field.name != "registered_at" else field.with_type(pa.int64()) for field in REGISTERED_SCHEMA])
-    return pa.Table.from_pylist(rows, schema=plain).cast(REGISTERED_SCHEMA)
+    schema = pa.schema([field if field.name != "registered_at" else field.with_type(pa.int64()) for field in REGISTERED_SCHEMA])
+    return pa.Table.from_pylist(rows, schema=schema).cast(REGISTERED_SCHEMA)
 
 
-def _begun(table: pa.Table, listening: Shards, policies: Policies, groups: int, deployment: Deployment) -> dict[int, bytes]:
-    """Return the groups as `GroupProcessor.handleInitialState` keeps them."""
-    begun: dict[int, bytes] = {}
-    for seed in bootstrap_groups(table, listening, policies, groups).to_pylist():
+def _stored_groups(table: pa.Table, shards: Shards, policies: Policies, groups: int, deployment: Deployment) -> dict[int, bytes]:
+    """Return the key groups as `GroupProcessor.handleInitialState` stores them."""
+    stored: dict[int, bytes] = {}
+    for seed in bootstrap_groups(table, shards, policies, groups).to_pylist():
         group = KeyGroup.from_bytes(seed["block"])
         group.arm(deployment)
-        begun[seed["key_group"]] = group.to_bytes()
-    return begun
+        stored[seed["key_group"]] = group.to_bytes()
+    return stored
 
 
 @given(_registrations(), _before(), histories(), st.lists(st.integers(0, 60), max_size=6), DEPLOYMENTS, st.integers(1, 4))
-def test_registered_devices_brought_in_are_judged_as_the_registry_s_rows(
+def test_devices_of_a_bootstrap_are_judged_like_devices_of_registry_rows(
     registrations: list[Row], before: list[Row], rest: list[Row], cuts: list[int], deployment: Deployment, groups: int
 ) -> None:
     ordered = sorted([*registrations, *before, tick(SEEDED_S)], key=lambda one: one.received_at_ms)
@@ -88,20 +88,20 @@ def test_registered_devices_brought_in_are_judged_as_the_registry_s_rows(
     registrations = [one for one in registrations if (one.event_time_ms or 0) <= frontier_ms]
     prior = stamped_by_bridge([one for one in ordered if one.kind is not Kind.REGISTRY or one in registrations])
     rows = stamped_by_bridge([*prior, *rest])
-    begun = _begun(_as_table(registrations), known.shards, known.policies, groups, deployment)
-    told = in_batches(rows[len(prior) :], cuts, deployment, groups, begun)
+    initial = _stored_groups(_as_table(registrations), known.shards, known.policies, groups, deployment)
+    judgements = in_batches(rows[len(prior) :], cuts, deployment, groups, initial)
     want = _after(compared(replay(rows, deployment)), frontier_ms) - compared(
         one for one in known.judgements if one.to_mode is None
     )
-    for key in list(told):
-        if key[1] in ("_", "b"):  # a policy and a gap concern every group: each says what the definition says once
+    for key in list(judgements):
+        if key[1] in ("_", "b"):  # every key group emits the judgements of policies and gaps
             assert key in want
-            told[key] = want[key]
-    assert told == want
+            judgements[key] = want[key]
+    assert judgements == want
 
 
 def _after(judgements: Counter[tuple[Any, ...]], frontier_ms: int) -> Counter[tuple[Any, ...]]:
-    """Leave out the transitions of what was judged before."""
+    """Return judgements without transitions at or before the frontier."""
     return Counter({key: count for key, count in judgements.items() if key[0] != "transition" or key[2] > frontier_ms})
 
 
@@ -130,22 +130,22 @@ def _instant(ms: int) -> pa.Array:
         (_devices().append_column("site", [["t"]]), 'must be unique; got "site" 2 times'),
     ],
 )
-def test_a_table_that_cannot_be_brought_in_is_refused_with_the_reason(table: pa.Table, why: str) -> None:
+def test_an_invalid_table_of_devices_is_refused_with_the_reason(table: pa.Table, why: str) -> None:
     with pytest.raises(FleetError, match=why):
         bootstrap_groups(table, Shards.judged_through(START, START, 60_000), Policies(), 2)
 
 
-def test_without_a_frontier_nothing_can_be_brought_in() -> None:
+def test_a_bootstrap_without_a_frontier_is_refused() -> None:
     with pytest.raises(FleetError, match="at a frontier; got none"):
         bootstrap_groups(_devices(), Shards.begin(START), Policies(), 2)
 
 
 @given(st.integers(-200, 200), DEPLOYMENTS)
-def test_a_frontier_is_gone_on_from_as_if_it_had_been_reached(after_s: int, deployment: Deployment) -> None:
+def test_a_given_frontier_is_equivalent_to_a_reached_one(after_s: int, deployment: Deployment) -> None:
     lateness_ms = deployment.allowed_lateness_ms
-    begun = Shards.judged_through(START + after_s * 1000, START, lateness_ms)
+    given_shards = Shards.judged_through(START + after_s * 1000, START, lateness_ms)
     if after_s < 0:
-        assert begun.read(START + lateness_ms - 1, lateness_ms).frontier_ms == START + after_s * 1000
+        assert given_shards.read(START + lateness_ms - 1, lateness_ms).frontier_ms == START + after_s * 1000
     else:
         reached = Shards.begin(START).read(START + after_s * 1000 + lateness_ms, lateness_ms)
-        assert begun == reached
+        assert given_shards == reached

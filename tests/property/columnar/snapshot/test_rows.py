@@ -1,4 +1,4 @@
-"""A snapshot, and key groups of any number begun from it, and the rest: that is one run over everything."""
+"""Rows of a snapshot: key groups restored from them, in any number, resume as if the run had never stopped."""
 
 import json
 from typing import Any
@@ -41,19 +41,19 @@ def of_part(rows: pa.Table, part: str) -> pa.Table:
     return rows.filter(pc.equal(rows["part"], part))
 
 
-def begun_from(snapshot: pa.Table, groups: int, deployment: Deployment, form: int = STORED_FORM) -> Stream:
-    """Begin with a snapshot's rows, in any number of key groups."""
+def restored_from(snapshot: pa.Table, groups: int, deployment: Deployment, version: int = STORED_FORM) -> Stream:
+    """Restore a stream from the rows of a snapshot, in any number of key groups."""
     sent = pa.Table.from_batches(partition_rows(snapshot.to_batches(20), groups, enough=30), PARCEL_SCHEMA).to_pylist()
     known = collect_facts((one["place"], one["part"], one["content"]) for one in sent if one["rows"] is None)
     shared = shared_rows(known.waiting)
     stored: dict[int, bytes] = {}
     chunks: dict[int, dict[int, bytes]] = {}
     for group in range(groups):
-        mine = rows_of(one["rows"] for one in sent if one["rows"] is not None and one["place"] == group)
-        [one] = restore_group(group, mine, shared, known.world, deployment, form).to_pylist()
+        group_rows = rows_of(one["rows"] for one in sent if one["rows"] is not None and one["place"] == group)
+        [one] = restore_group(group, group_rows, shared, known.world, deployment, version).to_pylist()
         stored[group] = one["block"]
         chunks[group] = {chunk["number"]: chunk["rows"] for chunk in one["chunks"]}
-        assert head_of(one["block"])["version"] == form
+        assert head_of(one["block"])["version"] == version
     stream = Stream(deployment, groups, stored, chunks)
     pending = [json.loads(one) for one in known.pending]
     stream.judgements += compared_columns(pa.RecordBatch.from_pylist(pending, schema=JUDGEMENT_SCHEMA))
@@ -63,73 +63,73 @@ def begun_from(snapshot: pa.Table, groups: int, deployment: Deployment, form: in
 @given(
     histories(), st.lists(st.integers(0, 60), max_size=4), st.integers(0, 60), DEPLOYMENTS, st.integers(1, 4), st.integers(1, 4)
 )
-def test_a_snapshot_and_the_rest_say_what_one_run_says(
-    rows: list[Row], cuts: list[int], cut: int, deployment: Deployment, groups: int, then: int
+def test_a_restart_from_a_snapshot_does_not_change_the_judgements(
+    rows: list[Row], cuts: list[int], cut: int, deployment: Deployment, groups: int, new_groups: int
 ) -> None:
     rows = [*rows, row(1_000_000, "fleet/_/b/tick", op="flush")]
     want = compared(replay(rows, deployment))
-    place = 1 + cut % (len(rows) - 1)
+    position = 1 + cut % (len(rows) - 1)
     before = Stream(deployment, groups, {})
-    edges = sorted({0, place, *(one % (place + 1) for one in cuts)})
+    edges = sorted({0, position, *(one % (position + 1) for one in cuts)})
     for number in range(len(edges) - 1):
         before.batch(rows[edges[number] : edges[number + 1]])
     snapshot = snapshot_of(before)
     note(str(snapshot.to_pylist()))
-    after = begun_from(snapshot, then, deployment, WRITTEN_FORMS[cut % len(WRITTEN_FORMS)])
-    after.batch(rows[place:])
+    after = restored_from(snapshot, new_groups, deployment, WRITTEN_FORMS[cut % len(WRITTEN_FORMS)])
+    after.batch(rows[position:])
     after.batch([])
     assert before.judgements + after.judgements == want
 
 
 @given(histories(), st.integers(0, 60), DEPLOYMENTS, st.integers(1, 3))
-def test_the_definition_goes_on_from_a_snapshot(rows: list[Row], cut: int, deployment: Deployment, groups: int) -> None:
-    place = 1 + cut % len(rows)
+def test_the_definition_resumes_from_a_snapshot(rows: list[Row], cut: int, deployment: Deployment, groups: int) -> None:
+    position = 1 + cut % len(rows)
     before = Stream(deployment, groups, {})
-    before.batch(rows[:place])
+    before.batch(rows[:position])
     snapshot = snapshot_of(before)
-    begun, rest = outcome_of(snapshot), rows[place:]
+    initial, rest = outcome_of(snapshot), rows[position:]
     pending = pa.RecordBatch.from_pylist(
         [json.loads(one) for one in of_part(snapshot, PENDING)["content"].to_pylist()], schema=JUDGEMENT_SCHEMA
     )
-    whole, after = outcome(rows, deployment), outcome(rest, deployment, begun=begun)
-    told = compared(after.judgements) + before.judgements + compared_columns(pending)
-    assert told == compared(whole.judgements)
-    assert after.frontier_ms == whole.frontier_ms
+    want, after = outcome(rows, deployment), outcome(rest, deployment, initial=initial)
+    judgements = compared(after.judgements) + before.judgements + compared_columns(pending)
+    assert judgements == compared(want.judgements)
+    assert after.frontier_ms == want.frontier_ms
 
-    def standing(found: Outcome) -> dict[str, str]:
+    def fingerprints(found: Outcome) -> dict[str, str]:
         assert found.shards is not None
         covered_ms = found.shards.listenings[0].coverage.covered(found.frontier_ms or 0)
         return {device_id: fingerprint(one, covered_ms, 0) for device_id, one in found.devices.items()}
 
-    assert standing(after) == standing(whole)
+    assert fingerprints(after) == fingerprints(want)
 
 
 @given(histories(), DEPLOYMENTS, st.integers(1, 3))
-def test_what_is_begun_from_a_snapshot_gives_the_same_snapshot(rows: list[Row], deployment: Deployment, groups: int) -> None:
+def test_a_stream_restored_from_a_snapshot_gives_the_same_snapshot(rows: list[Row], deployment: Deployment, groups: int) -> None:
     stream = Stream(deployment, groups, {})
     stream.batch(rows)
     first = snapshot_of(stream)
-    begun = begun_from(first, groups, deployment)
-    begun.newest = stream.newest
-    again = snapshot_of(begun)
+    restored = restored_from(first, groups, deployment)
+    restored.newest = stream.newest
+    again = snapshot_of(restored)
 
-    def plain(table: pa.Table) -> list[dict[str, Any]]:
+    def comparable_rows(table: pa.Table) -> list[dict[str, Any]]:
         kept = [one for one in table.to_pylist() if one["part"] not in (PENDING, GROUP)]
         return sorted(kept, key=lambda one: json.dumps(one, default=str))
 
-    there = set(first["key_group"].to_pylist())
-    shared = [one for one in plain(again) if one["device_id"] != EVERYONE or one["key_group"] in there]
-    assert shared == plain(first)
+    group_numbers = set(first["key_group"].to_pylist())
+    shared = [one for one in comparable_rows(again) if one["device_id"] != EVERYONE or one["key_group"] in group_numbers]
+    assert shared == comparable_rows(first)
 
 
-def test_groups_that_stand_at_different_instants_are_refused() -> None:
+def test_key_groups_at_different_frontiers_are_refused() -> None:
     groups = [json.dumps({"frontier_ms": at, "bytes": 7, "form": 4}) for at in (1, 1, 2)]
     assert json.loads(shared_context(groups[:2])) == {"frontier_ms": 1}
     with pytest.raises(FleetError, match="2 different ones"):
         shared_context(groups)
 
 
-def test_a_device_is_taken_with_names_units_and_what_is_remembered_of_it() -> None:
+def test_a_device_row_has_names_instants_counters_and_errors() -> None:
     rows = [signal(10, "d", boot="b", seq=3, gateway="g"), signal(20, "d", "error", code="x", boot="b", seq=4)]
     stream = Stream(Deployment(1000, 1000), 1, {})
     stream.batch([*rows, signal(40, "e"), signal(50, "d", "error", code="y")])

@@ -1,4 +1,4 @@
-"""Presence time: the fold agrees with the definition on inputs from the field, and the laws of wills and clocks hold."""
+"""Presence time: fold and definition agree on inputs from the field, and presence does not depend on device clocks."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from tests.support.histories.histories import changes, positioned, row, signal, 
 from tests.support.histories.key_groups import in_batches
 from tests.support.histories.presence_cases import CASES, DEPLOYMENT, rows_of
 
-CLOCKS = st.sampled_from([-1024 * 604_800, -3_600, -59, -1, -0.05, 0, 0.05, 59, 3_600])  # seconds that a clock is ahead
+CLOCKS = st.sampled_from([-1024 * 604_800, -3_600, -59, -1, -0.05, 0, 0.05, 59, 3_600])  # lead of a clock in seconds
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -22,8 +22,8 @@ def test_the_fold_agrees_with_the_definition_on_inputs_from_the_field(name: str)
     assert in_batches(rows, range(0, len(rows), max(1, len(rows) // 40)), DEPLOYMENT, 2) == compared(replay(rows, DEPLOYMENT))
 
 
-def test_silence_acts_before_a_will_whose_grace_ends_at_the_same_instant() -> None:
-    rows = positioned([signal(0), row(3_570, "d/death"), tick(3_700)])  # an hour of silence, and half a minute of grace
+def test_silence_fires_before_a_will_whose_grace_period_ends_at_the_same_instant() -> None:
+    rows = positioned([signal(0), row(3_570, "d/death"), tick(3_700)])  # timeout of an hour, grace period of half a minute
     want = replay(rows, DEPLOYMENT)
     assert changes(want)[1:] == [(3_600, "online", "offline", "silence")]
     assert in_batches(rows, [1, 2], DEPLOYMENT, 1) == compared(want)
@@ -34,11 +34,11 @@ def _offline(rows: Sequence[Row]) -> list[tuple[float, str, str, str]]:
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 29), CLOCKS), min_size=1, max_size=8), st.booleans())
-def test_a_device_that_reconnects_within_the_grace_is_never_offline_whatever_its_clock(
-    returns: list[tuple[float, float]], sends_more: bool
+def test_a_device_that_reconnects_within_the_grace_period_is_never_offline(
+    reconnects: list[tuple[float, float]], sends_more: bool
 ) -> None:
     rows, at_s = [signal(100)], 200.0
-    for away_s, ahead_s in returns:
+    for away_s, ahead_s in reconnects:
         rows += [row(at_s, "d/death"), signal(at_s + away_s + ahead_s, kind="birth", received_s=at_s + away_s)]
         rows += [signal(at_s + away_s + 1 + ahead_s, received_s=at_s + away_s + 1)] if sends_more else []
         at_s += 60
@@ -46,13 +46,13 @@ def test_a_device_that_reconnects_within_the_grace_is_never_offline_whatever_its
 
 
 @given(st.lists(st.tuples(st.floats(1, 3_599), CLOCKS), min_size=2, max_size=30))
-def test_a_direct_device_that_is_heard_within_its_timeout_is_never_offline_whatever_its_clock(
+def test_a_direct_device_that_sends_within_its_timeout_is_never_offline(
     beats: list[tuple[float, float]],
 ) -> None:
     rows, at_s = [], 100.0
     for pause_s, ahead_s in beats:
         rows.append(signal(at_s + ahead_s, received_s=at_s))
-        at_s += min(pause_s, 3_500)  # the hour of the built-in policy, less what the slowest clock that is believed is behind
+        at_s += min(pause_s, 3_500)  # the timeout of the built-in policy (1 h) less the largest lag of a trusted clock
     assert _offline([*rows, tick(at_s + 60)]) == []
 
 
@@ -68,7 +68,7 @@ def test_will_and_birth_are_ordered_by_arrival_and_not_by_event_time(behind_s: f
 
 
 @given(st.floats(0, 3_599), st.lists(st.tuples(st.floats(0.001, 7_000), st.floats(0, 100)), min_size=1, max_size=6), CLOCKS)
-def test_a_gateways_outages_move_its_devices_deadline_by_their_length(
+def test_outages_of_a_gateway_postpone_the_deadline_of_its_device_by_their_length(
     quiet_s: float, outages: list[tuple[float, float]], ahead_s: float
 ) -> None:
     rows, at_s, left_s = [signal(0, gateway="g")], 0.0, 3_600.0

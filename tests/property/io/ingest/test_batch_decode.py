@@ -1,4 +1,4 @@
-"""Segments decoded in columns: whatever comes, the tables are those that `decode` gives row by row."""
+"""Columnar decoding of segments: its tables equal those of row-by-row decoding with `decode`."""
 
 import json
 from collections.abc import Sequence
@@ -65,11 +65,11 @@ SCALARS = [
 ]
 NAMES = ["ts", "boot", "seq", "uptime_s", "code", "firmware", "gateway", "metrics", "v", "x", "device_id", "site", "kind"]
 NAMES += ["op", "from", "until", "class", "effective_from", "t\\u0073", "\\u0073eq", "é", "", "Ts"]
-USUAL = {
+USUAL_VALUES = {
     "ts": st.integers(NOW - 10**6, NOW + 10**6).map(str) | st.floats(1e12, 2e12).map(repr),
     "boot": st.sampled_from(['"b1"', '"b2"', "17", "-3"]),
     "seq": st.integers(0, 2**63 + 1).map(str),
-    "uptime_s": st.integers(0, 10**6).map(str) | st.integers(0, 10**6).map(lambda whole: f"{whole}.0"),
+    "uptime_s": st.integers(0, 10**6).map(str) | st.integers(0, 10**6).map(lambda number: f"{number}.0"),
     "code": st.sampled_from(['"E7"', "404", '"overheated"']),
     "device_id": st.sampled_from(['"d"', '"device-2"', '"other"']),
     "site": st.sampled_from(['"s"', '"site 2"', '"Köln"']),
@@ -90,12 +90,12 @@ PARTS = st.recursive(
 
 @st.composite
 def payloads(draw: st.DrawFn) -> bytes:
-    """Return a payload: plain, nearly so, or anything."""
+    """Return a payload: plain, almost plain, or arbitrary bytes."""
     if draw(st.integers(0, 9)) == 0:
         return draw(st.binary(max_size=40) | st.just(PLAIN[: draw(st.integers(0, len(PLAIN)))]))
     names = draw(st.lists(st.sampled_from(NAMES), max_size=5))
     unusual = st.sampled_from(SCALARS)
-    pairs = [f'"{name}": {draw(USUAL.get(name, PARTS) if draw(st.integers(0, 3)) else PARTS | unusual)}' for name in names]
+    pairs = [f'"{name}": {draw(USUAL_VALUES.get(name, PARTS) if draw(st.integers(0, 3)) else PARTS | unusual)}' for name in names]
     text = draw(st.sampled_from(["", "", "", "", " ", "\n", "\ufeff", "\x00"])) + "{" + ", ".join(pairs) + "}"
     return (text + draw(st.sampled_from(["", "", "", "", "\r\n\t ", "x", "}", ",{}", "\x00"]))).encode(errors="replace")
 
@@ -103,14 +103,16 @@ def payloads(draw: st.DrawFn) -> bytes:
 @st.composite
 def raw_rows(draw: st.DrawFn) -> SegmentRow:
     origin = draw(st.sampled_from([Origin.MQTT, Origin.MQTT, Origin.MQTT, *Origin])).value
-    where = draw(st.sampled_from([(None, None), ("r", 0), ("r", 12)]))
+    recording_line = draw(st.sampled_from([(None, None), ("r", 0), ("r", 12)]))
     refused = draw(st.sampled_from([None, None, None, None, "flood"]))
     topic = draw(st.sampled_from(TOPICS[:5] * 5 + TOPICS))
-    return SegmentRow(draw(st.integers(0, 2**41)), topic, draw(payloads() | st.just(PLAIN)), origin, *where, None, refused)
+    return SegmentRow(
+        draw(st.integers(0, 2**41)), topic, draw(payloads() | st.just(PLAIN)), origin, *recording_line, None, refused
+    )
 
 
-def one_by_one(rows: Sequence[SegmentRow], number: int) -> dict[str, pa.Table]:
-    """Return the tables by the definition alone."""
+def decoded_by_row(rows: Sequence[SegmentRow], number: int) -> dict[str, pa.Table]:
+    """Return the tables of row-by-row decoding."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in NOTHING}
     position = 0
     for at, raw in enumerate(rows):
@@ -122,9 +124,9 @@ def one_by_one(rows: Sequence[SegmentRow], number: int) -> dict[str, pa.Table]:
             continue
         row = decode(raw.topic, raw.payload, raw.received_at_ms, Origin(raw.origin))
         if raw.refused is not None or isinstance(row, Rejection):
-            why = (row.reason, row.detail) if isinstance(row, Rejection) and raw.refused is None else (raw.refused, None)
+            rejection = (row.reason, row.detail) if isinstance(row, Rejection) and raw.refused is None else (raw.refused, None)
             found["quarantine"].append(
-                {"topic": raw.topic, "payload": raw.payload, "reason": why[0], "detail": why[1], **arrival}
+                {"topic": raw.topic, "payload": raw.payload, "reason": rejection[0], "detail": rejection[1], **arrival}
             )
             continue
         found["messages"].append({**asdict(row), "device_hash": hash64(row.device_id), "position": position, **arrival})
@@ -139,19 +141,19 @@ def parts_of(segments: Sequence[Sequence[SegmentRow]]) -> list[Part]:
     return [Part(BRIDGE, number, 0, rows_table(rows)) for number, rows in enumerate(segments, 1)]
 
 
-def taken(segments: Sequence[Sequence[SegmentRow]]) -> int:
+def rows_taken(segments: Sequence[Sequence[SegmentRow]]) -> int:
     return taken_of(parts_of(segments), NOTHING["messages"])
 
 
-def in_columns(segments: Sequence[Sequence[SegmentRow]]) -> dict[str, pa.Table]:
+def decoded_in_columns(segments: Sequence[Sequence[SegmentRow]]) -> dict[str, pa.Table]:
     return {table.name: rows for table, rows in decode_parts(parts_of(segments), decode).by_table(NOTHING)}
 
 
 def assert_equal(segments: Sequence[Sequence[SegmentRow]]) -> None:
-    found = in_columns(segments)
-    assert taken(segments) == found["messages"].num_rows + found["quarantine"].num_rows
+    found = decoded_in_columns(segments)
+    assert rows_taken(segments) == found["messages"].num_rows + found["quarantine"].num_rows
     for name, rows in found.items():
-        expected = pa.concat_tables([one_by_one(part, number)[name] for number, part in enumerate(segments, 1)])
+        expected = pa.concat_tables([decoded_by_row(part, number)[name] for number, part in enumerate(segments, 1)])
         if name == "messages":
             expected = expected.take(np.argsort(expected["received_at"].cast(pa.int64()).to_numpy(), kind="stable"))
         assert rows.schema.equals(expected.schema)
@@ -165,12 +167,12 @@ def assert_equal(segments: Sequence[Sequence[SegmentRow]]) -> None:
 
 
 @given(st.lists(st.lists(raw_rows(), min_size=1, max_size=12), min_size=1, max_size=3))
-def test_the_tables_are_those_that_decoding_row_by_row_gives(segments: list[list[SegmentRow]]) -> None:
+def test_tables_equal_those_of_row_by_row_decoding(segments: list[list[SegmentRow]]) -> None:
     assert_equal(segments)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_odd_value_of_a_field_is_decoded_as_if_it_were_alone(name: str) -> None:
+def test_every_unusual_value_of_a_field_is_decoded_like_a_single_message(name: str) -> None:
     texts = [f'{{"{name}": {scalar}}}' for scalar in SCALARS] + [f'{{"{name}": 1, "{name}": {scalar}}}' for scalar in SCALARS]
     texts += [f'{{"metrics": {{"{name}": {scalar}, "b": 2.50}}, "{name}": 5}}' for scalar in SCALARS]
     rows = [SegmentRow(NOW, topic, text.encode(), "mqtt") for text in texts for topic in (TOPICS[0], TOPICS[4])]
@@ -180,48 +182,50 @@ def test_every_odd_value_of_a_field_is_decoded_as_if_it_were_alone(name: str) ->
 @given(st.lists(NUMBERS, min_size=1, max_size=8))
 @example(["1e16", "1e22", "9999999999999998.0", "0.00001", "0.0001", "1.0", "-0.0", "-0", "1E+2", "21.347382910473829"])
 def test_numbers_are_written_as_python_writes_them(numbers: list[str]) -> None:
-    metrics = ", ".join(f'"m{place}": {number}' for place, number in enumerate(numbers))
+    metrics = ", ".join(f'"m{index}": {number}' for index, number in enumerate(numbers))
     assert_equal([[SegmentRow(NOW, TOPICS[1], b'{"metrics": {%s}}' % metrics.encode(), "mqtt")]])
 
 
 @given(st.integers(0, 20), raw_rows())
-def test_an_odd_row_leaves_its_neighbours_plain(place: int, odd: SegmentRow) -> None:
+def test_neighbours_of_an_unusual_row_are_decoded_in_columns(index: int, unusual: SegmentRow) -> None:
     rows = [SegmentRow(NOW, TOPICS[0], PLAIN, "mqtt") for _ in range(20)]
-    rows.insert(place, odd)
+    rows.insert(index, unusual)
     table = rows_table(rows).combine_chunks()
     wanted = table["refused"].is_null().to_numpy()
     read = decode_plain(table["topic"].chunk(0), table["payload"].chunk(0), table["received_at_ms"].to_numpy(), wanted)
-    assert set(read.places) >= set(range(21)) - {place}
+    assert set(read.places) >= set(range(21)) - {index}
     assert_equal([rows])
 
 
 @pytest.mark.parametrize("size", [4_000, 5_000, MAX_PAYLOAD_BYTES, MAX_PAYLOAD_BYTES + 1])
-def test_a_large_payload_is_decoded_or_refused_as_ever(size: int) -> None:
+def test_a_large_payload_is_decoded_or_refused_like_a_single_message(size: int) -> None:
     payload = b'{"metrics": {"a": "' + b"x" * (size - 22) + b'"}}'
     assert len(payload) == size
     assert_equal([[SegmentRow(NOW, TOPICS[1], one, "mqtt") for one in (payload, PLAIN)]])
 
 
-def test_a_part_of_a_segment_is_read_like_the_whole_of_it() -> None:
+def test_a_part_of_a_segment_is_decoded_like_the_complete_segment() -> None:
     rows = rows_table([SegmentRow(NOW + n, TOPICS[n % 7], b'{"seq": %d}' % n, "mqtt") for n in range(20)])
     stamped = pa.array([NOW if n % 2 else None for n in range(20)])
     parts = [Part(BRIDGE, 1, 0, rows, stamped=stamped), Part(BRIDGE, 1, 7, rows.slice(7, 9), stamped=stamped.slice(7, 9))]
-    (_, at, whole), (_, places, part) = decode_parts(parts, decode).messages
-    kept = np.isin(at, places)
-    assert kept.sum() == part.num_rows and part.equals(whole.filter(pa.array(kept)))
+    (_, all_places, complete), (_, places, part) = decode_parts(parts, decode).messages
+    kept = np.isin(all_places, places)
+    assert kept.sum() == part.num_rows and part.equals(complete.filter(pa.array(kept)))
 
 
 @given(st.integers(0, 20), st.integers(0, 2))
-def test_what_a_table_has_already_is_left_out(come: int, later: int) -> None:
+def test_rows_that_a_table_already_has_are_skipped(landed_rows: int, first: int) -> None:
     rows = rows_table([SegmentRow(NOW + n, TOPICS[n % 7], b"{}", "mqtt") for n in range(20)])
-    landed = decode_parts([Part(BRIDGE, 3, later, rows)], decode)
-    every = {table.name: found for table, found in landed.by_table(NOTHING)}
-    come_to = {name: {BRIDGE: place(3, come)} for name in NOTHING}
-    left = list(landed.by_table(come_to))
-    assert {table.name for table, _ in left} == set(every) == set(NOTHING)
-    for table, found in left:
+    decoded = decode_parts([Part(BRIDGE, 3, first, rows)], decode)
+    every = {table.name: found for table, found in decoded.by_table(NOTHING)}
+    positions = {name: {BRIDGE: place(3, landed_rows)} for name in NOTHING}
+    remaining = list(decoded.by_table(positions))
+    assert {table.name for table, _ in remaining} == set(every) == set(NOTHING)
+    for table, found in remaining:
         expected = [
-            row for row in every[table.name].to_pylist() if round(row["received_at"].timestamp() * 1000) >= NOW + come - later
+            row
+            for row in every[table.name].to_pylist()
+            if round(row["received_at"].timestamp() * 1000) >= NOW + landed_rows - first
         ]
         assert found.to_pylist() == expected
 
@@ -229,11 +233,11 @@ def test_what_a_table_has_already_is_left_out(come: int, later: int) -> None:
 def test_rows_of_two_bridges_are_in_the_order_of_their_receipt() -> None:
     early, late = ([SegmentRow(NOW + n, TOPICS[0], b'{"seq": %d}' % n, "mqtt") for n in range(k, 20, 2)] for k in (0, 1))
     parts = [Part(name, 1, 0, rows_table(rows)) for name, rows in ((BRIDGE, early), ("second", late))]
-    come = {name: {BRIDGE: 0, "second": 0} for name in NOTHING}
-    found = {table.name: rows for table, rows in decode_parts(parts, decode).by_table(come)}
+    positions = {name: {BRIDGE: 0, "second": 0} for name in NOTHING}
+    found = {table.name: rows for table, rows in decode_parts(parts, decode).by_table(positions)}
     assert found["messages"]["seq"].to_pylist() == list(range(20))
 
 
-def test_a_row_of_bronze_has_a_value_for_every_field_of_a_row() -> None:
+def test_bronze_has_a_column_for_every_stored_field_of_a_row() -> None:
     stored = {column.name.removesuffix("_ms") for column in MESSAGES.columns}
     assert {name.removesuffix("_ms") for name in Row.__dataclass_fields__ if name not in SET_WHEN_READ} <= stored

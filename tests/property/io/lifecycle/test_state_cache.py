@@ -1,4 +1,4 @@
-"""The processor, without a JVM: it says what the definition says, whatever becomes of the copies of its state."""
+"""Processor without a JVM: it equals the definition, and damaged copies of its state change nothing."""
 
 import json
 from collections import Counter
@@ -30,14 +30,14 @@ from tests.support.histories.histories import compared_columns, with_broadcasts
 
 pytestmark = pytest.mark.property
 HISTORIES = 10
-DRIVES = pytest.mark.parametrize("seed", range(HISTORIES))
+SEEDS = pytest.mark.parametrize("seed", range(HISTORIES))
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _block(rows: list[Row], started_ms: int) -> SparkRow:
-    """Return the row of a group that has the rows but for ticks, which are another group's: it may be woken alone."""
+    """Return the input row of a key group without ticks, which belong to another group."""
     signals = [one for one in rows if is_signal(one)]
-    others = [one for one in rows if not is_signal(one) and not _only_wakes(one)]
+    others = [one for one in rows if not is_signal(one) and not _is_plain_tick(one)]
     return SparkRow(
         key_group=0,
         received_at=_EPOCH + timedelta(milliseconds=rows[-1].received_at_ms),
@@ -51,17 +51,17 @@ def _block(rows: list[Row], started_ms: int) -> SparkRow:
     )
 
 
-def _only_wakes(row: Row) -> bool:
+def _is_plain_tick(row: Row) -> bool:
     return row.kind is Kind.TICK and row.contents().get("op") != FLUSH
 
 
-def _later(rows: list[Row], place: int) -> bool:
-    """Say whether a batch that begins here moves the watermark: the tester takes no other."""
-    return place > 0 and rows[place].received_at_ms > rows[place - 1].received_at_ms
+def _moves_watermark(rows: list[Row], index: int) -> bool:
+    """Whether a batch that begins here moves the watermark; the tester accepts no other batch."""
+    return index > 0 and rows[index].received_at_ms > rows[index - 1].received_at_ms
 
 
 class Task:
-    """A processor with its state in memory, and with the copies of a folder."""
+    """Processor with its state in memory, and copies of the state in a folder."""
 
     def __init__(self, deployment: Deployment, folder: Path | None, processor: GroupProcessor | None = None) -> None:
         processor = processor or GroupProcessor(deployment, STORED_FORM)
@@ -69,13 +69,13 @@ class Task:
         self.copies = processor.fold.state._copies = StateValueCache(folder)
 
     def run(self, batch: list[Row], started_ms: int) -> list[SparkRow]:
-        told = self.tester.test(0, [_block(batch, started_ms)])
+        output = self.tester.test(0, [_block(batch, started_ms)])
         after = self.tester.setWatermark(batch[-1].received_at_ms - WATERMARK_DELAY_MS)
-        assert list(after) == [], "a batch judges the group at its newest row: no timer is left at its watermark"
-        return told
+        assert list(after) == [], "a batch judges the group up to its newest row, so no timer remains before the watermark"
+        return output
 
     def fail(self, batch: list[Row], started_ms: int) -> None:
-        """Run a batch whose commit never comes."""
+        """Run a batch that is not committed."""
         handle, before_ms = self.tester.handle, self.tester._currentWatermarkMs
         states: list[Any] = [*handle.value_states.values(), *handle.map_states.values()]
         kept = [deepcopy(state.state) for state in states]
@@ -88,80 +88,84 @@ class Task:
         handle.setWatermark(before_ms)
 
 
-def _meddle(random: Random, task: Task) -> None:
-    """Do to copies what may happen to files."""
+def _damage_copies(random: Random, task: Task) -> None:
+    """Damage or delete copies at random."""
     assert task.copies.folder is not None
     files = sorted(task.copies.folder.iterdir())
-    match random.choice(["nothing", "nothing", "lost", "cut", "swapped", "all lost"]):
-        case "lost":
+    match random.choice(["nothing", "nothing", "delete", "truncate", "swap", "delete all"]):
+        case "delete":
             random.choice(files).unlink()
-        case "cut":
+        case "truncate":
             (found := random.choice(files)).write_bytes(found.read_bytes()[:-1])
-        case "swapped":
+        case "swap":
             random.choice(files).write_bytes(random.choice(files).read_bytes())
-        case "all lost":
+        case "delete all":
             for found in files:
                 found.unlink()
         case _:
             pass
 
 
-@DRIVES
-def test_copies_that_are_lost_damaged_or_of_a_failed_try_change_nothing(seed: int, tmp_path: Path) -> None:
-    cuts, course = dense_history(seed)
+@SEEDS
+def test_lost_damaged_and_uncommitted_copies_change_no_judgement(seed: int, tmp_path: Path) -> None:
+    cuts, parameters = dense_history(seed)
     rows = [cut.row for cut in cuts]
-    begins = [place for place, cut in enumerate(cuts) if cut.begins and _later(rows, place)]
+    begins = [index for index, cut in enumerate(cuts) if cut.begins and _moves_watermark(rows, index)]
     batches = [rows[begin:end] for begin, end in pairwise([0, *begins, len(rows)])]
     random, started_ms = Random(seed), rows[0].received_at_ms
-    plain, copied = Task(course.deployment, None), Task(course.deployment, tmp_path / "copies")
+    plain, copied = Task(parameters.deployment, None), Task(parameters.deployment, tmp_path / "copies")
     assert batches
     for batch in batches[:150]:
         if random.random() < 0.2:
             copied.fail(batch, started_ms)
         assert copied.run(batch, started_ms) == plain.run(batch, started_ms)
-        _meddle(random, copied)
+        _damage_copies(random, copied)
 
 
-@DRIVES
-def test_the_processor_says_what_the_definition_says(seed: int, tmp_path: Path) -> None:
-    cuts, course = dense_history(seed)
+@SEEDS
+def test_the_processor_equals_the_definition(seed: int, tmp_path: Path) -> None:
+    cuts, parameters = dense_history(seed)
     rows = [cut.row for cut in cuts]
-    begins = [place for place, cut in enumerate(cuts) if cut.begins and _later(rows, place)]
-    task, told = Task(course.deployment, tmp_path / "copies"), Counter[tuple[Any, ...]]()
+    begins = [index for index, cut in enumerate(cuts) if cut.begins and _moves_watermark(rows, index)]
+    task, judgements = Task(parameters.deployment, tmp_path / "copies"), Counter[tuple[Any, ...]]()
     for begin, end in pairwise([0, *begins, len(rows)]):
         for one in task.run(with_broadcasts(rows[begin:end]), rows[0].received_at_ms):
-            told += compared_columns(from_bytes(one.judgements))
-    assert told == compared(replay(rows, course.deployment))
+            judgements += compared_columns(from_bytes(one.judgements))
+    assert judgements == compared(replay(rows, parameters.deployment))
 
 
-def test_many_judgements_of_a_call_go_into_files_that_the_row_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cuts, course = dense_history(3)
+def test_many_judgements_of_a_call_are_written_to_files_named_in_the_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuts, parameters = dense_history(3)
     rows = [cut.row for cut in cuts[:300]]
-    whole, table = Task(course.deployment, None), tmp_path / "table"
+    plain, table = Task(parameters.deployment, None), tmp_path / "table"
     table.mkdir()
-    filing = Task(course.deployment, None, GroupProcessor(course.deployment, STORED_FORM, table=str(table), generation=7))
+    file_task = Task(
+        parameters.deployment, None, GroupProcessor(parameters.deployment, STORED_FORM, table=str(table), generation=7)
+    )
     monkeypatch.setattr(group_task, "MANY", 2)
-    met, begins = Counter[str](), [place for place in range(0, len(rows), 50) if not place or _later(rows, place)]
+    counts, begins = Counter[str](), [index for index in range(0, len(rows), 50) if not index or _moves_watermark(rows, index)]
     for begin, end in pairwise([*begins, len(rows)]):
         some = with_broadcasts(rows[begin:end])
-        for one, want in zip(filing.run(some, rows[0].received_at_ms), whole.run(some, rows[0].received_at_ms), strict=True):
-            told = from_bytes(want.judgements)
-            met["files" if one.files else "rows"] += told.num_rows
+        for one, want in zip(file_task.run(some, rows[0].received_at_ms), plain.run(some, rows[0].received_at_ms), strict=True):
+            judgements = from_bytes(want.judgements)
+            counts["files" if one.files else "rows"] += judgements.num_rows
             if one.files is None:
-                assert told.num_rows < 2 and one.judgements == want.judgements
+                assert judgements.num_rows < 2 and one.judgements == want.judgements
                 continue
             named = json.loads(one.files)
-            assert one.judgements is None and sum(each["stats"]["numRecords"] for each in named) == told.num_rows
+            assert one.judgements is None and sum(each["stats"]["numRecords"] for each in named) == judgements.num_rows
             files = [pq.ParquetFile(table / each["name"]).read(["device_id"]) for each in named]
-            assert sorted(pa.concat_tables(files)["device_id"].to_pylist()) == sorted(told["device_id"].to_pylist())
-    assert met["files"] > 50
+            assert sorted(pa.concat_tables(files)["device_id"].to_pylist()) == sorted(judgements["device_id"].to_pylist())
+    assert counts["files"] > 50
 
 
-def test_a_group_has_as_many_copies_as_values_and_they_are_what_is_read(tmp_path: Path) -> None:
-    cuts, course = dense_history(3)
+def test_a_key_group_has_one_copy_per_state_value_and_reads_the_copies(tmp_path: Path) -> None:
+    cuts, parameters = dense_history(3)
     rows = [cut.row for cut in cuts]
-    task = Task(course.deployment, tmp_path / "copies")
-    begins = [place for place in range(0, len(rows), 50) if not place or _later(rows, place)]
+    task = Task(parameters.deployment, tmp_path / "copies")
+    begins = [index for index in range(0, len(rows), 50) if not index or _moves_watermark(rows, index)]
     for begin, end in pairwise([*begins, len(rows)]):
         task.run(rows[begin:end], rows[0].received_at_ms)
         waiting = task.tester.peekMapState("waiting", 0)

@@ -1,4 +1,4 @@
-"""MQTT packets: however the bytes are cut, the same messages come out; whatever they are, an error or messages."""
+"""MQTT codec: cuts of the bytes do not change the messages, and bytes that are not MQTT raise an error."""
 
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ TOPICS = st.text(min_size=1, max_size=12).filter(lambda topic: "\ud800" not in t
 SENT = st.tuples(TOPICS, st.binary(max_size=300), st.booleans(), st.none() | st.integers(1, 65_535))
 
 
-def written(topic: str, payload: bytes, retained: bool, number: int | None) -> bytes:
+def broker_publish(topic: str, payload: bytes, retained: bool, number: int | None) -> bytes:
     """Return a PUBLISH as a broker sends it, with lengths of one to four bytes."""
     name = topic.encode()
     body = len(name).to_bytes(2, "big") + name + (b"" if number is None else number.to_bytes(2, "big")) + payload
@@ -23,7 +23,7 @@ def written(topic: str, payload: bytes, retained: bool, number: int | None) -> b
     return bytes([0x30 | (0 if number is None else 2) | retained]) + length + bytes([size]) + body
 
 
-def fed(data: bytes, cuts: list[int]) -> tuple[list[Published], list[Answer]]:
+def read_pieces(data: bytes, cuts: list[int]) -> tuple[list[Published], list[Answer]]:
     reader, published = Reader(LIMIT), list[Published]()
     for begin, end in pairwise([0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]):
         published += reader.feed(data[begin:end])
@@ -31,36 +31,34 @@ def fed(data: bytes, cuts: list[int]) -> tuple[list[Published], list[Answer]]:
 
 
 @given(st.lists(SENT, max_size=8), st.lists(st.integers(0, 2_000), max_size=12))
-def test_the_same_messages_come_out_however_the_bytes_are_cut(
-    sent: list[tuple[str, bytes, bool, int | None]], cuts: list[int]
-) -> None:
-    data = b"".join(b"\x40\x02\x00\x07" + written(*one) for one in sent)
-    published, answers = fed(data, cuts)
+def test_cuts_of_the_bytes_do_not_change_the_messages(sent: list[tuple[str, bytes, bool, int | None]], cuts: list[int]) -> None:
+    data = b"".join(b"\x40\x02\x00\x07" + broker_publish(*one) for one in sent)
+    published, answers = read_pieces(data, cuts)
     assert published == [Published(topic, payload[: LIMIT + 1], retained, number) for topic, payload, retained, number in sent]
     assert answers == [Answer(codec.PUBACK, b"\x00\x07")] * len(sent)
 
 
 @given(st.integers(1, 2_000_000), st.integers(1, 70_000))
-def test_a_message_that_is_too_long_is_cut_and_the_next_one_is_whole(size: int, step: int) -> None:
-    long, after = written("t", bytes(size), False, 1), written("t", b"x", False, 2)
-    data, reader, published, held = long + after, Reader(LIMIT), list[Published](), 0
+def test_a_long_message_is_truncated_and_the_next_one_is_complete(size: int, step: int) -> None:
+    long, after = broker_publish("t", bytes(size), False, 1), broker_publish("t", b"x", False, 2)
+    data, reader, published, buffered = long + after, Reader(LIMIT), list[Published](), 0
     for begin in range(0, len(data), step):
         published += reader.feed(data[begin : begin + step])
-        held = max(held, len(reader._data))  # pyright: ignore[reportPrivateUsage]
+        buffered = max(buffered, len(reader._data))  # pyright: ignore[reportPrivateUsage]
     assert published == [Published("t", bytes(min(size, LIMIT + 1)), False, 1), Published("t", b"x", False, 2)]
-    assert held <= LIMIT + 65_535 + step + 16
+    assert buffered <= LIMIT + 65_535 + step + 16
 
 
 @given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=5))
-def test_bytes_that_are_no_mqtt_are_an_error_of_ours(data: bytes, cuts: list[int]) -> None:
+def test_bytes_that_are_not_mqtt_raise_a_protocol_error(data: bytes, cuts: list[int]) -> None:
     try:
-        published, answers = fed(data, cuts)
+        published, answers = read_pieces(data, cuts)
     except ProtocolError:
         return
     assert sum(len(one.payload) for one in published) + sum(len(one.body) for one in answers) <= len(data)
 
 
-def test_packets_are_as_the_standard_has_them() -> None:
+def test_encoded_packets_follow_the_standard() -> None:
     assert (
         codec.encode_connect("b", "u", "p", keep_session=True)
         == b"\x10\x13\x00\x04MQTT\x04\xc0\x00\x00\x00\x01b\x00\x01u\x00\x01p"
@@ -73,5 +71,5 @@ def test_packets_are_as_the_standard_has_them() -> None:
 
 
 @given(st.lists(st.integers(1, 65_535), max_size=20))
-def test_every_message_is_acknowledged_by_its_number(numbers: list[int]) -> None:
+def test_every_message_is_acknowledged_by_its_packet_id(numbers: list[int]) -> None:
     assert codec.encode_puback(numbers) == b"".join(b"\x40\x02" + number.to_bytes(2, "big") for number in numbers)

@@ -1,4 +1,4 @@
-"""Whoever waits for Spark is told how many tasks it has done, while it works."""
+"""Progress of Spark jobs: completed tasks are reported while a job runs."""
 
 import time
 from collections.abc import Iterable
@@ -12,28 +12,26 @@ from batch.common.progress import Steps, tasks_of, watched
 pytestmark = pytest.mark.spark
 
 
-def test_while_a_job_runs_it_is_said_how_many_of_its_tasks_are_done(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_running_job_reports_its_completed_tasks(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("batch.common.progress._SILENT_S", 0)
-    monkeypatch.setattr("batch.common.progress._LOOK_S", 0.05)
-    heard, said = tmp_path / "heard", list[str]()
+    monkeypatch.setattr("batch.common.progress._POLL_S", 0.05)
+    reported, messages = tmp_path / "reported", list[str]()
 
-    def say(words: str) -> None:
-        said.append(words)
-        if "1 of 3 tasks" in words:
-            heard.touch()
+    def report(message: str) -> None:
+        messages.append(message)
+        if "1 of 3 tasks" in message:
+            reported.touch()
 
-    def kept_back(place: int, rows: Iterable[int]) -> Iterable[int]:
-        """End all tasks but the first only when the first has been told of, or nobody tells."""
+    def delayed(partition: int, rows: Iterable[int]) -> Iterable[int]:
+        """Delay all tasks but the first until the first is reported, or for at most 60 s."""
         limit = time.monotonic() + 60
-        while place and not heard.exists() and time.monotonic() < limit:
+        while partition and not reported.exists() and time.monotonic() < limit:
             time.sleep(0.05)
         return rows
 
-    steps = Steps(say)
+    steps = Steps(report)
     with watched(spark, steps) as watcher:
         steps("counting")
-        assert spark.sparkContext.parallelize(range(9), 3).mapPartitionsWithIndex(kept_back).count() == 9
-    assert "counting: 1 of 3 tasks of Spark's present stage done" in said
+        assert spark.sparkContext.parallelize(range(9), 3).mapPartitionsWithIndex(delayed).count() == 9
+    assert "counting: 1 of 3 tasks of Spark's present stage done" in messages
     assert not watcher.is_alive() and tasks_of(spark) is None

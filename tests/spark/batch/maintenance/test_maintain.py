@@ -1,4 +1,4 @@
-"""Maintenance between any two batches changes no verdict, and Delta's two writers read each other's checkpoints."""
+"""Maintenance between batches: verdicts stay, and both Delta writers read each other's checkpoints."""
 
 import shutil
 from collections import Counter
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.extended]
 DEPLOYMENT = Deployment(30_000, 300_000)
 KEEP = Keep(None, None, None, None, None, None, None, None, replaced_ms=0)
 VERSIONS, RUNS = 48, 4
-BESIDE = 10  # of the versions land beside the running job, a batch each: so many commits of judgements are worth tidying
+VERSIONS_WHILE_RUNNING = 10  # versions that land while the job runs, one batch each: enough commits of judgements for maintenance
 
 
 def _history() -> list[Row]:
@@ -38,8 +38,8 @@ def _history() -> list[Row]:
     sent = takewhile(lambda one: one.received_at_ms < START + scenario.history_ms, simulate(scenario))
     decoded = [decode(one.topic, one.payload, one.received_at_ms, Origin.REPLAY) for one in sent]
     policy = parse_policy(scenario_policy()).normalised()
-    ours = [row(0, "fleet/_/_/policy", policy=policy, effective_from_s=-3600), tick(9100)]
-    return sorted([*(one for one in decoded if isinstance(one, Row)), *ours], key=lambda one: one.received_at_ms)
+    internal = [row(0, "fleet/_/_/policy", policy=policy, effective_from_s=-3600), tick(9100)]
+    return sorted([*(one for one in decoded if isinstance(one, Row)), *internal], key=lambda one: one.received_at_ms)
 
 
 def _land(home: Home, rows: list[Row], number: int) -> None:
@@ -49,17 +49,17 @@ def _land(home: Home, rows: list[Row], number: int) -> None:
 
 
 def _judge(
-    spark: SparkSession, home: Home, keep: Keep | None = None, beside: Sequence[Callable[[], None]] = ()
+    spark: SparkSession, home: Home, keep: Keep | None = None, appends: Sequence[Callable[[], None]] = ()
 ) -> Counter[tuple[str, str]]:
-    """Let the job judge what there is, and what lands beside it; return the files that maintenance changed, by table."""
+    """Run the job on the present rows and on those of each append; return the files that maintenance changed, by table."""
     done: Counter[tuple[str, str]] = Counter()
     query = start(spark, home)
     try:
         query.processAllAvailable()
-        for land in beside:
-            land()
+        for append in appends:
+            append()
             query.processAllAvailable()
-        if keep is not None:  # it goes on with what it knew of the table before
+        if keep is not None:  # the job continues with its earlier view of the table
             done = _maintain(home, keep)
             query.processAllAvailable()
         assert query.isActive, query.exception()
@@ -75,7 +75,7 @@ def _maintain(home: Home, keep: Keep) -> Counter[tuple[str, str]]:
     return done
 
 
-@pytest.mark.timeout(900)  # six starts of the query, on whatever machine
+@pytest.mark.timeout(900)  # six starts of the query, also on a slow machine
 def test_maintenance_between_any_two_batches_changes_no_verdict(spark: SparkSession, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(DEPLOYMENT)
@@ -83,15 +83,15 @@ def test_maintenance_between_any_two_batches_changes_no_verdict(spark: SparkSess
     rows, random = _history(), Random(3)
     edges = [0, *sorted(random.sample(range(1, len(rows)), VERSIONS - 1)), len(rows)]
     done: Counter[tuple[str, str]] = Counter()
-    beside: list[Callable[[], None]] = []
+    appends: list[Callable[[], None]] = []
     for number, (begin, end) in enumerate(pairwise(edges), 1):
-        land = partial(_land, home, rows[begin:end], number)
-        if number > VERSIONS - BESIDE:
-            beside.append(land)
+        append = partial(_land, home, rows[begin:end], number)
+        if number > VERSIONS - VERSIONS_WHILE_RUNNING:
+            appends.append(append)
         else:
-            land()
+            append()
         if number % (VERSIONS // RUNS) == 0:
-            done += _judge(spark, home, KEEP, beside)
+            done += _judge(spark, home, KEEP, appends)
             done += _maintain(home, KEEP)
     assert done[MESSAGES.name, "join"] >= VERSIONS // RUNS
     assert done[MESSAGES.name, "delete"] >= 2 * VERSIONS // RUNS
@@ -99,17 +99,17 @@ def test_maintenance_between_any_two_batches_changes_no_verdict(spark: SparkSess
     want = defined(rows, DEPLOYMENT)
     assert emitted(home) == want
 
-    anew = Home(tmp_path / "anew")  # a generation that reads bronze from its first version, through the pieces
-    shutil.copytree(home.path, anew.path)
-    shutil.rmtree(anew.checkpoint.parent)
-    shutil.rmtree(anew.table(JUDGEMENTS.name))
-    _judge(spark, anew)
-    assert emitted(anew) == want
+    second = Home(tmp_path / "second")  # a new generation reads bronze from its first version
+    shutil.copytree(home.path, second.path)
+    shutil.rmtree(second.checkpoint.parent)
+    shutil.rmtree(second.table(JUDGEMENTS.name))
+    _judge(spark, second)
+    assert emitted(second) == want
 
     _maintain(home, replace(KEEP, messages_ms=0))
     _land(home, [tick(9200)], VERSIONS + 1)
     _judge(spark, home)
     assert emitted(home) == defined([*rows, tick(9200)], DEPLOYMENT)
-    for table in (JUDGEMENTS, MESSAGES):  # what both have written is what both read
+    for table in (JUDGEMENTS, MESSAGES):  # Spark and deltalake read the same rows, whichever of them wrote
         read = spark.read.format("delta").load(str(home.table(table.name)))
         assert read.count() == tables.query(home, f"SELECT count(*) AS n FROM {table.name}", tables=[table.name])[0]["n"]

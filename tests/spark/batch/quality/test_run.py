@@ -1,4 +1,4 @@
-"""The same suites say the same on Spark, and the gate looks at what a generation really holds."""
+"""Data quality on Spark: the findings equal those of pandas, and the gate checks the stored state."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from tests.support.homes.quality import eventful_history, judged_home, state_row
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.timeout(900),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Great Expectations' own
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # raised by Great Expectations
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # likewise
 ]
 DEPLOYMENT = Deployment(30_000, 20_000)
@@ -52,10 +52,10 @@ def damaged(path: Path) -> Home:
 
 
 def found_in(report: Report) -> dict[tuple[str, str], Any]:
-    """Return what was found by suite and expectation: how many rows, how many fail, and which."""
+    """Return the findings by suite and expectation: outcome, rows, failed rows and examples."""
     found: dict[tuple[str, str], Any] = {}
     for one in report.findings():
-        rows = sorted(str(sorted(key.items(), key=str)) + str(sorted(says.items(), key=str)) for key, says in one.examples)
+        rows = sorted(str(sorted(key.items(), key=str)) + str(sorted(values.items(), key=str)) for key, values in one.examples)
         found[one.suite, one.expectation] = (one.outcome, one.rows, one.failed, rows)
     return found
 
@@ -73,7 +73,7 @@ def test_pandas_and_spark_find_the_same_rows(spark: SparkSession, tmp_path: Path
     assert len([one for one in small.findings() if one.outcome == "fault"]) == 0
 
 
-def test_the_gate_opens_for_what_the_job_holds_and_names_what_was_damaged(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_gate_accepts_a_sound_state_and_names_damaged_devices(spark: SparkSession, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(STREAM)
     tables.create(home, MESSAGES)
@@ -81,7 +81,7 @@ def test_the_gate_opens_for_what_the_job_holds_and_names_what_was_damaged(spark:
     judge(spark, home)
     at = position_after(home.checkpoint)
     taken = snapshot.take(
-        spark, home, None, list[str]().append, lambda rows, what: gate_snapshot_rows(spark, home, rows, what, keep=2)
+        spark, home, None, list[str]().append, lambda rows, info: gate_snapshot_rows(spark, home, rows, info, keep=2)
     )
     assert taken.version is not None
     with generation_state(spark, home, 1) as state:
@@ -95,7 +95,7 @@ def test_the_gate_opens_for_what_the_job_holds_and_names_what_was_damaged(spark:
         pytest.raises(FleetError, match=r'^suite "[^;]*; no snapshot is published') as refused,
         gate_snapshot_rows(spark, home, damaged, taken, keep=2),
     ):
-        pytest.fail("the gate was to stay shut")
+        pytest.fail("the gate accepted damaged rows")
     assert f'"is not missing", first: device_id {ids[1]}' in str(refused.value)
     assert f'"mode is that of its transition", first: device_id {ids[0]}' in str(refused.value)
     assert len(snapshots(home)) == before

@@ -1,4 +1,4 @@
-"""Laws on the real job: any history, cut anywhere, whatever is done to the state in between, is judged as the definition says."""
+"""Random histories on Spark: with state operations between batches, verdicts equal the definition."""
 
 import shutil
 import tempfile
@@ -27,16 +27,16 @@ from tests.support.histories.histories import any_internal_row, any_policy, any_
 from tests.support.histories.streams import judge, land
 
 pytestmark = [pytest.mark.spark, pytest.mark.extended, pytest.mark.timeout(900)]
-EXAMPLES = 5 if IS_LONG else 2  # each is a home of its own, with some starts of the job
-TOLD = 30  # transitions, at least
+EXAMPLES = 5 if IS_LONG else 2  # each has its own home, and several starts of the job
+FEW_TRANSITIONS = 30
 
 
-def _nothing(_: StateOperation) -> None:
-    """Stop and start the job alone."""
+def _only_restarted(_: StateOperation) -> None:
+    """Only stop and start the job."""
 
 
-def _copied(work: StateOperation) -> None:
-    snapshot.take(work.spark, work.home, None, work.say)
+def _bootstrapped(work: StateOperation) -> None:
+    snapshot.take(work.spark, work.home, None, work.report)
     bootstrap(work, find_snapshot(work.home))
 
 
@@ -56,59 +56,59 @@ def _migrated(work: StateOperation) -> None:
     migrate(work, next(form for form in WRITTEN_FORMS if form != work.home.generation().form))
 
 
-def _there_and_back(work: StateOperation) -> None:
+def _rescaled_and_rolled_back(work: StateOperation) -> None:
     _rescaled(work)
     rollback(work)
 
 
-VERBS: tuple[Callable[[StateOperation], None], ...] = (
-    _nothing,
-    _copied,
+OPERATIONS: tuple[Callable[[StateOperation], None], ...] = (
+    _only_restarted,
+    _bootstrapped,
     _rescaled,
     _repartitioned,
     _repartitioned_anew,
     _migrated,
-    _there_and_back,
+    _rescaled_and_rolled_back,
 )
 
 
-def _telling(random: Random) -> tuple[list[Row], Deployment]:
-    """Return a history in which devices change their modes, and how it is judged."""
+def _eventful_history(random: Random) -> tuple[list[Row], Deployment]:
+    """Return a history with more than `FEW_TRANSITIONS` transitions, and its deployment."""
     for _ in range(100):
         rows, deployment = _history(random), Deployment(random.choice([1, 5, 20, 60]) * 1_000, 30_000)
-        told = sum(count for one, count in defined(rows, deployment).items() if one[0] == JudgementKind.TRANSITION)
-        if told > TOLD:
+        transitions = sum(count for one, count in defined(rows, deployment).items() if one[0] == JudgementKind.TRANSITION)
+        if transitions > FEW_TRANSITIONS:
             return rows, deployment
-    raise AssertionError("hardly any history tells of that many changes")
+    raise AssertionError("no history has enough transitions")
 
 
 def _history(random: Random) -> list[Row]:
-    """Return some hundred rows of all kinds in the order of ``received_at``."""
-    own = [any_internal_row(random.choice, "abc", 60) for _ in range(12)]
-    known = {one.received_at_ms: one for one in own}.values()  # each at an instant of its own, as the bridge stamps them
-    rows = [*(any_signal(random.choice, "abc", 60) for _ in range(90)), *known]
+    """Return about a hundred rows of all kinds, in the order of ``received_at``."""
+    internal = [any_internal_row(random.choice, "abc", 60) for _ in range(12)]
+    distinct = {one.received_at_ms: one for one in internal}.values()  # each at its own instant, as the bridge stamps them
+    rows = [*(any_signal(random.choice, "abc", 60) for _ in range(90)), *distinct]
     rows.append(row(-1, "fleet/_/_/policy", policy=any_policy(random.choice), effective_from_s=-500))
     return stamped_by_bridge(rows)
 
 
 @pytest.mark.parametrize("seed", range(EXAMPLES))
-def test_any_history_is_judged_as_the_definition_says_whatever_is_done_between_batches(spark: SparkSession, seed: int) -> None:
-    random, said = Random(seed), list[str]()
-    rows, deployment = _telling(random)
-    mine = Random(0).sample(VERBS, len(VERBS))[seed::EXAMPLES]  # among them all examples do everything
-    verbs = list(zip(sorted(random.sample(range(1, len(rows)), len(mine))), mine, strict=True))
+def test_verdicts_of_any_history_equal_the_definition_despite_state_operations(spark: SparkSession, seed: int) -> None:
+    random, lines = Random(seed), list[str]()
+    rows, deployment = _eventful_history(random)
+    chosen = Random(0).sample(OPERATIONS, len(OPERATIONS))[seed::EXAMPLES]  # all examples together run each operation
+    operations = list(zip(sorted(random.sample(range(1, len(rows)), len(chosen))), chosen, strict=True))
     folder = Path(tempfile.mkdtemp(prefix="fleetpulse-any-"))
     try:
         home = Home(folder / "home")
         home.prepare(deployment)
         tables.create(home, MESSAGES)
-        edges = [0, *(at for at, _ in verbs), len(rows)]
+        edges = [0, *(at for at, _ in operations), len(rows)]
         for number, (begin, end) in enumerate(pairwise(edges), 1):
             if end > begin:
                 land(home, rows[begin:end], number)
             judge(spark, home)
-            if number <= len(verbs):
-                verbs[number - 1][1](StateOperation(spark, home, said.append))
+            if number <= len(operations):
+                operations[number - 1][1](StateOperation(spark, home, lines.append))
         assert emitted(home) == defined(rows, deployment)
         ids = tables.query(home, "SELECT device_id, life, transition_no FROM transitions")
         assert len({tuple(one.values()) for one in ids}) == len(ids)

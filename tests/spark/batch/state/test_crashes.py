@@ -1,6 +1,6 @@
-"""A verb that dies at any of its steps, given again, finishes; and what it is given in error, it refuses and changes nothing.
+"""Killed state operations: a repeated call finishes, and a refused call changes nothing.
 
-What a kill leaves behind is the disk as it is then: at each step the home is copied, and the copy is gone on with.
+At each step the home is copied: the copy is the disk that a kill at this step leaves, and the operation is repeated on it.
 """
 
 import json
@@ -47,18 +47,18 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 ROWS = history(23)
 CUT = len(ROWS) * 2 // 3
 LISTED = dict.fromkeys(["ghost", *sorted({row.device_id for row in ROWS[CUT:] if row.kind is Kind.HEARTBEAT})], START)
-Verb = Callable[[StateOperation], object]
+Operation = Callable[[StateOperation], object]
 
 
 def _listed(since_ms: dict[str, int]) -> pa.Table:
-    """Return a list of devices, by when each was registered."""
-    nothing = pa.nulls(len(since_ms), pa.string())
+    """Return a list of devices with their times of registration."""
+    nulls = pa.nulls(len(since_ms), pa.string())
     registered_us = [at_ms * 1000 for at_ms in since_ms.values()]
     return pa.Table.from_arrays(
         [
             pa.array(one).cast(field.type)
             for one, field in zip(
-                ([*since_ms], ["site"] * len(since_ms), nothing, nothing, registered_us), REGISTERED_SCHEMA, strict=True
+                ([*since_ms], ["site"] * len(since_ms), nulls, nulls, registered_us), REGISTERED_SCHEMA, strict=True
             )
         ],
         schema=REGISTERED_SCHEMA,
@@ -70,8 +70,8 @@ def _canary(work: StateOperation) -> None:
     canary(work, "migrate", CanaryPlan(4, 4, 0.5, nullcontext))
 
 
-VERBS: dict[str, Verb] = {
-    "snapshot": lambda work: snapshot.take(work.spark, work.home, None, work.say),
+OPERATIONS: dict[str, Operation] = {
+    "snapshot": lambda work: snapshot.take(work.spark, work.home, None, work.report),
     "bootstrap": lambda work: bootstrap(work, find_snapshot(work.home)),
     "migrate": lambda work: migrate(work, 4),
     "canary": _canary,
@@ -85,70 +85,73 @@ VERBS: dict[str, Verb] = {
 
 @pytest.fixture(scope="module")
 def judged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """Return a home whose second generation has judged two thirds of a history, with a snapshot from between."""
+    """Return a home whose second generation has judged two thirds of a history, with a snapshot of its first one."""
     home = Home(tmp_path_factory.mktemp("judged") / "home")
     home.prepare(DEPLOYMENT)
     tables.create(home, MESSAGES)
-    work = StateOperation(spark, home, lambda words: None)
+    work = StateOperation(spark, home, lambda message: None)
     land(home, ROWS[: CUT // 2], 1)
     judge(spark, home)
-    snapshot.take(spark, home, None, work.say)
+    snapshot.take(spark, home, None, work.report)
     rescale(work, 4)
     land(home, ROWS[CUT // 2 : CUT], 2)
     judge(spark, home)
     return home
 
 
-def _left(home: Home) -> str:
-    """Name all that lies below the checkpoints and in the table of snapshots, by size."""
+def _files_of(home: Home) -> str:
+    """List the files of the checkpoints and of the table of snapshots, with their sizes."""
     folders = (home.lifecycle, home.table(DEVICE_SNAPSHOTS.name))
     return "\n".join(sorted(f"{path} {path.stat().st_size}" for one in folders for path in one.rglob("*") if path.is_file()))
 
 
-_IN_DEFAULT = ("snapshot", "migrate", "bootstrap")  # no generation, one of the same devices, one of a snapshot
+# They make, in this order: no generation, a generation of the same devices, a generation from a snapshot.
+_IN_DEFAULT = ("snapshot", "migrate", "bootstrap")
 
 
-@pytest.mark.parametrize("verb", [pytest.param(one, marks=[] if one in _IN_DEFAULT else pytest.mark.extended) for one in VERBS])
-def test_a_verb_that_was_killed_at_any_step_finishes_when_it_is_given_again(
-    spark: SparkSession, judged: Home, tmp_path: Path, verb: str
+@pytest.mark.parametrize(
+    "operation", [pytest.param(one, marks=[] if one in _IN_DEFAULT else pytest.mark.extended) for one in OPERATIONS]
+)
+def test_a_state_operation_killed_at_any_step_finishes_on_the_next_call(
+    spark: SparkSession, judged: Home, tmp_path: Path, operation: str
 ) -> None:
     home = copy_of(judged, tmp_path / "home")
     images: dict[str, Home] = {}
 
-    def say(words: str) -> None:
-        if (left := _left(home)) not in images:  # otherwise it is what a kill one step before leaves behind
-            images[left] = copy_of(home, tmp_path / f"image-{len(images)}")
+    def report(message: str) -> None:
+        if (files := _files_of(home)) not in images:  # otherwise the disk is that of a kill one step earlier
+            images[files] = copy_of(home, tmp_path / f"image-{len(images)}")
 
-    VERBS[verb](StateOperation(spark, home, say))
-    assert len(images) >= 2, "a step has changed something"
+    OPERATIONS[operation](StateOperation(spark, home, report))
+    assert len(images) >= 2, "a step has changed the disk"
     last = list(images.values())[-2]
     for image in [last] if IS_DEFAULT else images.values():
         before = image.generation().number
-        if before == 3 and verb not in ("bootstrap", "list"):  # it was killed behind its last step
+        if before == 3 and operation not in ("bootstrap", "list"):  # it was killed after its last step
             with pytest.raises(FleetError, match="nothing to do"):
-                VERBS[verb](StateOperation(spark, image, lambda words: None))
+                OPERATIONS[operation](StateOperation(spark, image, lambda message: None))
         else:
-            VERBS[verb](StateOperation(spark, image, lambda words: None))
+            OPERATIONS[operation](StateOperation(spark, image, lambda message: None))
         statuses = [one.status for one in load_generations(image.lifecycle).known.values()]
         assert "new" not in statuses and statuses.count("current") == 1
         assert image.generation().number >= before
-        assert len(snapshots(image)) == 1 + (verb == "snapshot"), "none is there twice"
-    assert verb == "snapshot" or home.generation().number == 3
-    want = _gone_on(spark, home) if verb == "list" else defined(ROWS, DEPLOYMENT)  # those of a list begin lives of their own
-    assert _gone_on(spark, last) == want
+        assert len(snapshots(image)) == 1 + (operation == "snapshot"), "no snapshot is written twice"
+    assert operation == "snapshot" or home.generation().number == 3
+    want = _judge_rest(spark, home) if operation == "list" else defined(ROWS, DEPLOYMENT)  # listed devices start new lives
+    assert _judge_rest(spark, last) == want
 
 
-def _gone_on(spark: SparkSession, home: Home) -> Counter[tuple[object, ...]]:
+def _judge_rest(spark: SparkSession, home: Home) -> Counter[tuple[object, ...]]:
     land(home, ROWS[CUT:], 3)
     judge(spark, home)
     return emitted(home)
 
 
-def test_a_canary_that_says_something_else_is_removed_and_the_judgement_is_named(
+def test_a_canary_with_a_different_judgement_is_removed_and_the_judgement_is_named(
     spark: SparkSession, judged: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("batch.common.progress.EVERY_S", 0)
-    said = list[str]()
+    lines = list[str]()
     home = copy_of(judged, tmp_path / "home")
     before = load_generations(home.lifecycle)
     known = set(home.table(JUDGEMENTS.name).rglob("*.parquet"))
@@ -161,15 +164,15 @@ def test_a_canary_that_says_something_else_is_removed_and_the_judgement_is_named
         for path in sorted(set(home.table(JUDGEMENTS.name).rglob("kind=transition/*.parquet")) - known)[:1]:
             rows = pq.ParquetFile(path).read()
             runtimes = [rows["runtime_ms"][0].as_py() + 1, *rows["runtime_ms"].to_pylist()[1:]]
-            place = rows.schema.get_field_index("runtime_ms")
-            pq.write_table(rows.set_column(place, rows.schema.field(place), pa.array(runtimes, rows.schema.types[place])), path)
+            index = rows.schema.get_field_index("runtime_ms")
+            pq.write_table(rows.set_column(index, rows.schema.field(index), pa.array(runtimes, rows.schema.types[index])), path)
             changed.append(rows["device_id"][0].as_py())
         yield
 
-    trial = CanaryPlan(4, 4, 0.5, stopped)
+    plan = CanaryPlan(4, 4, 0.5, stopped)
     with pytest.raises(FleetError, match="1 judgements are missing, 1 are additional: ") as raised:
-        canary(StateOperation(spark, home, said.append), "migrate", trial)
-    assert [one for one in said if one.startswith("canary: 0 s of 0 s; generation 3 has judged ")], said
+        canary(StateOperation(spark, home, lines.append), "migrate", plan)
+    assert [one for one in lines if one.startswith("canary: 0 s of 0 s; generation 3 has judged ")], lines
     [device] = changed
     assert f"transition of {device}, transition of {device}; nothing has changed" in str(raised.value)
     record = load_generations(home.lifecycle)
@@ -181,61 +184,64 @@ def test_a_canary_that_says_something_else_is_removed_and_the_judgement_is_named
     assert not list(home.lifecycle.glob("told-*")) and not checkpoint_of(home.lifecycle, 3).exists()
 
 
-def test_some_of_the_devices_go_on_as_they_would_among_all(spark: SparkSession, judged: Home, tmp_path: Path) -> None:
+def test_devices_selected_for_a_bootstrap_are_judged_as_in_the_whole_fleet(
+    spark: SparkSession, judged: Home, tmp_path: Path
+) -> None:
     home = copy_of(judged, tmp_path / "home")
-    bootstrap(StateOperation(spark, home, lambda words: None), find_snapshot(home), "site = 'north'")
+    bootstrap(StateOperation(spark, home, lambda message: None), find_snapshot(home), "site = 'north'")
     land(home, ROWS[CUT:], 3)
     judge(spark, home)
-    theirs = {row.device_id for row in ROWS if row.site == "north"} - {row.device_id for row in ROWS if row.site != "north"}
-    assert len(theirs) > 3
-    want = {one: count for one, count in defined(ROWS, DEPLOYMENT).items() if one[1] in theirs}
-    assert {one: count for one, count in emitted(home).items() if one[1] in theirs} == want
-    said, number, taken = list[str](), home.generation().number, find_snapshot(home)
-    bootstrap(StateOperation(spark, home, said.append), taken)
-    assert f"generations {taken.generation} and {number} have different devices; they are not compared" in said
-    assert home.generation().number > number, "all devices are back, as they were in the snapshot"
+    only_north = {row.device_id for row in ROWS if row.site == "north"} - {row.device_id for row in ROWS if row.site != "north"}
+    assert len(only_north) > 3
+    want = {one: count for one, count in defined(ROWS, DEPLOYMENT).items() if one[1] in only_north}
+    assert {one: count for one, count in emitted(home).items() if one[1] in only_north} == want
+    lines, number, taken = list[str](), home.generation().number, find_snapshot(home)
+    bootstrap(StateOperation(spark, home, lines.append), taken)
+    assert f"generations {taken.generation} and {number} have different devices; they are not compared" in lines
+    assert home.generation().number > number, "the second bootstrap restores all devices of the snapshot"
     judge(spark, home)
-    now = snapshot.take(spark, home, None, lambda words: None)
-    rows = read_snapshot(spark, home, now.version or 0).each.filter("part = 'device'").collect()
+    second = snapshot.take(spark, home, None, lambda message: None)
+    rows = read_snapshot(spark, home, second.version or 0).each.filter("part = 'device'").collect()
     assert {row.device_id: row["mode"] for row in rows} == {
         name: one.mode for name, one in outcome(ROWS, DEPLOYMENT).devices.items()
     }
 
 
-def test_a_list_of_devices_begins_lives_of_their_own_and_silence_counts_from_their_registration(
+def test_a_device_list_starts_new_lives_with_silence_counted_from_registration(
     spark: SparkSession, judged: Home, tmp_path: Path
 ) -> None:
     home = copy_of(judged, tmp_path / "home")
     beats = Counter(row.device_id for row in ROWS[CUT:] if row.kind is Kind.HEARTBEAT)
-    judged_well = {one[1] for one in defined(ROWS[CUT:], DEPLOYMENT) if one[0] == "transition"}  # some have clocks that lie
-    heard = [device for device, _ in beats.most_common() if device in judged_well][:4]
-    since_ms = {**dict.fromkeys(heard, START), "ghost": START, "fresh": ROWS[CUT - 1].received_at_ms - 40_000}
+    # Devices with wrong clocks may have no transitions.
+    with_transitions = {one[1] for one in defined(ROWS[CUT:], DEPLOYMENT) if one[0] == "transition"}
+    active = [device for device, _ in beats.most_common() if device in with_transitions][:4]
+    since_ms = {**dict.fromkeys(active, START), "ghost": START, "fresh": ROWS[CUT - 1].received_at_ms - 40_000}
     listed = _listed(since_ms)
-    work = StateOperation(spark, home, lambda words: None)
+    work = StateOperation(spark, home, lambda message: None)
     before = emitted(home)
     with pytest.raises(FleetError, match="the list is empty"):
         bootstrap_devices(work, lambda frontier_ms: listed.slice(0, 0), "a test")
     bootstrap_devices(work, lambda frontier_ms: listed, "a test")
-    taken = snapshot.take(spark, home, None, work.say)
+    taken = snapshot.take(spark, home, None, work.report)
     rows = {row.device_id: row for row in read_snapshot(spark, home, taken.version or 0).each.filter("part = 'device'").collect()}
     assert rows.keys() == since_ms.keys()
     assert (rows["ghost"]["mode"], rows["fresh"]["mode"]) == ("offline", "provisioned")
     assert {round(row.life.timestamp() * 1000) for row in rows.values()} == {(taken.frontier_ms or 0) + 1}
     land(home, ROWS[CUT:], 3)
     judge(spark, home)
-    said = emitted(home) - before
-    assert {one[1] for one in said if one[0] == "transition"} >= set(heard)
-    assert not [one for one in said if one[1] == "ghost"], "its silence was over before the frontier"
+    added = emitted(home) - before
+    assert {one[1] for one in added if one[0] == "transition"} >= set(active)
+    assert not [one for one in added if one[1] == "ghost"], "its timeout expired before the frontier"
     ids = tables.query(home, "SELECT device_id, life, transition_no FROM judged_transitions")
     assert len({tuple(one.values()) for one in ids}) == len(ids)
 
 
-def test_what_cannot_be_done_is_refused_with_the_reason_and_changes_nothing(
+def test_an_impossible_operation_is_refused_with_a_reason_and_changes_nothing(
     spark: SparkSession, judged: Home, tmp_path: Path
 ) -> None:
     home = copy_of(judged, tmp_path / "home")
-    work, before = StateOperation(spark, home, lambda words: None), load_generations(home.lifecycle)
-    refused: list[tuple[Verb, str]] = [
+    work, before = StateOperation(spark, home, lambda message: None), load_generations(home.lifecycle)
+    refused: list[tuple[Operation, str]] = [
         (lambda work: rescale(work, 4), "has 4 key groups already"),
         (lambda work: rescale(work, 0), "1 to 100,000 key groups; got 0"),
         (lambda work: repartition(work, 2), "has 2 partitions already"),
@@ -247,40 +253,43 @@ def test_what_cannot_be_done_is_refused_with_the_reason_and_changes_nothing(
         (lambda work: bootstrap(work, find_snapshot(work.home, None, 5)), "no snapshot from before 1970"),
         (lambda work: bootstrap(work, find_snapshot(work.home), "site = 'nowhere'"), "got 0 of"),
         (lambda work: bootstrap(work, find_snapshot(work.home), "no such thing"), "is no condition on a device"),
-        (lambda work: snapshot.take(work.spark, work.home, 4711, work.say), "batch 4711 is not in the checkpoint, which keeps"),
+        (
+            lambda work: snapshot.take(work.spark, work.home, 4711, work.report),
+            "batch 4711 is not in the checkpoint, which keeps",
+        ),
     ]
-    for verb, why in refused:
-        with pytest.raises(FleetError, match=why):
-            verb(work)
-    for name, verb in VERBS.items():
-        if name not in ("snapshot", "canary"):  # whether these do anything is asked before they are called
-            assert verb(StateOperation(spark, home, lambda words: None, dry=True)) is None
+    for operation, reason in refused:
+        with pytest.raises(FleetError, match=reason):
+            operation(work)
+    for name, operation in OPERATIONS.items():
+        if name not in ("snapshot", "canary"):  # their callers check whether anything must be done
+            assert operation(StateOperation(spark, home, lambda message: None, dry=True)) is None
     assert load_generations(home.lifecycle) == before
     assert len(snapshots(home)) == 1
     with home.state_held("another"), pytest.raises(FleetError, match=r"in use by another \(process"), home.state_held("me"):
         pass
 
 
-def test_a_generation_that_differs_in_one_device_is_refused_and_the_device_is_named(
+def test_a_generation_with_one_different_device_is_refused_and_the_device_is_named(
     spark: SparkSession, judged: Home, tmp_path: Path
 ) -> None:
     home = copy_of(judged, tmp_path / "home")
     taken = find_snapshot(home)
     rows = read_snapshot(spark, home, taken.version or 0).each
     device = min(row.device_id for row in rows.filter("part = 'device' AND mode = 'online'").collect())
-    others = [
+    columns = [
         name if name != "runtime_ms" else f"runtime_ms + int(device_id = '{device}') AS runtime_ms" for name in rows.columns
     ]
-    write_snapshot(home, rows.selectExpr(others), taken)
+    write_snapshot(home, rows.selectExpr(columns), taken)
     with pytest.raises(FleetError, match=f"lost or changed: {device}; new or changed: {device}; nothing has changed"):
-        bootstrap(StateOperation(spark, home, lambda words: None), find_snapshot(home))
+        bootstrap(StateOperation(spark, home, lambda message: None), find_snapshot(home))
     record = load_generations(home.lifecycle)
     assert record.current == 2 and [one.status for one in record.known.values()].count("current") == 1
-    assert len(list(home.lifecycle.glob("gen-*"))) == 2, "what differs is removed"
+    assert len(list(home.lifecycle.glob("gen-*"))) == 2, "the different generation is removed"
 
 
 @pytest.mark.parametrize("only", [None, "site = 'north'"])
-def test_a_snapshot_that_is_damaged_is_named_whatever_the_state_is(
+def test_bootstrap_reports_a_damaged_snapshot_by_its_version(
     spark: SparkSession, judged: Home, tmp_path: Path, only: str | None
 ) -> None:
     home = copy_of(judged, tmp_path / "home")
@@ -289,51 +298,53 @@ def test_a_snapshot_that_is_damaged_is_named_whatever_the_state_is(
         if "part=device" in str(path):
             path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
             content = bytearray(path.read_bytes())
-            content[4 : len(content) // 2] = b"\xff" * (len(content) // 2 - 4)  # its pages; what it says of itself is whole
+            content[4 : len(content) // 2] = b"\xff" * (len(content) // 2 - 4)  # the data pages; the footer stays intact
             path.write_bytes(content)
     with pytest.raises(FleetError, match=rf"snapshot version {taken.version} cannot be read: .*name another with --version"):
-        bootstrap(StateOperation(spark, home, lambda words: None), taken, only)
+        bootstrap(StateOperation(spark, home, lambda message: None), taken, only)
     assert load_generations(home.lifecycle).current == record.current
 
 
-@pytest.mark.parametrize("goes_on", ["a verb", "the job"])
-def test_a_batch_that_was_said_and_not_committed_is_committed_with_the_watermark_of_its_rows(
-    spark: SparkSession, judged: Home, tmp_path: Path, goes_on: str
+@pytest.mark.parametrize("continued_by", ["operation", "job"])
+def test_an_emitted_batch_without_a_commit_is_committed_with_its_watermark(
+    spark: SparkSession, judged: Home, tmp_path: Path, continued_by: str
 ) -> None:
     home = copy_of(judged, tmp_path / "home")
     middle = CUT + (len(ROWS) - CUT) // 2
     land(home, ROWS[CUT:middle], 3)
-    judge(spark, home)  # it is killed before Spark's commit, and behind Delta's
-    whole = position_after(home.checkpoint)
-    commit = home.checkpoint / "commits" / str(whole.batch)
-    said = commit.read_text()
+    judge(spark, home)  # the commit is removed below, as by a kill after Delta's commit and before Spark's
+    position = position_after(home.checkpoint)
+    commit = home.checkpoint / "commits" / str(position.batch)
+    content = commit.read_text()
     commit.unlink()
-    if goes_on == "a verb":
-        rescale(StateOperation(spark, home, lambda words: None), 3)
-        assert position_after(checkpoint_of(home.lifecycle, 2), whole.batch) == whole
-        assert json.loads(commit.read_text().splitlines()[1]) == json.loads(said.splitlines()[1])
+    if continued_by == "operation":
+        rescale(StateOperation(spark, home, lambda message: None), 3)
+        assert position_after(checkpoint_of(home.lifecycle, 2), position.batch) == position
+        assert json.loads(commit.read_text().splitlines()[1]) == json.loads(content.splitlines()[1])
     land(home, ROWS[middle:], 4)
     judge(spark, home)
     assert emitted(home) == defined(ROWS, DEPLOYMENT)
 
 
-def test_state_that_is_damaged_is_no_ones_successor(spark: SparkSession, judged: Home, tmp_path: Path) -> None:
+def test_a_damaged_state_fails_a_rescale_and_is_replaced_from_a_snapshot(
+    spark: SparkSession, judged: Home, tmp_path: Path
+) -> None:
     home = copy_of(judged, tmp_path / "home")
     batch = committed_batches(home.checkpoint)[-1]
     offsets = home.checkpoint / "offsets" / str(batch)
-    whole = offsets.read_text()
-    offsets.write_text(whole.splitlines()[0] + '\n{"conf": {}}\n{"nothing": 1}\n')
+    intact = offsets.read_text()
+    offsets.write_text(intact.splitlines()[0] + '\n{"conf": {}}\n{"nothing": 1}\n')
     with pytest.raises(FleetError, match="is damaged"):
         position_after(home.checkpoint)
-    offsets.write_text(whole)
+    offsets.write_text(intact)
     for path in home.checkpoint.glob("state/0/*/*.changelog"):
         path.write_bytes(path.read_bytes()[:-20])
     for path in home.checkpoint.glob("state/0/*/*.zip"):
         path.write_bytes(b"no archive")
     with pytest.raises(Exception, match=r"(?i)state|zip|checksum|read"):
-        rescale(StateOperation(spark, home, lambda words: None), 5)
+        rescale(StateOperation(spark, home, lambda message: None), 5)
     assert home.generation().number == 2
-    bootstrap(StateOperation(spark, home, lambda words: None), find_snapshot(home), damaged=True)
+    bootstrap(StateOperation(spark, home, lambda message: None), find_snapshot(home), damaged=True)
     land(home, ROWS[CUT:], 3)
     judge(spark, home)
     assert emitted(home) == defined(ROWS, DEPLOYMENT)

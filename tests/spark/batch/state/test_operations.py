@@ -1,4 +1,4 @@
-"""Whatever is done to the state between any two batches, the verdicts are those of one run over everything."""
+"""State operations between batches: the verdicts are those of one run over all rows."""
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from pyspark.sql import SparkSession
 
-from batch.common.progress import Say
+from batch.common.progress import ReportProgress
 from batch.state import snapshot
 from batch.state.handoff import discard, switch
 from batch.state.inspect import inspect
@@ -28,15 +28,15 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]  # eight generations,
 
 
 @pytest.fixture
-def said() -> list[str]:
-    """Return what the verbs of one test report, line by line."""
+def lines() -> list[str]:
+    """Return the lines that the operations of a test report."""
     return []
 
 
-def _verbs(say: Say) -> Iterator[Callable[[StateOperation], object]]:
-    """Yield what is done after each part of the history; a snapshot that is gone back to later is among it."""
+def _operations(report: ReportProgress) -> Iterator[Callable[[StateOperation], object]]:
+    """Yield the operation after each part of the history; a later one starts from the snapshot of an earlier one."""
     yield lambda work: rescale(work, 5)
-    yield lambda work: snapshot.take(work.spark, work.home, None, say)
+    yield lambda work: snapshot.take(work.spark, work.home, None, report)
     yield lambda work: repartition(work, 3)
     yield lambda work: migrate(work, 4)
     yield lambda work: bootstrap(work, find_snapshot(work.home))
@@ -45,63 +45,63 @@ def _verbs(say: Say) -> Iterator[Callable[[StateOperation], object]]:
     yield lambda work: rollback(work, 1)
 
 
-def test_the_state_is_moved_about_between_batches_and_the_verdicts_are_those_of_one_run(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+def test_state_operations_between_batches_keep_the_verdicts_of_one_run(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str]
 ) -> None:
     monkeypatch.setattr("batch.common.progress.EVERY_S", 0)
     home = Home(tmp_path / "home")
     home.prepare(DEPLOYMENT)
     tables.create(home, MESSAGES)
-    rows, random, verbs = history(11), Random(11), list(_verbs(said.append))
-    edges = [0, *sorted(random.sample(range(1, len(rows)), len(verbs))), len(rows)]
+    rows, random, operations = history(11), Random(11), list(_operations(lines.append))
+    edges = [0, *sorted(random.sample(range(1, len(rows)), len(operations))), len(rows)]
     for number, (begin, end) in enumerate(pairwise(edges), 1):
         land(home, rows[begin:end], number)
         judge(spark, home)
-        if number <= len(verbs):
-            verbs[number - 1](StateOperation(spark, home, said.append))
+        if number <= len(operations):
+            operations[number - 1](StateOperation(spark, home, lines.append))
     assert emitted(home) == defined(rows, DEPLOYMENT)
     assert home.generation().number == 8
     assert (home.key_groups(), home.generation().form, position_after(home.checkpoint).partitions) == (8, 5, 2)
-    assert "comparing: equal so far are group, waiting, of group, waiting, digests, timers" in said
+    assert "comparing: equal so far are group, waiting, of group, waiting, digests, timers" in lines
     ids = tables.query(home, "SELECT device_id, life, transition_no FROM transitions")
     assert len({tuple(one.values()) for one in ids}) == len(ids)
 
 
-def test_a_generation_that_is_held_gets_the_work_only_while_the_one_that_runs_stands_still(
-    spark: SparkSession, tmp_path: Path, said: list[str]
+def test_a_held_generation_becomes_current_only_if_the_current_one_has_not_advanced(
+    spark: SparkSession, tmp_path: Path, lines: list[str]
 ) -> None:
     home = Home(tmp_path / "home")
     home.prepare(DEPLOYMENT)
     tables.create(home, MESSAGES)
     rows = history(12)
     thirds = [len(rows) * part // 3 for part in range(4)]
-    say = said.append
-    work = StateOperation(spark, home, say, holds=True)
+    report = lines.append
+    work = StateOperation(spark, home, report, holds=True)
     land(home, rows[: thirds[1]], 1)
     judge(spark, home)
     first = migrate(work, 4)
     assert first is not None and home.generation().number == 1
     assert marked_with(home.checkpoint) == marked_with(checkpoint_of(home.lifecycle, 2)) == home.id() is not None
-    looked = inspect(spark, home, None)
-    assert looked["next"]["held"] == {"generation": 2, "made_by": "migrate"} and looked["next"]["versions"] == 0
-    assert looked["watermark_ms"] == looked["stand"]["newest_ms"] - 1 and looked["files"]["kinds"]["zip"] > 0
-    assert sum(group["devices"] for group in looked["groups"]) > 0
+    inspected = inspect(spark, home, None)
+    assert inspected["next"]["held"] == {"generation": 2, "made_by": "migrate"} and inspected["next"]["versions"] == 0
+    assert inspected["watermark_ms"] == inspected["stand"]["newest_ms"] - 1 and inspected["files"]["kinds"]["zip"] > 0
+    assert sum(group["devices"] for group in inspected["groups"]) > 0
     with pytest.raises(FleetError, match=r"generation 2, made by migrate, is held.*state switch 2"):
         rescale(work, 5)
     land(home, rows[thirds[1] : thirds[2]], 2)
     judge(spark, home)
     with pytest.raises(FleetError, match=r"generation 1 is at batch \d+ now.*state discard 2"):
-        switch(home, 2, say)
-    discard(home, 2, say)
+        switch(home, 2, report)
+    discard(home, 2, report)
     with pytest.raises(FleetError, match="generation 2 is not held: it is discarded; none is held"):
-        switch(home, 2, say)
+        switch(home, 2, report)
     held = rescale(work, 5)
     assert held is not None and held.number == 3 and home.key_groups() == 8
-    switch(home, 3, say, dry=True)
+    switch(home, 3, report, dry=True)
     assert home.generation().number == 1
-    switch(home, 3, say)
-    switch(home, 3, say)
-    assert said[-1] == "generation 3 is already current" and home.key_groups() == 5
+    switch(home, 3, report)
+    switch(home, 3, report)
+    assert lines[-1] == "generation 3 is already current" and home.key_groups() == 5
     land(home, rows[thirds[2] :], 3)
     judge(spark, home)
     assert emitted(home) == defined(rows, DEPLOYMENT)

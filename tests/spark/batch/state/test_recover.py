@@ -1,4 +1,4 @@
-"""Where a checkpoint cannot even say how far it came, a snapshot is gone on from: each verdict is said once, and none is lost."""
+"""Recovery from a snapshot without the checkpoint's logs: each verdict is emitted exactly once."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,45 +27,45 @@ ROWS = history(31)
 PARTS = [len(ROWS) * part // 4 for part in range(5)]
 
 
-def _quietly(words: str) -> None:
-    """Say nothing."""
+def _ignore(message: str) -> None:
+    """Ignore a progress message."""
 
 
 @pytest.fixture(scope="module")
 def judged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """Return a home with a snapshot of its first generation, whose second has judged on, and has still to judge the last part."""
+    """Return a home with a snapshot of its first generation; its second one has judged all parts but the last."""
     home = Home(tmp_path_factory.mktemp("judged") / "home")
     home.prepare(DEPLOYMENT)
     tables.create(home, MESSAGES)
     land(home, ROWS[: PARTS[1]], 1)
     judge(spark, home)
-    snapshot.take(spark, home, None, _quietly)
+    snapshot.take(spark, home, None, _ignore)
     land(home, ROWS[PARTS[1] : PARTS[2]], 2)
     judge(spark, home)
-    rescale(StateOperation(spark, home, _quietly), 4)
+    rescale(StateOperation(spark, home, _ignore), 4)
     land(home, ROWS[PARTS[2] : PARTS[3]], 3)
     judge(spark, home)
     land(home, ROWS[PARTS[3] :], 4)
     return home
 
 
-def _damage(home: Home) -> None:
-    """Overwrite the checkpoint's logs and its state, as a disk does that has lost them."""
+def _overwrite_logs_and_state(home: Home) -> None:
+    """Overwrite the logs and the state of the checkpoint, as a disk failure would."""
     for folder in ("offsets", "commits", "state"):
         for path in (home.checkpoint / folder).rglob("*"):
             if path.is_file():
                 path.write_bytes(b"\0" * 40)
 
 
-def _stopped_in_the_middle(home: Home) -> None:
-    """Lose the commit of the last batch, and the state."""
+def _lose_last_commit(home: Home) -> None:
+    """Delete the commit of the last batch, and overwrite the state."""
     (home.checkpoint / "commits" / str(committed_batches(home.checkpoint)[-1])).unlink()
     for path in (home.checkpoint / "state").rglob("*.zip"):
         path.write_bytes(b"\0" * 40)
 
 
-def _without_its_last_batches(home: Home) -> None:
-    """Lose the files of the last batches: the logs are readable, and tell of less than was said."""
+def _lose_last_batches(home: Home) -> None:
+    """Delete the logs of the last batches, whose judgements were emitted; the other logs stay readable."""
     for folder in ("offsets", "commits"):
         for number in started_batches(home.checkpoint)[-2:]:
             (home.checkpoint / folder / str(number)).unlink()
@@ -73,57 +73,61 @@ def _without_its_last_batches(home: Home) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [_damage, _stopped_in_the_middle, _without_its_last_batches],
+    [_overwrite_logs_and_state, _lose_last_commit, _lose_last_batches],
 )
-def test_what_was_said_is_not_said_again_and_what_was_not_is(
+def test_recovery_emits_only_the_missing_judgements(
     spark: SparkSession, judged: Home, tmp_path: Path, damage: Callable[[Home], None]
 ) -> None:
-    home, said = copy_of(judged, tmp_path / "home"), list[str]()
+    home, lines = copy_of(judged, tmp_path / "home"), list[str]()
     before = emitted(home)
     damage(home)
-    made = bootstrap(StateOperation(spark, home, said.append), find_snapshot(home), damaged=True)
+    made = bootstrap(StateOperation(spark, home, lines.append), find_snapshot(home), damaged=True)
     assert made is not None and home.generation() == replace(made, status="current")
-    [unknown] = [words for words in said if words.startswith("the stop position of generation 2 is unknown: ")]
+    [unknown] = [line for line in lines if line.startswith("the stop position of generation 2 is unknown: ")]
     assert "emitting only the missing judgements; state comparison is skipped" in unknown
-    assert said[-1].startswith("emitting the missing judgements: ")
+    assert lines[-1].startswith("emitting the missing judgements: ")
     assert emitted(home) == defined(ROWS, DEPLOYMENT) and before < emitted(home)
     assert position_after(home.checkpoint).newest_ms == max(row.received_at_ms for row in ROWS)
     judge(spark, home)
     assert emitted(home) == defined(ROWS, DEPLOYMENT)
     assert not list(home.lifecycle.glob("told-*")) and not list(home.lifecycle.rglob("unsaid-*"))
-    assert {need.who for need in reader_pins(home)} >= {"generation 3", "snapshot 1"}, "what nobody can go back to needs nothing"
+    assert {pin.who for pin in reader_pins(home)} >= {"generation 3", "snapshot 1"}, (
+        "a generation that cannot be restored has no pin"
+    )
     predecessor = load_generations(home.lifecycle).predecessor()
     assert predecessor is not None and predecessor.number == 1
 
 
-def test_killed_at_any_step_it_is_given_again_or_the_job_says_the_rest(spark: SparkSession, judged: Home, tmp_path: Path) -> None:
+def test_a_recovery_killed_at_any_step_is_finished_by_a_repeat_or_by_the_job(
+    spark: SparkSession, judged: Home, tmp_path: Path
+) -> None:
     home, images = copy_of(judged, tmp_path / "home"), dict[str, Home]()
-    _damage(home)
+    _overwrite_logs_and_state(home)
 
-    def say(words: str) -> None:
-        if not words.startswith(("snapshot version", "the stop position")):  # nothing has changed there
-            images[words] = copy_of(home, tmp_path / f"image-{len(images)}")
+    def report(message: str) -> None:
+        if not message.startswith(("snapshot version", "the stop position")):  # nothing has changed there
+            images[message] = copy_of(home, tmp_path / f"image-{len(images)}")
 
-    bootstrap(StateOperation(spark, home, say), find_snapshot(home), damaged=True)
+    bootstrap(StateOperation(spark, home, report), find_snapshot(home), damaged=True)
     assert len(images) >= 4
-    for words, image in images.items():
+    for message, image in images.items():
         if image.generation().number == 2:
-            bootstrap(StateOperation(spark, image, _quietly), find_snapshot(image), damaged=True)
+            bootstrap(StateOperation(spark, image, _ignore), find_snapshot(image), damaged=True)
         else:
-            assert emitted(image) < defined(ROWS, DEPLOYMENT), words
+            assert emitted(image) < defined(ROWS, DEPLOYMENT), message
             judge(spark, image)
-        assert emitted(image) == defined(ROWS, DEPLOYMENT), words
+        assert emitted(image) == defined(ROWS, DEPLOYMENT), message
         statuses = [one.status for one in load_generations(image.lifecycle).known.values()]
         assert "new" not in statuses and statuses.count("current") == 1
 
 
-def test_what_cannot_be_told_apart_is_refused_with_the_reason_and_changes_nothing(
+def test_an_impossible_recovery_is_refused_with_a_reason_and_changes_nothing(
     spark: SparkSession, judged: Home, tmp_path: Path
 ) -> None:
     home = copy_of(judged, tmp_path / "home")
-    _damage(home)
+    _overwrite_logs_and_state(home)
     taken, before = find_snapshot(home), emitted(home)
-    work = StateOperation(spark, home, _quietly)
+    work = StateOperation(spark, home, _ignore)
     with pytest.raises(FleetError, match=r"is damaged .*; .*a generation from a snapshot: ./fleet state bootstrap --damaged"):
         bootstrap(work, taken)
     with pytest.raises(FleetError, match="neither held nor checked before; omit --hold and --gate"):
@@ -131,10 +135,10 @@ def test_what_cannot_be_told_apart_is_refused_with_the_reason_and_changes_nothin
     assert bootstrap(replace(work, dry=True), taken, damaged=True) is None
     rows = read_snapshot(spark, home, taken.version or 0).each
     device = min(row.device_id for row in rows.filter("part = 'device' AND mode = 'online'").collect())
-    others = [
+    columns = [
         name if name != "runtime_ms" else f"runtime_ms + int(device_id = '{device}') AS runtime_ms" for name in rows.columns
     ]
-    write_snapshot(home, rows.selectExpr(others), taken)
+    write_snapshot(home, rows.selectExpr(columns), taken)
     with pytest.raises(FleetError, match=rf"do not follow from it \(transition of {device}.*; name another snapshot"):
         bootstrap(work, find_snapshot(home), damaged=True)
     record = load_generations(home.lifecycle)

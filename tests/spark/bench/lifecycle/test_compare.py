@@ -1,4 +1,7 @@
-"""What the benchmark compares says the same: one job, done five ways. PyFlink has an environment of its own: left out."""
+"""Contenders of the lifecycle benchmark on Spark: all find the same transitions.
+
+PyFlink needs a separate environment, and is not tested here.
+"""
 
 from pathlib import Path
 
@@ -17,8 +20,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Input:
     return prepare(Fleet(devices=60, messages=3), tmp_path_factory.mktemp("input"))
 
 
-def _run(name: str, spark: SparkSession, source: Input, place: Path) -> Path:
-    query = start(ON_SPARK[name], spark, source, place)
+def _run(name: str, spark: SparkSession, source: Input, folder: Path) -> Path:
+    query = start(ON_SPARK[name], spark, source, folder)
     try:
         query.processAllAvailable()
         dropped = [one["numRowsDroppedByWatermark"] for batch in query.recentProgress for one in batch["stateOperators"]]
@@ -26,10 +29,10 @@ def _run(name: str, spark: SparkSession, source: Input, place: Path) -> Path:
     finally:
         query.stop()
     assert sum(dropped) == 0
-    assert len(batches) == len(source.counts), "a batch must be a version"
+    assert len(batches) == len(source.counts), "each batch must be one version"
     if name != OURS:
         assert tuple(batches) == source.counts
-    return place / "out"
+    return folder / "out"
 
 
 def test_all_contenders_on_spark_find_the_same_transitions(spark: SparkSession, source: Input, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is appended without deltalake is a Delta table to Spark as well: rows, statistics, checkpoints and numbers."""
+"""Appends without deltalake: Spark reads the rows, statistics, checkpoints and transaction versions."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,7 +19,7 @@ _AT = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 _TOPICS = ("plain", "of\u2028two\x85lines", "\U00020000", "x" * 10_000, None)
 
 
-def test_spark_reads_what_was_appended(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_reads_appended_rows(spark: SparkSession, tmp_path: Path) -> None:
     home = empty(tmp_path / "home", Deployment())
     tables.create(home, QUARANTINE)
     appender, schema = Appender(home.table(QUARANTINE.name)), tables.arrow_schema(QUARANTINE)
@@ -33,7 +33,7 @@ def test_spark_reads_what_was_appended(spark: SparkSession, tmp_path: Path) -> N
     assert [row.topic for row in read] == [_TOPICS[number % len(_TOPICS)] for number in range(len(instants))]
     assert {bytes(row.payload) for row in read} == {b"\xff\x00"}
     for at in (instants[0], instants[7], instants[-1]):
-        assert table.where(fn.col("received_at") == fn.lit(at)).count() == 1, "its file was not passed over"
+        assert table.where(fn.col("received_at") == fn.lit(at)).count() == 1, "its file is not skipped"
     for topic in _TOPICS[:-1]:
         assert table.where(fn.col("topic") == fn.lit(topic)).count() == len(instants) // len(_TOPICS)
     spark.createDataFrame([], table.schema).write.format("delta").mode("append").save(str(home.table(QUARANTINE.name)))

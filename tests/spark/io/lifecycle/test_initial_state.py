@@ -1,4 +1,4 @@
-"""Registered devices that never speak are judged as well: brought in by initialState, in a silent fleet, by ticks alone."""
+"""Initial state of registered devices: those that never speak are judged by ticks alone."""
 
 import json
 from dataclasses import asdict
@@ -24,7 +24,7 @@ from tests.support.histories.histories import START, row, signal, tick
 pytestmark = pytest.mark.spark
 DEPLOYMENT = Deployment(30_000, 300_000)
 POLICY = parse_policy({"rules": {"timeout": "20m", "forget_after": "60m"}, "classes": {"quick": {"timeout": "90s"}}})
-DEVICES = 40  # five a key group: some timer stands in each of the eight
+DEVICES = 40  # about five per key group: each of the eight has a timer
 SPEAKS = "device-07"
 
 
@@ -43,7 +43,7 @@ def _land(home: Home, rows: list[Row], number: int) -> None:
 
 
 def _registered(spark: SparkSession, home: Home) -> DataFrame:
-    """Write the table of devices as somebody's registry has it, and return what the run begins with."""
+    """Write a table of devices as an external registry has it, and return the initial state."""
     columns = {
         "device_id": [f"device-{number:02d}" for number in range(DEVICES)],
         "site": ["site"] * DEVICES,
@@ -61,7 +61,7 @@ def _registered(spark: SparkSession, home: Home) -> DataFrame:
 
 
 def _run(spark: SparkSession, home: Home, initial: DataFrame | None = None) -> None:
-    query = start(spark, home, begin=InitialState(initial) if initial else None)
+    query = start(spark, home, initial=InitialState(initial) if initial else None)
     try:
         query.processAllAvailable()
         for batch in query.recentProgress:
@@ -70,14 +70,14 @@ def _run(spark: SparkSession, home: Home, initial: DataFrame | None = None) -> N
         query.stop()
 
 
-@pytest.mark.timeout(600)  # two cold starts of the query, on whatever machine
-def test_devices_that_never_speak_go_offline_by_ticks_alone_and_by_the_definition(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.timeout(600)  # two cold starts of the query, also on a slow machine
+def test_devices_that_never_speak_go_offline_by_ticks_as_defined(spark: SparkSession, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(DEPLOYMENT)
     tables.create(home, MESSAGES)
     ticks = [tick(at_s) for at_s in (31, 60, 125, 600, 1225, 1230)]
-    speaks = signal(500, SPEAKS)
-    rest = sorted([*ticks, speaks, tick(4000)], key=lambda one: one.received_at_ms)
+    heartbeat = signal(500, SPEAKS)
+    rest = sorted([*ticks, heartbeat, tick(4000)], key=lambda one: one.received_at_ms)
     for number, one in enumerate(rest[:4], 1):
         _land(home, [one], number)
     _run(spark, home, _registered(spark, home))
@@ -85,11 +85,11 @@ def test_devices_that_never_speak_go_offline_by_ticks_alone_and_by_the_definitio
         home, "SELECT arg_max(counts, judged_at) AS counts FROM judgements WHERE kind = 'summary' GROUP BY key_group"
     )
     counted = sum(sum(json.loads(one["counts"]).values()) for one in summaries)
-    assert (len(summaries), counted) == (8, DEVICES), "each group says what was brought in, whether or not it was spoken to"
+    assert (len(summaries), counted) == (8, DEVICES), "each group counts its initial devices, with or without a message"
     for number, one in enumerate(rest[4:-1], 5):
         _land(home, [one], number)
-    _run(spark, home)  # a checkpoint that stands needs nothing to begin with
-    # A timer at the watermark itself: the deadlines of 1200 s lie exactly at the frontier of the newest tick, 1230.
+    _run(spark, home)  # an existing checkpoint needs no initial state
+    # Timers at the watermark itself: the deadlines of 1200 s are exactly at the frontier of the newest tick, 1230.
     [last] = tables.query(home, "SELECT epoch_ms(max(event_time)) AS at_ms FROM transitions WHERE to_mode = 'offline'")
     assert last["at_ms"] - START == 1_200_000
     _land(home, [rest[-1]], len(rest))
@@ -110,10 +110,10 @@ def test_devices_that_never_speak_go_offline_by_ticks_alone_and_by_the_definitio
         """SELECT device_id, transition_no, epoch_ms(event_time), to_mode, "trigger", policy_version, epoch_ms(life)
            FROM transitions""",
     )
-    told = [tuple(one.values()) for one in rows]
-    assert len(told) == len(set(told))
-    assert set(told) == want
-    offline = {one[0]: one[2] - START for one in told if one[3] == "offline" and one[1] == 1}
-    never = {number: f"device-{number:02d}" for number in range(DEVICES) if f"device-{number:02d}" != SPEAKS}
-    # Nobody listened before START: silence counts from there.
-    assert offline == {device: 90_000 if _class_of(number) else 1_200_000 for number, device in never.items()}
+    transitions = [tuple(one.values()) for one in rows]
+    assert len(transitions) == len(set(transitions))
+    assert set(transitions) == want
+    offline = {one[0]: one[2] - START for one in transitions if one[3] == "offline" and one[1] == 1}
+    silent = {number: f"device-{number:02d}" for number in range(DEVICES) if f"device-{number:02d}" != SPEAKS}
+    # No bridge listened before START: silence counts from there.
+    assert offline == {device: 90_000 if _class_of(number) else 1_200_000 for number, device in silent.items()}

@@ -1,4 +1,4 @@
-"""The stream equals the definition: over batch cuts, restarts, gaps and a change of policy."""
+"""Lifecycle query: its judgements equal the definition across batches, restarts, gaps and policies."""
 
 import time
 from itertools import pairwise
@@ -35,11 +35,11 @@ def _await(query: StreamingQuery, home: Home, received_at_ms: int) -> None:
         if reached is not None and reached[1] >= received_at_ms:
             return
         assert query.isActive, query.exception()
-        assert time.monotonic() < limit, "the stream does not come to the end of its input"
+        assert time.monotonic() < limit, "the stream does not reach the end of its input"
         time.sleep(0.1)
 
 
-def test_the_stream_equals_the_definition_over_cuts_and_restarts(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_stream_equals_the_definition_across_batches_and_restarts(spark: SparkSession, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(DEPLOYMENT)
     tables.create(home, MESSAGES)
@@ -75,7 +75,7 @@ def test_the_stream_equals_the_definition_over_cuts_and_restarts(spark: SparkSes
     assert tables.stored_types(home, JUDGEMENTS) == {column.name: column.type for column in JUDGEMENTS.columns}
 
 
-def test_a_version_that_is_gone_is_an_error_and_rewrites_are_passed_over(tmp_path: Path) -> None:
+def test_a_missing_version_is_an_error_and_rewrites_are_skipped(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(DEPLOYMENT)
     tables.create(home, MESSAGES)
@@ -109,7 +109,7 @@ def test_files_of_signals_alone_and_files_with_other_rows_are_read_together(tmp_
     assert [one.received_at_ms for one in batch_to_rows(from_bytes(block[0]["others"]))] == [START + 1000, START + 3000]
 
 
-def test_a_gateways_death_and_return_reach_every_key_group_and_are_themselves_rows_of_one(tmp_path: Path) -> None:
+def test_death_and_return_of_a_gateway_reach_all_key_groups_and_are_rows_of_one(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(DEPLOYMENT)
     tables.create(home, MESSAGES)

@@ -1,4 +1,7 @@
-"""No batch leaves a socket behind: a job that runs for days would run out of them, and each makes a start of a process dearer."""
+"""Sockets of the state server: no batch leaves one open.
+
+Leaked sockets exhaust a job that runs for days, and make each start of a process slower.
+"""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -27,8 +30,8 @@ def _land(home: Home, number: int) -> None:
     tables.append(home, MESSAGES, tables.to_table(MESSAGES, table), "test", number)
 
 
-def _left_open(spark: SparkSession) -> int:
-    """Return how many sockets of the JVM are open whose other end is gone."""
+def _half_closed(spark: SparkSession) -> int:
+    """Return the number of open sockets of the JVM whose other end is closed."""
     java: Any = spark._jvm
     jvm = psutil.Process(java.java.lang.ProcessHandle.current().pid())
     return sum(one.status == psutil.CONN_CLOSE_WAIT for one in jvm.net_connections("tcp"))
@@ -36,7 +39,7 @@ def _left_open(spark: SparkSession) -> int:
 
 @pytest.mark.extended
 @pytest.mark.timeout(600)
-def test_a_task_leaves_no_socket_behind(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_task_leaves_no_open_socket(spark: SparkSession, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(Deployment(2_000, 300_000))
     tables.create(home, MESSAGES)
@@ -44,10 +47,10 @@ def test_a_task_leaves_no_socket_behind(spark: SparkSession, tmp_path: Path) -> 
     query = start(spark, home)
     try:
         query.processAllAvailable()
-        before = _left_open(spark)
+        before = _half_closed(spark)
         for number in range(2, BATCHES + 2):
             _land(home, number)
             query.processAllAvailable()
-        assert _left_open(spark) <= before + 1, "the last one's may be closing"
+        assert _half_closed(spark) <= before + 1, "the socket of the last batch may still be closing"
     finally:
         query.stop()

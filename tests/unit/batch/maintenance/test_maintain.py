@@ -1,4 +1,4 @@
-"""Maintenance keeps a home small and takes nothing that somebody still needs."""
+"""Maintenance of bronze: bounded size, without the removal of rows and versions that readers need."""
 
 import json
 import os
@@ -52,10 +52,10 @@ def _files(home: Home) -> set[str]:
     return {str(path.relative_to(home.path)) for path in home.path.rglob("*") if path.is_file() and path.name != "maintain.lock"}
 
 
-def test_who_reads_on_by_version_reads_the_same_rows_in_order(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compaction_preserves_rows_and_order_for_readers_by_version(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {version: read_on(home, version) for version in (0, 20, 30)}
-    needed = [ReaderPin("a snapshot", 20), ReaderPin("another", 30)]
-    monkeypatch.setattr(readers, "PIN_SOURCES", (*readers.PIN_SOURCES, lambda _: needed))
+    pins = [ReaderPin("a snapshot", 20), ReaderPin("another", 30)]
+    monkeypatch.setattr(readers, "PIN_SOURCES", (*readers.PIN_SOURCES, lambda _: pins))
     steps, again = run_maintain(home), run_maintain(home)
     assert [step.files for step in steps if step.table == MESSAGES.name and step.did == "join"] == [12, 7, 5, 5, 7, 12]
     assert {version: read_on(home, version) for version in before} == before
@@ -63,10 +63,10 @@ def test_who_reads_on_by_version_reads_the_same_rows_in_order(home: Home, monkey
     assert len(tables.files_of(home, MESSAGES, "received_at")) == 6
 
 
-def test_versions_that_a_job_goes_on_with_are_left_as_they_are(home: Home) -> None:
-    judged_up_to(home, 18, 40)  # it can be taken back to the first of them
-    made = begin_generation(home.lifecycle, home.generation(), key_groups=8, form=4, made_by="test", made_from={})
-    judged_up_to(home, 25, generation=checkpoint_of(home.lifecycle, made.number).name)
+def test_versions_that_a_checkpoint_may_read_are_unchanged(home: Home) -> None:
+    judged_up_to(home, 18, 40)  # the job can be rolled back to the first of them
+    generation = begin_generation(home.lifecycle, home.generation(), key_groups=8, form=4, made_by="test", made_from={})
+    judged_up_to(home, 25, generation=checkpoint_of(home.lifecycle, generation.number).name)
     versions = {version: DeltaLog(home.table(MESSAGES.name)).appended(version) for version in range(18, DAYS * EACH + 1)}
     run_maintain(home)
     log = DeltaLog(home.table(MESSAGES.name))
@@ -76,12 +76,12 @@ def test_versions_that_a_job_goes_on_with_are_left_as_they_are(home: Home) -> No
         log.span(5)
 
 
-def test_one_may_go_back_to_a_retired_generation(home: Home) -> None:
+def test_versions_for_rollback_to_a_retired_generation_are_kept(home: Home) -> None:
     before = read_on(home, 18)
     judged_up_to(home, 18, 20)
-    made = begin_generation(home.lifecycle, home.generation(), key_groups=8, form=4, made_by="test", made_from={})
-    judged_up_to(home, 40, generation=checkpoint_of(home.lifecycle, made.number).name)
-    save_generations(home.lifecycle, load_generations(home.lifecycle).switched(made.number, {}))
+    generation = begin_generation(home.lifecycle, home.generation(), key_groups=8, form=4, made_by="test", made_from={})
+    judged_up_to(home, 40, generation=checkpoint_of(home.lifecycle, generation.number).name)
+    save_generations(home.lifecycle, load_generations(home.lifecycle).switched(generation.number, {}))
     run_maintain(home, replace(KEEP, messages_ms=DAY_MS))
     assert read_on(home, 18) == before
     assert read_on(home, 20) == before[2 * 3 :]
@@ -89,7 +89,7 @@ def test_one_may_go_back_to_a_retired_generation(home: Home) -> None:
         DeltaLog(home.table(MESSAGES.name)).span(19)
 
 
-def test_without_a_job_all_of_bronze_is_needed(home: Home) -> None:
+def test_without_a_readable_checkpoint_no_bronze_is_removed(home: Home) -> None:
     shutil.rmtree(home.checkpoint)
     assert [step for step in run_maintain(home) if step.did in ("join", "remove") and step.table == MESSAGES.name] == []
     (home.checkpoint / "commits").mkdir(parents=True)
@@ -100,15 +100,17 @@ def test_without_a_job_all_of_bronze_is_needed(home: Home) -> None:
         run_maintain(home)
 
 
-def test_retention_leaves_our_own_rows_and_the_first_and_says_from_when_on_all_are_kept(home: Home) -> None:
+def test_retention_keeps_internal_rows_and_the_first_and_sets_the_floor(home: Home) -> None:
     reader = {"path": str(home.table(MESSAGES.name)), "key_groups": "1"}
     started = BlockReader(reader)._started()
     recent = read_on(home, 1 + 2 * EACH)
     keep = replace(KEEP, messages_ms=DAY_MS)
-    dry, done = run_maintain(home, keep, dry_run=True), run_maintain(home, keep)
+    planned, done = run_maintain(home, keep, dry_run=True), run_maintain(home, keep)
     [removed] = [step for step in done if step.did == "remove"]
     assert (removed.files, removed.rows) == (2 * EACH, 2 * EACH * 3 - 1)
-    assert [step for step in dry if step.did in ("remove", "join")] == [step for step in done if step.did in ("remove", "join")]
+    assert [step for step in planned if step.did in ("remove", "join")] == [
+        step for step in done if step.did in ("remove", "join")
+    ]
     kinds = tables.query(home, "SELECT kind FROM messages WHERE epoch_ms(received_at) < ?", [START + 2 * DAY_MS], ["messages"])
     assert sorted(one["kind"] for one in kinds) == ["heartbeat", "policy"]
     assert BlockReader(reader)._started() == started
@@ -122,16 +124,16 @@ def test_retention_leaves_our_own_rows_and_the_first_and_says_from_when_on_all_a
         require_kept(home, MESSAGES.name, kept_ms - 1, "a replay")
     assert oldest_kept_ms(home, JUDGEMENTS.name) is None
     assert run_maintain(home, keep) == []
-    again = run_maintain(home, replace(KEEP, messages_ms=0))  # the remainder goes through it once more
+    again = run_maintain(home, replace(KEEP, messages_ms=0))  # the remaining old rows are filtered again
     assert [step.rows for step in again if step.did == "remove"] == [EACH * 3]
     assert BlockReader(reader)._started() == started
 
 
-def test_a_clock_that_was_ahead_once_does_not_make_everything_old(home: Home) -> None:
+def test_row_in_the_future_does_not_make_other_rows_old(home: Home) -> None:
     ahead_s = (NOW_S - START / 1000) + 3650 * DAY_S
     land_live(home, [tick(ahead_s)], DAYS * EACH + 1)
-    said = {"judged_at_ms": START, "kind": "late", "device_id": "a"}
-    later = [said, {**said, "judged_at_ms": START + int(ahead_s * 1000)}]
+    late_message = {"judged_at_ms": START, "kind": "late", "device_id": "a"}
+    later = [late_message, {**late_message, "judged_at_ms": START + int(ahead_s * 1000)}]
     tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, later), "job", 1)
     keep = replace(KEEP, messages_ms=int(NOW_S * 1000) - START + DAY_MS, late_ms=int(NOW_S * 1000) - START + DAY_MS)
     before = read_on(home, 0)
@@ -145,13 +147,13 @@ def test_a_clock_that_was_ahead_once_does_not_make_everything_old(home: Home) ->
     assert all("in the future" in step.note for step in removed)
 
 
-def test_a_snapshot_holds_back_retention_while_its_files_are_there(home: Home) -> None:
+def test_snapshot_pins_bronze_while_its_files_exist(home: Home) -> None:
     taken = {"generation": 1, "batch": 3, "bronze": EACH + 1, "newest_ms": START, "frontier_ms": START, "devices": 2}
     rows = [{"part": "device", "key_group": 1, "device_id": "a", "device_hash": 1}]
-    for told in ({**taken, "bronze": 7}, taken):
-        about = CommitProperties(custom_metadata={"userMetadata": json.dumps({**told, "key_groups": 8})})
+    for metadata in ({**taken, "bronze": 7}, taken):
+        properties = CommitProperties(custom_metadata={"userMetadata": json.dumps({**metadata, "key_groups": 8})})
         table = tables.to_table(DEVICE_SNAPSHOTS, rows)
-        write_deltalake(str(home.table(DEVICE_SNAPSHOTS.name)), table, mode="overwrite", commit_properties=about)
+        write_deltalake(str(home.table(DEVICE_SNAPSHOTS.name)), table, mode="overwrite", commit_properties=properties)
     assert [(one.who, one.version) for one in readers.reader_pins(home)][:2] == [("snapshot 1", 7), ("snapshot 2", EACH + 1)]
     for name in DeltaTable(str(home.table(DEVICE_SNAPSHOTS.name)), version=1).file_uris():
         Path(name).unlink()
@@ -167,24 +169,24 @@ def test_a_dry_run_changes_nothing(home: Home) -> None:
     assert _files(home) == before
 
 
-def test_who_maintains_waits_for_who_makes_or_maintains_and_says_for_whom(home: Home) -> None:
-    said: list[str] = []
+def test_maintenance_waits_for_a_state_change_or_other_maintenance(home: Home) -> None:
+    lines: list[str] = []
     with ExitStack() as other:
-        other.enter_context(exclusive_state_change(home, "fleet state snapshot", said.append))
+        other.enter_context(exclusive_state_change(home, "fleet state snapshot", lines.append))
 
-        def say(words: str) -> None:
-            said.append(words)
-            other.close()  # it ends when it is waited for
+        def say(line: str) -> None:
+            lines.append(line)
+            other.close()  # the other process ends while maintenance waits for it
 
-        assert list(maintain(home, KEEP, dry_run=True, now_s=NOW_S, say=say))
-    [words] = said
-    assert words.startswith("waiting for fleet state snapshot (process ")
-    still = refused("work-still-running")
-    with exclusive_maintenance(home, said.append), still, exclusive_maintenance(home, said.append, patience_s=0.0):
+        assert list(maintain(home, KEEP, dry_run=True, now_s=NOW_S, report=say))
+    [line] = lines
+    assert line.startswith("waiting for fleet state snapshot (process ")
+    refusal = refused("work-still-running")
+    with exclusive_maintenance(home, lines.append), refusal, exclusive_maintenance(home, lines.append, patience_s=0.0):
         pass
 
 
-def test_how_far_each_writer_has_come_survives_the_clearing_of_the_log(home: Home) -> None:
+def test_progress_of_each_writer_survives_log_cleanup(home: Home) -> None:
     for number in range(1, 40):
         row = {"received_at_ms": START + number, "topic": "t", "reason": "json", "detail": "d", "bridge": "b", "segment": 1}
         tables.append(home, QUARANTINE, tables.to_table(QUARANTINE, [{**row, "origin": "mqtt"}]), f"w{number % 3}", number)
@@ -198,18 +200,18 @@ def test_how_far_each_writer_has_come_survives_the_clearing_of_the_log(home: Hom
     assert tables.query(home, "SELECT count(*) AS n FROM quarantine", tables=["quarantine"]) == [{"n": 39}]
 
 
-def test_a_commit_that_landing_is_about_to_make_is_left_to_it(home: Home) -> None:
+def test_temporary_file_of_a_pending_commit_is_kept(home: Home) -> None:
     log = home.table(MESSAGES.name) / "_delta_log"
-    begun, never_made = (log / f".{9:020d}.json.{letter * 32}.tmp" for letter in "ab")
-    for path in (begun, never_made):
+    pending, abandoned = (log / f".{9:020d}.json.{letter * 32}.tmp" for letter in "ab")
+    for path in (pending, abandoned):
         path.write_text("{}")
     an_hour_ago = time.time() - 3_600
-    os.utime(never_made, (an_hour_ago, an_hour_ago))
+    os.utime(abandoned, (an_hour_ago, an_hour_ago))
     list(maintain(home, KEEP, dry_run=False))
-    assert begun.exists() and not never_made.exists()
+    assert pending.exists() and not abandoned.exists()
 
 
-def test_landing_goes_on_beside_it_and_no_row_is_lost_or_doubled(home: Home) -> None:
+def test_landing_during_maintenance_loses_and_duplicates_no_row(home: Home) -> None:
     last = DAYS * EACH + 60
 
     def land() -> None:
@@ -231,23 +233,23 @@ def test_landing_goes_on_beside_it_and_no_row_is_lost_or_doubled(home: Home) -> 
     assert tables.landed(home, MESSAGES, "test") == last
 
 
-def test_a_log_that_was_cleared_by_its_age_is_put_together_all_the_same(home: Home) -> None:
-    want, log = read_on(home, 0), home.table(MESSAGES.name) / "_delta_log"
+def test_compaction_works_on_a_log_without_its_oldest_entries(home: Home) -> None:
+    expected, log = read_on(home, 0), home.table(MESSAGES.name) / "_delta_log"
     table = DeltaTable(str(home.table(MESSAGES.name)))
     table.create_checkpoint()
     for version in range(20):
         (log / f"{version:020d}.json").unlink()
     run_maintain(home)
-    assert read_on(home, 0) == want
+    assert read_on(home, 0) == expected
 
 
-def test_deltas_own_clearing_leaves_the_versions_of_bronze(home: Home) -> None:
+def test_log_cleanup_of_delta_keeps_the_versions_of_bronze(home: Home) -> None:
     log = home.table(MESSAGES.name) / "_delta_log"
     for path in log.glob("*.json"):
         os.utime(path, (1, 1))
     table = DeltaTable(str(home.table(MESSAGES.name)))
     table.create_checkpoint()
-    for number in range(DAYS * EACH + 1, DAYS * EACH + 102):  # among them a checkpoint, with a clearing
+    for number in range(DAYS * EACH + 1, DAYS * EACH + 102):  # these include a checkpoint with log cleanup
         land_live(home, [tick(DAYS * DAY_S + number)], number)
     assert len(list(log.glob("*.checkpoint.parquet"))) > 1
     assert (log / f"{0:020d}.json").exists()

@@ -1,4 +1,4 @@
-"""Maintenance that is killed with SIGKILL anywhere, and done again, comes to the same end, and takes nothing that is needed."""
+"""Crash recovery of maintenance: a killed and repeated run ends as an undisturbed one."""
 
 import os
 import shutil
@@ -29,18 +29,18 @@ from tests.support.homes.maintained import DAYS, EACH, KEEP_LITTLE, Read, date, 
 
 pytestmark = pytest.mark.unit
 VERSIONS: Final = DAYS * EACH
-# Before which change each is killed, in the order in which they come: what is changed, as a pattern, and the how manieth of them.
-# Each goes on where the one before was killed.
+# Changes before which a run is killed, in order: pattern of the change, and number of its occurrence.
+# Each run starts where the previous one was killed.
 KILLED_AT: Final = (
-    ("os.rename .*/generations.json.new", 2),  # that one is pruned is not written down yet
-    ("os.[a-z]+ .*/gen-0001/?", 1),  # it is, and nothing is removed
+    ("os.rename .*/generations.json.new", 2),  # the pruning is not recorded yet
+    ("os.[a-z]+ .*/gen-0001/?", 1),  # the pruning is recorded, and nothing is removed yet
     ("os.[a-z]+ .*/gen-0001/?", 5),
     ("os.remove .*/device_snapshots/part=", 1),
     ("os.remove .*/device_snapshots/part=", 3),
     ("os.rename .*/kept", 1),
     ("os.rename .*/messages/history/.before", 1),
     ("os.link .*/messages/_delta_log/", 1),
-    ("os.remove .*/messages/_delta_log/.*tmp", 1),  # it is committed, and joining goes on
+    ("os.remove .*/messages/_delta_log/.*tmp", 1),  # the commit is made, and compaction continues
     ("os.rename .*/messages/history/.versions", 2),
     ("os.remove .*/messages/part-", 1),
     ("os.remove .*/messages/part-", 20),
@@ -48,7 +48,7 @@ KILLED_AT: Final = (
     ("os.remove .*/segments/", 1),
     ("os.remove .*/segments/", 3),
 )
-KILLED_TWICE: Final = (KILLED_AT[8], KILLED_AT[11])  # behind a commit, and among the removals
+KILLED_AT_IN_DEFAULT: Final = (KILLED_AT[8], KILLED_AT[11])  # after a commit, and between removals
 CHILD: Final = """
 import os, re, signal, sys
 from pathlib import Path
@@ -57,16 +57,16 @@ from cli.commands.batch.maintain import _segments
 from fleetpulse.io.home.home import Home
 from tests.support.homes.maintained import KEEP_LITTLE, NOW_S
 import duckdb
-home, change, left = Home(Path(sys.argv[1])), re.compile(sys.argv[2]), int(sys.argv[3])
+home, change, remaining = Home(Path(sys.argv[1])), re.compile(sys.argv[2]), int(sys.argv[3])
 def hook(event, arguments):
-    global left
+    global remaining
     if event not in ("os.rename", "os.link", "os.remove", "os.rmdir"):
         return
-    folder = arguments[-1] if event in ("os.remove", "os.rmdir") else -1  # rmtree names what it removes below an open folder
-    within = "" if folder == -1 else os.readlink(f"/proc/self/fd/{folder}")
-    if change.match(f"{event} {Path(within, os.fsdecode(arguments[0]))}"):
-        left -= 1
-        if left == 0:
+    folder = arguments[-1] if event in ("os.remove", "os.rmdir") else -1  # rmtree passes names relative to an open folder
+    parent = "" if folder == -1 else os.readlink(f"/proc/self/fd/{folder}")
+    if change.match(f"{event} {Path(parent, os.fsdecode(arguments[0]))}"):
+        remaining -= 1
+        if remaining == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 sys.addaudithook(hook)
 list(maintain(home, KEEP_LITTLE, dry_run=False, now_s=NOW_S))
@@ -76,15 +76,15 @@ list(_segments(home, dry_run=False))
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    """Four days of bronze, with snapshots, a generation, and segments that nobody needs any more."""
+    """Create four days of bronze, with old snapshots, an old generation, and landed segments."""
     made = four_days(tmp_path / "home")
     (checkpoint_of(made.lifecycle, 1) / "state" / "0").mkdir(parents=True)
     for name in range(3):
-        (checkpoint_of(made.lifecycle, 1) / "state" / "0" / f"{name}.changelog").write_text("of long ago")
+        (checkpoint_of(made.lifecycle, 1) / "state" / "0" / f"{name}.changelog").write_text("old")
     for _ in range(2):
-        next_one = begin_generation(made.lifecycle, made.generation(), key_groups=8, form=4, made_by="test", made_from={})
-        judged_up_to(made, VERSIONS + 1, generation=checkpoint_of(made.lifecycle, next_one.number).name)
-        record = load_generations(made.lifecycle).switched(next_one.number, {"retired_at_ms": START})
+        generation = begin_generation(made.lifecycle, made.generation(), key_groups=8, form=4, made_by="test", made_from={})
+        judged_up_to(made, VERSIONS + 1, generation=checkpoint_of(made.lifecycle, generation.number).name)
+        record = load_generations(made.lifecycle).switched(generation.number, {"retired_at_ms": START})
         save_generations(made.lifecycle, record)
     for number in range(1, 6):
         take_snapshot(made, number, bronze=VERSIONS)
@@ -97,8 +97,8 @@ def home(tmp_path: Path) -> Home:
     return made
 
 
-def _left(home: Home) -> tuple[Counter[str], dict[int, str], dict[int, int], Read]:
-    """Return what is left of a home: how many files where, how its generations and snapshots stand, and the rows of bronze."""
+def _contents(home: Home) -> tuple[Counter[str], dict[int, str], dict[int, int], Read]:
+    """Return the files by folder, status by generation, rows by snapshot, and rows of bronze."""
     folders = Counter(str(path.parent.relative_to(home.path)) for path in home.path.rglob("*") if path.is_file())
     statuses = {number: one.status for number, one in load_generations(home.lifecycle).known.items()}
     table = str(home.table(DEVICE_SNAPSHOTS.name))
@@ -106,26 +106,28 @@ def _left(home: Home) -> tuple[Counter[str], dict[int, str], dict[int, int], Rea
     return folders, statuses, versions, read_on(home, 1 + 2 * EACH)
 
 
-def test_killed_anywhere_it_is_done_again_to_the_same_end(home: Home, tmp_path: Path) -> None:
+def test_killed_and_repeated_maintenance_ends_as_an_undisturbed_run(home: Home, tmp_path: Path) -> None:
     undisturbed = Home(tmp_path / "undisturbed")
     shutil.copytree(home.path, undisturbed.path)
-    want = read_on(home, 1 + 2 * EACH)
+    expected = read_on(home, 1 + 2 * EACH)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    for change, nth in KILLED_TWICE if IS_DEFAULT else KILLED_AT:
+    for change, nth in KILLED_AT_IN_DEFAULT if IS_DEFAULT else KILLED_AT:
         command = [sys.executable, "-c", CHILD, str(home.path), change, str(nth)]
-        done = subprocess.run(command, env=environment, cwd=ROOT, timeout=60, check=False)
-        assert done.returncode == -signal.SIGKILL, f"it came to no {change}"
-        assert read_on(home, 1 + 2 * EACH) == want
+        process = subprocess.run(command, env=environment, cwd=ROOT, timeout=60, check=False)
+        assert process.returncode == -signal.SIGKILL, f"no change matched {change}"
+        assert read_on(home, 1 + 2 * EACH) == expected
     for one in (home, undisturbed):
         run_maintain(one, KEEP_LITTLE)
         list(landed_segments(one, dry_run=False))
         assert run_maintain(one, KEEP_LITTLE) == [] == list(landed_segments(one, dry_run=False))
-    left = _left(home)
-    assert left == _left(undisturbed)
-    folders, statuses, versions, rows = left
-    assert statuses == {1: "pruned", 2: "retired", 3: "current"} and versions.keys() == {4, 5} and rows == want
+    contents = _contents(home)
+    assert contents == _contents(undisturbed)
+    folders, statuses, versions, rows = contents
+    assert statuses == {1: "pruned", 2: "retired", 3: "current"} and versions.keys() == {4, 5} and rows == expected
     assert folders["segments/bridge-1"] == 1 and not [name for name in folders if "gen-0001" in name]
     found = tables.query(home, "SELECT count(*) AS n, count(DISTINCT received_at) AS d FROM messages", tables=["messages"])
-    assert found == [{"n": len(want) + 2, "d": len(want) + 2}]
-    gone = DAYS * EACH * 3 + 1 - found[0]["n"]
-    assert [removed_in(tables.newest(one, MESSAGES)) for one in (home, undisturbed)] == [gone, gone], "counted once"
+    assert found == [{"n": len(expected) + 2, "d": len(expected) + 2}]
+    removed = DAYS * EACH * 3 + 1 - found[0]["n"]
+    assert [removed_in(tables.newest(one, MESSAGES)) for one in (home, undisturbed)] == [removed, removed], (
+        "removed rows are counted once"
+    )

@@ -1,4 +1,4 @@
-"""What the suites are told beside the tables: which devices a state was made of, and how far it has come."""
+"""Reference facts of the quality suites: chosen devices, positions, origins of replays, floors."""
 
 import json
 from dataclasses import replace
@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from batch.amend import AmendRequest, amend_home
-from batch.common.progress import Say
+from batch.common.progress import ReportProgress
 from batch.quality.derived_tables import snapshot_state
 from batch.quality.facts import by_bronze, has_same_coverage, heads_of, is_chosen, position_from
 from batch.quality.rejudge import Origin, origin_of, replay_bronze
@@ -37,61 +37,67 @@ from tests.support.refusals import refused
 
 pytestmark = [
     pytest.mark.unit,
-    pytest.mark.timeout(600),  # the library alone takes seconds to import
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # that library's own
+    pytest.mark.timeout(600),  # importing Great Expectations takes seconds
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # from Great Expectations
 ]
 DEPLOYMENT = Deployment(30_000, 20_000)
 SEED = 7
 DAY_MS = 86_400_000
 
 
-def made(*sources: dict[str, Any]) -> Generations:
-    """Return a record of generations, each made from something."""
+def generations_from(*sources: dict[str, Any]) -> Generations:
+    """Return a record of retired generations, one for each source."""
     known = {number: Generation(number, 4, 1, "verb", source, status=RETIRED) for number, source in enumerate(sources, 1)}
     return Generations(len(sources), known)
 
 
-def failed_in(home: Home, suite: str, *planted: tuple[str, str]) -> dict[str, int]:
-    """Return how many rows fail each expectation of a suite, after changes of the tables that were opened."""
-    with opened_tables(home) as (tables, worked):
-        worked.make(NAMED[suite])
-        for name, sql in planted:
+def failures_in(home: Home, suite: str, *changes: tuple[str, str]) -> dict[str, int]:
+    """Return the failed rows by expectation of a suite, after changes of the opened tables."""
+    with opened_tables(home) as (tables, derived):
+        derived.make(NAMED[suite])
+        for name, sql in changes:
             plant(tables, name, sql)
         rows = tables.frame(NAMED[suite].rows)
-        answers = Expectations(home.path / "aside", "planted").evaluate(NAMED[suite], rows)
-    assert [one.fault for one in answers if one.fault] == []
-    return {one.expectation.name: one.failed for one in answers if one.failed}
+        results = Expectations(home.path / "aside", "planted").evaluate(NAMED[suite], rows)
+    assert [one.fault for one in results if one.fault] == []
+    return {one.expectation.name: one.failed for one in results if one.failed}
 
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    return judged_home(tmp_path_factory.mktemp("stands") / "home", eventful_history(SEED), DEPLOYMENT)
+    return judged_home(tmp_path_factory.mktemp("clean") / "home", eventful_history(SEED), DEPLOYMENT)
 
 
-def test_a_generation_is_of_some_devices_where_one_that_it_comes_from_was() -> None:
-    of_some = ({}, {"snapshot": 3, "generation": 1, "only": "site = 'a'"}, {"generation": 2, "batch": 7}, {"generation": 3})
-    assert [is_chosen(made(*of_some), number) for number in (1, 2, 3, 4)] == [False, True, True, True]
-    of_a_list = ({}, {"devices": "the registry", "generation": 1}, {"snapshot": 9, "generation": 2, "only": None})
-    assert is_chosen(made(*of_a_list), 3)
-    back = made(*of_some, {"generation": 1, "batch": 2})
-    assert is_chosen(back, 5), "it goes on from what the first one was, and does not know of whom was spoken since"
-    never = {number: replace(one, status=DISCARDED) if 1 < number < 5 else one for number, one in back.known.items()}
-    assert not is_chosen(Generations(5, never), 5)
+def test_generation_has_chosen_devices_if_it_or_an_earlier_one_was_made_so() -> None:
+    sources = ({}, {"snapshot": 3, "generation": 1, "only": "site = 'a'"}, {"generation": 2, "batch": 7}, {"generation": 3})
+    assert [is_chosen(generations_from(*sources), number) for number in (1, 2, 3, 4)] == [False, True, True, True]
+    listed = ({}, {"devices": "the registry", "generation": 1}, {"snapshot": 9, "generation": 2, "only": None})
+    assert is_chosen(generations_from(*listed), 3)
+    rolled_back = generations_from(*sources, {"generation": 1, "batch": 2})
+    assert is_chosen(rolled_back, 5), "generations with chosen devices were current before it"
+    with_discarded = {
+        number: replace(one, status=DISCARDED) if 1 < number < 5 else one for number, one in rolled_back.known.items()
+    }
+    assert not is_chosen(Generations(5, with_discarded), 5)
 
 
-def test_a_listed_device_that_began_silent_says_its_second_transition_first(clean: Home) -> None:
+def test_device_from_a_list_may_emit_transition_two_first(clean: Home) -> None:
     change = """UPDATE judgements SET device_id = 'listed', transition_no = 2, from_mode = 'offline'
                  WHERE device_id || life || transition_no = (SELECT min(device_id || life || transition_no) FROM judgements
                                                              WHERE kind = 'transition' AND transition_no = 1)"""
-    alone = "DELETE FROM judgements WHERE device_id <> 'listed'"
-    assert "numbers without gap or repeat" in failed_in(clean, "transitions", ("judgements", f"{change}; {alone}"))
+    others_removed = "DELETE FROM judgements WHERE device_id <> 'listed'"
+    assert "numbers without gap or repeat" in failures_in(clean, "transitions", ("judgements", f"{change}; {others_removed}"))
     listed = ("stand", "UPDATE stand SET listed = true")
-    assert "numbers without gap or repeat" not in failed_in(clean, "transitions", ("judgements", f"{change}; {alone}"), listed)
-    more = change.replace("transition_no = 2,", "transition_no = 3,")
-    assert "numbers without gap or repeat" in failed_in(clean, "transitions", ("judgements", f"{more}; {alone}"), listed)
+    assert "numbers without gap or repeat" not in failures_in(
+        clean, "transitions", ("judgements", f"{change}; {others_removed}"), listed
+    )
+    skipping = change.replace("transition_no = 2,", "transition_no = 3,")
+    assert "numbers without gap or repeat" in failures_in(
+        clean, "transitions", ("judgements", f"{skipping}; {others_removed}"), listed
+    )
 
 
-def test_what_was_judged_silently_on_a_way_back_from_some_devices_is_no_fault(tmp_path: Path) -> None:
+def test_unemitted_transitions_after_a_rollback_from_chosen_devices_pass(tmp_path: Path) -> None:
     beats = {"a": range(0, 600, 10), "b": [*range(0, 150, 10), 250, 260, 270, *range(400, 500, 10)]}
     rows = [signal(at, device) for device, seconds in beats.items() for at in seconds]
     policy = parse_policy({"rules": {"timeout": "30s", "forget_after": "1h"}}).normalised()
@@ -100,62 +106,66 @@ def test_what_was_judged_silently_on_a_way_back_from_some_devices_is_no_fault(tm
         [one for one in rows if begin <= (one.received_at_ms - START) / 1000 < end]
         for begin, end in ((-1, 160), (160, 450), (450, 600))
     )
-    all_of_them = outcome(first, DEPLOYMENT)
-    only_a = {"devices": {"a": all_of_them.devices["a"]}, "waiting": [one for one in all_of_them.pending if one.device_id == "a"]}
-    meanwhile = outcome(second, DEPLOYMENT, begun=replace(all_of_them, judgements=[], **only_a))
-    silent = outcome(second, DEPLOYMENT, begun=replace(all_of_them, judgements=[]))
-    back = outcome(third, DEPLOYMENT, begun=replace(silent, judgements=[]))
-    home = judged_home(tmp_path / "home", rows, DEPLOYMENT, [*all_of_them.judgements, *meanwhile.judgements, *back.judgements])
-    assert "numbers without gap or repeat" in failed_in(home, "transitions"), "nobody says that there was a choice"
+    complete = outcome(first, DEPLOYMENT)
+    only_a = {"devices": {"a": complete.devices["a"]}, "pending": [one for one in complete.pending if one.device_id == "a"]}
+    meanwhile = outcome(second, DEPLOYMENT, initial=replace(complete, judgements=[], **only_a))
+    unemitted = outcome(second, DEPLOYMENT, initial=replace(complete, judgements=[]))
+    rolled_back = outcome(third, DEPLOYMENT, initial=replace(unemitted, judgements=[]))
+    home = judged_home(
+        tmp_path / "home", rows, DEPLOYMENT, [*complete.judgements, *meanwhile.judgements, *rolled_back.judgements]
+    )
+    assert "numbers without gap or repeat" in failures_in(home, "transitions"), "the record has no choice of devices"
 
-    save_generations(home.lifecycle, made({}, {"generation": 1, "only": "device_id = 'a'"}, {"generation": 1, "batch": 5}))
+    save_generations(
+        home.lifecycle, generations_from({}, {"generation": 1, "only": "device_id = 'a'"}, {"generation": 1, "batch": 5})
+    )
     home.checkpoint.parent.joinpath("gen-0001").rename(home.checkpoint)
-    assert failed_in(home, "transitions") == {}
+    assert failures_in(home, "transitions") == {}
     backward = "UPDATE judgements SET transition_no = 0 WHERE kind = 'transition' AND transition_no = 6"
-    assert "numbers without gap or repeat" in failed_in(home, "transitions", ("judgements", backward))
+    assert "numbers without gap or repeat" in failures_in(home, "transitions", ("judgements", backward))
     chosen = ("taken", "UPDATE taken SET chosen = true")
-    assert (failed_in(home, "state", chosen), list(failed_in(home, "state"))) == ({}, ["is not stale"])
+    assert (failures_in(home, "state", chosen), list(failures_in(home, "state"))) == ({}, ["is not stale"])
 
 
-def test_only_what_is_made_of_the_running_state_is_not_compared_with_it(tmp_path: Path) -> None:
+def test_starts_from_current_requires_the_position_of_the_running_generation(tmp_path: Path) -> None:
     home = empty(tmp_path / "home", DEPLOYMENT)
     home.lifecycle.mkdir(parents=True)
-    save_generations(home.lifecycle, made({}, {"generation": 1, "batch": 1}))
+    save_generations(home.lifecycle, generations_from({}, {"generation": 1, "batch": 1}))
     at = CheckpointPosition(9, 40, 1, 2)
 
-    def it_is(source: dict[str, Any], bronze: int = 40) -> bool:
+    def starts_at_current(source: dict[str, Any], bronze: int = 40) -> bool:
         rows: Any = None
         return starts_from_current(home, GenerationSpec("verb", source, rows, bronze, 4, 2, 1), at)
 
-    assert it_is({"generation": 2, "batch": 9})
-    assert not it_is({"generation": 1, "batch": 9}), "a rollback to an earlier one"
-    assert not it_is({"snapshot": 3, "generation": 2, "batch": 9, "only": None}), "what was stored as a snapshot"
-    assert not it_is({"generation": 2, "batch": 9}, bronze=39)
+    assert starts_at_current({"generation": 2, "batch": 9})
+    assert not starts_at_current({"generation": 1, "batch": 9}), "it rolls back to an earlier generation"
+    assert not starts_at_current({"snapshot": 3, "generation": 2, "batch": 9, "only": None}), "it starts from a snapshot"
+    assert not starts_at_current({"generation": 2, "batch": 9}, bronze=39)
 
 
-def test_a_snapshot_taken_in_a_lag_has_the_devices_that_its_groups_had_when_they_were_taken(clean: Home) -> None:
+def test_snapshot_counts_devices_before_due_timers_fire(clean: Home) -> None:
     history = eventful_history(SEED)
     home = clean
     state = state_rows(history, DEPLOYMENT)
     write_state(home, state, devices=5)
-    assert failed_in(home, "snapshot") == {}, "the heads were counted before what was due acted"
+    assert failures_in(home, "snapshot") == {}, "devices are counted before due timers fire"
     write_state(home, state)
 
 
 @pytest.mark.parametrize("content", ["no JSON", "[]", "{}", None])
-def test_a_state_whose_groups_do_not_say_how_far_they_are_is_a_fault_with_a_sentence(content: str | None, tmp_path: Path) -> None:
+def test_state_with_damaged_group_rows_shuts_the_gate(content: str | None, tmp_path: Path) -> None:
     history = eventful_history(SEED)
     home = judged_home(tmp_path / "home", history, DEPLOYMENT)
     sound = state_rows(history, DEPLOYMENT)
-    told = [{**one, "content": content} if one["part"] == GROUP else one for one in sound.to_pylist()]
-    write_state(home, pa.Table.from_pylist(told, sound.schema), like=sound)
+    damaged = [{**one, "content": content} if one["part"] == GROUP else one for one in sound.to_pylist()]
+    write_state(home, pa.Table.from_pylist(damaged, sound.schema), like=sound)
     state = snapshot_state(home)
     assert state is not None
     with refused("quality-gate-shut"):
         refuse(gate(home, state), "nothing may be built on it")
 
 
-def test_what_lands_while_it_is_looked_at_is_not_looked_at(tmp_path: Path) -> None:
+def test_opened_tables_exclude_rows_that_land_later(tmp_path: Path) -> None:
     history = eventful_history(SEED)
     home = judged_home(tmp_path / "home", history, DEPLOYMENT)
     late = replace(history[-1], received_at_ms=history[-1].received_at_ms + 1000, event_time_ms=history[0].received_at_ms)
@@ -171,29 +181,29 @@ def test_what_lands_while_it_is_looked_at_is_not_looked_at(tmp_path: Path) -> No
 NEWEST = "(SELECT newest FROM stand)"
 
 
-@pytest.mark.parametrize(("received", "lost"), [(f"{NEWEST} - INTERVAL 1 SECOND", True), (NEWEST, False)])
-def test_a_line_of_a_recording_is_missed_only_when_all_before_it_has_been_read(received: str, lost: bool, clean: Home) -> None:
+@pytest.mark.parametrize(("received", "fails"), [(f"{NEWEST} - INTERVAL 1 SECOND", True), (NEWEST, False)])
+def test_missing_line_of_a_recording_fails_only_before_the_newest_row(received: str, fails: bool, clean: Home) -> None:
     first = "UPDATE messages SET recording = 'r', line = 0 WHERE received_at = (SELECT min(received_at) FROM messages)"
     beyond = f"""INSERT INTO quarantine BY NAME SELECT 'b' AS bridge, 1 AS place, 'r' AS recording, 7 AS line,
                  {received} AS received_at"""
-    failed = failed_in(clean, "recordings", ("messages", first), ("quarantine", beyond))
-    assert ("no line is lost" in failed) == lost
-    gone = ("stand", "UPDATE stand SET lines = false")
-    assert failed_in(clean, "recordings", ("messages", first), ("quarantine", beyond), gone) == {}
+    failed = failures_in(clean, "recordings", ("messages", first), ("quarantine", beyond))
+    assert ("no line is lost" in failed) == fails
+    lines_removed = ("stand", "UPDATE stand SET lines = false")
+    assert failures_in(clean, "recordings", ("messages", first), ("quarantine", beyond), lines_removed) == {}
 
 
-@pytest.mark.parametrize("named", ["at the newest row", "before what is kept"])
-def test_a_message_of_which_nothing_was_said_is_not_lost_where_it_may_be_unread_or_gone(named: str, clean: Home) -> None:
-    when = {"at the newest row": NEWEST, "before what is kept": "TIMESTAMPTZ '2001-01-01 00:00:00+00'"}[named]
-    one = "kind = 'late' AND received_at = (SELECT min(received_at) FROM defined WHERE kind = 'late')"
-    told = ("stand", "UPDATE stand SET told = TIMESTAMPTZ '2002-01-01 00:00:00+00'")
-    elsewhere = ("defined", f"UPDATE defined SET received_at = {when} WHERE {one}")
-    gone = ("judgements", f"DELETE FROM judgements WHERE {one}")
-    assert failed_in(clean, "accounts", gone) == {"none is lost": 1}
-    assert failed_in(clean, "accounts", gone, elsewhere, told) == {}
+@pytest.mark.parametrize("case", ["at the newest row", "before the retention floor"])
+def test_missing_listing_passes_if_its_row_may_be_unread_or_removed(case: str, clean: Home) -> None:
+    when = {"at the newest row": NEWEST, "before the retention floor": "TIMESTAMPTZ '2001-01-01 00:00:00+00'"}[case]
+    first_late = "kind = 'late' AND received_at = (SELECT min(received_at) FROM defined WHERE kind = 'late')"
+    floor = ("stand", "UPDATE stand SET told = TIMESTAMPTZ '2002-01-01 00:00:00+00'")
+    moved = ("defined", f"UPDATE defined SET received_at = {when} WHERE {first_late}")
+    removed = ("judgements", f"DELETE FROM judgements WHERE {first_late}")
+    assert failures_in(clean, "accounts", removed) == {"none is lost": 1}
+    assert failures_in(clean, "accounts", removed, moved, floor) == {}
 
 
-def test_what_is_kept_of_quarantine_says_nothing_of_the_verdicts(tmp_path: Path) -> None:
+def test_retention_floors_limit_recording_lines_and_listed_messages(tmp_path: Path) -> None:
     home = empty(tmp_path / "home", DEPLOYMENT)
     shards = Shards((ShardProgress(Coverage(START), START, START),))
     before = position_from(home, START, shards, Policies(), Origin())
@@ -204,14 +214,14 @@ def test_what_is_kept_of_quarantine_says_nothing_of_the_verdicts(tmp_path: Path)
 
 
 @pytest.fixture(scope="module")
-def waits(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """A home in which an entry of the registry takes effect tomorrow, and what a gateway's will says to everybody waits."""
+def pending_home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """Create a home with a pending registry entry of tomorrow and a pending gateway will."""
     newest_s = (eventful_history(SEED)[-1].received_at_ms - START) / 1000 + 1
     entry = row(newest_s, "device-1/registry", op="decommission", effective_from_s=newest_s + 86_400)
     will = row(newest_s + 1, "device-2/death", gateway="device-2")
     last = signal(newest_s + 2, "device-3")
     return judged_home(
-        tmp_path_factory.mktemp("waits") / "home", positioned([*eventful_history(SEED), entry, will, last]), DEPLOYMENT
+        tmp_path_factory.mktemp("pending") / "home", positioned([*eventful_history(SEED), entry, will, last]), DEPLOYMENT
     )
 
 
@@ -223,66 +233,64 @@ def waits(tmp_path_factory: pytest.TempPathFactory) -> Home:
         ("device_id <> '_'", "registry"),
     ],
 )
-def test_a_row_that_waits_for_its_time_is_missed_and_noticed_when_it_is_there_twice(which: str, kind: str, waits: Home) -> None:
-    assert failed_in(waits, "waiting") == {}
-    such = f"{which} AND kind = '{kind}'"
-    assert failed_in(waits, "waiting", ("own_rows", f"DELETE FROM own_rows WHERE {such}")) == {"none is lost": 1}
-    again = f"INSERT INTO own_rows SELECT * FROM own_rows WHERE {such}"
-    assert failed_in(waits, "waiting", ("own_rows", again)) == {"none is made up": 1}
+def test_lost_or_duplicated_pending_row_is_found(which: str, kind: str, pending_home: Home) -> None:
+    assert failures_in(pending_home, "waiting") == {}
+    condition = f"{which} AND kind = '{kind}'"
+    assert failures_in(pending_home, "waiting", ("own_rows", f"DELETE FROM own_rows WHERE {condition}")) == {"none is lost": 1}
+    duplicated = f"INSERT INTO own_rows SELECT * FROM own_rows WHERE {condition}"
+    assert failures_in(pending_home, "waiting", ("own_rows", duplicated)) == {"none is made up": 1}
 
 
-def test_a_message_that_is_lost_is_missed_though_another_waits_twice(waits: Home) -> None:
-    few = "(SELECT min(event_time) FROM state WHERE part = 'signal')"
+def test_lost_pending_message_is_found_although_another_is_duplicated(pending_home: Home) -> None:
+    oldest = "(SELECT min(event_time) FROM state WHERE part = 'signal')"
     swapped = f"""INSERT INTO state SELECT * FROM state WHERE part = 'signal' AND event_time =
-                      (SELECT max(event_time) FROM state WHERE part = 'signal' AND event_time > {few});
-                  DELETE FROM state WHERE part = 'signal' AND event_time = {few}"""
-    assert failed_in(waits, "waiting", ("state", swapped)).keys() == {"none is lost", "none is made up"}
+                      (SELECT max(event_time) FROM state WHERE part = 'signal' AND event_time > {oldest});
+                  DELETE FROM state WHERE part = 'signal' AND event_time = {oldest}"""
+    assert failures_in(pending_home, "waiting", ("state", swapped)).keys() == {"none is lost", "none is made up"}
 
 
-def test_a_state_listens_as_bronze_says_only_with_its_gaps_its_frontier_and_its_policies(clean: Home) -> None:
+def test_coverage_of_a_state_is_compared_by_gaps_frontier_and_policies(clean: Home) -> None:
     with opened_tables(clean) as (tables, _):
         [world] = heads_of(tables).worlds
     known = by_bronze(clean, json.loads(world)["newest_ms"])
     assert has_same_coverage(world, known)
     policies = json.loads(world)["policies"]
-    other: list[dict[str, Any]] = [
+    differences: list[dict[str, Any]] = [
         {"gaps": [[START + 900_000, None]], "deaf": ["b"]},
         {"frontier_ms": json.loads(world)["frontier_ms"] - 1},
         {"policies": [*policies[:-1], {**policies[-1], "received_at_ms": 7}]},
     ]
-    for one in other:
-        assert not has_same_coverage(json.dumps({**json.loads(world), **one}), known)
+    for difference in differences:
+        assert not has_same_coverage(json.dumps({**json.loads(world), **difference}), known)
 
 
-def test_what_was_worked_out_beside_the_first_retention_is_not_held_against_anybody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retention_during_a_replay_skips_the_affected_suites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     history = eventful_history(SEED)
     home = judged_home(tmp_path / "home", history, DEPLOYMENT)
     middle_ms = sorted(one.received_at_ms for one in history)[len(history) // 2]
 
-    def beside(home: Home, newest_ms: int, origin: Origin, say: Say) -> tuple[pa.Table, pa.Table]:
-        """Judge again when retention has begun."""
+    def replay_after_retention(home: Home, newest_ms: int, origin: Origin, say: ReportProgress) -> tuple[pa.Table, pa.Table]:
+        """Apply retention, then replay bronze."""
         promise(home, MESSAGES.name, middle_ms)
         table = DeltaTable(str(home.table(MESSAGES.name)))
         kept = table.to_pyarrow_table(filters=[("received_at", ">=", datetime.fromtimestamp(middle_ms / 1000, UTC))])
         write_deltalake(table, kept, mode="overwrite")
         return replay_bronze(home, newest_ms, origin, say)
 
-    said = list[str]()
-    with monkeypatch.context() as at_once:
-        at_once.setattr("batch.common.progress.EVERY_S", 0)
-        assert run(home, ["verdicts"], say=said.append).gate_failures() == []
-    assert [one.split(",")[0] for one in said] == ["evaluating suite 1 of 1", "judging: 1 of 1 slices"]
-    monkeypatch.setattr("batch.quality.derived_tables.judged_again", beside)
+    lines = list[str]()
+    with monkeypatch.context() as unpaced:
+        unpaced.setattr("batch.common.progress.EVERY_S", 0)
+        assert run(home, ["verdicts"], report=lines.append).gate_failures() == []
+    assert [one.split(",")[0] for one in lines] == ["evaluating suite 1 of 1", "judging: 1 of 1 slices"]
+    monkeypatch.setattr("batch.quality.derived_tables.replay_bronze", replay_after_retention)
     report = run(home, ["verdicts", "accounts", "transitions"])
     assert report.gate_failures() == []
     reasons = {(one.suite, one.outcome, one.why) for one in report.findings()}
-    why = "maintenance removed messages of the replay meanwhile"
-    assert reasons == {("verdicts", "skipped", why), ("accounts", "skipped", why), ("transitions", "passed", "")}
+    reason = "maintenance removed messages of the replay meanwhile"
+    assert reasons == {("verdicts", "skipped", reason), ("accounts", "skipped", reason), ("transitions", "passed", "")}
 
 
-def test_when_the_first_rows_are_gone_a_look_begins_with_a_snapshot_from_which_all_that_followed_is_kept(tmp_path: Path) -> None:
+def test_replay_starts_at_a_complete_snapshot_if_the_first_rows_were_removed(tmp_path: Path) -> None:
     old = [signal(at_s, device) for at_s in range(-3 * 86_400, -3 * 86_400 + 100, 10) for device in ("device-1", "gone")]
     [policy, *rest] = eventful_history(SEED)
     early = replace(policy, received_at_ms=old[0].received_at_ms - 1, event_time_ms=old[0].received_at_ms - DAY_MS)
@@ -290,19 +298,21 @@ def test_when_the_first_rows_are_gone_a_look_begins_with_a_snapshot_from_which_a
     home = judged_home(tmp_path / "home", history, DEPLOYMENT, cut=cut)
     bronze = DeltaTable(str(home.table(MESSAGES.name))).version()
     apply_retention(home, bronze, DAY_MS)
-    named = ["verdicts", "accounts", "deadlines", "state as judged"]
-    assert {one.outcome for one in run(home, named).findings()} == {"skipped"}, "the newest one is nothing's origin"
+    suites = ["verdicts", "accounts", "deadlines", "state as judged"]
+    assert {one.outcome for one in run(home, suites).findings()} == {"skipped"}, (
+        "the newest snapshot is no origin, as no rows follow it"
+    )
     write_state(home, state_rows(history[:cut], DEPLOYMENT), bronze=bronze)
     write_state(home, state_rows(history, DEPLOYMENT), bronze=bronze + 1)
-    report = run(home, named)
+    report = run(home, suites)
     assert {one.outcome for one in report.findings()} == {"passed"}
     assert all(one.rows for one in report.suite_runs)
     DeltaTable(str(home.table(JUDGEMENTS.name))).delete("kind = 'late'")
-    lost = run(home, named)
-    assert [one.suite for one in lost.gate_failures()] == ["accounts"]
+    incomplete = run(home, suites)
+    assert [one.suite for one in incomplete.gate_failures()] == ["accounts"]
 
 
-def test_where_devices_were_chosen_a_look_begins_with_a_snapshot_of_them_and_never_across_the_choice(tmp_path: Path) -> None:
+def test_replay_never_starts_at_a_snapshot_from_before_a_choice_of_devices(tmp_path: Path) -> None:
     history = eventful_history(SEED)
     home = judged_home(tmp_path / "home", history, DEPLOYMENT, cut=len(history) // 2)
     newest_ms, bronze = history[-1].received_at_ms, DeltaTable(str(home.table(MESSAGES.name))).version()
@@ -310,31 +320,31 @@ def test_where_devices_were_chosen_a_look_begins_with_a_snapshot_of_them_and_nev
     assert origin_of(home, newest_ms) == Origin()
     state = state_rows(history[: len(history) // 2], DEPLOYMENT)
     write_state(home, state, bronze=bronze)
-    save_generations(home.lifecycle, made(*chosen))
-    assert origin_of(home, newest_ms) is None, "it was taken before"
+    save_generations(home.lifecycle, generations_from(*chosen))
+    assert origin_of(home, newest_ms) is None, "the snapshot was taken before the choice"
     write_state(home, state, bronze=bronze, generation=2)
     found = origin_of(home, newest_ms)
     assert found is not None and found.snapshot is not None and found.snapshot.generation == 2
-    assert origin_of(home, newest_ms, but=found.snapshot.version) is None
-    back = Generations(1, made(*chosen).known)
-    save_generations(home.lifecycle, back)
-    assert origin_of(home, newest_ms) is None, "it was gone back from"
+    assert origin_of(home, newest_ms, excluded=found.snapshot.version) is None
+    rolled_back = Generations(1, generations_from(*chosen).known)
+    save_generations(home.lifecycle, rolled_back)
+    assert origin_of(home, newest_ms) is None, "the generation of the snapshot was rolled back"
 
 
-def test_what_is_taken_back_before_it_is_said_is_none_of_the_laws_while_a_jitter_holds_it_back(tmp_path: Path) -> None:
+def test_retraction_of_a_verdict_delayed_by_jitter_passes(tmp_path: Path) -> None:
     policy = row(-1, "fleet/_/_/policy", policy=parse_policy({"rules": {"timeout": "30s"}}).normalised(), effective_from_s=-500)
-    silent = [*(signal(at_s, "d") for at_s in range(0, 101, 10)), signal(120, "d", received_s=165)]  # which came too late
+    silent = [*(signal(at_s, "d") for at_s in range(0, 101, 10)), signal(120, "d", received_s=165)]  # received late
     history = [policy, *silent, *(signal(at_s, "e") for at_s in range(0, 191, 10))]
     home = judged_home(tmp_path / "home", history, replace(DEPLOYMENT, verdict_jitter_ms=120_000))
     DeltaTable(str(home.table(JUDGEMENTS.name))).delete("device_id = 'd' AND to_mode = 'offline'")
     [amended, *_] = amend_home(home, AmendRequest())
     assert (amended.device_id, amended.retracted) == ("d", 1)
-    assert failed_in(home, "amendments") == {}
-    later = ("stand", "UPDATE stand SET settled = frontier")
-    assert failed_in(home, "amendments", later) == {"takes back what was said": 1}
+    assert failures_in(home, "amendments") == {}
+    settled = ("stand", "UPDATE stand SET settled = frontier")
+    assert failures_in(home, "amendments", settled) == {"takes back what was said": 1}
 
 
-def test_a_snapshot_that_the_job_has_left_behind_is_reported_and_shuts_no_gate(tmp_path: Path) -> None:
+def test_outdated_snapshot_is_a_warning_and_does_not_shut_the_gate(tmp_path: Path) -> None:
     home = judged_home(tmp_path / "home", eventful_history(SEED), DEPLOYMENT)
     later_ms = START + 3 * 86_400_000
     tick = {
@@ -354,7 +364,7 @@ def test_a_snapshot_that_the_job_has_left_behind_is_reported_and_shuts_no_gate(t
     refuse(report, "nothing")
 
 
-def test_a_generation_with_verdicts_to_emit_is_not_succeeded() -> None:
+def test_generation_with_verdicts_to_emit_cannot_be_replaced() -> None:
     summary, verdict = (json.dumps({"kind": kind, "device_id": "d"}) for kind in ("summary", "transition"))
     require_emitted([])
     require_emitted([summary])

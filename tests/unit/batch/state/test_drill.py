@@ -1,4 +1,4 @@
-"""How a drill cuts a recording, and what it says of two runs that differ; tests/e2e/operations/test_drill.py runs a whole one."""
+"""Drill: cut of a recording, report of differences (whole drill: tests/e2e/operations/test_drill.py)."""
 
 import json
 from collections import Counter
@@ -21,9 +21,7 @@ RECORDING = Path("recording.ndjson")
 
 
 @pytest.mark.parametrize("counts", [(7,), (700,), (1, 733), (3, 0, 9), (1,) * 20, (5_000, 1, 1, 1, 1, 1, 1)])
-def test_however_a_recording_was_landed_each_row_is_landed_once_in_order_and_in_parts_enough(
-    tmp_path: Path, counts: tuple[int, ...]
-) -> None:
+def test_cut_keeps_each_row_once_in_order_and_makes_enough_parts(tmp_path: Path, counts: tuple[int, ...]) -> None:
     files: list[Path] = []
     begin = 0
     for count in counts:
@@ -32,18 +30,18 @@ def test_however_a_recording_was_landed_each_row_is_landed_once_in_order_and_in_
         begin += count
     landings = cut(files, 7)
     rows = [pq.read_table(one.path)["row"].to_pylist()[one.begin : one.end] for one in landings]
-    assert [row for some in rows for row in some] == [*range(sum(counts))]
+    assert [row for part in rows for row in part] == [*range(sum(counts))]
     assert all(rows) and len(rows) >= 7
 
 
-def test_a_recording_of_fewer_messages_than_parts_is_not_cut_into_as_many(tmp_path: Path) -> None:
+def test_cut_makes_at_most_one_part_per_row(tmp_path: Path) -> None:
     path = tmp_path / "short.parquet"
     pq.write_table(pa.table({"row": range(6)}), path)
     assert len(cut([path], 7)) == 6
 
 
 @pytest.mark.parametrize("json_lines", [True, False])
-def test_each_difference_is_told_with_the_run_that_alone_has_it(capsys: pytest.CaptureFixture[str], json_lines: bool) -> None:
+def test_each_difference_is_reported_with_its_run(capsys: pytest.CaptureFixture[str], json_lines: bool) -> None:
     with refused("drill-differs"):
         report_differences(RECORDING, Counter([AGREED]), Counter([MOVED]), json_lines=json_lines)
     out, err = capsys.readouterr()
@@ -55,11 +53,11 @@ def test_each_difference_is_told_with_the_run_that_alone_has_it(capsys: pytest.C
         assert "differences" in err
 
 
-def test_two_runs_that_agree_have_nothing_told_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_runs_are_reported_without_output(capsys: pytest.CaptureFixture[str]) -> None:
     report_differences(RECORDING, Counter([AGREED, AGREED]), Counter([AGREED, AGREED]), json_lines=False)
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_recording_without_a_verdict_proves_nothing() -> None:
+def test_drill_without_verdicts_is_refused() -> None:
     with refused("drill-without-verdicts"):
         report_differences(RECORDING, Counter(), Counter(), json_lines=False)

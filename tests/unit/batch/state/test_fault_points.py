@@ -1,4 +1,4 @@
-"""Each step that a verb of ``./fleet state`` says has somebody who is killed there."""
+"""Kill coverage of ``./fleet state``: each reported step has a test with a kill, or an exception."""
 
 import pytest
 
@@ -9,17 +9,17 @@ pytestmark = pytest.mark.unit
 STEPS = {step for name in STEP_MODULES for step in steps_in(ROOT / name)}
 
 
-def test_a_step_that_the_code_says_is_killed_at_or_it_is_said_why_not() -> None:
+def test_each_reported_step_has_a_kill_or_a_reason_without_one() -> None:
     assert {*KILLED_AT, *NOT_KILLED} == STEPS
     assert not KILLED_AT & NOT_KILLED.keys()
 
 
-def test_a_module_that_says_steps_is_listed() -> None:
-    saying = {str(path.relative_to(ROOT)) for path in (ROOT / "batch").rglob("*.py") if list(steps_in(path))}
-    assert saying <= {*STEP_MODULES, *OTHER_MODULES}
+def test_each_module_that_reports_steps_is_listed() -> None:
+    reporting = {str(path.relative_to(ROOT)) for path in (ROOT / "batch").rglob("*.py") if list(steps_in(path))}
+    assert reporting <= {*STEP_MODULES, *OTHER_MODULES}
 
 
-def test_a_line_says_one_step() -> None:
+def test_each_line_matches_exactly_one_step() -> None:
     for step in STEPS:
         assert [one for one in STEPS if is_said(one, step.replace("{}", "7"))] == [step]
     assert not is_said("building generation {}", "the building generation 7")

@@ -1,4 +1,4 @@
-"""Verbs that only write down and remove, killed before any change to the disk: given again, they finish or say why not."""
+"""Crash recovery of state commands without Spark: a repeated command completes or is refused."""
 
 import os
 import shutil
@@ -27,16 +27,16 @@ _MOST_STEPS = 60
 _CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree")
 
 
-def _quietly(words: str) -> None:
-    """Say nothing."""
+def _ignore(line: str) -> None:
+    """Discard a progress line."""
 
 
 VERBS: dict[str, Callable[[Home], object]] = {
-    "switch": lambda home: switch(home, 3, _quietly),
-    "discard": lambda home: discard(home, 3, _quietly),
-    "prune": lambda home: prune(home, 0, _quietly, dry=False),
+    "switch": lambda home: switch(home, 3, _ignore),
+    "discard": lambda home: discard(home, 3, _ignore),
+    "prune": lambda home: prune(home, 0, _ignore, dry=False),
 }
-ENDS = {  # the current generation, and how each stands afterwards
+ENDS = {  # current generation, and status of each generation, afterwards
     "switch": (3, {1: "retired", 2: "retired", 3: "current"}),
     "discard": (2, {1: "retired", 2: "current", 3: "discarded"}),
     "prune": (2, {1: "pruned", 2: "current", 3: "held"}),
@@ -45,39 +45,39 @@ ENDS = {  # the current generation, and how each stands afterwards
 
 @pytest.fixture
 def held(tmp_path: Path) -> Home:
-    """Return a home whose second generation runs, and whose third is held."""
+    """Return a home whose second generation is current, and whose third is held."""
     home = Home(tmp_path / "home")
     home.prepare(None)
     home.lifecycle.mkdir(parents=True)
     batch(home.checkpoint, 0, 5, (0, 10))
     batch(home.checkpoint, 1, 5, (10, 10))
     for number in (2, 3):
-        made = begun(home)
+        generation = begun(home)
         shutil.copytree(home.checkpoint, checkpoint_of(home.lifecycle, number))
         if number == 2:
-            activate(home, made, position_after(home.checkpoint), _quietly)
+            activate(home, generation, position_after(home.checkpoint), _ignore)
         else:
-            hold(home, made, position_after(home.checkpoint), _quietly)
+            hold(home, generation, position_after(home.checkpoint), _ignore)
     return home
 
 
-def _killed(act: Callable[[], object], at: int) -> bool:
-    """Run in a process of its own that dies before its change of the disk with this number; return whether it did."""
+def _killed(command: Callable[[], object], change_no: int) -> bool:
+    """Run in a child process that is killed before its change of this number; return whether it was."""
     child = os.fork()
     if child == 0:
-        left = at
+        remaining = change_no
 
-        def look(event: str, arguments: tuple[object, ...]) -> None:
-            nonlocal left
+        def count_changes(event: str, arguments: tuple[object, ...]) -> None:
+            nonlocal remaining
             writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-            left -= bool(event in _CHANGES or writes)
-            if left == 0:
-                left = -1  # to kill is an event too
+            remaining -= bool(event in _CHANGES or writes)
+            if remaining == 0:
+                remaining = -1  # os.kill is an audit event, too
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        sys.addaudithook(look)
+        sys.addaudithook(count_changes)
         try:
-            act()
+            command()
         finally:
             if sys.exc_info()[0] is not None:
                 traceback.print_exc()
@@ -88,39 +88,37 @@ def _killed(act: Callable[[], object], at: int) -> bool:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_killed_before_any_change_a_verb_is_given_again_and_finishes_or_says_why_not(
-    held: Home, tmp_path: Path, verb: str
-) -> None:
-    stood, at = position_after(held.checkpoint), 1
-    while at < _MOST_STEPS:
-        home = Home(tmp_path / f"home-{at}")
+def test_command_killed_at_any_change_and_repeated_completes_or_is_refused(held: Home, tmp_path: Path, verb: str) -> None:
+    position, change_no = position_after(held.checkpoint), 1
+    while change_no < _MOST_STEPS:
+        home = Home(tmp_path / f"home-{change_no}")
         shutil.copytree(held.path, home.path)
-        died = _killed(lambda home=home: VERBS[verb](home), at)
-        assert position_after(home.checkpoint) == stood, "whichever is current stands where the one before it stood"
-        gone = verb == "discard" and load_generations(home.lifecycle).held() is None  # it came past what it is about
-        with refused("generation-not-held") if gone else nullcontext():
+        was_killed = _killed(lambda home=home: VERBS[verb](home), change_no)
+        assert position_after(home.checkpoint) == position, "the current generation has the position of its predecessor"
+        was_discarded = verb == "discard" and load_generations(home.lifecycle).held() is None  # before the kill
+        with refused("generation-not-held") if was_discarded else nullcontext():
             VERBS[verb](home)
         record = load_generations(home.lifecycle)
         assert (record.current, {number: one.status for number, one in record.known.items()}) == ENDS[verb]
-        if not died:
+        if not was_killed:
             break
-        at += 1
-    assert 2 < at < _MOST_STEPS
-    prune(home, 5, _quietly, dry=False)
-    left = {number for number in (1, 2, 3) if checkpoint_of(home.lifecycle, number).exists()}
-    assert left == {number for number, status in ENDS[verb][1].items() if status not in ("discarded", "pruned")}
+        change_no += 1
+    assert 2 < change_no < _MOST_STEPS
+    prune(home, 5, _ignore, dry=False)
+    remaining = {number for number in (1, 2, 3) if checkpoint_of(home.lifecycle, number).exists()}
+    assert remaining == {number for number, status in ENDS[verb][1].items() if status not in ("discarded", "pruned")}
 
 
-def test_what_does_not_pass_the_gate_is_removed_and_the_one_that_runs_goes_on(held: Home) -> None:
-    def shut(work: StateOperation, made: Generation) -> None:
-        raise FleetError(f"nothing may be built on generation {made.number}")
+def test_generation_that_fails_the_gate_is_discarded_and_the_current_one_stays(held: Home) -> None:
+    def failing_gate(operation: StateOperation, generation: Generation) -> None:
+        raise FleetError(f"nothing may be built on generation {generation.number}")
 
-    discard(held, 3, _quietly)
-    made = begun(held)
-    shutil.copytree(held.checkpoint, checkpoint_of(held.lifecycle, made.number))
-    work = StateOperation(lambda: pytest.fail("no session is needed"), held, _quietly, gate=shut)
+    discard(held, 3, _ignore)
+    generation = begun(held)
+    shutil.copytree(held.checkpoint, checkpoint_of(held.lifecycle, generation.number))
+    operation = StateOperation(lambda: pytest.fail("no session is needed"), held, _ignore, gate=failing_gate)
     with pytest.raises(FleetError, match="nothing may be built on generation 4"):
-        activate_or_hold(work, made, position_after(held.checkpoint))
+        activate_or_hold(operation, generation, position_after(held.checkpoint))
     record = load_generations(held.lifecycle)
     assert (record.current, record.known[4].status) == (2, "discarded")
     assert not checkpoint_of(held.lifecycle, 4).exists()

@@ -1,4 +1,4 @@
-"""How long a contender may take for a run, and what becomes of one whose process has ended."""
+"""Warm process of a contender: its time limit, and the error after the process has ended."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from bench.lifecycle.generate import Fleet, Input
 from bench.lifecycle.harness import Crashed, DidNotFinish, WarmProcess
-from bench.peers import flink as flink_peer
+from bench.peers import flink
 from tests.support.refusals import refused
 
 ANSWERS_AFTER_300_MS = """
@@ -24,13 +24,13 @@ def source() -> Input:
 
 
 def _flink(program: str, limit_s: float, work: Path, monkeypatch: pytest.MonkeyPatch) -> WarmProcess:
-    """Return PyFlink's contender, with another program in place of what its environment and its JARs would run."""
-    monkeypatch.setattr(flink_peer, "command", lambda: ([sys.executable, "-c", program], {}))
-    monkeypatch.setattr(flink_peer, "request", lambda *_: {})
-    return WarmProcess(flink_peer.NAME, work / "flink", limit_s)
+    """Return the contender PyFlink, with another program in place of its own command."""
+    monkeypatch.setattr(flink, "command", lambda: ([sys.executable, "-c", program], {}))
+    monkeypatch.setattr(flink, "request", lambda *_: {})
+    return WarmProcess(flink.NAME, work / "flink", limit_s)
 
 
-def test_what_the_first_version_alone_takes_is_part_of_flinks_limit(
+def test_the_run_over_the_first_version_counts_towards_the_limit_of_flink(
     source: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warm = _flink(ANSWERS_AFTER_300_MS, 60, tmp_path, monkeypatch)
@@ -40,9 +40,7 @@ def test_what_the_first_version_alone_takes_is_part_of_flinks_limit(
     warm.end()
 
 
-def test_a_process_that_has_ended_is_said_and_not_waited_for(
-    source: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ended_process_is_reported_without_waiting(source: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warm = _flink("raise SystemExit('no memory')", 60, tmp_path, monkeypatch)
     warm._process.wait()
     with refused("contender-failed", Crashed):

@@ -1,4 +1,4 @@
-"""The plan of a test run: what is selected, how it is split, in which order it starts, and what is printed."""
+"""Plan of a test run: selection, parts and their order, estimates and printed lines."""
 
 import re
 
@@ -52,7 +52,7 @@ def estimate(path: str) -> float:
     return SECONDS.get(path, 10.0)
 
 
-def test_layers_come_in_their_order_and_options_go_to_pytest() -> None:
+def test_layers_keep_their_order_and_options_are_passed_to_pytest() -> None:
     assert choose([], Form.DEFAULT).layers == LAYERS
     chosen = choose(["spark", "unit", "-k", "e2e"], Form.ALL)
     assert (chosen.layers, chosen.rest, chosen.targets) == (("unit", "spark"), ("-k", "e2e"), ())
@@ -60,36 +60,36 @@ def test_layers_come_in_their_order_and_options_go_to_pytest() -> None:
         choose(["units"], Form.DEFAULT)
 
 
-@pytest.mark.parametrize("words", [["tests/unit/test_a.py::test_x", "-v"], ["-v", "tests/unit/test_a.py::test_x"]])
-def test_a_path_names_its_layer_and_runs_whole(words: list[str]) -> None:
-    chosen = choose(words, Form.DEFAULT)
+@pytest.mark.parametrize("arguments", [["tests/unit/test_a.py::test_x", "-v"], ["-v", "tests/unit/test_a.py::test_x"]])
+def test_a_path_selects_its_layer_and_excludes_no_test(arguments: list[str]) -> None:
+    chosen = choose(arguments, Form.DEFAULT)
     assert (chosen.layers, chosen.targets, chosen.rest) == (("unit",), ("tests/unit/test_a.py::test_x",), ("-v",))
     assert chosen.expression() is None
 
 
-def test_the_folder_of_a_layer_is_the_layer() -> None:
+def test_the_folder_of_a_layer_selects_the_layer() -> None:
     chosen = choose(["tests/dags", "tests/spark/test_s.py"], Form.DEFAULT)
     assert (chosen.layers, chosen.targets) == (("dags", "spark"), ("tests/spark/test_s.py",))
 
 
-def test_a_path_that_belongs_to_an_option_selects_nothing() -> None:
+def test_a_path_that_is_the_value_of_an_option_selects_nothing() -> None:
     chosen = choose(["--deselect", "tests/unit/test_a.py::test_x"], Form.DEFAULT)
     assert (chosen.targets, chosen.rest) == ((), ("--deselect", "tests/unit/test_a.py::test_x"))
 
 
-@pytest.mark.parametrize(("words", "jobs"), [(["-n", "0"], 1), (["-n1"], 1), (["--numprocesses=3"], 3), (["-k", "x"], None)])
-def test_the_number_of_parts_at_a_time_is_an_option(words: list[str], jobs: int | None) -> None:
-    assert choose(words, Form.DEFAULT).jobs == jobs
+@pytest.mark.parametrize(("arguments", "jobs"), [(["-n", "0"], 1), (["-n1"], 1), (["--numprocesses=3"], 3), (["-k", "x"], None)])
+def test_an_option_sets_the_number_of_parts_at_a_time(arguments: list[str], jobs: int | None) -> None:
+    assert choose(arguments, Form.DEFAULT).jobs == jobs
 
 
-@pytest.mark.parametrize("words", [["-n"], ["-n", "auto"], ["-m"]])
-def test_an_option_without_its_value_is_refused(words: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["-n"], ["-n", "auto"], ["-m"]])
+def test_an_option_without_a_valid_value_is_refused(arguments: list[str]) -> None:
     with refused("option-invalid", Misuse):
-        choose(words, Form.DEFAULT)
+        choose(arguments, Form.DEFAULT)
 
 
 @pytest.mark.parametrize(
-    ("words", "form", "want"),
+    ("arguments", "form", "expression"),
     [
         ([], Form.DEFAULT, "not extended"),
         (["-m", "e2e or spark"], Form.DEFAULT, "(e2e or spark) and not extended"),
@@ -98,45 +98,47 @@ def test_an_option_without_its_value_is_refused(words: list[str]) -> None:
         (["-m", "e2e"], Form.LONG, "e2e"),
     ],
 )
-def test_the_default_suite_leaves_out_what_is_extended(words: list[str], form: Form, want: str | None) -> None:
-    assert choose(words, form).expression() == want
+def test_the_default_suite_excludes_extended_tests(arguments: list[str], form: Form, expression: str | None) -> None:
+    assert choose(arguments, form).expression() == expression
 
 
 @pytest.mark.parametrize(
-    ("words", "whole"), [([], True), (["-n", "0"], True), (["unit"], False), (["-k", "x"], False), (["-x"], False)]
+    ("arguments", "whole"), [([], True), (["-n", "0"], True), (["unit"], False), (["-k", "x"], False), (["-x"], False)]
 )
-def test_a_suite_is_whole_without_a_layer_or_an_option_for_pytest(words: list[str], whole: bool) -> None:
-    assert choose(words, Form.ALL).whole is whole
+def test_a_run_without_layers_and_pytest_options_is_a_whole_suite(arguments: list[str], whole: bool) -> None:
+    assert choose(arguments, Form.ALL).whole is whole
 
 
-@pytest.mark.parametrize(("word", "whether"), [("-s", True), ("-vs", True), ("--pdb", True), ("--co", True), ("-rs", False)])
-def test_a_person_at_the_terminal_is_known_by_the_options(word: str, whether: bool) -> None:
-    assert choose([word], Form.DEFAULT).interactive is whether
+@pytest.mark.parametrize(
+    ("option", "interactive"), [("-s", True), ("-vs", True), ("--pdb", True), ("--co", True), ("-rs", False)]
+)
+def test_options_that_need_the_terminal_make_a_run_interactive(option: str, interactive: bool) -> None:
+    assert choose([option], Form.DEFAULT).interactive is interactive
 
 
-def test_files_are_split_evenly_and_none_twice() -> None:
+def test_files_are_split_evenly_and_each_is_in_one_group() -> None:
     groups = split(FILES["spark"], 2, estimate)
     assert sorted(groups) == [("tests/spark/test_s.py",), ("tests/spark/test_t.py", "tests/spark/test_u.py")]
     assert split(["x"], 5, estimate) == [("x",)]
 
 
-def test_parts_start_longest_first_and_hold_each_file_once() -> None:
+def test_the_longest_part_starts_first_and_each_file_is_in_one_part() -> None:
     parts = parts_of(FILES, choose([], Form.ALL), estimate, 2)
     assert [part.estimate_s for part in parts] == sorted((part.estimate_s for part in parts), reverse=True)
     assert [part.label for part in parts[:2]] == ["e2e/test_w.py", "spark 2 of 2"]
     assert sorted(path for part in parts for path in part.targets) == sorted(path for paths in FILES.values() for path in paths)
     assert [part.targets for part in parts if part.label == "dags"] == [tuple(FILES["dags"])]
-    assert ("tests/unit/test_a.py",) in [part.targets for part in parts], "a long file is a part of its own"
+    assert ("tests/unit/test_a.py",) in [part.targets for part in parts], "a long file is a separate part"
 
 
-def test_a_narrowed_run_has_few_parts_and_an_interactive_one_a_part_a_layer() -> None:
+def test_a_narrowed_run_has_few_parts_and_an_interactive_run_one_per_layer() -> None:
     narrowed = parts_of(FILES, choose(["-k", "x"], Form.ALL), estimate, 2)
     assert len(narrowed) == 8
     interactive = parts_of(FILES, choose(["--co"], Form.ALL), estimate, 1)
     assert [part.targets for part in interactive] == [tuple(FILES[layer]) for layer in LAYERS]
 
 
-def test_parts_that_need_a_core_never_run_beside_each_other() -> None:
+def test_parts_that_need_a_core_never_run_at_the_same_time() -> None:
     parts = parts_of({"e2e": [*APART, "tests/e2e/test_v.py"]}, choose([], Form.ALL), estimate, 2)
     apart = [part for part in parts if part.apart]
     assert len(apart) == 2
@@ -145,14 +147,14 @@ def test_parts_that_need_a_core_never_run_beside_each_other() -> None:
     assert next_part([apart[1]], []) == apart[1]
 
 
-def test_the_time_left_is_that_of_the_core_that_ends_last() -> None:
+def test_the_time_left_is_that_of_the_last_core_to_finish() -> None:
     assert time_left_s([], [], 2) == 0
     assert time_left_s([30.0, 10.0], [], 2) == 30
     assert time_left_s([30.0, 10.0], [25.0, 5.0], 2) == 35
     assert time_left_s([], [10.0, 10.0], 1) == 20
 
 
-def test_the_time_left_of_a_part_that_takes_longer_than_expected_follows_from_its_tests() -> None:
+def test_the_time_left_of_an_overdue_part_follows_from_its_ended_tests() -> None:
     assert part_left_s(100, 40, 1, 50) == 60
     assert part_left_s(100, 99, 0, 0) == 5
     assert part_left_s(100, 150, 30, 40) == 50
@@ -173,23 +175,25 @@ def test_durations_are_the_median_of_the_last_five_runs() -> None:
 
 
 def test_a_file_without_a_record_is_estimated_by_its_layer() -> None:
-    guess = Durations().estimate(Form.ALL)
-    assert guess("tests/spark/test_new.py") > guess("tests/e2e/test_new.py") > guess("tests/unit/test_new.py") > 0
+    estimate_of = Durations().estimate(Form.ALL)
+    assert (
+        estimate_of("tests/spark/test_new.py") > estimate_of("tests/e2e/test_new.py") > estimate_of("tests/unit/test_new.py") > 0
+    )
 
 
-def test_a_file_that_marks_all_of_its_tests_is_known_without_pytest() -> None:
+def test_files_with_extended_tests_only_are_recognised_without_pytest() -> None:
     assert wholly_extended("import pytest\npytestmark = [pytest.mark.e2e, pytest.mark.extended]\n")
     assert not wholly_extended("import pytest\npytestmark = pytest.mark.e2e\n@pytest.mark.extended\ndef test_x(): ...\n")
 
 
-def test_the_files_that_only_all_runs_are_listed() -> None:
+def test_contributing_lists_the_files_with_extended_tests_only() -> None:
     files = (path for path in (ROOT / "tests").rglob("test_*.py") if wholly_extended(path.read_text()))
     marked = {str(path.relative_to(ROOT).with_suffix("")) for path in files}
     rows = re.findall(r"^\| `(tests/[\w/]+)` \| whole files: (.+) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
     assert marked == {f"{folder}/{name}" for folder, names in rows for name in re.findall(r"test_\w+", names)}
 
 
-def test_a_budget_that_is_exceeded_is_named_with_what_to_do() -> None:
+def test_an_exceeded_budget_is_reported_with_a_remedy() -> None:
     pyproject = {"tool": {"fleet": {"test-budget": {"default": {"spark_starts": 10, "cpu_units": 100}}}}}
     budget = budget_of(pyproject, Form.DEFAULT)
     assert budget is not None and budget == Budget(10, 100.0)
@@ -200,9 +204,9 @@ def test_a_budget_that_is_exceeded_is_named_with_what_to_do() -> None:
     assert "cpu_units in [tool.fleet.test-budget.default] of pyproject.toml" in units
 
 
-def test_the_line_of_progress_says_how_far_it_is_and_what_runs() -> None:
-    now = [("e2e/test_state.py", 41.0, 95.0), ("unit 2 of 6", 12.0, 60.0)]
-    assert progress(312, 1980, 250, 170, now) == (
+def test_the_progress_line_has_counts_times_and_running_parts() -> None:
+    running = [("e2e/test_state.py", 41.0, 95.0), ("unit 2 of 6", 12.0, 60.0)]
+    assert progress(312, 1980, 250, 170, running) == (
         "== 312 of 1,980 tests, 4 min 10 s gone, about 3 min left; "
         "now: e2e/test_state.py (41 s of about 1 min 35 s), unit 2 of 6 (12 s of about 1 min 0 s)"
     )
@@ -210,7 +214,7 @@ def test_the_line_of_progress_says_how_far_it_is_and_what_runs() -> None:
     assert span(59.6) == "1 min 0 s"
 
 
-def test_the_results_name_the_slowest_tests_and_the_reasons_of_skips() -> None:
+def test_results_list_the_slowest_tests_and_the_reasons_of_skips() -> None:
     finished = [
         Finished("a", "passed", 1.0, 2.0),
         Finished("b", "passed", 3.0, 1.5, 2),
@@ -226,15 +230,15 @@ def test_the_results_name_the_slowest_tests_and_the_reasons_of_skips() -> None:
     assert closing(finished, broken=1) == "2 passed, 2 failed, 2 skipped"
 
 
-def test_a_label_names_a_single_file() -> None:
+def test_the_label_of_a_part_with_one_file_is_the_file() -> None:
     assert parts_of({"e2e": ["tests/e2e/test_v.py"]}, choose(["e2e"], Form.ALL), estimate, 2) == [
         Part("e2e/test_v.py", ("tests/e2e/test_v.py",), 14.0)
     ]
 
 
-def test_the_longest_files_are_known_to_be_long_before_they_were_measured() -> None:
-    guess = Durations().estimate(Form.ALL)
-    assert guess("tests/e2e/operations/test_airflow.py") > 4 * guess("tests/e2e/ingest/test_access.py")
+def test_unmeasured_long_files_have_long_estimates_in_the_full_suite() -> None:
+    estimate_of = Durations().estimate(Form.ALL)
+    assert estimate_of("tests/e2e/operations/test_airflow.py") > 4 * estimate_of("tests/e2e/ingest/test_access.py")
     assert Durations().estimate(Form.DEFAULT)("tests/e2e/operations/test_airflow.py") == Durations().estimate(Form.DEFAULT)(
         "tests/e2e/ingest/test_access.py"
     )
@@ -243,5 +247,5 @@ def test_the_longest_files_are_known_to_be_long_before_they_were_measured() -> N
 @pytest.mark.parametrize(
     ("form", "cores", "jobs"), [(Form.DEFAULT, 8, 2), (Form.DEFAULT, 1, 1), (Form.ALL, 2, 3), (Form.ALL, 1, 2)]
 )
-def test_the_whole_suite_has_one_part_more_at_a_time(form: Form, cores: int, jobs: int) -> None:
+def test_the_full_suite_runs_one_more_part_at_a_time(form: Form, cores: int, jobs: int) -> None:
     assert usual_jobs(form, cores) == jobs

@@ -1,4 +1,4 @@
-"""The order in which a key group's rows are judged, where there are more devices and years than usual."""
+"""Order of a key group's rows: copies are found among many devices and across years."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tests.support.histories.histories import signal
 pytestmark = pytest.mark.unit
 
 
-def test_copies_are_known_as_such_whatever_the_number_of_devices_and_the_years_between() -> None:
+def test_copies_are_found_among_many_devices_and_across_years() -> None:
     year_s = 31_536_000
     rows = [
         signal(0, "a", seq=1),

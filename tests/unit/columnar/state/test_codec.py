@@ -1,7 +1,7 @@
-"""The stored form: what was ever written is read as it was, and a fleet that is well needs little.
+"""Stored form of a key group: recorded forms read back, and a healthy fleet needs little space.
 
-``.venv/bin/python -m tests.unit.columnar.state.test_codec`` records a new form beside the old
-ones; older recordings do not change.
+``.venv/bin/python -m tests.unit.columnar.state.test_codec`` records the current form. Recordings of
+older forms do not change.
 """
 
 import json
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.unit
 GOLDEN = ROOT / "tests" / "golden"
 FORMS = sorted(GOLDEN.glob("stored-*.bin"))
 DEPLOYMENT = Deployment(60_000, 30_000)
-SINCE = {
+ADDED_FIELDS = {
     **dict.fromkeys(("session", "heard_arrival", "proved_arrival", "clock_offset_ms", "outage_ms", "outage_covered_ms")),
     **dict.fromkeys(("timeout_ms", "death_grace_ms", "firmware", "speaks_from", "spoke_from", "moved_ms", "conflict_ms")),
     "clock": "on_time",
@@ -48,20 +48,20 @@ SINCE = {
 def folded(rows: list[Row], batches: int) -> KeyGroup:
     chunks: dict[int, bytes] = {}
     group = begin(rows[0].received_at_ms)
-    edges = [len(rows) * place // batches for place in range(batches + 1)]
+    edges = [len(rows) * number // batches for number in range(batches + 1)]
     for first, end in pairwise(edges):
-        some = with_broadcasts(rows[first:end])
-        signals = signals_to_batch(one for one in some if is_signal(one))
-        others = [one for one in some if not is_signal(one)]
-        step = group.fold(signals, others, some[-1].received_at_ms, DEPLOYMENT, chunks.__getitem__)
+        part = with_broadcasts(rows[first:end])
+        signals = signals_to_batch(one for one in part if is_signal(one))
+        others = [one for one in part if not is_signal(one)]
+        step = group.fold(signals, others, part[-1].received_at_ms, DEPLOYMENT, chunks.__getitem__)
         chunks |= dict(step.chunks)
         group.summary(0)
     return group
 
 
 def plain(group: KeyGroup) -> dict[str, Any]:
-    """Return all that a key group holds, as JSON has it."""
-    devices = [group.devices.get(place) for place in range(len(group.devices))]
+    """Return the whole content of a key group as plain JSON values."""
+    devices = [group.devices.get(number) for number in range(len(group.devices))]
     values = {
         "devices": [asdict(device) for device in devices if device],
         "listening": asdict(group.shards.listenings[0]),
@@ -76,8 +76,8 @@ def plain(group: KeyGroup) -> dict[str, Any]:
 
 
 def upgraded(device: dict[str, Any]) -> dict[str, Any]:
-    """Return a device as form 5 has it: its gateway's death is an outage, unless it is offline already."""
-    device = SINCE | device
+    """Return a device as in form 5: a death of its gateway is an outage, unless it is offline."""
+    device = ADDED_FIELDS | device
     if device.pop("gateway_died", False):
         if device["mode"] != "offline":
             device |= {"outage_ms": device["death_ms"], "outage_covered_ms": device["death_covered_ms"]}
@@ -103,7 +103,7 @@ def _sample() -> KeyGroup:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
-def test_a_recorded_form_reads_back_as_it_was(form: Path) -> None:
+def test_a_recorded_form_reads_back_unchanged(form: Path) -> None:
     group = KeyGroup.from_bytes(form.read_bytes())
     recorded = json.loads(form.with_suffix(".json").read_text())
     recorded["devices"] = [upgraded(device) for device in recorded["devices"]]
@@ -113,42 +113,42 @@ def test_a_recorded_form_reads_back_as_it_was(form: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
-def test_a_recorded_form_shows_all_that_a_key_group_may_hold(form: Path) -> None:
+def test_a_recorded_form_covers_all_content_of_a_key_group(form: Path) -> None:
     recorded = json.loads(form.with_suffix(".json").read_text())
     devices = recorded["devices"]
     assert {device["mode"] for device in devices} >= {"online", "offline", "degraded", "flagged", "maintenance", "decommissioned"}
-    for name, none in devices[0].items():
-        assert len({json.dumps(device[name]) for device in devices}) > 1, f"{name} is {none} in all devices"
+    for name, value in devices[0].items():
+        assert len({json.dumps(device[name]) for device in devices}) > 1, f"{name} is {value} in all devices"
     assert recorded["listening"]["coverage"]["gaps"]
     assert len(recorded["policies"]) > 1
     assert len(recorded["waiting"]["chunks"]) > 1
     assert recorded["counts"] and recorded["due_ms"]
 
 
-def test_the_form_that_is_written_has_been_recorded() -> None:
+def test_the_current_stored_form_is_recorded() -> None:
     assert GOLDEN / f"stored-{STORED_FORM}.bin" in FORMS
 
 
 @pytest.mark.parametrize("version", [1, STORED_FORM + 1])
-def test_a_form_of_another_version_is_refused(version: int) -> None:
-    known = f'"version":{STORED_FORM},'.encode()
+def test_a_form_of_an_unsupported_version_is_refused(version: int) -> None:
+    current = f'"version":{STORED_FORM},'.encode()
     stored = (GOLDEN / f"stored-{STORED_FORM}.bin").read_bytes()
-    assert stored.count(known) == 1
+    assert stored.count(current) == 1
     with refused(
         "state-version-unsupported",
         match=f"stored form {version} .* 4 to {STORED_FORM}",
     ):
-        KeyGroup.from_bytes(stored.replace(known, f'"version":{version},'.encode()))
+        KeyGroup.from_bytes(stored.replace(current, f'"version":{version},'.encode()))
 
 
-def test_what_was_cut_off_is_not_read_as_less() -> None:
+def test_a_truncated_form_is_not_read() -> None:
     stored = (GOLDEN / f"stored-{STORED_FORM}.bin").read_bytes()
     for end in (len(stored) // 3, len(stored) - 200):
         with pytest.raises((pa.ArrowInvalid, OSError)):
             KeyGroup.from_bytes(stored[:end])
 
 
-def test_a_fleet_that_is_well_needs_few_bytes_a_device() -> None:
+def test_a_healthy_fleet_needs_few_bytes_per_device() -> None:
     random, devices = Random(3), 8_000
     starts = [random.random() * 60 for _ in range(devices)]
     boots = [f"b{random.randrange(1, 30)}" for _ in range(devices)]

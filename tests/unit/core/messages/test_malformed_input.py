@@ -1,4 +1,4 @@
-"""Whatever a topic or a recording holds, it ends in quarantine with a reason, bounded, and stops nothing."""
+"""Malformed input: a message or recording is quarantined or refused, with a bounded reason."""
 
 import json
 from pathlib import Path
@@ -25,16 +25,16 @@ LONGEST = "fleet/s/" + "x" * (65_535 - 8)
 
 
 def landed(*messages: tuple[str, bytes], live: bool = True) -> dict[str, list[dict[str, Any]]]:
-    """Return what becomes of messages, by table: through intake, segment and landing."""
-    intake = BridgeSequencer("b", None)
+    """Return the rows of messages by table, after sequencer, segment and landing."""
+    sequencer = BridgeSequencer("b", None)
     if live:
-        intake.go_live(NOW)
+        sequencer.go_live(NOW)
     arrived = [Arrived(topic, payload, False, (1, number)) for number, (topic, payload) in enumerate(messages, 1)]
-    intake.arrived_together(arrived, NOW)
-    part = Part(BRIDGE, 1, 0, intake.buffer.table())
-    begun = {table.name: {BRIDGE: 0} for table in LANDED}
-    found = decode_parts([part], decode).by_table(begun)
-    return {table.name: rows.to_pylist() for table, rows in found}
+    sequencer.arrived_together(arrived, NOW)
+    part = Part(BRIDGE, 1, 0, sequencer.buffer.table())
+    places = {table.name: {BRIDGE: 0} for table in LANDED}
+    tables = decode_parts([part], decode).by_table(places)
+    return {table.name: rows.to_pylist() for table, rows in tables}
 
 
 def packet(topic: bytes) -> bytes:
@@ -53,7 +53,7 @@ def packet(topic: bytes) -> bytes:
         (b"fleet/s/\x1b[2J/heartbeat", "fleet/s/\\x1b[2J/heartbeat"),
         ("fleet/s/\u202ed/heartbeat".encode(), "fleet/s/\\u202ed/heartbeat"),
         (b"fleet/s/\xff/heartbeat", "not-utf-8"),
-        (b"fleet/s/\xed\xa0\x80/heartbeat", "not-utf-8"),  # half of a character
+        (b"fleet/s/\xed\xa0\x80/heartbeat", "not-utf-8"),  # a lone surrogate
         (b"$SYS/broker/clients", "$SYS/broker/clients"),
         (b"$share/g/fleet/s/d/heartbeat", "$share/g/fleet/s/d/heartbeat"),
         (b"", ""),
@@ -61,17 +61,17 @@ def packet(topic: bytes) -> bytes:
     ],
     ids=range(10),
 )
-def test_an_odd_topic_ends_in_quarantine_with_a_reason_and_bounded(topic: bytes, kept: str) -> None:
+def test_a_malformed_topic_is_quarantined_with_a_bounded_reason(topic: bytes, kept: str) -> None:
     [published] = Reader(MAX_PAYLOAD_BYTES).feed(packet(topic))
     tables = landed((published.topic, published.payload), ("fleet/s/d/heartbeat", b"{}"))
     assert [one["device_id"] for one in tables["messages"]] == ["d"]
-    [refused] = tables["quarantine"]
-    assert (refused["topic"], refused["reason"], refused["payload"]) == (kept, "topic", b"{}")
-    assert len(refused["detail"]) < 1_000
-    assert refused["detail"].isprintable()
+    [quarantined] = tables["quarantine"]
+    assert (quarantined["topic"], quarantined["reason"], quarantined["payload"]) == (kept, "topic", b"{}")
+    assert len(quarantined["detail"]) < 1_000
+    assert quarantined["detail"].isprintable()
 
 
-def test_a_name_with_a_dollar_is_a_name() -> None:
+def test_names_may_start_with_a_dollar_sign() -> None:
     assert landed(("fleet/$SYS/$d/heartbeat", b"{}"))["messages"][0]["device_id"] == "$d"
 
 
@@ -88,7 +88,7 @@ def test_a_name_with_a_dollar_is_a_name() -> None:
     ],
     ids=range(7),
 )
-def test_an_envelope_that_no_segment_can_hold_is_none(header: dict[str, Any]) -> None:
+def test_an_envelope_beyond_the_limits_of_a_segment_is_quarantined(header: dict[str, Any]) -> None:
     good = wrap(Envelope("r", 0, NOW, "fleet/s/d/heartbeat", b"{}"))
     bad = json.dumps(header).encode() + b"\n{}"
     tables = landed(("replay/r", good), ("replay/r", bad), live=False)
@@ -96,13 +96,13 @@ def test_an_envelope_that_no_segment_can_hold_is_none(header: dict[str, Any]) ->
     assert [one["reason"] for one in tables["quarantine"]] == ["topic"]
 
 
-def test_a_recorded_topic_that_is_half_a_character_is_quarantined() -> None:
+def test_a_recorded_topic_with_a_lone_surrogate_is_quarantined() -> None:
     tables = landed(("replay/r", wrap(Envelope("r", 0, NOW, "fleet/s/\ud800/heartbeat", b"{}"))), live=False)
     assert tables["quarantine"][0]["topic"] == "fleet/s/\\ud800/heartbeat"
 
 
 @pytest.mark.parametrize("received_at_ms", [0, NOW // 1000, 946_684_799_999, 4_102_444_800_000, -1])
-def test_a_recording_of_no_time_that_can_be_is_refused_and_says_which_line(received_at_ms: int, tmp_path: Path) -> None:
+def test_a_recording_with_an_invalid_time_is_refused_with_its_line(received_at_ms: int, tmp_path: Path) -> None:
     path = tmp_path / "odd.ndjson"
     lines = [{"received_at_ms": at_ms, "topic": "t", "payload": {}} for at_ms in (946_684_800_000, received_at_ms)]
     path.write_text("\n".join(json.dumps(line) for line in lines))
@@ -110,7 +110,7 @@ def test_a_recording_of_no_time_that_can_be_is_refused_and_says_which_line(recei
         inspect(path)
 
 
-def test_a_recording_with_halves_of_characters_is_read(tmp_path: Path) -> None:
+def test_a_recording_with_lone_surrogates_is_read(tmp_path: Path) -> None:
     path = tmp_path / "odd.ndjson"
     lines = [{"received_at_ms": NOW, "topic": "t", "payload": payload} for payload in ("\ud800", {"metrics": {"a": "\ud800"}})]
     path.write_text("\n".join(json.dumps(line) for line in lines))
@@ -133,22 +133,22 @@ def test_a_recording_with_halves_of_characters_is_read(tmp_path: Path) -> None:
     ],
     ids=range(7),
 )
-def test_a_recorded_row_of_ours_that_no_table_can_hold_is_quarantined(kind: str, content: dict[str, Any]) -> None:
+def test_a_recorded_internal_row_with_invalid_fields_is_quarantined(kind: str, content: dict[str, Any]) -> None:
     line = wrap(Envelope("r", 0, NOW, f"fleet/s/d/{kind}", json.dumps(content).encode()))
     tables = landed(("replay/r", line), live=False)
     assert [one["reason"] for one in tables["quarantine"]] == ["field"]
     assert not tables["messages"]
 
 
-def test_what_is_to_be_in_effect_later_lies_a_year_ahead_and_no_further() -> None:
+def test_effective_from_is_at_most_a_year_ahead() -> None:
     furthest_ms = NOW + 366 * 86_400_000
-    found = [
+    results = [
         decode("fleet/_/_/policy", json.dumps({"effective_from": at_ms}).encode(), NOW, Origin.COMMAND)
         for at_ms in (furthest_ms, furthest_ms + 1)
     ]
-    assert isinstance(found[0], Row) and found[0].event_time_ms == furthest_ms
-    assert isinstance(found[1], Rejection) and found[1].reason == "field"
-    assert found[1].detail == f"effective_from must be at most 366 days ahead; got {furthest_ms + 1}; send it later"
+    assert isinstance(results[0], Row) and results[0].event_time_ms == furthest_ms
+    assert isinstance(results[1], Rejection) and results[1].reason == "field"
+    assert results[1].detail == f"effective_from must be at most 366 days ahead; got {furthest_ms + 1}; send it later"
 
 
 MAPPED = parse_mappings(
@@ -162,24 +162,24 @@ AT_INSTANTS = parse_mappings(
 
 
 @pytest.mark.parametrize("ts", ["9" * 4_299, "1e308", "-" + "9" * 4_299])
-def test_a_mapped_time_with_too_many_digits_is_a_wrong_clock(ts: str) -> None:
+def test_a_mapped_time_with_too_many_digits_is_an_invalid_clock(ts: str) -> None:
     row = decode_mapped(MAPPED, "z/d", b'{"at":' + ts.encode() + b"}", NOW, Origin.MQTT)
     assert isinstance(row, Row) and row.clock is Clock.INVALID
 
 
 @pytest.mark.parametrize("ts", ["1" * 5_000, "1" * 19, "-1", "\u0661\u0662"])
-def test_a_mapped_instant_that_is_none_leaves_the_time_to_its_arrival(ts: str) -> None:
-    told = decode_mapped(AT_INSTANTS, "z/d", json.dumps({"at": ts}).encode(), NOW, Origin.MQTT)
-    assert isinstance(told, Row) and told.clock is not Clock.DEVICE
+def test_an_invalid_mapped_instant_is_not_a_device_clock(ts: str) -> None:
+    decoded = decode_mapped(AT_INSTANTS, "z/d", json.dumps({"at": ts}).encode(), NOW, Origin.MQTT)
+    assert isinstance(decoded, Row) and decoded.clock is not Clock.DEVICE
 
 
 @pytest.mark.parametrize("levels", [20, 700, 950, 1_000, 30_000])
-def test_a_mapped_payload_is_too_deep_however_deep(levels: int) -> None:
-    told = decode_mapped(MAPPED, "z/d", b'{"a":' * levels + b"1" + b"}" * levels, NOW, Origin.MQTT)
-    assert isinstance(told, Rejection) and told.reason == "depth"
+def test_a_deep_mapped_payload_is_rejected_at_any_depth(levels: int) -> None:
+    decoded = decode_mapped(MAPPED, "z/d", b'{"a":' * levels + b"1" + b"}" * levels, NOW, Origin.MQTT)
+    assert isinstance(decoded, Rejection) and decoded.reason == "depth"
 
 
-def test_a_mapped_payload_that_is_too_long_is_refused_and_not_read_as_a_sign_of_life() -> None:
-    told = decode_mapped(MAPPED, "z/d", b"x" * (MAX_PAYLOAD_BYTES + 1), NOW, Origin.MQTT)
-    assert isinstance(told, Rejection) and told.reason == "size"
+def test_a_mapped_payload_that_is_too_long_is_rejected() -> None:
+    decoded = decode_mapped(MAPPED, "z/d", b"x" * (MAX_PAYLOAD_BYTES + 1), NOW, Origin.MQTT)
+    assert isinstance(decoded, Rejection) and decoded.reason == "size"
     assert isinstance(decode_mapped(MAPPED, "z/d", b"ON", NOW, Origin.MQTT), Row)

@@ -1,4 +1,4 @@
-"""Sparkplug B: what a node and its devices say, as rows of bronze."""
+"""Sparkplug B: messages of nodes and their devices become rows of bronze."""
 
 import json
 from typing import Any
@@ -32,7 +32,7 @@ def refused(topic: str, content: bytes) -> Rejection:
     return row
 
 
-def said(*metrics: dict[str, Any]) -> Any:
+def metrics_of(*metrics: dict[str, Any]) -> Any:
     return json.loads(decoded("plant/DDATA/line/pump", *metrics).metrics or "null")
 
 
@@ -56,12 +56,12 @@ def test_a_node_and_its_devices_are_devices_behind_the_node(topic: str, device_i
         assert (row.event_time_ms, row.clock) == (NOW - 5, Clock.DEVICE)
 
 
-def test_the_death_of_a_node_is_a_gateways_and_that_of_a_device_is_not() -> None:
+def test_a_nodes_death_is_a_gateway_death_and_a_devices_death_is_not() -> None:
     assert Gateways(60_000).read(decoded("plant/NDEATH/line")) is GatewayEvent.DEATH
     assert Gateways(60_000).read(decoded("plant/DDEATH/line/pump")) is None
 
 
-def test_a_nodes_death_of_an_older_session_is_no_gateways_death() -> None:
+def test_a_nodes_death_of_an_older_session_is_no_gateway_death() -> None:
     def session(kind: str, number: int) -> Row:
         return decoded(f"plant/{kind}/line", {"name": "bdSeq", "long_value": number, "datatype": 8})
 
@@ -76,7 +76,7 @@ def test_ids_of_different_groups_nodes_and_devices_differ() -> None:
     assert decoded("a:b/NDATA/c").device_id == "a%3Ab:c"
 
 
-def test_a_birth_and_its_death_share_their_number() -> None:
+def test_a_birth_and_its_death_share_their_session() -> None:
     number = {"name": "bdSeq", "long_value": 17, "datatype": 8}
     assert [decoded(topic, number).session for topic in ("g/NBIRTH/n", "g/NDEATH/n")] == ["17", "17"]
     assert [decoded(topic, number).session for topic in ("g/NDATA/n", "g/DBIRTH/n/d")] == [None, None]
@@ -85,36 +85,45 @@ def test_a_birth_and_its_death_share_their_number() -> None:
 
 
 def test_numbers_are_read_by_their_type() -> None:
-    two = [(1, 0xFF, -1), (1, 0xFFFFFF80, -128), (2, 0x8000, -32768), (3, 0xFFFFFFFF, -1), (3, 7, 7), (7, 0xFFFFFFFF, 2**32 - 1)]
-    for datatype, sent, meant in two:
-        assert said({"name": "m", "datatype": datatype, "int_value": sent}) == {"m": meant}
-    assert said({"name": "m", "datatype": 4, "long_value": 2**64 - 2}) == {"m": -2}
-    assert said({"name": "m", "datatype": 8, "long_value": 2**64 - 2}) == {"m": 2**64 - 2}
-    assert said({"name": "m", "int_value": 0xFFFFFFFF}) == {"m": 0xFFFFFFFF}  # its type was told at birth
-    assert said({"name": "m", "datatype": 11, "int_value": 1}) == {"m": True}
+    cases = [
+        (1, 0xFF, -1),
+        (1, 0xFFFFFF80, -128),
+        (2, 0x8000, -32768),
+        (3, 0xFFFFFFFF, -1),
+        (3, 7, 7),
+        (7, 0xFFFFFFFF, 2**32 - 1),
+    ]
+    for datatype, sent, expected in cases:
+        assert metrics_of({"name": "m", "datatype": datatype, "int_value": sent}) == {"m": expected}
+    assert metrics_of({"name": "m", "datatype": 4, "long_value": 2**64 - 2}) == {"m": -2}
+    assert metrics_of({"name": "m", "datatype": 8, "long_value": 2**64 - 2}) == {"m": 2**64 - 2}
+    assert metrics_of({"name": "m", "int_value": 0xFFFFFFFF}) == {"m": 0xFFFFFFFF}  # its type is declared at birth
+    assert metrics_of({"name": "m", "datatype": 11, "int_value": 1}) == {"m": True}
 
 
-def test_what_json_cannot_hold_is_nothing_and_what_is_long_is_summed_up() -> None:
-    assert said({"name": "a", "float_value": float("nan")}, {"name": "b", "double_value": float("-inf")}) == {
+def test_values_without_a_json_form_are_null_and_large_values_are_summarized() -> None:
+    assert metrics_of({"name": "a", "float_value": float("nan")}, {"name": "b", "double_value": float("-inf")}) == {
         "a": None,
         "b": None,
     }
-    assert said({"name": "a", "is_null": True, "int_value": 3}, {"name": "b"}) == {"a": None, "b": None}
-    assert said({"name": "a", "bytes_value": b"abc"}) == {"a": {"bytes": 3}}
+    assert metrics_of({"name": "a", "is_null": True, "int_value": 3}, {"name": "b"}) == {"a": None, "b": None}
+    assert metrics_of({"name": "a", "bytes_value": b"abc"}) == {"a": {"bytes": 3}}
     table = Payload.DataSet(columns=[f"c{number}" for number in range(100)], rows=[Payload.DataSet.Row()] * 9)
-    assert said({"name": "a", "dataset_value": table}) == {"a": {"columns": [f"c{number}" for number in range(64)], "rows": 9}}
+    assert metrics_of({"name": "a", "dataset_value": table}) == {
+        "a": {"columns": [f"c{number}" for number in range(64)], "rows": 9}
+    }
     template = Payload.Template(template_ref="Motor", metrics=[Payload.Metric(name="x")])
-    assert said({"name": "a", "template_value": template}) == {"a": {"template": "Motor", "metrics": 1}}
+    assert metrics_of({"name": "a", "template_value": template}) == {"a": {"template": "Motor", "metrics": 1}}
 
 
 def test_a_metric_without_a_name_is_named_by_its_alias() -> None:
-    assert said({"alias": 12, "double_value": 1.5}, {"name": "n", "alias": 3, "boolean_value": True}) == {
+    assert metrics_of({"alias": 12, "double_value": 1.5}, {"name": "n", "alias": 3, "boolean_value": True}) == {
         "alias:12": 1.5,
         "n": True,
     }
 
 
-def test_a_clock_is_judged_as_of_any_message() -> None:
+def test_timestamps_are_checked_as_in_other_messages() -> None:
     assert decoded("g/NDATA/n", timestamp=None).note == "no ts: event_time is received_at"
     seconds = decoded("g/NDATA/n", timestamp=NOW // 1000)
     assert seconds.clock is Clock.INVALID and "multiply by 1000" in (seconds.note or "")
@@ -138,20 +147,20 @@ def test_a_clock_is_judged_as_of_any_message() -> None:
         ("spBv1.0/g/NDATA/n", b"\x12\x00" * (MAX_METRICS + 1), "size"),
     ],
 )
-def test_what_cannot_be_decoded_says_why(topic: str, content: bytes, reason: str) -> None:
+def test_a_rejection_gives_its_reason(topic: str, content: bytes, reason: str) -> None:
     rejection = refused(topic, content)
     assert rejection.reason == reason
     assert rejection.detail
 
 
-def test_only_the_topics_of_sparkplug_are_read_as_sparkplug() -> None:
-    ours = decode_any((), "fleet/s/d/heartbeat", b"{}", NOW, Origin.MQTT)
-    assert isinstance(ours, Row) and ours.device_id == "d"
-    foreign = decode_any((), "spBv1.0/g/NDATA/n", payload(), NOW, Origin.MQTT)
-    assert isinstance(foreign, Row) and foreign.device_id == "g:n"
+def test_only_sparkplug_topics_are_decoded_as_sparkplug() -> None:
+    own = decode_any((), "fleet/s/d/heartbeat", b"{}", NOW, Origin.MQTT)
+    assert isinstance(own, Row) and own.device_id == "d"
+    sparkplug = decode_any((), "spBv1.0/g/NDATA/n", payload(), NOW, Origin.MQTT)
+    assert isinstance(sparkplug, Row) and sparkplug.device_id == "g:n"
 
 
-def test_six_filters_are_of_devices_and_commands_are_not() -> None:
+def test_the_filters_cover_messages_of_devices_and_no_commands() -> None:
     assert FILTERS == (
         "spBv1.0/+/NBIRTH/+",
         "spBv1.0/+/DBIRTH/+/+",

@@ -1,4 +1,4 @@
-"""Who looks after the lifecycle job starts what is to run, and nothing else."""
+"""Supervision of the lifecycle job: a job is started only if it is dead and should run."""
 
 import json
 import time
@@ -38,7 +38,7 @@ DEAD = replace(WELL, state="given up", given_up="it ended by itself (exit -9)")
 
 
 @pytest.mark.parametrize(
-    ("seen", "standing", "word"),
+    ("observation", "state", "reason"),
     [
         (WELL, JobState.RUNNING, "4s behind"),
         (replace(WELL, behind_ms=None), JobState.RUNNING, "it runs"),
@@ -72,19 +72,21 @@ DEAD = replace(WELL, state="given up", given_up="it ended by itself (exit -9)")
         (replace(WELL, critical=("memory is critical",)), JobState.CRITICAL, "memory"),
     ],
 )
-def test_a_job_is_judged_by_what_is_wanted_and_what_can_be_seen(seen: Observation, standing: JobState, word: str) -> None:
-    found = decide(seen)
-    assert (found.state, found.start) == (standing, False)
-    assert word in found.why
+def test_the_job_state_follows_from_the_desired_state_and_the_observation(
+    observation: Observation, state: JobState, reason: str
+) -> None:
+    decision = decide(observation)
+    assert (decision.state, decision.start) == (state, False)
+    assert reason in decision.why
 
 
-def test_the_runbook_names_each_standing_for_which_its_dag_is_red() -> None:
+def test_the_runbook_names_each_job_state_that_fails_its_dag() -> None:
     text = (ROOT / "dags" / "fleet_supervise.py").read_text()
     red = text[text.index("**If it is red**") : text.index("**How to undo it**")]
     assert {one for one in JobState if f"*{one.value}*" in red} == set(JobState) - SOUND
 
 
-def test_each_start_in_vain_makes_the_next_wait_twice_as_long_and_is_forgotten_in_the_end() -> None:
+def test_each_failed_start_doubles_the_next_wait_until_it_is_forgotten() -> None:
     assert decide(DEAD) == Decision(JobState.STARTED, "it was dead: it ended by itself (exit -9)", start=True)
     for count in range(1, 10):
         wait_ms = min(FIRST_WAIT_MS * 2 ** (count - 1), LONGEST_WAIT_MS)
@@ -95,7 +97,7 @@ def test_each_start_in_vain_makes_the_next_wait_twice_as_long_and_is_forgotten_i
     assert decide(replace(DEAD, starts_ms=(NOW_MS - REMEMBERED_MS,) * 9)).start
 
 
-def test_a_job_that_was_given_up_is_started_once_and_one_that_is_to_be_stopped_is_not(home: Home) -> None:
+def test_a_dead_job_is_started_once_unless_its_desired_state_is_stopped(home: Home) -> None:
     now_ms = int(time.time() * 1000)
     with home.locked("fleet up"):
         write_status(home.run("lifecycle"), {"state": NOT_RESTARTED, "why": "exit -9", "at_ms": now_ms})
@@ -103,42 +105,42 @@ def test_a_job_that_was_given_up_is_started_once_and_one_that_is_to_be_stopped_i
         assert check_job(home, "me", MINUTE_MS).state == "stopped"
         set_desired(home, RUNNING, "a migration")
         write_status(home.run("lifecycle"), {"state": NOT_RESTARTED, "why": "exit -9", "at_ms": get_desired(home).at_ms + 1})
-        look = check_job(home, "me", MINUTE_MS)
-        assert (look.state, look.sound, look.starts) == ("started", True, 1)
+        check = check_job(home, "me", MINUTE_MS)
+        assert (check.state, check.sound, check.starts) == ("started", True, 1)
         assert (get_desired(home).what, get_desired(home).by) == (RUNNING, "me")
     assert check_job(home, "me", MINUTE_MS).state == "down"
 
 
-def test_a_stream_that_a_run_left_stopped_is_not_sound(home: Home) -> None:
-    said = set_desired(home, STOPPED, "airflow fleet_migrate manual")
-    assert said is not None
-    late, early = (check_job(home, "me", MINUTE_MS, said.at_ms + LONGEST_CHANGE_MS + more_ms) for more_ms in (1, 0))
+def test_a_job_that_an_airflow_run_left_stopped_is_not_sound(home: Home) -> None:
+    desired = set_desired(home, STOPPED, "airflow fleet_migrate manual")
+    assert desired is not None
+    late, early = (check_job(home, "me", MINUTE_MS, desired.at_ms + LONGEST_CHANGE_MS + more_ms) for more_ms in (1, 0))
     assert (late.state, late.sound, early.state, early.sound) == ("left stopped", False, "stopped", True)
     assert (get_desired(home).what, get_desired(home).by) == (STOPPED, "airflow fleet_migrate manual"), (
-        "it is told, and nothing is done"
+        "the state is reported and not changed"
     )
 
 
-def test_a_job_whose_every_process_is_a_young_one_is_not_starting_for_ever(home: Home) -> None:
-    begun_ms = int(time.time() * 1000)
+def test_a_job_that_is_always_starting_becomes_stale(home: Home) -> None:
+    started_ms = int(time.time() * 1000)
 
-    def look(minutes: int, state: str = "starting") -> str:
+    def state_after(minutes: int, state: str = "starting") -> str:
         write_status(home.run("lifecycle"), {"state": state})
-        return check_job(home, "me", 2 * MINUTE_MS, begun_ms + minutes * MINUTE_MS).state
+        return check_job(home, "me", 2 * MINUTE_MS, started_ms + minutes * MINUTE_MS).state
 
     with home.locked("fleet up"):
-        assert [look(minutes) for minutes in range(4)] == ["starting", "starting", "starting", "stale"]
-        assert look(1, "running") == "running"
-        assert look(4) == "starting", "it ran in between"
+        assert [state_after(minutes) for minutes in range(4)] == ["starting", "starting", "starting", "stale"]
+        assert state_after(1, "running") == "running"
+        assert state_after(4) == "starting", "it was running in between"
 
 
 def _received(home: Home, at_ms: int, recording: str | None = None, number: int = 1) -> None:
-    """Write a segment of one tick, as a bridge that listens does, or as one that plays a recording."""
+    """Write a segment of one tick, as a bridge does that listens, or one that plays a recording."""
     row = SegmentRow(at_ms, "fleet/_/b/tick", b"{}", "bridge" if recording is None else "recording", recording)
     write_segment(home.segments, number, rows_table([row]), bridge="bridge-1", last_canary_ms=at_ms)
 
 
-def test_a_job_that_has_judged_all_there_is_is_not_well_where_no_bridge_says_a_word(home: Home) -> None:
+def test_a_job_that_judged_all_rows_is_stale_when_no_bridge_writes(home: Home) -> None:
     now_ms = int(time.time() * 1000)
     commit_batch(home.checkpoint, 1, now_ms)
     with home.locked("fleet up"):
@@ -153,8 +155,8 @@ def test_a_job_that_has_judged_all_there_is_is_not_well_where_no_bridge_says_a_w
     assert (played.state, played.unheard_ms) == ("running", None), "a recording has a time of its own"
 
 
-def died(home: Home, *, supervised: bool) -> Job:
-    """Return a job that was started, and has ended by itself; nobody has looked since."""
+def dead_job(home: Home, *, supervised: bool) -> Job:
+    """Return a job that has ended by itself, before the next check of its process."""
     job = Job(home, "lifecycle", ["--no-such-option"])
     job.supervised = supervised
     job.start()
@@ -163,48 +165,48 @@ def died(home: Home, *, supervised: bool) -> Job:
     return job
 
 
-def test_a_supervised_job_that_dies_too_often_is_left_until_somebody_says_anew_that_it_is_to_run(home: Home) -> None:
-    job = died(home, supervised=True)
+def test_a_supervised_job_that_dies_too_often_waits_for_a_new_desired_state(home: Home) -> None:
+    job = dead_job(home, supervised=True)
     job.watch()
-    said = read_status(home.run("lifecycle"))
-    assert said["state"] == NOT_RESTARTED and "exit 2" in said["why"]
-    former = job.pid
-    job.apply_desired_state(runs=True, said_ms=int(said["at_ms"]))
+    status = read_status(home.run("lifecycle"))
+    assert status["state"] == NOT_RESTARTED and "exit 2" in status["why"]
+    dead_pid = job.pid
+    job.apply_desired_state(runs=True, desired_at_ms=int(status["at_ms"]))
     job.watch()
-    assert job.pid == former
-    job.apply_desired_state(runs=True, said_ms=int(said["at_ms"]) + 1)
-    assert job.pid != former
+    assert job.pid == dead_pid
+    job.apply_desired_state(runs=True, desired_at_ms=int(status["at_ms"]) + 1)
+    assert job.pid != dead_pid
     job.stop()
 
 
-def test_a_job_that_nobody_supervises_ends_the_run_where_it_dies_too_often(home: Home) -> None:
-    job = died(home, supervised=False)
+def test_an_unsupervised_job_that_dies_too_often_ends_the_run(home: Home) -> None:
+    job = dead_job(home, supervised=False)
     with refused("job-ended"):
         job.watch()
 
 
-def test_a_job_that_was_given_up_ends_the_run_when_nobody_supervises_it_any_more(home: Home) -> None:
-    job = died(home, supervised=True)
+def test_a_dead_job_ends_the_run_when_its_supervision_ends(home: Home) -> None:
+    job = dead_job(home, supervised=True)
     job.watch()
     job.supervised = False
     with refused("job-ended"):
         job.watch()
 
 
-def test_airflow_supervises_from_when_it_runs_until_it_is_given_up(home: Home) -> None:
-    beside = AirflowSidecar(Run(home), 0)
-    found: list[bool] = []
+def test_airflow_supervises_from_its_first_run_until_it_is_not_restarted(home: Home) -> None:
+    sidecar = AirflowSidecar(Run(home), 0)
+    supervises: list[bool] = []
     for state in (None, "installing", "starting", "running", "preparing", NOT_RESTARTED, "installing"):
         if state:
             write_status(home.run("airflow"), {"state": state})
-        found.append(beside.supervises())
-    assert found == [False, False, False, True, True, False, False]
+        supervises.append(sidecar.supervises())
+    assert supervises == [False, False, False, True, True, False, False]
 
 
-def test_airflow_is_bound_to_the_loopback_and_its_secrets_lie_in_files_of_their_owner(home: Home) -> None:
-    known, fresh = passwords(home)
-    assert fresh and set(known) == set(USERS) and len(set(known.values())) == len(USERS)
-    assert passwords(home) == (known, False)
+def test_airflow_listens_on_loopback_and_keeps_its_secrets_in_private_files(home: Home) -> None:
+    created, fresh = passwords(home)
+    assert fresh and set(created) == set(USERS) and len(set(created.values())) == len(USERS)
+    assert passwords(home) == (created, False)
     settings = environment(home, 8080)
     assert environment(home, 8080) == settings
     assert settings["AIRFLOW__API__HOST"] == "127.0.0.1"
@@ -212,10 +214,10 @@ def test_airflow_is_bound_to_the_loopback_and_its_secrets_lie_in_files_of_their_
     files = [path for path in airflow_home(home).iterdir() if path.is_file()]
     assert {path.name for path in files} == {"passwords.json", "fernet.secret", "session.secret", "jwt.secret"}
     assert all(path.stat().st_mode & 0o077 == 0 for path in files)
-    assert json.loads((airflow_home(home) / "passwords.json").read_text()) == known
+    assert json.loads((airflow_home(home) / "passwords.json").read_text()) == created
 
 
-def test_a_port_in_use_is_refused_before_anything_is_started() -> None:
+def test_an_airflow_port_in_use_is_refused() -> None:
     import socket
 
     with socket.socket() as taken:

@@ -1,4 +1,4 @@
-"""Deaths and returns of gateways: found once, by rows in arrival order, and by a landing that starts again as well."""
+"""Deaths and returns of gateways: each is found once, also when landing restarts."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def events(*rows: Row) -> list[GatewayEvent | None]:
     return [one.gateway_event for one in positioned(rows)]
 
 
-def dies(at_s: float, **more: Any) -> Row:
+def death(at_s: float, **more: Any) -> Row:
     return row(at_s, "g/death", gateway="g", **more)
 
 
@@ -34,18 +34,18 @@ def from_g(at_s: float, **more: Any) -> Row:
 
 
 def test_a_gateway_returns_once_with_its_first_signal_after_its_death() -> None:
-    assert events(signal(1, "g"), dies(2), signal(3, "g"), signal(4, "g")) == [None, DEATH, RETURN, None]
-    assert events(dies(2), dies(3), signal(4, "d"), signal(5, "g")) == [DEATH, DEATH, None, RETURN]
-    assert events(row(2, "g/death"), signal(3, "g")) == [None, None], "it is the gateway of nobody"
+    assert events(signal(1, "g"), death(2), signal(3, "g"), signal(4, "g")) == [None, DEATH, RETURN, None]
+    assert events(death(2), death(3), signal(4, "d"), signal(5, "g")) == [DEATH, DEATH, None, RETURN]
+    assert events(row(2, "g/death"), signal(3, "g")) == [None, None], "no device is behind it"
 
 
 @pytest.mark.parametrize("device_clock_s", [-1024 * 604_800, -3_600, -1, 0, 3_600])
-def test_a_gateways_own_signal_is_its_return_whatever_its_clock(device_clock_s: float) -> None:
-    assert events(dies(2), signal(3 + device_clock_s, "g", received_s=3)) == [DEATH, RETURN]
+def test_a_gateways_own_signal_is_its_return_with_any_clock(device_clock_s: float) -> None:
+    assert events(death(2), signal(3 + device_clock_s, "g", received_s=3)) == [DEATH, RETURN]
 
 
-def test_what_another_gateway_delivers_is_a_return_if_it_was_sent_after_the_death() -> None:
-    assert events(dies(10), signal(9, "g", received_s=12, gateway="h"), signal(11, "g", received_s=13, gateway="h")) == [
+def test_a_signal_through_another_gateway_is_a_return_if_sent_after_the_death() -> None:
+    assert events(death(10), signal(9, "g", received_s=12, gateway="h"), signal(11, "g", received_s=13, gateway="h")) == [
         DEATH,
         None,
         RETURN,
@@ -53,27 +53,27 @@ def test_what_another_gateway_delivers_is_a_return_if_it_was_sent_after_the_deat
 
 
 @pytest.mark.parametrize("name", ["session", "boot"])
-def test_a_will_of_another_session_than_the_newest_is_no_death(name: str) -> None:
-    born = [from_g(at, gateway="g", **{name: value}) for at, value in ((1, "1"), (2, "2"))]
-    assert events(*born, dies(3, **{name: "1"}), dies(4, **{name: "2"}), dies(5)) == [None, None, None, DEATH, DEATH]
+def test_a_will_of_an_older_session_is_no_death(name: str) -> None:
+    named = [from_g(at, gateway="g", **{name: value}) for at, value in ((1, "1"), (2, "2"))]
+    assert events(*named, death(3, **{name: "1"}), death(4, **{name: "2"}), death(5)) == [None, None, None, DEATH, DEATH]
     unnamed = [from_g(at, **{name: value}) for at, value in ((1, "1"), (2, "2"))]
-    assert events(*unnamed, dies(3, **{name: "1"})) == [None, None, DEATH], "no signal makes it known as a gateway"
+    assert events(*unnamed, death(3, **{name: "1"})) == [None, None, DEATH], "no signal names it as a gateway"
 
 
 def test_a_late_signal_does_not_change_the_newest_session() -> None:
     late = signal(10, "g", received_s=200, gateway="g", session="1")
-    assert events(signal(100, "g", gateway="g", session="2"), late, dies(201, session="2")) == [None, None, DEATH]
+    assert events(signal(100, "g", gateway="g", session="2"), late, death(201, session="2")) == [None, None, DEATH]
 
 
 @pytest.mark.parametrize("name", ["session", "boot"])
-def test_a_known_gateway_names_its_newest_session_without_naming_itself(name: str) -> None:
-    rows = [from_g(1, gateway="g", **{name: "1"}), from_g(2, **{name: "2"}), dies(3, **{name: "1"}), dies(4, **{name: "2"})]
+def test_a_signal_of_a_known_gateway_sets_its_session_without_a_gateway_field(name: str) -> None:
+    rows = [from_g(1, gateway="g", **{name: "1"}), from_g(2, **{name: "2"}), death(3, **{name: "1"}), death(4, **{name: "2"})]
     assert events(*rows) == [None, None, None, DEATH]
 
 
-def test_there_is_no_record_of_a_gateway_without_session_that_is_alive() -> None:
+def test_a_live_gateway_without_a_session_is_not_recorded() -> None:
     gateways = Gateways(60_000)
-    for one in (signal(1, "g", gateway="g"), signal(2, "d", gateway="g"), dies(3), signal(4, "g", gateway="g")):
+    for one in (signal(1, "g", gateway="g"), signal(2, "d", gateway="g"), death(3), signal(4, "g", gateway="g")):
         gateways.read(one)
     assert gateways.known == {}
 
@@ -91,7 +91,7 @@ STORY = [
     [message(3, "g", "death", gateway="g", session="2"), message(3.001, "d", "heartbeat", gateway="g")],
     [message(4, "g", "heartbeat", session="3"), message(5, "g", "heartbeat"), message(6, "h", "death", gateway="h")],
 ]
-WANT = [(3.0, "g", "death"), (4.0, "g", "return"), (6.0, "h", "death")]
+EXPECTED = [(3.0, "g", "death"), (4.0, "g", "return"), (6.0, "h", "death")]
 KNOWN = {"g": Gateway("g", None, "3"), "h": Gateway("h", START + 6_000)}
 
 
@@ -106,19 +106,19 @@ def found(home: Home) -> list[tuple[float, str, str]]:
 
 
 def listed(home: Home) -> list[str]:
-    sql = "SELECT device_id || ' ' || event AS what FROM gateways ORDER BY received_at"
-    return [one["what"] for one in tables.query(home, sql, tables=["gateways"])]
+    sql = "SELECT device_id || ' ' || event AS entry FROM gateways ORDER BY received_at"
+    return [one["entry"] for one in tables.query(home, sql, tables=["gateways"])]
 
 
 LISTED = ["g session", "g session", "g death", "g return", "h death"]
 
 
-def test_one_landing_finds_what_many_find_that_start_again(home: Home, tmp_path: Path) -> None:
+def test_gateway_events_do_not_depend_on_restarts_of_landing(home: Home, tmp_path: Path) -> None:
     for number, rows in enumerate(STORY, 1):
         write(home, number, rows)
         landing = Landing(home)
         assert landing.step()
-        assert found(home) == [one for one in WANT if one[0] <= (rows[-1].received_at_ms - START) / 1000]
+        assert found(home) == [one for one in EXPECTED if one[0] <= (rows[-1].received_at_ms - START) / 1000]
     assert (Landing(home).gateways.known, listed(home)) == (KNOWN, LISTED)
     other = Home(tmp_path / "other")
     other.prepare(None)
@@ -126,28 +126,28 @@ def test_one_landing_finds_what_many_find_that_start_again(home: Home, tmp_path:
         write(other, number, rows)
     landing = Landing(other)
     landing.step()
-    assert (landing.gateways.known, found(other), listed(other)) == (KNOWN, WANT, LISTED)
+    assert (landing.gateways.known, found(other), listed(other)) == (KNOWN, EXPECTED, LISTED)
 
 
-def test_a_landing_that_was_killed_before_the_messages_finds_the_same(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    append = tables.append_of
+def test_a_landing_killed_before_it_writes_messages_finds_the_same_events(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    append_rows = tables.append_of
 
-    def killed(at: Home, table: Any, *more: Any) -> None:
+    def append_until_messages(at: Home, table: Any, *more: Any) -> None:
         if table is MESSAGES:
             raise KeyboardInterrupt
-        append(at, table, *more)
+        append_rows(at, table, *more)
 
     for number, rows in enumerate(STORY, 1):
         write(home, number, rows)
         with monkeypatch.context() as patched:
-            patched.setattr(landing_module.tables, "append_of", killed)
+            patched.setattr(landing_module.tables, "append_of", append_until_messages)
             with pytest.raises(KeyboardInterrupt):
                 Landing(home).step()
         assert Landing(home).step()
-    assert (Landing(home).gateways.known, found(home), listed(home)) == (KNOWN, WANT, LISTED)
+    assert (Landing(home).gateways.known, found(home), listed(home)) == (KNOWN, EXPECTED, LISTED)
 
 
-def test_bronze_of_version_1_has_the_deaths_of_gateways(home: Home) -> None:
+def test_bronze_of_version_1_reads_with_the_deaths_of_gateways(home: Home) -> None:
     import pyarrow.parquet as pq
 
     write(home, 1, [message(1, "g", "death", gateway="g"), message(2, "d", "death"), message(3, "d", "birth", gateway="g")])

@@ -27,9 +27,9 @@ BY_SITE = DeviceIdentity.SITE_AND_ID
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    made = Home(tmp_path / "home")
-    made.prepare(None, BY_SITE)
-    return made
+    created = Home(tmp_path / "home")
+    created.prepare(None, BY_SITE)
+    return created
 
 
 def _landed(home: Home, *messages: tuple[str, dict[str, Any], Origin]) -> Home:
@@ -42,28 +42,28 @@ def _landed(home: Home, *messages: tuple[str, dict[str, Any], Origin]) -> Home:
 
 def test_one_id_at_two_sites_is_two_devices(home: Home) -> None:
     sent = [(f"fleet/{site}/pump-1/heartbeat", {"gateway": "gw"}, Origin.MQTT) for site in ("oslo", "rome")]
-    odd = [("fleet/oslo/pump-1/error", {"ts": "noon", "code": "E1"}, Origin.MQTT)]  # read row by row
+    undated = [("fleet/oslo/pump-1/error", {"ts": "noon", "code": "E1"}, Origin.MQTT)]  # read row by row
     will = [("fleet/oslo/gw/death", {"gateway": "gw"}, Origin.MQTT)]
-    _landed(home, *sent, *odd, *will)
+    _landed(home, *sent, *undated, *will)
     found = tables.query(home, "SELECT * FROM messages ORDER BY received_at", tables=["messages"])
     assert [one["device_id"] for one in found] == ["oslo/pump-1", "rome/pump-1", "oslo/pump-1", "oslo/gw"]
     assert [one["gateway"] for one in found] == ["oslo/gw", "rome/gw", None, "oslo/gw"]
     assert [one["device_hash"] for one in found] == [hash64(one["device_id"]) for one in found]
-    assert found[-1]["gateway_event"] == "death", "its own gateway"
+    assert found[-1]["gateway_event"] == "death", "the gateway is its own gateway"
 
 
-def test_rows_of_ours_name_the_site_of_their_device_and_bridges_keep_their_names(home: Home) -> None:
+def test_internal_rows_name_the_site_of_their_device_except_rows_of_bridges(home: Home) -> None:
     entries = [("fleet/oslo/pump-1/registry", {"op": "add"}, Origin.COMMAND), ("fleet/_/pump-1/control", {}, Origin.COMMAND)]
     gap = ("fleet/_/bridge-1/gap", {"op": "open", "from": START}, Origin.BRIDGE)
     _landed(home, *entries, gap)
     found = tables.query(home, "SELECT device_id FROM messages ORDER BY received_at", tables=["messages"])
     assert [one["device_id"] for one in found] == ["oslo/pump-1", "bridge-1"]
     assert tables.query(home, "SELECT device_id FROM devices", tables=["devices"]) == [{"device_id": "oslo/pump-1"}]
-    refused = tables.query(home, "SELECT reason, detail FROM quarantine", tables=["quarantine"])
-    assert [(one["reason"], "without a site" in one["detail"]) for one in refused] == [("topic", True)]
+    quarantined = tables.query(home, "SELECT reason, detail FROM quarantine", tables=["quarantine"])
+    assert [(one["reason"], "without a site" in one["detail"]) for one in quarantined] == [("topic", True)]
 
 
-def test_by_id_alone_nothing_changes() -> None:
+def test_identity_by_id_keeps_rows_and_identity_by_site_requires_a_site() -> None:
     row = decode("fleet/oslo/pump-1/heartbeat", b'{"gateway": "gw"}', START)
     assert isinstance(row, Row)
     assert identified(row, DeviceIdentity.ID) is row
@@ -77,12 +77,12 @@ def decoded(topic: str) -> Row:
 
 
 @pytest.mark.parametrize(("device_id", "identity"), [("pump-1", DeviceIdentity.ID), ("oslo/pump-1", BY_SITE)])
-def test_a_topic_names_the_device_that_it_was_made_for(device_id: str, identity: DeviceIdentity) -> None:
+def test_a_topic_reads_back_as_the_id_of_its_device(device_id: str, identity: DeviceIdentity) -> None:
     assert device_of(topic_of(device_id, "control"), identity) == device_id
     assert decoded(topic_of(device_id, "control")).kind == "control"
 
 
-def test_commands_take_the_id_with_its_site(home: Home, tmp_path: Path) -> None:
+def test_commands_accept_ids_with_their_site(home: Home, tmp_path: Path) -> None:
     add("oslo/pump-1", home=home.path)
     add("pump-2", site="rome", home=home.path)
     add("pump-3", home=home.path)
@@ -91,8 +91,8 @@ def test_commands_take_the_id_with_its_site(home: Home, tmp_path: Path) -> None:
     import_(listed, home=home.path)
     release("oslo/pump-1", home=home.path)
     decommission("rome/pump-2", home=home.path)
-    wanted = {"oslo/pump-1", "rome/pump-2", "main/pump-3", "oslo/pump-4", "rome/pump-5"}
-    assert devices_with_pending_commands(home) == wanted
+    expected = {"oslo/pump-1", "rome/pump-2", "main/pump-3", "oslo/pump-4", "rome/pump-5"}
+    assert devices_with_pending_commands(home) == expected
     with refused("device-id-without-site"):
         release("pump-1", home=home.path)
     with refused("limit-invalid"):
@@ -111,12 +111,12 @@ def test_a_home_keeps_its_identity(home: Home, tmp_path: Path) -> None:
     assert other.identity() is DeviceIdentity.ID
 
 
-def test_a_gateway_is_a_device_at_the_same_site_unless_it_is_named_with_its_site(home: Home) -> None:
+def test_a_gateway_belongs_to_the_site_of_its_device_unless_its_id_has_a_site(home: Home) -> None:
     entries = [(f"fleet/oslo/p{number}/registry", {"op": "add", "gateway": gateway}, Origin.COMMAND)
                for number, gateway in enumerate(("gw", "oslo/gw", "rome/gw"))]  # fmt: skip
     signals = [("fleet/oslo/p3/heartbeat", {"gateway": "rome/gw"}, Origin.MQTT)]
-    odd = [("fleet/oslo/p4/heartbeat", {"gateway": "rome/gw", "ts": "noon"}, Origin.MQTT)]  # read row by row
-    _landed(home, *entries, ("fleet/oslo/p5/registry", {"op": "add"}, Origin.COMMAND), *signals, *odd)
+    undated = [("fleet/oslo/p4/heartbeat", {"gateway": "rome/gw", "ts": "noon"}, Origin.MQTT)]  # read row by row
+    _landed(home, *entries, ("fleet/oslo/p5/registry", {"op": "add"}, Origin.COMMAND), *signals, *undated)
     registered = tables.query(home, "SELECT gateway FROM devices ORDER BY device_id", tables=["devices"])
     assert [one["gateway"] for one in registered] == ["oslo/gw", "oslo/gw", "rome/gw", None]
     heard = tables.query(home, "SELECT gateway, body FROM messages ORDER BY received_at", tables=["messages"])
@@ -124,7 +124,7 @@ def test_a_gateway_is_a_device_at_the_same_site_unless_it_is_named_with_its_site
     assert [one["gateway"] for one in heard[4:]] == ["rome/gw", "rome/gw"]
 
 
-def test_a_registered_device_is_unreachable_with_the_gateway_of_its_site() -> None:
+def test_a_registered_device_is_unreachable_when_its_sites_gateway_dies() -> None:
     def sent(at_s: float, topic: str, **payload: Any) -> Row:
         row = identified(histories.row(at_s, topic, **payload), BY_SITE)
         assert isinstance(row, Row)
@@ -137,9 +137,9 @@ def test_a_registered_device_is_unreachable_with_the_gateway_of_its_site() -> No
     assert [one.gateway for one in found if one.to_mode == "unreachable"] == ["oslo/gw"]
 
 
-def test_a_flood_at_one_site_costs_a_device_at_another_nothing() -> None:
-    floods = RateLimiter(1, BY_SITE)
+def test_a_flood_at_one_site_does_not_limit_a_device_at_another() -> None:
+    limiter = RateLimiter(1, BY_SITE)
     oslo, rome = ["fleet/oslo/d/heartbeat"] * (BURST_S + 1), ["fleet/rome/d/heartbeat"]
-    assert floods.exceeding([*oslo, *rome], START) == [BURST_S]
-    spared = SparedMessages(floods.sender)
+    assert limiter.exceeding([*oslo, *rome], START) == [BURST_S]
+    spared = SparedMessages(limiter.sender)
     assert [spared.newest(topic, START, place) for place, topic in enumerate([oslo[0], rome[0], oslo[0]])] == [None, None, 0]

@@ -1,4 +1,4 @@
-"""What the registry had wrong: the entry that says it, what amend makes of that, and what no entry can say."""
+"""Corrections of the registry: their entries, the amendments that follow, and refused ones."""
 
 import fcntl
 import json
@@ -33,83 +33,83 @@ DEPLOYMENT = Deployment(allowed_lateness_ms=1_000, max_clock_lead_ms=300_000)
 RULES: dict[str, Any] = {"rules": {"timeout": "60s", "forget_after": "10h"}, "classes": {"slow": {"timeout": "10m"}}}
 
 
-def _register(told: JudgedHome, *rows: Row) -> None:
-    """Write entries to the table of the registry, as landing does."""
+def _register(judged_home: JudgedHome, *rows: Row) -> None:
+    """Write entries to the table of the registry as landing does, and judge them."""
     landed = {"origin": "command", "bridge": "b", "segment": 1}
     plain = [{**one, **landed} for one in registry_entries(rows)]
-    tables.append(told.home, DEVICES, tables.to_table(DEVICES, plain), "test", int(rows[0].received_at_ms))
-    told.land_and_judge(*rows)
+    tables.append(judged_home.home, DEVICES, tables.to_table(DEVICES, plain), "test", int(rows[0].received_at_ms))
+    judged_home.land_and_judge(*rows)
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> JudgedHome:
-    """A device of class slow at the site north that was heard at 30 s, and judged offline at 630 s."""
-    judged = JudgedHome(empty(tmp_path / "home", DEPLOYMENT))
-    judged.land_and_judge(row(0, "fleet/_/_/policy", policy=parse_policy(RULES).normalised(), effective_from_s=-1000))
-    _register(judged, row(20, "fleet/north/d/registry", op="add", gateway="g", **{"class": "slow"}))
-    judged.land_and_judge(signal(30), tick(800))
-    return judged
+def judged_home(tmp_path: Path) -> JudgedHome:
+    """A home with a device of class slow at site north, heard at 30 s and judged offline at 630 s."""
+    prepared = JudgedHome(empty(tmp_path / "home", DEPLOYMENT))
+    prepared.land_and_judge(row(0, "fleet/_/_/policy", policy=parse_policy(RULES).normalised(), effective_from_s=-1000))
+    _register(prepared, row(20, "fleet/north/d/registry", op="add", gateway="g", **{"class": "slow"}))
+    prepared.land_and_judge(signal(30), tick(800))
+    return prepared
 
 
-def _waiting(told: JudgedHome) -> list[dict[str, Any]]:
-    """Return the commands that nobody has taken."""
-    return [one for path in told.home.commands.glob("*.json") for one in json.loads(path.read_text())]
+def _pending_commands(judged_home: JudgedHome) -> list[dict[str, Any]]:
+    """Return the commands that no bridge has taken."""
+    return [one for path in judged_home.home.commands.glob("*.json") for one in json.loads(path.read_text())]
 
 
-def _amended(told: JudgedHome, **said: Any) -> list[dict[str, Any]]:
-    """Give the command, let it be refused and amended, and return the transitions that are shown then."""
-    at_s = said.pop("at_s")
-    correct("d", from_=str(START + int(at_s * 1000)), home=told.home.path, **said)
-    told.land_and_judge(*correction_rows(told.home, 900), tick(910))
-    assert [one["message_kind"] for one in judgements.unjudged(told.home, "refused")] == ["registry"]
-    [done] = amend_home(told.home, AmendRequest())
-    assert done.left is None or done.corrected
-    assert agrees_with_definition(told.home)
-    return judgements.transitions(told.home, "d")
+def _amended(judged_home: JudgedHome, **correction: Any) -> list[dict[str, Any]]:
+    """Correct the device, let the entry be refused, amend, and return the transitions."""
+    at_s = correction.pop("at_s")
+    correct("d", from_=str(START + int(at_s * 1000)), home=judged_home.home.path, **correction)
+    judged_home.land_and_judge(*correction_rows(judged_home.home, 900), tick(910))
+    assert [one["message_kind"] for one in judgements.unjudged(judged_home.home, "refused")] == ["registry"]
+    [result] = amend_home(judged_home.home, AmendRequest())
+    assert result.left is None or result.corrected
+    assert agrees_with_definition(judged_home.home)
+    return judgements.transitions(judged_home.home, "d")
 
 
-def test_a_device_that_was_elsewhere_keeps_its_class(told: JudgedHome) -> None:
-    shown = _amended(told, at_s=100, site="south")
+def test_a_correction_of_the_site_keeps_the_class(judged_home: JudgedHome) -> None:
+    shown = _amended(judged_home, at_s=100, site="south")
     assert [(one["to_mode"], one["site"], one["device_class"]) for one in shown] == [
         ("online", "north", "slow"),
         ("offline", "south", "slow"),
     ]
 
 
-def test_a_device_that_was_of_another_class_stays_where_it_was(told: JudgedHome) -> None:
-    _register(told, row(850, "fleet/south/d/registry", op="add", **{"class": "slow"}))
-    shown = _amended(told, at_s=40, device_class="default")
-    assert transitions_of(told.home)[1] == (90, "offline", "silence")
+def test_a_correction_of_the_class_keeps_the_site(judged_home: JudgedHome) -> None:
+    _register(judged_home, row(850, "fleet/south/d/registry", op="add", **{"class": "slow"}))
+    shown = _amended(judged_home, at_s=40, device_class="default")
+    assert transitions_of(judged_home.home)[1] == (90, "offline", "silence")
     assert [one["site"] for one in shown] == ["north", "north"]
 
 
-def test_a_device_that_came_through_another_gateway(told: JudgedHome) -> None:
-    assert [one["gateway"] for one in _amended(told, at_s=100, gateway="h")] == ["g", "h"]
+def test_a_correction_of_the_gateway_applies_from_its_instant(judged_home: JudgedHome) -> None:
+    assert [one["gateway"] for one in _amended(judged_home, at_s=100, gateway="h")] == ["g", "h"]
 
 
-def test_a_device_that_was_out_of_service_was_not_offline(told: JudgedHome) -> None:
-    _amended(told, at_s=100, decommissioned=True)
-    assert transitions_of(told.home)[1:] == [(100, "decommissioned", "decommission")]
+def test_a_correction_to_decommissioned_replaces_the_offline_transition(judged_home: JudgedHome) -> None:
+    _amended(judged_home, at_s=100, decommissioned=True)
+    assert transitions_of(judged_home.home)[1:] == [(100, "decommissioned", "decommission")]
 
 
-def test_a_device_that_was_in_service_earlier_has_a_longer_life(told: JudgedHome) -> None:
-    shown = _amended(told, at_s=5, registered=True)
+def test_a_correction_to_an_earlier_registration_extends_the_life(judged_home: JudgedHome) -> None:
+    shown = _amended(judged_home, at_s=5, registered=True)
     assert {one["life"].timestamp() for one in shown} == {START / 1000 + 5}
     assert {(one["site"], one["device_class"]) for one in shown} == {("north", "slow")}
 
 
-def test_a_device_that_was_put_back_into_service_is_silent_from_then_on(told: JudgedHome) -> None:
-    _register(told, row(810, "fleet/_/d/registry", op="decommission"))
-    told.land_and_judge(tick(850))
+def test_a_correction_registers_a_decommissioned_device_again(judged_home: JudgedHome) -> None:
+    _register(judged_home, row(810, "fleet/_/d/registry", op="decommission"))
+    judged_home.land_and_judge(tick(850))
     with refused("correction-after-decommission"):
-        correct("d", from_=str(START + 830_000), site="south", home=told.home.path)
+        correct("d", from_=str(START + 830_000), site="south", home=judged_home.home.path)
     with refused("correction-after-decommission"):
-        correct("d", from_=str(START + 830_000), decommissioned=True, home=told.home.path)
-    _amended(told, at_s=830, registered=True, site="south")
-    assert transitions_of(told.home)[-1] == (830, "provisioned", "registered")
+        correct("d", from_=str(START + 830_000), decommissioned=True, home=judged_home.home.path)
+    _amended(judged_home, at_s=830, registered=True, site="south")
+    assert transitions_of(judged_home.home)[-1] == (830, "provisioned", "registered")
 
 
-def test_of_two_entries_at_one_instant_the_correction_acts_last() -> None:
+def test_a_correction_applies_after_entries_of_the_same_instant() -> None:
     known = [Entry(10, "add", "north", "slow", "g"), Entry(11, "add", "north"), Entry(90, "add", "west", "quick")]
     assert corrected(known, "heard", Correction(10, "new")) == Entry(12, "add", "north", "new")
     assert corrected(known, "heard", Correction(5, registered=True)) == Entry(5, "add", "north", "slow")
@@ -118,77 +118,79 @@ def test_of_two_entries_at_one_instant_the_correction_acts_last() -> None:
     assert corrected([], "heard", Correction(5, gateway="h")) == Entry(5, "add", "heard", None, "h")
 
 
-def test_a_correction_waits_for_what_the_registry_is_about_to_say(told: JudgedHome) -> None:
-    def again() -> None:
-        correct("d", from_=str(START + 100_000), device_class="quick", home=told.home.path)
+def test_a_correction_is_refused_while_a_registry_entry_is_pending(judged_home: JudgedHome) -> None:
+    def correct_again() -> None:
+        correct("d", from_=str(START + 100_000), device_class="quick", home=judged_home.home.path)
 
-    told.land_and_judge(signal(40, "e"))
-    correct("d", from_=str(START + 100_000), site="south", home=told.home.path)
-    correct("e", from_=str(START + 100_000), site="south", home=told.home.path)  # another device
-    [path] = [path for path in told.home.commands.glob("*.json") if "/d/" in path.read_text()]
+    judged_home.land_and_judge(signal(40, "e"))
+    correct("d", from_=str(START + 100_000), site="south", home=judged_home.home.path)
+    correct("e", from_=str(START + 100_000), site="south", home=judged_home.home.path)  # another device
+    [path] = [path for path in judged_home.home.commands.glob("*.json") if "/d/" in path.read_text()]
     [command] = json.loads(path.read_text())
     with refused("registry-entry-pending"):
-        again()
+        correct_again()
     taken = path.rename(path.with_name(f"{path.name}.taken-1"))
     with refused("registry-entry-pending"):
-        again()
+        correct_again()
     payload = json.dumps(command["payload"]).encode()
     rows = [SegmentRow(START + 900_000, command["topic"], payload, "command", command=path.name)]
-    write_segment(told.home.segments, 1, rows_table(rows), bridge="bridge", last_canary_ms=None)
+    write_segment(judged_home.home.segments, 1, rows_table(rows), bridge="bridge", last_canary_ms=None)
     taken.unlink()
     with refused("registry-entry-pending"):
-        again()
-    assert Landing(told.home).step() == 1
-    again()
-    [second] = [one for one in _waiting(told) if "/d/" in one["topic"]]
-    assert second["topic"] == "fleet/south/d/registry", "it is made of the first one"
+        correct_again()
+    assert Landing(judged_home.home).step() == 1
+    correct_again()
+    [second] = [one for one in _pending_commands(judged_home) if "/d/" in one["topic"]]
+    assert second["topic"] == "fleet/south/d/registry", "the second entry follows the first"
     assert second["payload"] == {"op": "add", "class": "quick", "effective_from": START + 100_001}
 
 
-def test_of_two_corrections_at_once_the_second_sees_the_first(told: JudgedHome, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, asks, flock = threading.get_ident(), threading.Event(), fcntl.flock
+def test_the_second_of_two_concurrent_corrections_sees_the_first(
+    judged_home: JudgedHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_thread, requested, flock = threading.get_ident(), threading.Event(), fcntl.flock
 
-    def asked(file: Any, how: int) -> None:
+    def recording_flock(file: Any, operation: int) -> None:
         opened = os.fstat(file if isinstance(file, int) else file.fileno())
-        if threading.get_ident() != first and os.path.samestat(opened, told.home.commands.stat()):
-            asks.set()
-        flock(file, how)
+        if threading.get_ident() != first_thread and os.path.samestat(opened, judged_home.home.commands.stat()):
+            requested.set()
+        flock(file, operation)
 
-    def late() -> None:
-        correct("d", from_=str(START + 100_000), device_class="quick", home=told.home.path)
+    def correct_second() -> None:
+        correct("d", from_=str(START + 100_000), device_class="quick", home=judged_home.home.path)
 
-    with ThreadPoolExecutor(1) as others:
-        with spool_lock(told.home):
-            monkeypatch.setattr(fcntl, "flock", asked)
-            second = others.submit(late)
-            second.add_done_callback(lambda _: asks.set())
-            assert asks.wait(60), "the second correction neither asks for the lock nor ends"
+    with ThreadPoolExecutor(1) as executor:
+        with spool_lock(judged_home.home):
+            monkeypatch.setattr(fcntl, "flock", recording_flock)
+            second = executor.submit(correct_second)
+            second.add_done_callback(lambda _: requested.set())
+            assert requested.wait(60), "the second correction neither requests the lock nor ends"
             assert not second.done(), "the second correction did not wait for the first"
-            spool_locked(told.home, [("fleet/south/d/registry", {"op": "add", "effective_from": START + 100_000})])
+            spool_locked(judged_home.home, [("fleet/south/d/registry", {"op": "add", "effective_from": START + 100_000})])
         with refused("registry-entry-pending"):
             second.result(timeout=60)
-    assert [one["topic"] for one in _waiting(told)] == ["fleet/south/d/registry"]
+    assert [one["topic"] for one in _pending_commands(judged_home)] == ["fleet/south/d/registry"]
 
 
-def test_a_correction_waits_neither_for_other_commands_nor_for_what_will_not_land(told: JudgedHome) -> None:
-    release("d", home=told.home.path)
-    begun = json.dumps([{"topic": "fleet/south/d/registry", "payload": {"op": "add"}}])
-    (told.home.commands / ".1-a.json.new").write_text(begun)  # by who was killed: nobody will take it
+def test_a_correction_ignores_other_commands_and_entries_that_will_not_land(judged_home: JudgedHome) -> None:
+    release("d", home=judged_home.home.path)
+    partial = json.dumps([{"topic": "fleet/south/d/registry", "payload": {"op": "add"}}])
+    (judged_home.home.commands / ".1-a.json.new").write_text(partial)  # left by a killed process; no bridge takes it
     rows = [SegmentRow(START + 900_000, "fleet/south/d/registry", b'{"op": "add"}', "mqtt")]
-    write_segment(told.home.segments, 1, rows_table(rows), bridge="bridge", last_canary_ms=None)
-    correct("d", from_=str(START + 100_000), site="south", home=told.home.path)
-    assert [one["topic"].split("/")[-1] for one in _waiting(told)].count("registry") == 1
+    write_segment(judged_home.home.segments, 1, rows_table(rows), bridge="bridge", last_canary_ms=None)
+    correct("d", from_=str(START + 100_000), site="south", home=judged_home.home.path)
+    assert [one["topic"].split("/")[-1] for one in _pending_commands(judged_home)].count("registry") == 1
 
 
-@pytest.mark.parametrize("wanted", [Correction(5, "new"), Correction(5, site="south"), Correction(5, gateway="h")])
-def test_before_its_first_entry_a_device_is_not_registered_unasked(wanted: Correction) -> None:
+@pytest.mark.parametrize("correction", [Correction(5, "new"), Correction(5, site="south"), Correction(5, gateway="h")])
+def test_a_correction_before_the_first_entry_must_register_the_device(correction: Correction) -> None:
     known = [Entry(10, "add", "north", "slow"), Entry(90, "add", "west", "quick")]
     with refused("correction-before-registration"):
-        corrected(known, "heard", wanted)
+        corrected(known, "heard", correction)
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("options", "reason"),
     [
         ({}, "the correction is empty; .* a device with another id is another device"),
         ({"gateway": ""}, "cannot be removed"),
@@ -197,17 +199,21 @@ def test_before_its_first_entry_a_device_is_not_registered_unasked(wanted: Corre
         ({"decommissioned": True, "device_class": "slow"}, "use --decommissioned alone"),
     ],
 )
-def test_what_no_entry_can_say_is_refused_with_what_can(told: JudgedHome, said: dict[str, Any], why: str) -> None:
-    with pytest.raises(Misuse, match=why):
-        correct("d", from_=str(START), home=told.home.path, **said)
-    assert not [*told.home.commands.glob("*.json")]
+def test_an_impossible_correction_is_refused_with_the_alternative(
+    judged_home: JudgedHome, options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(Misuse, match=reason):
+        correct("d", from_=str(START), home=judged_home.home.path, **options)
+    assert not [*judged_home.home.commands.glob("*.json")]
 
 
-def test_the_command_says_until_when_the_correction_counts(told: JudgedHome, capsys: pytest.CaptureFixture[str]) -> None:
-    correct("d", from_=str(START + 10_000), site="south", gateway="h", registered=True, home=told.home.path)
-    [command] = _waiting(told)
+def test_the_correct_command_prints_the_end_of_the_correction(
+    judged_home: JudgedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    correct("d", from_=str(START + 10_000), site="south", gateway="h", registered=True, home=judged_home.home.path)
+    [command] = _pending_commands(judged_home)
     assert command["topic"] == "fleet/south/d/registry"
     assert command["payload"] == {"op": "add", "class": "slow", "gateway": "h", "effective_from": START + 10_000}
-    said = capsys.readouterr().out
-    assert 'was at site "south", behind gateway "h", in service since 2023-11-14T22:13:30' in said
-    assert "until the entry of 2023-11-14T22:13:40" in said
+    output = capsys.readouterr().out
+    assert 'was at site "south", behind gateway "h", in service since 2023-11-14T22:13:30' in output
+    assert "until the entry of 2023-11-14T22:13:40" in output

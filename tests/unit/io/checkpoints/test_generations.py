@@ -1,4 +1,4 @@
-"""The record of generations: one is current, another becomes so in one step, and what was half made is made anew."""
+"""Record of generations: one is current, a switch is atomic, an incomplete one is removed."""
 
 import json
 import socket
@@ -47,12 +47,12 @@ def home(home: Home) -> Home:
     return home
 
 
-def test_a_home_begins_with_generation_1_in_the_newest_form(home: Home) -> None:
+def test_new_home_has_generation_1_in_the_newest_stored_form(home: Home) -> None:
     assert home.generation() == Generation.first(KEY_GROUPS, STORED_FORM)
     assert home.checkpoint == checkpoint_of(home.lifecycle, 1)
 
 
-def test_a_generation_that_is_being_made_changes_nothing_until_the_switch(home: Home) -> None:
+def test_generation_that_is_built_changes_nothing_until_the_switch(home: Home) -> None:
     made = begun(home)
     assert (home.generation().number, home.key_groups()) == (1, KEY_GROUPS)
     save_generations(home.lifecycle, load_generations(home.lifecycle).switched(made.number, {"batch": 7}))
@@ -61,7 +61,7 @@ def test_a_generation_that_is_being_made_changes_nothing_until_the_switch(home: 
     assert former is not None and (former.number, former.status, former.stands) == (1, "retired", {"batch": 7})
 
 
-def test_a_way_back_is_compared_only_where_both_generations_know_the_same_devices() -> None:
+def test_generations_with_chosen_devices_are_found_among_the_ancestors() -> None:
     made_from: list[dict[str, object]] = [
         {},
         {"snapshot": 0, "generation": 1, "only": "site = 'north'"},
@@ -78,17 +78,17 @@ def test_a_way_back_is_compared_only_where_both_generations_know_the_same_device
 @pytest.mark.parametrize(
     "call", ["reflect('java.lang.System', 'exit')", "`Java_Method`('a', 'b')", "try_reflect /**/ ('a', 'b')"]
 )
-def test_a_condition_on_devices_calls_no_java(call: str) -> None:
+def test_condition_on_devices_cannot_call_java(call: str) -> None:
     check_condition("site = 'north' AND name = 'reflector'")
     with refused("condition-calls-java"):
         check_condition(f"site = 'north' OR {call} = 'x'")
 
 
-def test_what_was_half_made_is_removed_by_the_next_that_makes_one(home: Home) -> None:
-    left = checkpoint_of(home.lifecycle, begun(home).number)
-    (left / "state").mkdir(parents=True)
+def test_incomplete_generation_is_removed_when_the_next_one_is_built(home: Home) -> None:
+    incomplete = checkpoint_of(home.lifecycle, begun(home).number)
+    (incomplete / "state").mkdir(parents=True)
     again = begun(home)
-    assert again.number == 3 and not left.exists()
+    assert again.number == 3 and not incomplete.exists()
     discard_generation(home.lifecycle, again)
     assert {one.number: one.status for one in load_generations(home.lifecycle).known.values()} == {
         1: "current",
@@ -101,16 +101,16 @@ def test_a_record_that_is_damaged_or_newer_is_refused(home: Home) -> None:
     made = begun(home)
     save_generations(home.lifecycle, load_generations(home.lifecycle).switched(made.number, {}))
     path = home.lifecycle / "generations.json"
-    whole = path.read_text()
-    path.write_text(whole.replace('"form": 4,\n   "made_by": "rescale"', '"form": 6,\n   "made_by": "rescale"'))
+    content = path.read_text()
+    path.write_text(content.replace('"form": 4,\n   "made_by": "rescale"', '"form": 6,\n   "made_by": "rescale"'))
     with refused("state-version-unsupported"):
         home.generation()
-    path.write_text(whole[:40])
+    path.write_text(content[:40])
     with refused("generations-damaged"):
         home.generation()
 
 
-def test_the_state_has_one_holder(home: Home) -> None:
+def test_state_has_one_holder(home: Home) -> None:
     assert home.state_holder() is None
     with home.state_held("one"):
         assert (home.state_holder() or "").startswith("one (process")
@@ -119,7 +119,7 @@ def test_the_state_has_one_holder(home: Home) -> None:
     assert home.state_holder() is None
 
 
-def test_what_is_wanted_is_remembered_with_who_wants_it(home: Home) -> None:
+def test_desired_state_is_stored_with_its_author(home: Home) -> None:
     assert get_desired(home).what == RUNNING
     set_desired(home, STOPPED, "ann")
     assert (get_desired(home).what, get_desired(home).by) == (STOPPED, "ann")
@@ -128,12 +128,12 @@ def test_what_is_wanted_is_remembered_with_who_wants_it(home: Home) -> None:
         get_desired(home)
 
 
-def test_a_checkpoint_says_where_it_stands_and_whether_all_is_said(tmp_path: Path) -> None:
+def test_checkpoint_has_a_position_and_is_settled_if_all_batches_are_committed(tmp_path: Path) -> None:
     with refused("checkpoint-empty"):
         position_after(tmp_path)
     write_batch(tmp_path, 4, 10, (100, 200))
     assert (position_after(tmp_path).version, position_after(tmp_path).newest_ms, judged_up_to(tmp_path)) == (10, 201, (4, 201))
-    assert is_settled(tmp_path), "a batch judges all key groups at its newest row"
+    assert is_settled(tmp_path), "each batch judges all key groups up to its newest row"
     write_batch(tmp_path, 5, 10, (200, 200))
     assert is_settled(tmp_path)
     write_batch(tmp_path, 6, 12, (200, 300), committed=False)
@@ -145,7 +145,7 @@ def test_a_checkpoint_says_where_it_stands_and_whether_all_is_said(tmp_path: Pat
         position_after(tmp_path)
 
 
-def test_a_new_checkpoint_has_judged_what_it_was_begun_with(tmp_path: Path) -> None:
+def test_new_checkpoint_is_judged_up_to_its_start_position(tmp_path: Path) -> None:
     write_batch(tmp_path, 0, 10, (0, 0))
     write_start_position(tmp_path, 5_000)
     assert read_start_position(tmp_path) == 5_000
@@ -157,7 +157,7 @@ def test_a_new_checkpoint_has_judged_what_it_was_begun_with(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"newest_ms": "soon"}', "\x00\x00"])
-def test_what_a_checkpoint_was_begun_with_is_refused_where_it_is_damaged(tmp_path: Path, content: str) -> None:
+def test_damaged_start_position_is_refused(tmp_path: Path, content: str) -> None:
     write_batch(tmp_path, 0, 10, (0, 0))
     (tmp_path / "begun-with.json").write_text(content)
     for read in (read_start_position, judged_up_to, position_after):
@@ -165,12 +165,12 @@ def test_what_a_checkpoint_was_begun_with_is_refused_where_it_is_damaged(tmp_pat
             read(tmp_path)
 
 
-def test_a_checkpoint_that_was_moved_names_the_schemas_in_its_own_folder(tmp_path: Path) -> None:
+def test_relocated_checkpoint_names_the_schemas_in_its_own_folder(tmp_path: Path) -> None:
     folder = tmp_path / "a home" / "state" / "0" / "_metadata" / "v2"
     folder.mkdir(parents=True)
     stores = [{"storeName": "default", "stateSchemaFilePaths": ["file:/elsewhere/state/0/_stateSchema/default/0_ab"]}]
     (folder / "0").write_text("v2\n" + json.dumps({"operatorInfo": {}, "stateStoreInfo": stores}))
-    (folder / ".0.crc").write_bytes(b"of what it was")
+    (folder / ".0.crc").write_bytes(b"checksum of the former content")
     relocate(tmp_path / "a home")
     [store] = json.loads((folder / "0").read_text().split("\n", 1)[1])["stateStoreInfo"]
     assert store["stateSchemaFilePaths"] == [f"file:{tmp_path}/a home/state/0/_stateSchema/default/0_ab"]
@@ -182,9 +182,7 @@ def test_a_checkpoint_that_was_moved_names_the_schemas_in_its_own_folder(tmp_pat
 
 
 @pytest.mark.parametrize("content", ["", "v2\n{", 'v2\n{"operatorInfo": {}}'], ids=["empty", "no JSON", "a key is missing"])
-def test_a_checkpoint_whose_metadata_is_damaged_is_in_the_way_of_nobody_who_does_not_open_it(
-    tmp_path: Path, content: str
-) -> None:
+def test_damaged_checkpoint_metadata_affects_only_its_own_generation(tmp_path: Path, content: str) -> None:
     home = Home(tmp_path / "a home")
     stores = [{"stateSchemaFilePaths": ["file:/elsewhere/state/0/_stateSchema/default/0_ab"]}]
     files = [checkpoint_of(home.lifecycle, number) / "state" / "0" / "_metadata" / "v2" / "0" for number in (1, 2)]
@@ -194,7 +192,7 @@ def test_a_checkpoint_whose_metadata_is_damaged_is_in_the_way_of_nobody_who_does
     files[0].write_text(content)
     with refused("checkpoint-damaged", match=rf'^"{files[0]}" is not metadata of a Spark state store, .* bootstrap --damaged$'):
         relocate(checkpoint_of(home.lifecycle, 1))
-    with plainly_named(home):  # by another path; afterwards by its own
+    with plainly_named(home):  # a symbolic link, if needed; on exit, checkpoints are relocated to their own path
         pass
     assert files[0].read_text() == content
     [store] = json.loads(files[1].read_text().split("\n", 1)[1])["stateStoreInfo"]
@@ -235,14 +233,14 @@ def _listed(**more: Any) -> pa.Table:
     ],
     ids=lambda at: str(at.type),
 )
-def test_instants_of_a_parquet_list_are_what_they_are_whatever_their_unit_and_zone(tmp_path: Path, at: pa.Array) -> None:
+def test_timestamps_of_a_parquet_list_are_read_in_any_unit_and_zone(tmp_path: Path, at: pa.Array) -> None:
     pq.write_table(_listed(registered_at=at), tmp_path / "devices.parquet")
     [device] = read_devices(tmp_path / "devices.parquet").to_pylist()
     assert device["registered_at"] == datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
-    ("table", "why"),
+    ("table", "reason"),
     [
         (_listed(registered_at=[1_769_860_800_000]), r"holds timestamps, or text such as .*; got int64; cast it"),
         (_listed(registered_at=[1_769_860_800.5]), r"holds timestamps, or text such as .*; got double; cast it"),
@@ -254,39 +252,37 @@ def test_instants_of_a_parquet_list_are_what_they_are_whatever_their_unit_and_zo
         (_listed().drop_columns(["site"]), r"has the columns device_id, .*; absent: site$"),
     ],
 )
-def test_a_parquet_list_that_is_not_what_it_is_to_be_is_refused_where_it_is_read(
-    tmp_path: Path, table: pa.Table, why: str
-) -> None:
+def test_invalid_parquet_list_is_refused_with_the_reason(tmp_path: Path, table: pa.Table, reason: str) -> None:
     pq.write_table(table, tmp_path / "devices.parquet")
-    with refused("list-invalid", match=rf'devices.parquet" is not a valid list of devices.*{why}'):
+    with refused("list-invalid", match=rf'devices.parquet" is not a valid list of devices.*{reason}'):
         read_devices(tmp_path / "devices.parquet")
 
 
-def test_what_a_killed_process_wanted_is_wanted_no_more(home: Home) -> None:
+def test_temporary_stop_ends_with_its_process(home: Home) -> None:
     with temporarily_stopped(home, "a canary"):
         assert get_desired(home).what == STOPPED
-        word = (home.path / "desired.json").read_text()
+        content = (home.path / "desired.json").read_text()
         with refused("stream-stopped-by-other"), temporarily_stopped(home, "another"):
             pass
     assert (get_desired(home).what, get_desired(home).by) == (RUNNING, "nobody yet")
-    (home.path / "desired.json").write_text(word)  # as a killed one leaves it
+    (home.path / "desired.json").write_text(content)  # as a killed process leaves it
     assert get_desired(home).what == RUNNING
 
 
-def test_another_word_said_meanwhile_stays(home: Home) -> None:
+def test_desired_state_set_during_a_temporary_stop_is_kept(home: Home) -> None:
     with temporarily_stopped(home, "a canary"):
         set_desired(home, STOPPED, "ann")
     assert (get_desired(home).what, get_desired(home).by) == (STOPPED, "ann")
 
 
-def test_a_job_that_was_stopped_before_stays_stopped_by_whom_it_was(home: Home) -> None:
+def test_temporary_stop_keeps_an_earlier_stop_and_its_author(home: Home) -> None:
     before = set_desired(home, STOPPED, "ann")
     with temporarily_stopped(home, "a canary"):
         assert get_desired(home) == before
     assert get_desired(home) == before
 
 
-def test_who_acts_on_a_word_that_was_read_does_not_override_another(home: Home) -> None:
+def test_conditional_update_does_not_override_a_newer_desired_state(home: Home) -> None:
     read = get_desired(home)
     other = set_desired(home, STOPPED, "ann", only_if=read)
     assert other == get_desired(home)
@@ -294,22 +290,22 @@ def test_who_acts_on_a_word_that_was_read_does_not_override_another(home: Home) 
     assert get_desired(home) == other
 
 
-def test_one_makes_at_a_time_and_what_a_killed_maker_left_holds_nobody_back(home: Home) -> None:
-    left = begun(home)
-    aside = home.lifecycle / "told-0002"
-    aside.mkdir()
-    with exclusive_state_change(home, "a test", lambda words: None):
+def test_unfinished_generation_pins_versions_only_during_a_state_change(home: Home) -> None:
+    incomplete = begun(home)
+    temporary = home.lifecycle / "told-0002"
+    temporary.mkdir()
+    with exclusive_state_change(home, "a test", lambda message: None):
         assert is_making(home)
-        assert f"generation {left.number}" in {need.who for need in reader_pins(home)}
+        assert f"generation {incomplete.number}" in {pin.who for pin in reader_pins(home)}
     assert not is_making(home)
-    assert f"generation {left.number}" not in {need.who for need in reader_pins(home)}
-    prune(home, 1, lambda words: None, dry=False)
-    assert not aside.exists()
-    known = load_generations(home.lifecycle).of(left.number)
+    assert f"generation {incomplete.number}" not in {pin.who for pin in reader_pins(home)}
+    prune(home, 1, lambda message: None, dry=False)
+    assert not temporary.exists()
+    known = load_generations(home.lifecycle).of(incomplete.number)
     assert known is not None and known.status == "discarded"
 
 
-def test_a_copy_of_a_checkpoint_has_the_groups_of_what_it_was_copied_from(home: Home) -> None:
+def test_repartitioned_generation_is_traced_to_its_source(home: Home) -> None:
     record = load_generations(home.lifecycle)
     for number, verb, source in ((1, "up", 0), (2, "rescale", 1), (3, "repartition", 2), (4, "repartition", 3)):
         record = record.with_one(Generation(number, 8, 4, verb, {"generation": source}))
@@ -317,7 +313,7 @@ def test_a_copy_of_a_checkpoint_has_the_groups_of_what_it_was_copied_from(home: 
     assert record.repartitioned_from(2) == [2]
 
 
-def test_who_asked_for_a_generation_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generation_records_its_requester(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = Home(tmp_path / "home")
     home.prepare(None)
     home.lifecycle.mkdir(parents=True)

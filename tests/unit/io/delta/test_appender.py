@@ -1,4 +1,4 @@
-"""Appends cost the same however large the table is, lose nothing beside other writers, and leave nothing half done."""
+"""Delta appender: constant cost, no row lost beside other writers, no partial commit."""
 
 import errno
 import os
@@ -42,39 +42,39 @@ def found(home: Home) -> list[int]:
     return [row["seq"] for row in tables.query(home, "SELECT seq FROM messages ORDER BY seq", tables=["messages"])]
 
 
-def test_an_append_does_not_read_the_log_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_does_not_read_the_whole_log_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     appender, opened = Appender(home.table("messages")), list[Path]()
     for name in ("write_log_checkpoint", "open_known"):
-        as_it_was = getattr(appending, name)
-        monkeypatch.setattr(appending, name, lambda path, doing=as_it_was: (opened.append(path), doing(path))[1])
+        original = getattr(appending, name)
+        monkeypatch.setattr(appending, name, lambda path, original=original: (opened.append(path), original(path))[1])
     versions = [appender.append(rows(number), {"landing": number}) for number in range(1, CHECKPOINT_EVERY + 5)]
     assert versions == [*range(1, CHECKPOINT_EVERY + 5)]
-    assert len(opened) == 1, "for its checkpoint, and for nothing else"
+    assert len(opened) == 1, "the table is opened only for the checkpoint of its log"
     log = home.table("messages") / "_delta_log"
     assert (log / f"{CHECKPOINT_EVERY:020d}.checkpoint.parquet").exists() and (log / "_last_checkpoint").exists()
     assert found(home) == [*range(1, CHECKPOINT_EVERY + 5)]
     assert tables.landed(home, MESSAGES, "landing") == CHECKPOINT_EVERY + 4
 
 
-def test_what_others_commit_meanwhile_stays(home: Home) -> None:
+def test_append_keeps_the_commits_of_other_writers(home: Home) -> None:
     table = home.table("messages")
-    one, other = Appender(table), Appender(table)
-    assert one.append(rows(1), {"one": 1}) == 1
-    assert other.append(rows(2), {"other": 1}) == 2
+    first, second = Appender(table), Appender(table)
+    assert first.append(rows(1), {"one": 1}) == 1
+    assert second.append(rows(2), {"other": 1}) == 2
     write_deltalake(str(table), rows(3), mode="append")
     both = rows(1, 2)
     write_deltalake(str(table / "aside"), both)
     name = Path(DeltaTable(str(table / "aside")).get_add_actions()["path"].to_pylist()[0]).name
     (table / "aside" / name).rename(table / name)
-    out = {str(path): 1 for path in DeltaTable(str(table), version=2).get_add_actions()["path"].to_pylist()}
-    assert replace_files(table, out, [Added(name, 1, {"numRecords": 2})], "OPTIMIZE", data_change=False) == 4
-    assert one.append(rows(4), {"one": 2}) == 5
+    replaced = {str(path): 1 for path in DeltaTable(str(table), version=2).get_add_actions()["path"].to_pylist()}
+    assert replace_files(table, replaced, [Added(name, 1, {"numRecords": 2})], "OPTIMIZE", data_change=False) == 4
+    assert first.append(rows(4), {"one": 2}) == 5
     assert found(home) == [1, 2, 3, 4]
     assert [tables.landed(home, MESSAGES, name) for name in ("one", "other")] == [2, 1]
 
 
-def test_a_number_below_a_checkpoint_is_not_taken_for_free(home: Home) -> None:
-    """Who has not appended for long may find that the log was cleared behind it: what it adds there, nobody would ever read."""
+def test_append_never_uses_a_version_below_a_checkpoint_of_the_log(home: Home) -> None:
+    """The log may have been cleared since the appender was last used: a commit there would never be read."""
     table = home.table("messages")
     idle, busy = Appender(table), Appender(table)
     idle.append(rows(1), {"idle": 1})
@@ -88,7 +88,7 @@ def test_a_number_below_a_checkpoint_is_not_taken_for_free(home: Home) -> None:
     assert found(home) == [1, 2, 3, 4, 5]
 
 
-def test_many_at_once_lose_nothing(home: Home) -> None:
+def test_concurrent_appenders_lose_no_row(home: Home) -> None:
     def run(writer: int) -> None:
         appender = Appender(home.table("messages"))
         for number in range(1, 21):
@@ -103,7 +103,7 @@ def test_many_at_once_lose_nothing(home: Home) -> None:
     assert tables.version(home.table("messages")) == 80
 
 
-def test_a_column_that_came_meanwhile_is_known_at_the_next_append(home: Home) -> None:
+def test_append_accepts_a_column_that_another_writer_added(home: Home) -> None:
     table = home.table("messages")
     appender = Appender(table)
     more = rows(2).append_column("further", pa.array(["x"]))
@@ -116,18 +116,16 @@ def test_a_column_that_came_meanwhile_is_known_at_the_next_append(home: Home) ->
     assert found(home) == [1, 2, 3]
 
 
-def test_two_that_append_in_one_name_are_told_apart(home: Home) -> None:
-    one, other = Appender(home.table("messages")), Appender(home.table("messages"))
-    one.append(rows(1), {"landing": 1})
+def test_second_appender_with_the_same_writer_name_is_refused(home: Home) -> None:
+    first, second = Appender(home.table("messages")), Appender(home.table("messages"))
+    first.append(rows(1), {"landing": 1})
     with refused("appender-superseded"):
-        other.append(rows(1), {"landing": 1})
+        second.append(rows(1), {"landing": 1})
     assert found(home) == [1]
-    assert len([*home.table("messages").glob("*.parquet")]) == 1, "what could not be committed goes"
+    assert len([*home.table("messages").glob("*.parquet")]) == 1, "the file of the refused append is removed"
 
 
-def test_a_checkpoint_of_the_log_is_on_the_disk_before_anything_is_committed_behind_it(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoint_of_the_log_is_durable_before_the_next_commit(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     table, synced = home.table("messages"), list[str]()
     monkeypatch.setattr("fleetpulse.io.delta.commits.sync_file", lambda path: synced.append(path.name))
     appender = Appender(table)
@@ -136,7 +134,7 @@ def test_a_checkpoint_of_the_log_is_on_the_disk_before_anything_is_committed_beh
     assert synced == [f"{CHECKPOINT_EVERY:020d}.checkpoint.parquet", "_last_checkpoint"]
 
 
-def test_a_full_disk_leaves_the_table_as_it_was(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_the_table_unchanged(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     table = home.table("messages")
     appender = Appender(table)
 
@@ -149,32 +147,32 @@ def test_a_full_disk_leaves_the_table_as_it_was(home: Home, monkeypatch: pytest.
             with pytest.raises(OSError, match="No space left"):
                 appender.append(rows(1), {"landing": 1})
         assert not [*table.glob("*.parquet")] and tables.version(table) == 0, place
-    with monkeypatch.context() as patched:  # a checkpoint is a help to readers: without it, all is there as well
+    with monkeypatch.context() as patched:  # the checkpoint of the log is optional: no row is missing without it
         patched.setattr(appending, "CHECKPOINT_EVERY", 1)
         patched.setattr(appending, "write_log_checkpoint", lambda _: full(0))
         appender.append(rows(1), {"landing": 1})
     assert found(home) == [1]
 
 
-def test_an_error_behind_the_commit_takes_no_row_away(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_after_the_commit_loses_no_row(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     appender = Appender(home.table("messages"))
     with monkeypatch.context() as patched:
         patched.setattr("fleetpulse.io.delta.commits.sync_folder", lambda _: os.close(1_000_000))
         with pytest.raises(OSError, match="Bad file descriptor"):
             appender.append(rows(1), {"landing": 1})
     assert found(home) == [1]
-    assert tables.landed(home, MESSAGES, "landing") == 1, "so that it is not landed again"
+    assert tables.landed(home, MESSAGES, "landing") == 1, "the writer's number is recorded, so the row is not landed again"
     assert Appender(home.table("messages")).append(rows(2), {"landing": 2}) == 2
     assert found(home) == [1, 2]
 
 
-def test_a_commit_without_rows_says_its_numbers_and_adds_no_file(home: Home) -> None:
+def test_commit_without_rows_records_its_numbers_and_adds_no_file(home: Home) -> None:
     Appender(home.table("messages")).append(rows(), {"landing": 7})
     assert tables.landed(home, MESSAGES, "landing") == 7
     assert not [*home.table("messages").glob("*.parquet")]
 
 
-def test_a_protocol_that_is_not_known_is_not_written_to(home: Home) -> None:
+def test_table_with_an_unsupported_protocol_is_refused(home: Home) -> None:
     table = DeltaTable(str(home.table("messages")))
     table.alter.set_table_properties({"delta.enableDeletionVectors": "true"}, raise_if_not_exists=False)
     assert DeltaTable(str(home.table("messages"))).protocol().min_reader_version > 2
@@ -188,7 +186,7 @@ _TEXTS = st.none() | st.text(max_size=20) | st.sampled_from(["x" * 10_000, "of\u
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(_INSTANTS, _TEXTS), min_size=1, max_size=5))
-def test_no_row_lies_beyond_what_the_log_says_of_its_file(tmp_path_factory: pytest.TempPathFactory, drawn: list[Any]) -> None:
+def test_statistics_in_the_log_bound_the_rows_of_their_file(tmp_path_factory: pytest.TempPathFactory, drawn: list[Any]) -> None:
     home = empty(tmp_path_factory.mktemp("home"), Deployment())
     tables.create(home, QUARANTINE)
     given_rows = [{"received_at": at, "topic": text, "payload": b"\xff"} for at, text in drawn]

@@ -1,4 +1,4 @@
-"""A damaged file of a home is said in a sentence by every verb that reads it, and stays as it is; a fault of ours is not."""
+"""Damaged files of a home: each command that reads one reports it and leaves it unchanged."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ from tests.support.refusals import refused
 pytestmark = [pytest.mark.unit, pytest.mark.home(tables=Deployment(1_000, 300_000))]
 REWIND = ["rewind", "--to", format_instant(START + 50_000)]
 SNAPSHOTS, AMEND, MAINTAIN = ["state", "snapshots"], ["amend"], ["maintain", "--dry-run"]
-READ = {
+COMMANDS = {
     ("device_snapshots", "log"): [SNAPSHOTS, AMEND, MAINTAIN],
     ("device_snapshots", "parquet"): [AMEND],
     ("messages", "log"): [REWIND, ["plan"], AMEND, MAINTAIN, ["status"]],
@@ -41,16 +41,16 @@ READ = {
 
 @pytest.fixture
 def home(home: Home) -> Home:
-    told = JudgedHome(home)
+    judged = JudgedHome(home)
     policy = row(0, "fleet/_/_/policy", policy=parse_policy({"rules": {"timeout": "60s"}}).normalised(), effective_from_s=-1000)
-    told.land_and_judge(policy, signal(10), tick(100))
-    told.land_and_judge(signal(40, received_s=110), signal(90, received_s=110), tick(120))
-    return told.home
+    judged.land_and_judge(policy, signal(10), tick(100))
+    judged.land_and_judge(signal(40, received_s=110), signal(90, received_s=110), tick(120))
+    return judged.home
 
 
-def _damage(home: Home, table: str, what: str) -> None:
-    """Cut off the newest commit, or all files of rows, as a full disk leaves them."""
-    if what == "log":
+def _damage(home: Home, table: str, part: str) -> None:
+    """Truncate the newest commit, or all files of rows, as a full disk does."""
+    if part == "log":
         paths = [max((home.table(table) / "_delta_log").glob("*.json"))]
     else:
         paths = [path for path in home.table(table).rglob("*.parquet") if "_delta_log" not in path.parts]
@@ -63,35 +63,35 @@ def _files(home: Home) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("table", "what", "verb"),
-    [(*key, verb) for key, verbs in READ.items() for verb in verbs],
+    ("table", "part", "command"),
+    [(*key, command) for key, commands in COMMANDS.items() for command in commands],
     ids=lambda value: value if isinstance(value, str) else " ".join(value[:2]),
 )
-def test_a_damaged_file_of_a_table_is_said_and_left_as_it_is(
+def test_damaged_table_file_is_reported_and_left_unchanged(
     home: Home,
     table: str,
-    what: str,
-    verb: Sequence[str],
+    part: str,
+    command: Sequence[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     if table == "device_snapshots":
         take_snapshot(home)
-    _damage(home, table, what)
+    _damage(home, table, part)
     before = _files(home)
-    monkeypatch.setattr(sys, "argv", ["fleet", *verb, "--home", str(home.path)])
+    monkeypatch.setattr(sys, "argv", ["fleet", *command, "--home", str(home.path)])
     with pytest.raises(SystemExit) as ended:
         run()
     assert ended.value.code == 1
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert told.startswith("fleet: ") and "cannot be read: a file is damaged or missing (" in told, told
-    assert table in told and told.endswith("run the command again, and if it fails again, restore the home from a backup")
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.startswith("fleet: ") and "cannot be read: a file is damaged or missing (" in message, message
+    assert table in message and message.endswith("run the command again, and if it fails again, restore the home from a backup")
     assert _files(home) == before
 
 
-@pytest.mark.parametrize("what", ["log", "parquet"])
-def test_a_backtest_over_damaged_bronze_ends_with_the_sentence_and_no_traceback(home: Home, tmp_path: Path, what: str) -> None:
-    _damage(home, "messages", what)
+@pytest.mark.parametrize("part", ["log", "parquet"])
+def test_backtest_of_damaged_bronze_fails_with_a_message_and_no_traceback(home: Home, tmp_path: Path, part: str) -> None:
+    _damage(home, "messages", part)
     before = _files(home)
     policy = tmp_path / "policy.toml"
     policy.write_text('[rules]\ntimeout = "2m"\n')
@@ -103,24 +103,24 @@ def test_a_backtest_over_damaged_bronze_ends_with_the_sentence_and_no_traceback(
 
 
 @pytest.mark.parametrize("full", [OSError(28, "No space left on device", "a/b"), DeltaError("Generic error: (os error 28)")])
-def test_a_full_disk_is_one_sentence_with_what_to_do(
+def test_full_disk_is_reported_in_one_sentence_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], full: Exception
 ) -> None:
-    def refused(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise full
 
     monkeypatch.setattr(sys, "argv", ["fleet", "status"])
-    monkeypatch.setattr(app, "app", refused)
+    monkeypatch.setattr(app, "app", fail)
     with pytest.raises(SystemExit) as ended:
         run()
-    where = ' ("a/b")' if isinstance(full, OSError) else ""
+    location = ' ("a/b")' if isinstance(full, OSError) else ""
     assert ended.value.code == 1
     assert capsys.readouterr().err == (
-        f"fleet: the disk is full{where}; free some space, as ./fleet maintain does, and run the command again\n"
+        f"fleet: the disk is full{location}; free some space, as ./fleet maintain does, and run the command again\n"
     )
 
 
-def test_a_fault_of_ours_is_no_damage(home: Home) -> None:
+def test_errors_without_a_damaged_file_are_not_reported_as_damage(home: Home) -> None:
     with pytest.raises(duckdb.BinderException), delta.reading(home) as tables:
         delta.fetch(tables, "SELECT nobody FROM judgements")
     with pytest.raises(duckdb.InvalidInputException), delta.reading(home) as tables:
@@ -132,7 +132,7 @@ def test_a_fault_of_ours_is_no_damage(home: Home) -> None:
         assert corruption_message(error) is None
 
 
-def test_a_file_that_is_gone_is_named(home: Home) -> None:
+def test_missing_file_is_named_in_the_error(home: Home) -> None:
     [first, *_] = delta.paths_of(home, delta.declared("messages"))
     first.unlink()
     with refused("file-damaged", DamagedError, match=first.name), reporting_corruption_of_file(first):

@@ -1,4 +1,4 @@
-"""A commit from outside of Spark that Spark's replaces is made again; none is made twice."""
+"""Commits concurrent with Spark: one that Spark replaced is repeated, and none is made twice."""
 
 import json
 import threading
@@ -42,78 +42,78 @@ def numbers(home: Home) -> list[int]:
 
 @contextmanager
 def spark(home: Home, times: int, after: Callable[[Path, Path], None]) -> Iterator[None]:
-    """Do as Delta's log store does: find the next version free, and rename to it when another has it."""
+    """Act as Delta's log store: find the next version free, and later rename a file over it."""
     log = home.table(JUDGEMENTS.name) / "_delta_log"
 
     def rename() -> None:
         for _ in range(times):
             path = log / f"{DeltaTable(str(log.parent)).version() + 1:020d}.json"
-            aside = path.with_name(f".{path.name}.0e8b.tmp")
-            aside.write_text(json.dumps({"commitInfo": {"engineInfo": "Apache-Spark"}}) + "\n")
-            begun.set()
+            staged = path.with_name(f".{path.name}.0e8b.tmp")
+            staged.write_text(json.dumps({"commitInfo": {"engineInfo": "Apache-Spark"}}) + "\n")
+            started.set()
             limit_s = time.monotonic() + 20
             while not path.exists() and time.monotonic() < limit_s:
                 time.sleep(0.001)
-            after(aside, path)
+            after(staged, path)
 
-    begun = threading.Event()
+    started = threading.Event()
     other = threading.Thread(target=rename)
     other.start()
-    begun.wait(20)
+    started.wait(20)
     yield
     other.join(60)
 
 
-def replace_it(aside: Path, path: Path) -> None:
-    time.sleep(0.05)  # it has looked, and is not there yet
-    aside.replace(path)
+def replace_commit(staged: Path, path: Path) -> None:
+    time.sleep(0.05)  # Spark has checked the version, and has not renamed its file yet
+    staged.replace(path)
 
 
-def test_a_commit_that_was_replaced_is_made_again_once(home: Home) -> None:
+def test_replaced_commit_is_repeated_once(home: Home) -> None:
     append(home, 1)
-    with spark(home, 1, replace_it):
+    with spark(home, 1, replace_commit):
         append(home, 2)
     append(home, 3)
     assert numbers(home) == [1, 2, 3]
     assert tables.landed(home, JUDGEMENTS, "amend") == 3
 
 
-def test_a_commit_that_was_not_replaced_is_not_made_again(home: Home) -> None:
-    def give_up(aside: Path, path: Path) -> None:
+def test_commit_that_was_not_replaced_is_not_repeated(home: Home) -> None:
+    def abort(staged: Path, path: Path) -> None:
         time.sleep(0.05)
-        aside.unlink()
+        staged.unlink()
 
-    with spark(home, 1, give_up):
+    with spark(home, 1, abort):
         append(home, 1)
     assert numbers(home) == [1]
 
 
-def test_a_writer_that_was_killed_is_not_waited_for_for_ever(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_for_a_killed_writer_is_bounded(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_conflicts, "_LIMIT_S", 0.1)
-    with spark(home, 1, lambda aside, path: None):
+    with spark(home, 1, lambda staged, path: None):
         append(home, 1)
     append(home, 2)
     assert numbers(home) == [1, 2]
 
 
-def test_who_is_always_replaced_is_told(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_that_is_replaced_at_every_try_is_refused(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_conflicts, "_TRIES", 1)
-    with spark(home, 1, replace_it), refused("commit-replaced"):
+    with spark(home, 1, replace_commit), refused("commit-replaced"):
         append(home, 1)
     assert numbers(home) == []
 
 
-def test_a_property_that_was_declared_since_is_set_beside_a_running_job(home: Home) -> None:
+def test_new_table_property_is_set_while_spark_writes_to_the_table(home: Home) -> None:
     path = home.table(JUDGEMENTS.name)
-    with spark(home, 1, replace_it):
+    with spark(home, 1, replace_commit):
         tables.create(home, replace(JUDGEMENTS, properties=(*JUDGEMENTS.properties, ("delta.checkpointInterval", "33"))))
     assert DeltaTable(str(path)).metadata().configuration["delta.checkpointInterval"] == "33"
 
 
-def test_rows_that_are_removed_stay_removed(home: Home) -> None:
+def test_removed_rows_stay_removed_after_a_replaced_commit(home: Home) -> None:
     for number in (1, 2, 3):
         append(home, number)
-    with spark(home, 1, replace_it):
+    with spark(home, 1, replace_commit):
         assert remove_rows(home.table(JUDGEMENTS.name), "amendment_no < 3") == 2
     assert numbers(home) == [3]
     assert remove_rows(home.table(JUDGEMENTS.name), "amendment_no < 3") == 0

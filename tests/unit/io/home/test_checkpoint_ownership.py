@@ -1,4 +1,4 @@
-"""A checkpoint of another home, or one that is ahead of bronze, is refused before anything relies on it."""
+"""Checkpoint ownership: a checkpoint of another home, or ahead of bronze, is refused."""
 
 import json
 import shutil
@@ -26,15 +26,15 @@ def home(home: Home) -> Home:
     return home
 
 
-def _goes_on_with(home: Home, batch: int, version: int, *, committed: bool = True) -> None:
-    """Let the checkpoint's newest batch end at a version of bronze."""
+def _write_batch_up_to(home: Home, batch: int, version: int, *, committed: bool = True) -> None:
+    """Write the newest batch of the checkpoint, which ends at a version of bronze."""
     commit_batch(home.checkpoint, batch, 5_000, committed=committed)
     path = home.checkpoint / "offsets" / str(batch)
     path.write_text(path.read_text().replace('{"version": 1}', json.dumps({"version": version})))
 
 
 def _without_id(home: Home) -> Home:
-    """Return a home as it was before there were ids."""
+    """Remove the id from the record of a home, as in older versions; return the home."""
     record = home.record()
     del record["id"]
     (home.path / "home.json").write_text(json.dumps(record))
@@ -44,23 +44,23 @@ def _without_id(home: Home) -> Home:
 @pytest.mark.parametrize("committed", [True, False])
 def test_a_checkpoint_ahead_of_bronze_is_refused(home: Home, committed: bool) -> None:
     land(home, [signal(1)], 1)
-    _goes_on_with(home, 1, 2, committed=committed)  # bronze's newest version is 1
+    _write_batch_up_to(home, 1, 2, committed=committed)  # bronze's newest version is 1
     require_own(home, 1)
-    _goes_on_with(home, 2, 3, committed=committed)
+    _write_batch_up_to(home, 2, 3, committed=committed)
     with refused("checkpoint-ahead-of-bronze"):
         require_own(home, 1)
 
 
 @pytest.mark.parametrize(
-    "words", [["rescale", "--key-groups", "3", "--dry-run"], ["repartition", "3", "--dry-run"], ["snapshot", "--dry-run"]]
+    "arguments", [["rescale", "--key-groups", "3", "--dry-run"], ["repartition", "3", "--dry-run"], ["snapshot", "--dry-run"]]
 )
-def test_no_verb_passes_on_a_checkpoint_ahead_of_bronze(home: Home, words: list[str]) -> None:
-    _goes_on_with(home, 1, 99_999)
-    done = CliRunner().invoke(app, ["state", *words, "--home", str(home.path)])
+def test_state_commands_refuse_a_checkpoint_ahead_of_bronze(home: Home, arguments: list[str]) -> None:
+    _write_batch_up_to(home, 1, 99_999)
+    done = CliRunner().invoke(app, ["state", *arguments, "--home", str(home.path)])
     assert isinstance(done.exception, FleetError) and "got version 99999" in str(done.exception)
 
 
-def test_a_checkpoint_that_has_not_begun_is_the_homes_own(home: Home) -> None:
+def test_missing_checkpoint_is_accepted_as_own(home: Home) -> None:
     require_own(home, 7)
 
 
@@ -73,7 +73,7 @@ def test_a_checkpoint_that_was_started_in_another_home_is_refused(home: Home, tm
     with refused("checkpoint-foreign", match=f"expected id {other.id()}, found {home.id()}; restore"):
         require_own(other, 1)
     mark_own(other, 1)
-    assert marked_with(other.checkpoint) == home.id(), "what it says stays"
+    assert marked_with(other.checkpoint) == home.id(), "an existing mark is kept"
 
 
 def test_a_home_that_is_copied_or_moved_keeps_its_checkpoints(home: Home, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_home_that_is_copied_or_moved_keeps_its_checkpoints(home: Home, tmp_pa
     require_own(Home(tmp_path / "copy"), 1)
 
 
-def test_what_is_from_before_there_were_ids_is_taken_as_it_is_and_gets_one(home: Home) -> None:
+def test_home_without_an_id_is_accepted_and_gets_one(home: Home) -> None:
     require_own(home, 1)
     _without_id(home)
     mark_own(home, 1)
@@ -96,15 +96,15 @@ def test_what_is_from_before_there_were_ids_is_taken_as_it_is_and_gets_one(home:
     home.prepare(None)
     home.divide({"north": ["oslo"]})
     home.remember("a recording", {"lines": 1})
-    assert home.id() == named, "it is made once"
+    assert home.id() == named, "the id is created once"
 
 
-def test_a_generation_that_is_made_is_marked_before_spark_makes_its_checkpoint(home: Home) -> None:
+def test_generation_is_marked_before_spark_creates_its_checkpoint(home: Home) -> None:
     mark_own(home, 2)
     assert marked_with(checkpoint_of(home.lifecycle, 2)) == home.id()
 
 
-def test_a_damaged_mark_is_refused_with_what_to_do(home: Home) -> None:
+def test_damaged_mark_is_refused(home: Home) -> None:
     (home.checkpoint / "home-id.json").write_text("{")
     with refused("checkpoint-mark-damaged"):
         require_own(home, 1)

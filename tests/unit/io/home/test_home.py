@@ -1,4 +1,4 @@
-"""A home is used by whom it fits, and refused in one sentence otherwise."""
+"""Home folder: a suitable one is used, any other is refused with one sentence."""
 
 import errno
 import json
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.unit
 
 
 @pytest.mark.parametrize("name", ["a[b]", "per%20cent", "all*", "back\\slash"])
-def test_a_home_whose_tables_could_not_be_read_is_refused_before_it_is_made(name: str, tmp_path: Path) -> None:
+def test_home_path_that_breaks_table_reads_is_refused_and_not_created(name: str, tmp_path: Path) -> None:
     with refused("home-path-invalid"):
         Home(tmp_path / name).prepare(None)
     assert not (tmp_path / name).exists()
 
 
-def test_a_file_is_no_home_and_neither_is_what_lies_below_it(tmp_path: Path) -> None:
+def test_file_and_path_below_a_file_are_refused_as_home(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with refused("home-not-a-folder"):
@@ -33,21 +33,21 @@ def test_a_file_is_no_home_and_neither_is_what_lies_below_it(tmp_path: Path) -> 
             Home(path).prepare(None)
 
 
-def test_a_folder_of_other_things_is_not_made_a_home(tmp_path: Path) -> None:
+def test_folder_with_foreign_files_is_refused_as_home(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
     with refused("home-folder-not-empty"):
         Home(tmp_path).prepare(None)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_home_may_begin_where_its_settings_lie_and_is_taken_again(tmp_path: Path) -> None:
+def test_home_may_be_created_beside_its_settings_and_opened_again(tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text("")
     Home(tmp_path).prepare(None)
     (tmp_path / "note.txt").write_text("mine")
     Home(tmp_path).prepare(None)
 
 
-def test_a_home_keeps_the_jitter_that_it_was_made_with(tmp_path: Path) -> None:
+def test_home_keeps_its_verdict_jitter(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(Deployment(60_000, 300_000, 600_000))
     home.prepare(None)
@@ -57,20 +57,20 @@ def test_a_home_keeps_the_jitter_that_it_was_made_with(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", '"text"', "{", '{"version": 99}'])
-def test_a_record_that_is_not_ours_is_refused(content: str, tmp_path: Path) -> None:
+def test_foreign_or_damaged_home_record_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "home.json").write_text(content)
     with pytest.raises(FleetError, match="another"):
         Home(tmp_path).record()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_may_not_be_written_is_named_with_its_cure(tmp_path: Path) -> None:
+def test_unwritable_folder_is_refused_with_a_remedy(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(FleetError, match="make it writable"):
         Home(tmp_path / "home").prepare(None)
 
 
-def test_who_holds_a_home_is_seen_by_one_who_may_only_read(tmp_path: Path) -> None:
+def test_owner_of_a_home_is_visible_without_write_permission(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(None)
     assert home.owner() is None
@@ -82,7 +82,7 @@ def test_who_holds_a_home_is_seen_by_one_who_may_only_read(tmp_path: Path) -> No
     assert home.owner() is None
 
 
-def test_a_session_at_the_broker_has_a_name_that_nobody_guesses_and_that_is_kept(tmp_path: Path) -> None:
+def test_client_id_of_a_session_is_secret_and_stable(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.prepare(None)
     name = home.session(BRIDGE)
@@ -92,14 +92,14 @@ def test_a_session_at_the_broker_has_a_name_that_nobody_guesses_and_that_is_kept
     assert (home.broker / f"{BRIDGE}.session").stat().st_mode & 0o077 == 0
 
 
-def test_a_home_that_had_a_session_before_it_had_a_name_of_its_own_keeps_it(tmp_path: Path) -> None:
+def test_home_with_segments_of_an_older_version_keeps_the_former_client_id(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.prepare(None)
     (home.segments / "000000000001.arrow").touch()
     assert home.session(BRIDGE) == "fleetpulse-bridge-1"
 
 
-def test_a_file_system_without_hard_links_is_named_as_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_on_a_file_system_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(source: Path, target: Path) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
@@ -108,14 +108,14 @@ def test_a_file_system_without_hard_links_is_named_as_the_reason(tmp_path: Path,
         Home(tmp_path / "home").prepare(None)
 
 
-def test_a_home_of_version_1_says_what_that_version_judged_and_is_not_judged_again_from_its_first_row(tmp_path: Path) -> None:
+def test_home_of_version_1_is_not_judged_again_from_its_first_row(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(None)
     assert (home.judged_by_version_1_ms(), is_whole(home)) == (None, True)
     record = home.record()
-    del record["identity"]  # version 1 knew none
+    del record["identity"]  # version 1 does not have this field
     (home.path / "home.json").write_text(json.dumps(record))
     assert (home.judged_by_version_1_ms(), is_whole(home)) == (0, False)
     home.prepare(None)
     assert (home.identity(), home.judged_by_version_1_ms(), is_whole(home)) == (DeviceIdentity.ID, 0, False)
-    assert origin_of(home, 1) is None, "there is no snapshot that this version took"
+    assert origin_of(home, 1) is None, "this version has taken no snapshot"

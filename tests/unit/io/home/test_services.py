@@ -1,4 +1,4 @@
-"""A home is held by one run of everything, or by services, each of them once."""
+"""Services of a home: either one run of everything, or services that each run once."""
 
 from typer.testing import CliRunner
 
@@ -13,7 +13,7 @@ from fleetpulse.io.system.process import write_status
 from tests.support.refusals import refused
 
 
-def test_services_share_a_home_and_each_is_there_once(home: Home) -> None:
+def test_services_share_a_home_and_each_runs_once(home: Home) -> None:
     with served(home, Service.BRIDGE), served(home, Service.LANDING):
         assert services(home) == (Service.LANDING, Service.BRIDGE)
         assert home.owner() is None
@@ -28,10 +28,10 @@ def test_a_run_of_everything_and_services_exclude_each_other(home: Home) -> None
     with home.locked("fleet up"), refused("home-in-use"):
         served(home, Service.BROKER).__enter__()
     with served(home, Service.BROKER):
-        pass  # each let go of it
+        pass  # both locks were released
 
 
-def test_what_runs_is_known_by_locks_and_not_by_what_a_killed_process_left(home: Home) -> None:
+def test_running_services_are_known_by_locks_and_not_by_stale_status_files(home: Home) -> None:
     write_status(home.run("bridge"), {"pid": 1, "state": "live"})
     assert not in_use(home)
     assert not runs(home, "bridge")
@@ -42,7 +42,7 @@ def test_what_runs_is_known_by_locks_and_not_by_what_a_killed_process_left(home:
         assert runs(home, "landing")
 
 
-def test_one_service_leaves_what_the_others_wrote(home: Home) -> None:
+def test_single_service_keeps_the_status_files_of_others(home: Home) -> None:
     write_status(home.run("landing"), {"pid": 1})
     with Run(home, alone=False):
         pass
@@ -52,7 +52,7 @@ def test_one_service_leaves_what_the_others_wrote(home: Home) -> None:
     assert not home.run("landing").exists()
 
 
-def test_a_check_says_how_a_part_is(home: Home) -> None:
+def test_health_check_reports_the_state_of_a_service(home: Home) -> None:
     with refused("service-not-running"):
         check_health(home, Service.LANDING)
     with served(home, Service.LANDING), served(home, Service.LIFECYCLE):
@@ -67,7 +67,7 @@ def test_a_check_says_how_a_part_is(home: Home) -> None:
         assert check_health(home, Service.LIFECYCLE) == "the lifecycle job is stopped, as requested by ann"
 
 
-def test_down_leaves_services_to_who_supervises_them(home: Home) -> None:
+def test_down_refuses_services_that_have_their_own_supervisor(home: Home) -> None:
     with served(home, Service.BROKER):
         done = CliRunner().invoke(app, ["down", "--home", str(home.path)])
     assert done.exit_code == 1

@@ -1,4 +1,4 @@
-"""Segments are whole or absent, and say where the bridge stands."""
+"""Segments: a file is complete or absent, and holds the position of its bridge."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def write(folder: Path, number: int, *rows: SegmentRow, canary: int | None = Non
     return write_segment(folder, number, rows_table(list(rows) or [ROW]), bridge="b", last_canary_ms=canary)
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_segment_is_read_as_it_was_written(tmp_path: Path) -> None:
     table = read_segment(write(tmp_path, 1))
     assert table.schema.equals(SEGMENT_SCHEMA)
     assert table.to_pylist() == [ROW._asdict()]
@@ -40,7 +40,7 @@ def test_segments_are_listed_in_order(tmp_path: Path) -> None:
     assert [number for number, _ in list_segments(tmp_path)] == [9, 10, 100]
 
 
-def test_the_position_is_that_of_the_newest_row(tmp_path: Path) -> None:
+def test_bridge_position_is_that_of_the_newest_row(tmp_path: Path) -> None:
     assert bridge_position(tmp_path) is None
     assert bridge_position(tmp_path / "none") is None
     write(tmp_path, 1, canary=3)
@@ -60,14 +60,14 @@ def test_the_position_is_that_of_the_newest_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 8, 200])
-def test_a_torn_segment_is_refused(tmp_path: Path, kept: int) -> None:
+def test_truncated_segment_is_refused(tmp_path: Path, kept: int) -> None:
     path = write(tmp_path, 1)
     path.write_bytes(path.read_bytes()[:kept])
     with refused("segment-damaged"):
         read_segment(path)
 
 
-def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
+def test_file_with_another_schema_or_name_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "000000000001.arrow"
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, pa.schema([("a", pa.int64())])) as writer:
         writer.write_table(pa.table({"a": [1]}))
@@ -78,14 +78,14 @@ def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
         list_segments(tmp_path)
 
 
-def test_leftovers_of_a_kill_are_no_segments(tmp_path: Path) -> None:
+def test_unfinished_files_are_no_segments_and_are_removed(tmp_path: Path) -> None:
     (tmp_path / "000000000002.tmp").write_bytes(b"half")
     assert list_segments(tmp_path) == []
     assert remove_leftovers(tmp_path) == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_refused_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -97,11 +97,11 @@ def test_a_refused_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_rows_of_one_instant_are_numbered_across_segments_and_restarts(tmp_path: Path) -> None:
     tail, found = None, list[list[int]]()
-    for number, received in enumerate([[5, 5, 7], [7], [7, 7, 8], [9]], 1):
-        table = rows_table([ROW._replace(received_at_ms=at_ms) for at_ms in received])
+    for number, stamps in enumerate([[5, 5, 7], [7], [7, 7, 8], [9]], 1):
+        table = rows_table([ROW._replace(received_at_ms=at_ms) for at_ms in stamps])
         write_segment(tmp_path, number, table, bridge="b", last_canary_ms=None, tail=tail)
         tail = tail_of(table, tail)
         known = bridge_position(tmp_path)
-        assert known is not None and known.tail == tail, "a bridge that starts again goes on"
+        assert known is not None and known.tail == tail, "a restarted bridge continues the numbering"
         found.append(positions(read_segment(tmp_path / f"{number:012d}.arrow")).tolist())
     assert found == [[0, 1, 0], [1], [2, 3, 0], [0]]

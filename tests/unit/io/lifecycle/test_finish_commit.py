@@ -1,4 +1,4 @@
-"""A batch that was said and not committed: what is written for it, and when nothing is."""
+"""Finishing a batch that the sink committed and Spark's checkpoint did not."""
 
 import json
 from pathlib import Path
@@ -22,77 +22,77 @@ QUERY = "a-query"
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    """Return a home of three versions of bronze, whose first batch has read the first one and is committed."""
+    """Return a home with three versions of bronze; batch 0 has read the first one and is committed."""
     rows = [signal(0, "a"), signal(1, "a"), signal(2, "b"), tick(9), signal(10, "a")]
     home = landed_home(tmp_path / "home", rows, Deployment(30_000), [2, 4])
     home.checkpoint.mkdir(parents=True)
     (home.checkpoint / "metadata").write_text(json.dumps({"id": QUERY}))
-    begin(home, 0, 0, 2)
+    start_batch(home, 0, 0, 2)
     (home.checkpoint / "commits").mkdir()
     (home.checkpoint / "commits" / "0").write_text(f'v1\n{{"nextBatchWatermarkMs":{START + 999}}}')
     tables.create(home, JUDGEMENTS)
     return home
 
 
-def begin(home: Home, batch: int, watermark_ms: int, version: int) -> None:
+def start_batch(home: Home, batch: int, watermark_ms: int, version: int) -> None:
     metadata = {"batchWatermarkMs": watermark_ms, "conf": {"spark.sql.shuffle.partitions": "2"}}
     (home.checkpoint / "offsets").mkdir(exist_ok=True)
     (home.checkpoint / "offsets" / str(batch)).write_text(f'v1\n{json.dumps(metadata)}\n{{"version":{version}}}\n')
 
 
-def say(home: Home, batch: int, query: str = QUERY) -> None:
+def commit_to_table(home: Home, batch: int, query: str = QUERY) -> None:
     properties = CommitProperties(app_transactions=[Transaction(query, batch)])
-    nothing = tables.to_table(JUDGEMENTS, [])
-    write_deltalake(str(home.table(JUDGEMENTS.name)), nothing, mode="append", commit_properties=properties)
+    no_rows = tables.to_table(JUDGEMENTS, [])
+    write_deltalake(str(home.table(JUDGEMENTS.name)), no_rows, mode="append", commit_properties=properties)
 
 
-def looked_after(home: Home) -> int | None:
+def finish(home: Home) -> int | None:
     return finish_sink_committed_batch(home.checkpoint, home.table(JUDGEMENTS.name), home.table(MESSAGES.name))
 
 
-def test_it_is_committed_with_the_newest_row_that_it_has_read(home: Home) -> None:
-    begin(home, 1, START + 999, 3)
-    say(home, 1)
-    assert looked_after(home) == 1
-    at = position_after(home.checkpoint)
-    assert (at.batch, at.version, at.newest_ms) == (1, 3, START + 9_000)
+def test_batch_is_committed_with_the_newest_row_that_it_has_read(home: Home) -> None:
+    start_batch(home, 1, START + 999, 3)
+    commit_to_table(home, 1)
+    assert finish(home) == 1
+    position = position_after(home.checkpoint)
+    assert (position.batch, position.version, position.newest_ms) == (1, 3, START + 9_000)
     assert sorted(path.name for path in (home.checkpoint / "commits").iterdir()) == ["0", "1"]
-    assert looked_after(home) is None, "nothing is left to do"
+    assert finish(home) is None, "the batch is already finished"
 
 
-def test_one_that_has_read_nothing_leaves_the_watermark_where_it_was(home: Home) -> None:
-    begin(home, 1, START + 999, 2)
-    say(home, 1)
-    assert looked_after(home) == 1
+def test_batch_without_rows_keeps_the_watermark(home: Home) -> None:
+    start_batch(home, 1, START + 999, 2)
+    commit_to_table(home, 1)
+    assert finish(home) == 1
     assert position_after(home.checkpoint).newest_ms == START + 1_000
 
 
-def test_nothing_was_said_to_a_table_whose_maker_was_stopped_before_its_first_entry(home: Home, tmp_path: Path) -> None:
-    begin(home, 1, START + 999, 3)
-    aside = tmp_path / "told"
-    (aside / "_delta_log").mkdir(parents=True)
-    assert finish_sink_committed_batch(home.checkpoint, aside, home.table(MESSAGES.name)) is None
+def test_table_without_log_entries_has_no_batch_to_finish(home: Home, tmp_path: Path) -> None:
+    start_batch(home, 1, START + 999, 3)
+    unfinished = tmp_path / "unfinished"
+    (unfinished / "_delta_log").mkdir(parents=True)
+    assert finish_sink_committed_batch(home.checkpoint, unfinished, home.table(MESSAGES.name)) is None
 
 
-def test_the_first_batch_begins_where_the_generation_does(home: Home) -> None:
+def test_first_batch_starts_at_the_first_version_of_the_generation(home: Home) -> None:
     (home.checkpoint / "commits" / "0").unlink()
-    say(home, 0)
-    assert looked_after(home) == 0
+    commit_to_table(home, 0)
+    assert finish(home) == 0
     assert position_after(home.checkpoint).newest_ms == START + 1_000
 
 
-@pytest.mark.parametrize("said", [None, (0, QUERY), (1, "another-query")])
-def test_one_that_was_not_said_is_left_to_spark(home: Home, said: tuple[int, str] | None) -> None:
-    begin(home, 1, START + 999, 3)
-    if said is not None:
-        say(home, *said)
-    assert looked_after(home) is None
+@pytest.mark.parametrize("committed", [None, (0, QUERY), (1, "another-query")])
+def test_batch_that_is_not_in_the_table_is_left_to_spark(home: Home, committed: tuple[int, str] | None) -> None:
+    start_batch(home, 1, START + 999, 3)
+    if committed is not None:
+        commit_to_table(home, *committed)
+    assert finish(home) is None
     assert committed_batches(home.checkpoint) == [0]
 
 
-def test_what_is_damaged_is_named(home: Home) -> None:
-    begin(home, 1, START + 999, 3)
-    say(home, 1)
+def test_damaged_offsets_are_refused(home: Home) -> None:
+    start_batch(home, 1, START + 999, 3)
+    commit_to_table(home, 1)
     (home.checkpoint / "offsets" / "1").write_text("v1\n{}\n")
     with refused("checkpoint-damaged"):
-        looked_after(home)
+        finish(home)

@@ -1,4 +1,4 @@
-"""The sink commits the judgements of a batch once, and leaves no file behind if it cannot."""
+"""Judgement sink: a batch is committed once, and a failed commit leaves no file."""
 
 import json
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def home(home: Home) -> Home:
 
 
 class Batch:
-    """What ``foreachBatch`` hands over, of key groups with so many judgements: some in their rows, some in files."""
+    """Argument of ``foreachBatch``: numbers of judgements by key group, in rows or in files."""
 
     def __init__(self, home: Home, rows: Sequence[int] = (), files: Sequence[int] = ()) -> None:
         self._home, self._rows, self._files, self.runs = home, rows, files, 0
@@ -65,13 +65,13 @@ def files(home: Home) -> int:
     return len(list(home.table(JUDGEMENTS.name).rglob("*.parquet")))
 
 
-def test_a_batch_is_one_commit_with_a_file_for_each_kind_and_task(home: Home) -> None:
-    into = sink(home)
-    into(Batch(home, rows=[4, 6], files=[8]), 0)
+def test_batch_is_one_commit_with_a_file_for_each_kind_and_task(home: Home) -> None:
+    write_batch = sink(home)
+    write_batch(Batch(home, rows=[4, 6], files=[8]), 0)
     assert counts(home) == {"late": 9, "transition": 9}
-    assert files(home) == 4, "a file for each kind of what came in rows, and of what came in files"
+    assert files(home) == 4, "a file for each kind of the judgements in rows, and of those in files"
     assert DeltaTable(str(home.table(JUDGEMENTS.name))).transaction_version(QUERY) == 0
-    into(Batch(home), 1)
+    write_batch(Batch(home), 1)
     commits = sorted((home.table(JUDGEMENTS.name) / "_delta_log").glob("*.json"))
     assert [one["txn"]["version"] for one in actions_of(commits[-1]) if "txn" in one] == [1], "a batch without judgements"
     added = [one["add"] for one in actions_of(commits[-2]) if "add" in one]
@@ -80,7 +80,7 @@ def test_a_batch_is_one_commit_with_a_file_for_each_kind_and_task(home: Home) ->
     assert all("kind" not in json.loads(one["stats"])["minValues"] for one in added)
 
 
-def test_a_batch_that_the_table_has_is_run_and_dropped(home: Home) -> None:
+def test_batch_that_the_table_has_runs_and_its_judgements_are_dropped(home: Home) -> None:
     sink(home)(Batch(home, rows=[2], files=[2]), 0)
     before = files(home)
     again, later = Batch(home, rows=[2], files=[2]), Batch(home, rows=[2])
@@ -91,30 +91,28 @@ def test_a_batch_that_the_table_has_is_run_and_dropped(home: Home) -> None:
     assert counts(home) == {"late": 3, "transition": 3}
 
 
-def test_a_commit_that_fails_leaves_no_file_and_the_batch_is_committed_when_it_is_run_again(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: Any) -> bool:
+def test_failed_commit_leaves_no_file_and_a_retry_commits_the_batch(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> bool:
         raise OSError(28, "No space left on device")
 
-    into = sink(home)
-    for where, name in ((appender, "put_commit"), (judgement_sink, "files_of")):
+    write_batch = sink(home)
+    for module, name in ((appender, "put_commit"), (judgement_sink, "files_of")):
         batch = Batch(home, rows=[2], files=[2])
         rows = batch.collect()
         with monkeypatch.context() as patched:
             patched.setattr(batch, "collect", lambda rows=rows: rows)
-            patched.setattr(where, name, refused)
+            patched.setattr(module, name, fail)
             with pytest.raises(OSError, match="No space"):
-                into(batch, 0)
+                write_batch(batch, 0)
         assert files(home) == 0, name
-    into(Batch(home, rows=[2], files=[2]), 0)
+    write_batch(Batch(home, rows=[2], files=[2]), 0)
     assert counts(home) == {"late": 2, "transition": 2}
 
 
-def test_two_jobs_of_one_query_do_not_both_commit(home: Home) -> None:
-    one, other = sink(home), sink(home)
-    one(Batch(home, rows=[2]), 0)
-    other(Batch(home, rows=[2]), 1)
+def test_second_job_of_a_query_supersedes_the_first(home: Home) -> None:
+    first, second = sink(home), sink(home)
+    first(Batch(home, rows=[2]), 0)
+    second(Batch(home, rows=[2]), 1)
     with refused("appender-superseded", match=f"another process appends to .* as {QUERY}"):
-        one(Batch(home, rows=[2]), 1)
+        first(Batch(home, rows=[2]), 1)
     assert counts(home) == {"late": 2, "transition": 2}

@@ -1,4 +1,4 @@
-"""Who may come in: rules that follow from grants, for both brokers, and no password kept."""
+"""Access rules of the brokers: rights follow from grants, and only hashes of passwords are stored."""
 
 from pathlib import Path
 
@@ -10,18 +10,18 @@ from fleetpulse.io.mqtt.acl import Role, _subjects, grant, grants, mosquitto_rul
 from fleetpulse.io.mqtt.address import BrokerAddress
 from tests.support.refusals import refused
 
-OURS = BrokerAddress("h", 1, "fleet", 'p"w')
+SERVICE = BrokerAddress("h", 1, "fleet", 'p"w')
 
 
-def test_of_a_password_a_hash_is_kept(tmp_path: Path) -> None:
+def test_grant_stores_only_the_hash_of_a_password(tmp_path: Path) -> None:
     password = grant(tmp_path, "pump-1", Role.DEVICE)
-    (held,) = grants(tmp_path)
-    assert bcrypt.checkpw(password.encode(), held.hashed.encode())
+    (stored,) = grants(tmp_path)
+    assert bcrypt.checkpw(password.encode(), stored.hashed.encode())
     assert password not in (tmp_path / "access.json").read_text()
     assert (tmp_path / "access.json").stat().st_mode & 0o077 == 0
 
 
-def test_a_second_grant_is_a_new_password_and_a_revoked_name_is_gone(tmp_path: Path) -> None:
+def test_second_grant_replaces_the_password_and_revoke_removes_the_user(tmp_path: Path) -> None:
     first = grant(tmp_path, "pump-1", Role.DEVICE)
     grant(tmp_path, "a", Role.WATCHER)
     assert grant(tmp_path, "pump-1", Role.DEVICE) != first
@@ -33,23 +33,23 @@ def test_a_second_grant_is_a_new_password_and_a_revoked_name_is_gone(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["", "*", ">", "a.>/", "a b", "a/b", "+", "#", "_", "x" * 129, "fleet", "é", "a\n"])
-def test_a_name_that_would_be_a_pattern_or_is_ours_is_refused(name: str, tmp_path: Path) -> None:
+def test_grant_refuses_names_that_are_patterns_or_reserved(name: str, tmp_path: Path) -> None:
     with pytest.raises(FleetError):
         grant(tmp_path, name, Role.DEVICE)
-    if name != OURS.username:  # a device may be called so: it is no user
+    if name != SERVICE.username:  # as a device id the name is allowed: it is no user
         with refused("user-name-invalid"):
             grant(tmp_path, "gateway", Role.DEVICE, [name])
     assert grants(tmp_path) == []
 
 
-def test_devices_are_for_those_who_speak_as_devices(tmp_path: Path) -> None:
+def test_only_the_role_device_takes_devices(tmp_path: Path) -> None:
     with refused("role-without-devices"):
         grant(tmp_path, "eve", Role.OPERATOR, ["a"])
 
 
-def test_nats_lets_a_device_publish_under_its_own_id_alone(tmp_path: Path) -> None:
+def test_nats_rules_limit_a_device_to_its_own_id(tmp_path: Path) -> None:
     grant(tmp_path, "pump.1", Role.DEVICE)
-    rules = nats_rules(OURS, grants(tmp_path))
+    rules = nats_rules(SERVICE, grants(tmp_path))
     assert r'user: "fleet", password: "p\"w" }' in rules
     assert '"fleet.*.pump//1.heartbeat"' in rules
     assert 'subscribe: { allow: ["fleet.*.pump//1.control"] }' in rules
@@ -57,31 +57,34 @@ def test_nats_lets_a_device_publish_under_its_own_id_alone(tmp_path: Path) -> No
     assert "policy" not in rules
 
 
-def test_an_edge_node_speaks_under_its_group_and_node_alone(tmp_path: Path) -> None:
+def test_edge_node_publishes_only_under_its_group_and_node(tmp_path: Path) -> None:
     grant(tmp_path, "edge", Role.DEVICE, nodes=["plant/line.1"])
-    may_send, may_hear = _subjects(grants(tmp_path)[0])
-    kinds = [f"spBv1//0.plant.{word}.line//1" for word in ("NBIRTH", "NDATA", "NDEATH")]
-    assert sorted(may_send) == sorted(kinds + [f"spBv1//0.plant.{word}.line//1.*" for word in ("DBIRTH", "DDATA", "DDEATH")])
-    commands = [f"spBv1//0.plant.{word}.line//1" for word in ("NCMD", "DCMD")]
-    assert sorted(may_hear) == sorted([*commands, *(f"{one}.>" for one in commands), "spBv1//0.STATE.*"])
+    publishable, readable = _subjects(grants(tmp_path)[0])
+    kinds = [f"spBv1//0.plant.{kind}.line//1" for kind in ("NBIRTH", "NDATA", "NDEATH")]
+    assert sorted(publishable) == sorted(kinds + [f"spBv1//0.plant.{kind}.line//1.*" for kind in ("DBIRTH", "DDATA", "DDEATH")])
+    commands = [f"spBv1//0.plant.{kind}.line//1" for kind in ("NCMD", "DCMD")]
+    assert sorted(readable) == sorted([*commands, *(f"{one}.>" for one in commands), "spBv1//0.STATE.*"])
     rules = mosquitto_rules(grants(tmp_path))
     assert "user edge\ntopic deny fleet/+/edge/#\ntopic write spBv1.0/plant/NBIRTH/line.1\n" in rules
     assert "topic write spBv1.0/plant/DBIRTH/line.1/+\n" in rules
     assert "topic read spBv1.0/STATE/+\n" in rules
-    for wrong in ("plant", "plant/+", "plant/line/pump", "/line", "a b/c"):
+    for malformed in ("plant", "plant/+", "plant/line/pump", "/line", "a b/c"):
         with refused("edge-node-invalid"):
-            grant(tmp_path, "edge", Role.DEVICE, nodes=[wrong])
+            grant(tmp_path, "edge", Role.DEVICE, nodes=[malformed])
     with refused("role-without-devices"):
         grant(tmp_path, "eve", Role.WATCHER, nodes=["plant/line"])
 
 
-def test_who_watches_hears_what_failed_and_an_operator_also_gives_alerts(tmp_path: Path) -> None:
+def test_watchers_and_operators_read_everything_and_only_operators_publish(tmp_path: Path) -> None:
     for role in (Role.WATCHER, Role.OPERATOR):
         grant(tmp_path, role.value, role)
-    heard = {f"{one}{more}" for one in ("fleet", "fleetpulse.alert", "fleetpulse.failed") for more in ("", ".>")}
-    told = {one.name: _subjects(one) for one in grants(tmp_path)}
-    assert {name: set(may_hear) for name, (_, may_hear) in told.items()} == {"watcher": heard, "operator": heard}
-    assert {name: may_send for name, (may_send, _) in told.items()} == {
+    all_subjects = {f"{one}{suffix}" for one in ("fleet", "fleetpulse.alert", "fleetpulse.failed") for suffix in ("", ".>")}
+    subjects = {one.name: _subjects(one) for one in grants(tmp_path)}
+    assert {name: set(readable) for name, (_, readable) in subjects.items()} == {
+        "watcher": all_subjects,
+        "operator": all_subjects,
+    }
+    assert {name: publishable for name, (publishable, _) in subjects.items()} == {
         "watcher": ["_nothing"],
         "operator": ["fleet.>", "fleetpulse.alert.>"],
     }
@@ -89,13 +92,13 @@ def test_who_watches_hears_what_failed_and_an_operator_also_gives_alerts(tmp_pat
     assert [rules.count(f"topic write {one}/#\n") for one in ("fleet", "fleetpulse/alert", "fleetpulse/failed")] == [1, 1, 0]
 
 
-def test_nats_reads_no_list_of_ours_as_everything(tmp_path: Path) -> None:
+def test_nats_rules_contain_no_empty_list_which_would_allow_everything(tmp_path: Path) -> None:
     for role in Role:
         grant(tmp_path, role.value, role)
-    assert "[]" not in nats_rules(OURS, grants(tmp_path))
+    assert "[]" not in nats_rules(SERVICE, grants(tmp_path))
 
 
-def test_mosquitto_has_a_pattern_for_devices_and_a_block_for_each_other(tmp_path: Path) -> None:
+def test_mosquitto_rules_have_patterns_for_devices_and_blocks_for_other_users(tmp_path: Path) -> None:
     grant(tmp_path, "pump-1", Role.DEVICE)
     grant(tmp_path, "gate", Role.DEVICE, ["a", "b"])
     grant(tmp_path, "eye", Role.WATCHER)
@@ -106,7 +109,7 @@ def test_mosquitto_has_a_pattern_for_devices_and_a_block_for_each_other(tmp_path
     assert "user eye\ntopic deny fleet/+/eye/#\ntopic read fleet/#\ntopic read fleetpulse/alert/#\n" in rules
 
 
-def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_damaged_file_of_grants_is_refused(tmp_path: Path) -> None:
     (tmp_path / "access.json").write_text("{")
     with refused("grants-damaged"):
         grants(tmp_path)

@@ -1,4 +1,4 @@
-"""A receiver against a broker of a few lines, which does what a real one does only now and then."""
+"""MQTT receiver and publisher against a stub broker: lost connections, redelivery and refusals."""
 
 import errno
 import socket
@@ -22,16 +22,19 @@ def packet(number: int, again: bool = False) -> bytes:
     return bytes([0x3A if again else 0x32, 6]) + b"\x00\x01t" + number.to_bytes(2, "big") + b"x"
 
 
-class Door:
-    """Lets one client in and sends it what it is told; ``closing`` closes the connection behind it, once `let_go` is called."""
+class StubBroker:
+    """Broker stub that accepts one client and sends it packets.
 
-    def __init__(self, sent: bytes, closing: bool) -> None:
+    With ``closing``, it sends them when `finish` is called, and closes the connection.
+    """
+
+    def __init__(self, packets: bytes, closing: bool) -> None:
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.listening.settimeout(10)
         self.address = BrokerAddress("127.0.0.1", self.listening.getsockname()[1])
-        self.asked = threading.Event()  # the client has subscribed
+        self.subscribed = threading.Event()
         self.done = threading.Event()
-        self._sent, self._closing = sent, closing
+        self._packets, self._closing = packets, closing
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -42,72 +45,72 @@ class Door:
             client.recv(1024)
             client.sendall(CONNACK)
             client.recv(1024)
-            self.asked.set()
+            self.subscribed.set()
             if self._closing:
                 self.done.wait(10)
-            client.sendall(SUBACK + self._sent)
+            client.sendall(SUBACK + self._packets)
             if not self._closing:
                 self.done.wait(10)
 
-    def let_go(self) -> None:
-        """Send and close while nobody reads, so that the reader finds both at once."""
+    def finish(self) -> None:
+        """Finish while the client does not read, so that it finds the packets and the end at once."""
         self.done.set()
         self._thread.join(10)
 
     def close(self) -> None:
-        self.let_go()
+        self.finish()
         self.listening.close()
 
 
-def received(door: Door, enough: Callable[[Receiver, list[Arrived]], bool]) -> list[Arrived]:
-    receiver, arrived, deadline_s = Receiver(door.address, "b", ("t",)), list[Arrived](), time.monotonic() + 60
+def receive_until(broker: StubBroker, enough: Callable[[Receiver, list[Arrived]], bool]) -> list[Arrived]:
+    receiver, arrived, deadline_s = Receiver(broker.address, "b", ("t",)), list[Arrived](), time.monotonic() + 60
     while not enough(receiver, arrived):
-        assert time.monotonic() < deadline_s, "waited too long"
+        assert time.monotonic() < deadline_s, "the receiver took too long"
         arrived += receiver.poll(0.05)
     receiver.close()
     return arrived
 
 
 @pytest.fixture
-def doors() -> Iterator[list[Door]]:
-    opened: list[Door] = []
-    yield opened
-    for door in opened:
-        door.close()
+def brokers() -> Iterator[list[StubBroker]]:
+    started: list[StubBroker] = []
+    yield started
+    for broker in started:
+        broker.close()
 
 
-def test_what_came_before_the_connection_was_lost_is_left_to_come_again(doors: list[Door]) -> None:
-    doors.append(Door(packet(1) + packet(2), closing=True))
+def test_messages_of_a_lost_connection_are_left_for_redelivery(brokers: list[StubBroker]) -> None:
+    brokers.append(StubBroker(packet(1) + packet(2), closing=True))
 
     def lost(receiver: Receiver, _: list[Arrived]) -> bool:
-        if doors[0].asked.is_set():
-            doors[0].let_go()
+        if brokers[0].subscribed.is_set():
+            brokers[0].finish()
         return receiver.connections == 1 and receiver.problem is not None
 
-    assert received(doors[0], lost) == []
+    assert receive_until(brokers[0], lost) == []
 
 
-def test_what_is_sent_again_within_a_connection_is_taken_once(doors: list[Door]) -> None:
-    doors.append(Door(packet(1) + packet(1, again=True) + packet(2), closing=False))
-    arrived = received(doors[0], lambda _, arrived: len(arrived) == 2)
+def test_redelivery_within_a_connection_is_received_once(brokers: list[StubBroker]) -> None:
+    brokers.append(StubBroker(packet(1) + packet(1, again=True) + packet(2), closing=False))
+    arrived = receive_until(brokers[0], lambda _, arrived: len(arrived) == 2)
     assert [message.token for message in arrived] == [(1, 1), (1, 2)]
 
 
 @pytest.mark.parametrize(
-    ("error", "lies_with"),
+    ("error", "expected_cause"),
     [
         (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), "broker"),
         (ConnectionResetError(errno.ECONNRESET, "reset"), "broker"),
-        (OSError(errno.EHOSTUNREACH, "no way"), "network"),
+        (OSError(errno.EHOSTUNREACH, "no route"), "network"),
         (TimeoutError("timed out"), "network"),
         (socket.gaierror(socket.EAI_NONAME, "unknown"), "network"),
     ],
 )
-def test_a_loss_lies_with_the_broker_or_with_the_way_to_it(error: OSError, lies_with: str) -> None:
-    assert cause(error) == lies_with
+def test_connection_error_has_the_cause_broker_or_network(error: OSError, expected_cause: str) -> None:
+    assert cause(error) == expected_cause
 
 
-def test_a_name_that_nobody_knows_lies_with_the_network() -> None:
+def test_unknown_host_has_the_cause_network() -> None:
     receiver = Receiver(BrokerAddress("nowhere.invalid", 1883), "b")
     receiver.poll(0)
     assert (receiver.connected, receiver.cause) == (False, "network")
@@ -115,9 +118,9 @@ def test_a_name_that_nobody_knows_lies_with_the_network() -> None:
 
 
 @pytest.mark.parametrize(
-    ("topic", "size", "said"),
+    ("topic", "size", "fault"),
     [("t", MAX_PAYLOAD_BYTES + 1, "1,048,577"), ("a b", 1, "spaces"), ("a/#", 1, "#"), ("", 1, "topic")],
 )
-def test_what_a_broker_would_never_acknowledge_is_refused_at_once(topic: str, size: int, said: str) -> None:
-    with pytest.raises(FleetError, match=said):
+def test_publisher_refuses_invalid_messages_at_once(topic: str, size: int, fault: str) -> None:
+    with pytest.raises(FleetError, match=fault):
         Publisher(BrokerAddress("127.0.0.1", 1), "p").publish(topic, bytes(size))

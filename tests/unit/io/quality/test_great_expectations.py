@@ -1,4 +1,4 @@
-"""The pages of the looks at the data: what is linked is there."""
+"""Pages of the quality suites: every linked page exists."""
 
 import re
 from pathlib import Path
@@ -17,19 +17,19 @@ pytestmark = [
 ]
 
 
-def test_no_page_links_to_one_that_is_not_there_whatever_was_looked_at_last(tmp_path: Path) -> None:
+def test_quality_pages_link_only_to_existing_pages_after_any_run(tmp_path: Path) -> None:
     home = judged_home(tmp_path / "home", eventful_history(5), Deployment(30_000, 20_000))
     run(home, ["transitions", "coverage spans"])
     run(home, ["snapshot"])
     pages = Expectations(home.path / "quality", "").build_docs().parent
-    _all_are_there(pages)
+    _assert_linked_pages_exist(pages)
     for page in pages.rglob("*.html"):
         page.write_text("")
-    assert Expectations(home.path / "quality", "").build_docs(anew=True).stat().st_size
-    _all_are_there(pages)
+    assert Expectations(home.path / "quality", "").build_docs(rebuild_all=True).stat().st_size
+    _assert_linked_pages_exist(pages)
 
 
-def _all_are_there(pages: Path) -> None:
+def _assert_linked_pages_exist(pages: Path) -> None:
     linked = {
         (page.parent / link).resolve()
         for page in pages.rglob("*.html")

@@ -1,4 +1,4 @@
-"""The kernels are compiled once for each state of their sources, and by one process at a time."""
+"""Kernel cache: kernels are compiled once per state of their sources, by one process at a time."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEET_CACHE", str(tmp_path / "cache"))
 
 
-def test_several_at_once_compile_once_and_the_next_ones_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_callers_compile_once_and_later_ones_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[Path] = []
 
     def compile_into() -> Path:
@@ -36,10 +36,10 @@ def test_several_at_once_compile_once_and_the_next_ones_not_at_all(tmp_path: Pat
     assert compiled == [tmp_path]
 
 
-def test_kernels_that_are_gone_or_of_other_sources_are_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = tmp_path / "kept"
-    place.mkdir()
-    monkeypatch.setattr(kernel_cache, "_compile", lambda: place)
+def test_missing_or_outdated_kernels_are_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    monkeypatch.setattr(kernel_cache, "_compile", lambda: folder)
     kernel_cache.ensure_kernels_compiled()
     assert kernel_cache.kernels_are_kept()
     monkeypatch.setattr(kernel_cache, "SOURCES_DIGEST", "0" * 16)
@@ -47,11 +47,11 @@ def test_kernels_that_are_gone_or_of_other_sources_are_compiled_again(tmp_path: 
     monkeypatch.undo()
     monkeypatch.setenv("FLEET_CACHE", str(tmp_path / "cache"))
     assert kernel_cache.kernels_are_kept()
-    place.rmdir()
+    folder.rmdir()
     assert not kernel_cache.kernels_are_kept()
 
 
-def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_cache_costs_only_compile_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[int] = []
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FLEET_CACHE", str(tmp_path / "file"))
@@ -66,19 +66,19 @@ def _run(script: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_what_sparks_planner_imports_is_light() -> None:
+def test_spark_planner_imports_no_heavy_library() -> None:
     _run(
         "import sys, fleetpulse.io.lifecycle.bronze_source\n"
         "assert not {'numba', 'pandas', 'deltalake', 'duckdb'} & set(sys.modules)"
     )
 
 
-def test_sparks_workers_fork_from_a_process_of_one_thread_that_has_imported_what_they_need() -> None:
+def test_spark_workers_fork_from_one_thread_with_preloaded_imports() -> None:
     _run(
         "import os, sys\n"
         "from fleetpulse.io.lifecycle import python_daemon\n"
         "python_daemon.preload()\n"
-        "assert {'numba', 'pyspark.worker', 'fleetpulse.io.lifecycle.group_task'} <= set(sys.modules), 'not all is there'\n"
+        "assert {'numba', 'pyspark.worker', 'fleetpulse.io.lifecycle.group_task'} <= set(sys.modules), 'imports are missing'\n"
         "tasks = '/proc/self/task'\n"
         "assert not os.path.isdir(tasks) or len(os.listdir(tasks)) == 1, os.listdir(tasks)\n"
     )

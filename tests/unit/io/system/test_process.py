@@ -1,4 +1,4 @@
-"""Stopping, status files, the spool of commands, and addresses that keep their secret."""
+"""Processes: stop signals, status files, the spool of commands, and broker addresses."""
 
 import errno
 import json
@@ -29,7 +29,7 @@ def test_a_signal_stops_a_wait_at_once() -> None:
         stop.close()
 
 
-def test_the_end_of_the_parent_stops() -> None:
+def test_end_of_the_parent_stops_a_wait() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     stop = StopSignal(child.pid)
     try:
@@ -40,7 +40,7 @@ def test_the_end_of_the_parent_stops() -> None:
         stop.close()
 
 
-def test_a_status_is_replaced_whole(tmp_path: Path) -> None:
+def test_status_file_is_replaced_atomically(tmp_path: Path) -> None:
     path = tmp_path / "bridge.json"
     assert read_status(path) == {}
     assert write_status(path, {"pid": 1})
@@ -49,14 +49,14 @@ def test_a_status_is_replaced_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_status_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+def test_unwritable_status_file_raises_no_error(tmp_path: Path) -> None:
     assert not write_status(tmp_path / "none" / "bridge.json", {})
 
 
 def test_commands_are_taken_in_order_of_their_names(tmp_path: Path) -> None:
-    one, two = {"topic": "a", "payload": {"n": 1}}, [{"topic": "b", "payload": {}}, {"topic": "c", "payload": {}}]
-    (tmp_path / "2.json").write_text(json.dumps(two))
-    (tmp_path / "1.json").write_text(json.dumps(one))
+    single, several = {"topic": "a", "payload": {"n": 1}}, [{"topic": "b", "payload": {}}, {"topic": "c", "payload": {}}]
+    (tmp_path / "2.json").write_text(json.dumps(several))
+    (tmp_path / "1.json").write_text(json.dumps(single))
     spool = Spool(tmp_path, 0)
     assert spool.take(1) == [("1.json", "a", {"n": 1}), ("2.json", "b", {}), ("2.json", "c", {})]
     assert spool.take(1) == []
@@ -71,16 +71,14 @@ def test_a_command_taken_for_a_segment_that_was_never_written_is_put_back(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["5.json.taken-5"]
 
 
-def test_a_command_that_the_segment_it_was_taken_for_does_not_name_is_put_back(tmp_path: Path) -> None:
-    """A straggler of the same bridge wrote that segment, and had not taken it."""
+def test_command_that_is_not_named_by_its_segment_is_put_back(tmp_path: Path) -> None:
+    """Another process of the same bridge wrote the segment, and had not taken the command."""
     for name in ("1.json", "2.json"):
         (tmp_path / f"{name}.taken-4").write_text('{"topic": "a", "payload": {}}')
     assert [name for name, _, _ in Spool(tmp_path, newest=4, named={"1.json"}).take(5)] == ["2.json"]
 
 
-def test_what_a_command_was_taken_for_is_durable_before_the_segment_can_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rename_of_a_taken_command_is_durable_before_its_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -93,7 +91,7 @@ def test_what_a_command_was_taken_for_is_durable_before_the_segment_can_be(
         spool.sync()
 
 
-def test_a_file_that_cannot_be_moved_does_not_lose_those_before_it(tmp_path: Path) -> None:
+def test_command_file_that_cannot_be_moved_loses_no_earlier_command(tmp_path: Path) -> None:
     (tmp_path / "1.json").write_text('{"topic": "a", "payload": {}}')
     (tmp_path / "2.json").write_text("{")
     (tmp_path / "refused").write_text("where the folder should be")
@@ -137,12 +135,12 @@ def test_a_password_on_the_command_line_is_refused_and_not_repeated() -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_a_home_without_a_broker_says_so(tmp_path: Path) -> None:
+def test_missing_broker_address_is_refused(tmp_path: Path) -> None:
     with refused("broker-unknown"):
         load_address(tmp_path / "broker.json")
 
 
-def test_on_a_full_disk_a_lock_is_held_without_its_holders_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_is_held_without_the_name_of_its_holder_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -150,7 +148,7 @@ def test_on_a_full_disk_a_lock_is_held_without_its_holders_name(tmp_path: Path, 
     with named_lock(tmp_path / "lock", "one", FleetError):
         assert lock_holder(tmp_path / "lock") == "another run"
         with pytest.raises(FleetError, match="another run"), named_lock(tmp_path / "lock", "two", FleetError):
-            raise AssertionError("two hold it")
+            raise AssertionError("two processes hold the lock")
     assert lock_holder(tmp_path / "lock") is None
     with named_lock(tmp_path / "lock", "one", FleetError):
         pass

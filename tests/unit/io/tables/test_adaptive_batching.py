@@ -1,4 +1,4 @@
-"""Adaptive batching: a trickle waits within its bound, a backlog and the first batch do not."""
+"""Adaptive batching: live rows wait up to the hold time, a backlog and the first batch do not."""
 
 from dataclasses import dataclass, field
 
@@ -18,7 +18,7 @@ HOLD_MS = 6_000
 
 @dataclass
 class Clock:
-    """Both clocks of a pacer, in step."""
+    """Monotonic and wall clock of a pacer, always equal."""
 
     wall_ms: int = 0
     log: DeltaLog = field(init=False)
@@ -53,7 +53,7 @@ def land(home: Home, newest_ms: int, rows: int = 1) -> int:
 
 
 def live(home: Home, clock: Clock, rows: int = 1) -> int:
-    """Land rows that are of now, and return their version: the commit's time is the real clock's."""
+    """Land current rows and return their version; the commit has the time of the real clock."""
     import time
 
     version = land(home, time.time_ns() // 1_000_000, rows)
@@ -61,22 +61,22 @@ def live(home: Home, clock: Clock, rows: int = 1) -> int:
     return version
 
 
-def test_a_trickle_waits_until_its_first_row_has_waited_for_the_hold(home: Home, clock: Clock) -> None:
+def test_live_rows_wait_until_the_first_has_waited_for_the_hold_time(home: Home, clock: Clock) -> None:
     begin = live(home, clock)
     pacer = clock.pacer()
-    assert pacer.is_due(begin, begin), "the first batch of a reader: nobody knows for how long its rows have waited"
+    assert pacer.is_due(begin, begin), "first batch of a reader: the waiting time of its rows is unknown"
     began_ms = clock.wall_ms
     second = live(home, clock)
     clock.wall_ms = began_ms  # the first batch took no time
     assert not pacer.is_due(second, second)
-    assert not pacer.is_due(second, live(home, clock)), "a tick more needs no batch"
+    assert not pacer.is_due(second, live(home, clock)), "one more tick does not start a batch"
     clock.wall_ms = began_ms + HOLD_MS - 1
     assert not pacer.is_due(second, second + 1)
     clock.wall_ms += 1
     assert pacer.is_due(second, second + 1)
 
 
-def test_rows_that_landed_while_the_last_batch_ran_have_waited_since_they_landed(home: Home, clock: Clock) -> None:
+def test_hold_time_of_rows_that_land_during_a_batch_starts_at_their_landing(home: Home, clock: Clock) -> None:
     begin = live(home, clock)
     pacer = clock.pacer()
     assert pacer.is_due(begin, begin)
@@ -85,7 +85,7 @@ def test_rows_that_landed_while_the_last_batch_ran_have_waited_since_they_landed
     assert pacer.is_due(second, second)
 
 
-def test_the_time_that_a_batch_takes_is_part_of_the_hold(home: Home, clock: Clock) -> None:
+def test_duration_of_a_batch_is_part_of_the_hold_time(home: Home, clock: Clock) -> None:
     begin = live(home, clock)
     pacer = clock.pacer()
     assert pacer.is_due(begin, begin)
@@ -105,20 +105,20 @@ def test_a_backlog_does_not_wait(home: Home, clock: Clock) -> None:
     old, many = clock.pacer(), clock.pacer()
     assert old.is_due(begin, begin) and many.is_due(begin, begin)
     second = live(home, clock, FEW_ROWS)
-    assert many.is_due(second, second), "so many rows pay for a batch"
+    assert many.is_due(second, second), "this many rows start a batch at once"
     third = land(home, clock.wall_ms - 60_000)
     assert clock.pacer().is_due(third, third)
     assert old.is_due(third, third), "its rows were received a minute before they landed"
 
 
-def test_nothing_is_held_without_a_hold_and_history_of_others_is_a_backlog(home: Home, clock: Clock) -> None:
+def test_rows_are_not_held_without_a_hold_time_or_a_known_received_at(home: Home, clock: Clock) -> None:
     begin = live(home, clock)
     eager = Pacer(clock.log, 0)
     assert eager.is_due(begin, begin) and eager.is_due(begin + 1, live(home, clock))
     pacer = clock.pacer()
     assert pacer.is_due(begin, begin)
     tables.append(home, MESSAGES, tables.to_table(MESSAGES, [{"received_at_ms": clock.wall_ms}]), "another program", 1)
-    assert pacer.is_due(begin + 1, begin + 2), "its commit does not say when its rows were received"
+    assert pacer.is_due(begin + 1, begin + 2), "its commit does not have the newest received_at"
 
 
 def test_the_source_plans_no_batch_while_rows_are_held(home: Home, clock: Clock) -> None:
@@ -137,16 +137,16 @@ def test_the_source_plans_no_batch_while_rows_are_held(home: Home, clock: Clock)
     ("lateness_ms", "setting_ms", "delay_ms"),
     [(60_000, 10_000, 10_000), (6_000, 10_000, 1_000), (600_000, 10_000, 10_000), (60_000, 500, 500), (60_000, 0, 0)],
 )
-def test_the_parts_of_a_verdict_delay_stay_within_it(lateness_ms: int, setting_ms: int, delay_ms: int) -> None:
+def test_hold_time_and_landing_pause_fit_in_the_verdict_delay(lateness_ms: int, setting_ms: int, delay_ms: int) -> None:
     assert verdict_delay_ms(lateness_ms, setting_ms) == delay_ms
     assert hold_ms(delay_ms) + 1000 * landing_pause_s(delay_ms, 0) <= 0.9 * delay_ms
 
 
 @pytest.mark.parametrize(
-    ("hold", "batch_every", "look", "held"),
+    ("hold", "batch_every", "interval", "held"),
     [(8_000, 200, 800, 8_000), (8_000, 1_000, 1_000, 8_000), (800, 1_000, 1_000, 0), (0, 200, 200, 0)],
 )
-def test_rows_are_held_back_where_the_trigger_looks_more_often_than_the_hold_ends(
-    hold: int, batch_every: int, look: int, held: int
+def test_rows_are_held_only_if_the_trigger_interval_is_below_the_hold_time(
+    hold: int, batch_every: int, interval: int, held: int
 ) -> None:
-    assert trigger_ms(hold, batch_every) == (look, held)
+    assert trigger_ms(hold, batch_every) == (interval, held)

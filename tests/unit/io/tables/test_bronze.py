@@ -1,4 +1,4 @@
-"""Bronze packed into blocks, also where somebody else has rewritten its files."""
+"""Packing of bronze rows into blocks, also from files that another program rewrote."""
 
 from pathlib import Path
 
@@ -21,18 +21,18 @@ OTHERS = [row(30, "d2/death"), tick(31), row(32, "fleet/_/b/gap", op="open", aft
 
 
 def blocks(home: Home) -> set[str]:
-    """Return what stands in the blocks of bronze's newest version, as text."""
+    """Return the rows in the blocks of bronze's newest version, as text."""
     found: set[str] = set()
     for file in tables.files_of(home, MESSAGES, "received_at"):
         for block in pack(read_bronze(str(file.path)), 3, START).to_pylist():
-            told = from_wire(block["signals"]).to_pylist() if block["signals"] else []
-            told += batch_to_rows(from_bytes(block["others"])) if block["others"] else []
-            found |= {f"{block['key_group']} {one}" for one in told}
+            unpacked = from_wire(block["signals"]).to_pylist() if block["signals"] else []
+            unpacked += batch_to_rows(from_bytes(block["others"])) if block["others"] else []
+            found |= {f"{block['key_group']} {one}" for one in unpacked}
     return found
 
 
 @pytest.mark.parametrize("rows", [SIGNALS, [*SIGNALS, *OTHERS]], ids=["signals", "of all kinds"])
-def test_a_device_that_was_deleted_by_another_program_is_gone_and_the_others_are_packed(rows: list[Row], tmp_path: Path) -> None:
+def test_packing_omits_only_the_device_that_another_program_deleted(rows: list[Row], tmp_path: Path) -> None:
     home = landed_home(tmp_path, rows, Deployment())
     before = blocks(home)
     DeltaTable(str(home.table(MESSAGES.name))).delete("device_id = 'd3'")
@@ -51,8 +51,8 @@ def test_a_batch_wakes_every_key_group_once_at_its_newest_row(rows: list[Row], t
     assert sorted(woken["key_group"].to_pylist()) == list(range(16))
     assert woken["signals"].to_pylist()[: packed.num_rows] == packed["signals"].to_pylist()
     added = woken.slice(packed.num_rows).to_pylist()
-    assert added, "the rows are of some groups"
+    assert added, "only some key groups have rows"
     newest_ms = max(one.received_at_ms for one in rows)
-    assert set(woken["newest_ms"].to_pylist()) == {newest_ms}, "also of groups that have older rows alone"
+    assert set(woken["newest_ms"].to_pylist()) == {newest_ms}, "also of key groups that have only older rows"
     assert {(one["signals"], one["others"]) for one in added} == {(None, None)}
     assert {one["received_at"] for one in added} == {max(packed["received_at"].to_pylist())}

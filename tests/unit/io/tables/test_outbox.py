@@ -1,4 +1,4 @@
-"""What a generation got to say with its work is said once, whoever is killed; and when it is not known where one stopped."""
+"""Outbox and recovery: judgements are published once, also after a crash or a loss of logs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,19 +27,19 @@ pytestmark = [pytest.mark.unit, pytest.mark.home(tables=Deployment())]
 
 @pytest.fixture
 def home(home: Home) -> Home:
-    """A home whose job has done three batches, and has said all of them."""
+    """A home whose job has committed three batches and published their judgements."""
     for number in range(3):
         commit_batch(home.checkpoint, number, 5_000)
     (home.checkpoint / "metadata").write_text('{"id": "the job"}')
-    _said(home, 2)
+    _append_judgements(home, 2)
     return home
 
 
-def _said(home: Home, batch: int) -> None:
+def _append_judgements(home: Home, batch: int) -> None:
     tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, []), "the job", batch)
 
 
-def _to_say(home: Home, count: int) -> Path:
+def _write_outbox(home: Home, count: int) -> Path:
     path = outbox_path(home.checkpoint)
     rows = [{"kind": "transition", "device_id": f"d{number}", "generation": 1, "judged_at_ms": 1} for number in range(count)]
     pq.write_table(tables.to_table(JUDGEMENTS, rows), path, row_group_size=2)
@@ -50,16 +50,16 @@ def _devices(home: Home) -> list[str]:
     return [row["device_id"] for row in tables.query(home, "SELECT device_id FROM judgements ORDER BY ALL")]
 
 
-def test_what_is_to_be_said_is_said_once(home: Home) -> None:
-    _to_say(home, 5)
+def test_outbox_is_published_once(home: Home) -> None:
+    _write_outbox(home, 5)
     assert flush_outbox(home, 1) == 5 and flush_outbox(home, 1) == 0
     assert _devices(home) == ["d0", "d1", "d2", "d3", "d4"]
     assert not list(home.checkpoint.glob("unsaid-*"))
 
 
 @pytest.mark.parametrize("landed", [0, 1, 2, 3])
-def test_killed_between_any_two_commits_the_next_says_the_rest(home: Home, landed: int) -> None:
-    path = _to_say(home, 5)
+def test_outbox_is_published_completely_after_a_kill_between_two_commits(home: Home, landed: int) -> None:
+    path = _write_outbox(home, 5)
     with pq.ParquetFile(path) as file:
         for number in range(landed):
             rows = file.read_row_group(number).cast(tables.arrow_schema(JUDGEMENTS))
@@ -68,20 +68,20 @@ def test_killed_between_any_two_commits_the_next_says_the_rest(home: Home, lande
     assert _devices(home) == ["d0", "d1", "d2", "d3", "d4"]
 
 
-def test_what_is_to_be_said_and_is_damaged_is_named_and_stays(home: Home) -> None:
-    path = _to_say(home, 5)
+def test_damaged_outbox_file_is_named_and_kept(home: Home) -> None:
+    path = _write_outbox(home, 5)
     path.write_bytes(path.read_bytes()[:-10])
     with refused("file-damaged", DamagedError, match=path.name):
         flush_outbox(home, 1)
     assert path.exists() and _devices(home) == []
 
 
-def test_where_a_generation_stopped_is_known_while_its_logs_say_so(home: Home) -> None:
-    at, why = where_it_stopped(home)
-    assert at is not None and (at.batch, at.version, at.newest_ms, why) == (2, 1, 5_001, "")
+def test_stop_position_is_read_from_intact_checkpoint_logs(home: Home) -> None:
+    position, reason = where_it_stopped(home)
+    assert position is not None and (position.batch, position.version, position.newest_ms, reason) == (2, 1, 5_001, "")
 
 
-def test_logs_that_end_before_what_was_said_do_not_tell_where_it_stopped(home: Home) -> None:
+def test_stop_position_is_unknown_if_judgements_are_ahead_of_the_checkpoint_logs(home: Home) -> None:
     for folder in ("offsets", "commits"):
         (home.checkpoint / folder / "2").unlink()
     assert where_it_stopped(home) == (
@@ -91,13 +91,13 @@ def test_logs_that_end_before_what_was_said_do_not_tell_where_it_stopped(home: H
 
 
 @pytest.mark.parametrize("name", ["offsets/2", "commits/2", "metadata"])
-def test_logs_that_are_damaged_do_not_tell_where_it_stopped(home: Home, name: str) -> None:
+def test_stop_position_is_unknown_if_a_checkpoint_log_is_damaged(home: Home, name: str) -> None:
     (home.checkpoint / name).write_bytes(b"\0" * 40)
-    at, why = where_it_stopped(home)
-    assert at is None and ("is damaged" in why or "does not contain the id of a query" in why)
+    position, reason = where_it_stopped(home)
+    assert position is None and ("is damaged" in reason or "does not contain the id of a query" in reason)
 
 
-def test_one_that_was_killed_in_a_batch_or_has_none_does_not_tell_where_it_stopped(home: Home) -> None:
+def test_stop_position_is_unknown_after_a_kill_in_a_batch_or_without_a_batch(home: Home) -> None:
     commit_batch(home.checkpoint, 3, 6_000, committed=False)
     assert where_it_stopped(home) == (None, "generation 1 was stopped in the middle of a batch")
     for number in committed_batches(home.checkpoint):
@@ -105,7 +105,7 @@ def test_one_that_was_killed_in_a_batch_or_has_none_does_not_tell_where_it_stopp
     assert where_it_stopped(home) == (None, "its checkpoint has no committed batch")
 
 
-def test_what_was_said_since_is_known_while_maintenance_has_not_come_near(home: Home) -> None:
+def test_recovery_requires_retained_judgements_since_the_snapshot(home: Home) -> None:
     take_snapshot(home)
     taken = find_snapshot(home)
     require_judgements_since(home, taken)
@@ -115,7 +115,7 @@ def test_what_was_said_since_is_known_while_maintenance_has_not_come_near(home: 
         require_judgements_since(home, replace(taken, at_ms=(taken.at_ms or 0) - 4 * 86_400_000))
 
 
-def test_a_damaged_checkpoint_that_nobody_goes_on_with_stands_in_no_ones_way(home: Home) -> None:
+def test_damaged_checkpoint_is_refused_only_while_its_generation_is_needed(home: Home) -> None:
     require_own_if_readable(home, 1)
     (home.checkpoint / "offsets" / "2").write_bytes(b"\0" * 40)
     require_own_if_readable(home, 1)
@@ -125,17 +125,17 @@ def test_a_damaged_checkpoint_that_nobody_goes_on_with_stands_in_no_ones_way(hom
         reader_pins(home)
     first, second = Generation(1, 8, 4, "up", status=RETIRED, stands={"damaged": True}), Generation(2, 8, 4, "bootstrap")
     save_generations(home.lifecycle, Generations(2, {1: first, 2: second}))
-    assert [need.who for need in reader_pins(home)] == ["generation 2"]
+    assert [pin.who for pin in reader_pins(home)] == ["generation 2"]
 
 
-def test_a_checkpoint_of_another_home_is_refused_though_nobody_goes_on_with_it(home: Home) -> None:
+def test_checkpoint_of_another_home_is_refused_even_if_it_is_not_resumed(home: Home) -> None:
     mark_own(home, 1)
     (home.checkpoint / "home-id.json").write_text('{"id": "another"}')
     with refused("checkpoint-foreign"):
         require_own_if_readable(home, 1)
 
 
-def test_nobody_goes_back_to_one_that_is_damaged() -> None:
+def test_predecessor_skips_damaged_and_pruned_generations() -> None:
     known = {number: Generation(number, 8, 4, "up", status=RETIRED) for number in (1, 2, 3)}
     known[3] = replace(known[3], stands={"damaged": True})
     record = Generations(4, {**known, 4: Generation(4, 8, 4, "bootstrap")})
@@ -143,7 +143,7 @@ def test_nobody_goes_back_to_one_that_is_damaged() -> None:
     assert replace(record, known={**record.known, 2: replace(known[2], status=PRUNED)}).predecessor() == known[1]
 
 
-def test_how_many_partitions_the_state_has_is_seen_by_its_folders(home: Home) -> None:
+def test_partitions_of_the_state_are_counted_by_its_folders(home: Home) -> None:
     assert partitions_of(home.checkpoint) is None
     for number in range(3):
         (home.checkpoint / "state" / "0" / str(number)).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The snapshots that are kept: those whose version can be opened, and whose files are all there, without opening each."""
+"""Kept snapshots: those whose version can be opened and whose files exist."""
 
 import json
 import re
@@ -26,14 +26,14 @@ pytestmark = [pytest.mark.unit, pytest.mark.home(tables=Deployment(), name="a ho
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Versions that are opened by their number."""
+    """Numbers of the versions that are opened."""
     found: list[int] = []
 
-    def noting(path: str, version: int | None = None) -> DeltaTable:
+    def open_and_record(path: str, version: int | None = None) -> DeltaTable:
         found.extend([] if version is None else [version])
         return DeltaTable(path, version=version)
 
-    monkeypatch.setattr(snapshot_table, "DeltaTable", noting)
+    monkeypatch.setattr(snapshot_table, "DeltaTable", open_and_record)
     return found
 
 
@@ -41,7 +41,7 @@ def _kept(home: Home) -> list[int | None]:
     return [one.version for one in snapshots(home)]
 
 
-def test_a_snapshot_is_kept_while_all_its_files_are_there_and_none_is_opened_to_see_it(home: Home, opened: list[int]) -> None:
+def test_snapshot_is_kept_while_its_files_exist_and_no_version_is_opened(home: Home, opened: list[int]) -> None:
     path = home.table(DEVICE_SNAPSHOTS.name)
     for batch in range(1, 6):
         take_snapshot(home, batch)
@@ -54,7 +54,7 @@ def test_a_snapshot_is_kept_while_all_its_files_are_there_and_none_is_opened_to_
     assert [version for version in range(1, 6) if is_whole(path, version)] == [1, 3, 4, 5]
 
 
-def test_a_snapshot_to_which_the_log_no_longer_leads_is_not_kept(home: Home) -> None:
+def test_snapshot_is_not_kept_if_the_log_cannot_open_its_version(home: Home) -> None:
     log = home.table(DEVICE_SNAPSHOTS.name) / "_delta_log"
     for batch in range(1, 4):
         take_snapshot(home, batch)
@@ -65,7 +65,7 @@ def test_a_snapshot_to_which_the_log_no_longer_leads_is_not_kept(home: Home) -> 
     assert _kept(home) == [4, 3]
 
 
-def test_what_the_table_shows_is_the_newest_snapshot_while_it_is_whole(home: Home) -> None:
+def test_shown_snapshot_is_the_newest_one_while_its_files_exist(home: Home) -> None:
     path = home.table(DEVICE_SNAPSHOTS.name)
     assert shown_snapshot(home) is None
     for batch in (1, 2):
@@ -74,18 +74,18 @@ def test_what_the_table_shows_is_the_newest_snapshot_while_it_is_whole(home: Hom
     shown = shown_snapshot(home)
     assert shown is not None and (shown.version, shown.batch) == (2, 2)
     next(iter(files_of(path, 2))).unlink()
-    assert shown_snapshot(home) is None, "an older one is kept, and the table does not show it"
+    assert shown_snapshot(home) is None, "an older snapshot is kept, but the table does not show it"
 
 
-def test_what_fails_over_a_snapshot_with_a_damaged_file_is_said_of_the_snapshot(home: Home) -> None:
+def test_errors_while_a_damaged_snapshot_is_read_name_the_snapshot(home: Home) -> None:
     take_snapshot(home)
     take_snapshot(home, 2)
     files = files_of(home.table(DEVICE_SNAPSHOTS.name), 2)
     files[-1].write_bytes(files[-1].read_bytes()[:-40])
-    said = rf"(?s)snapshot version 2 cannot be read: file {files[-1].name}: .*; name another with --version; .*state snapshots"
-    with refused("snapshot-unreadable", match=said), reporting_corruption_of_snapshot(home, 2):
+    error = rf"(?s)snapshot version 2 cannot be read: file {files[-1].name}: .*; name another with --version; .*state snapshots"
+    with refused("snapshot-unreadable", match=error), reporting_corruption_of_snapshot(home, 2):
         raise PySparkException("Job aborted due to stage failure")
-    with refused("snapshot-unreadable", match=said), reporting_corruption_of_snapshot(home, 2):
+    with refused("snapshot-unreadable", match=error), reporting_corruption_of_snapshot(home, 2):
         raise FleetError("no condition on a device") from PySparkException("Job aborted due to stage failure")
     files[-1].unlink()
     with (
@@ -95,7 +95,7 @@ def test_what_fails_over_a_snapshot_with_a_damaged_file_is_said_of_the_snapshot(
         raise PySparkException("Job aborted due to stage failure")
 
 
-def test_what_fails_over_a_whole_snapshot_is_not_said_of_it(home: Home) -> None:
+def test_errors_while_an_intact_snapshot_is_read_are_unchanged(home: Home) -> None:
     take_snapshot(home)
     with pytest.raises(PySparkException, match="Job aborted"), reporting_corruption_of_snapshot(home, 1):
         raise PySparkException("Job aborted due to stage failure")
@@ -103,7 +103,7 @@ def test_what_fails_over_a_whole_snapshot_is_not_said_of_it(home: Home) -> None:
         raise FleetError("no device fits")
 
 
-def test_a_file_that_spark_names_is_the_snapshots_fault_though_it_can_be_read(home: Home) -> None:
+def test_snapshot_file_named_in_a_spark_error_counts_as_damaged(home: Home) -> None:
     take_snapshot(home)
     name = files_of(home.table(DEVICE_SNAPSHOTS.name), 1)[0].name
     with (
@@ -113,7 +113,7 @@ def test_a_file_that_spark_names_is_the_snapshots_fault_though_it_can_be_read(ho
         raise PySparkException(f"Checksum error: {name}")
 
 
-def test_a_snapshot_of_a_newer_version_is_listed_and_refused_by_its_name(home: Home) -> None:
+def test_snapshot_of_a_newer_format_is_listed_but_cannot_be_selected(home: Home) -> None:
     take_snapshot(home)
     take_snapshot(home, 2, form=NOTE_FORM + 1, devices={"online": 3}, unmet={"e": 1}, deep=True)
     assert [(one.version, one.is_known, one.form) for one in snapshots(home)] == [(2, False, NOTE_FORM + 1), (1, True, 1)]
@@ -123,7 +123,7 @@ def test_a_snapshot_of_a_newer_version_is_listed_and_refused_by_its_name(home: H
             find_snapshot(home, version)
 
 
-def test_entries_that_a_form_does_not_have_are_passed_over_and_those_that_it_wants_are_not(home: Home) -> None:
+def test_snapshot_metadata_may_have_unknown_entries_but_no_missing_ones(home: Home) -> None:
     take_snapshot(home, 1, more={"deep": True})
     take_snapshot(home, 2, devices=None)
     assert [(one.batch, one.is_known) for one in snapshots(home)] == [(2, False), (1, True)]
@@ -131,14 +131,14 @@ def test_entries_that_a_form_does_not_have_are_passed_over_and_those_that_it_wan
         find_snapshot(home)
 
 
-def test_a_snapshot_of_a_newer_version_needs_its_bronze_and_all_where_it_does_not_say_which(home: Home) -> None:
+def test_snapshot_of_a_newer_format_pins_its_bronze_version_or_all_versions(home: Home) -> None:
     take_snapshot(home, 1, form=NOTE_FORM + 1, bronze=7, more=1)
     assert ("snapshot 1", 7) in [(one.who, one.version) for one in reader_pins(home)]
     take_snapshot(home, 2, form=NOTE_FORM + 1, bronze="of several tables")
     assert ("snapshot 2", 0) in [(one.who, one.version) for one in reader_pins(home)]
 
 
-def test_a_snapshot_of_a_newer_version_is_not_thinned_out(home: Home) -> None:
+def test_snapshot_of_a_newer_format_is_kept_regardless_of_its_age(home: Home) -> None:
     path = home.table(DEVICE_SNAPSHOTS.name)
     take_snapshot(home, 1, form=NOTE_FORM + 1)
     take_snapshot(home, 2)
@@ -149,19 +149,19 @@ def test_a_snapshot_of_a_newer_version_is_not_thinned_out(home: Home) -> None:
     assert kept_versions(path, 2 * DAY_MS, 2**60) == [1, 3]
 
 
-def test_a_snapshot_of_a_newer_version_stands_in_no_verbs_way(home: Home) -> None:
+def test_snapshot_of_a_newer_format_does_not_break_other_commands(home: Home) -> None:
     take_snapshot(home)
     take_snapshot(home, 2, form=NOTE_FORM + 1, more=1)
     listed = CliRunner().invoke(app, ["state", "snapshots", "--home", str(home.path)])
     assert listed.exit_code == 0 and "form 2: of a newer version" in " ".join(listed.output.split())
-    told = CliRunner().invoke(app, ["state", "snapshots", "--json", "--home", str(home.path)])
-    assert [json.loads(line)["form"] for line in told.output.splitlines()] == [2, 1]
-    refused = CliRunner().invoke(app, ["state", "bootstrap", "--dry-run", "--home", str(home.path)])
-    assert isinstance(refused.exception, FleetError) and "--version" in str(refused.exception)
+    as_json = CliRunner().invoke(app, ["state", "snapshots", "--json", "--home", str(home.path)])
+    assert [json.loads(line)["form"] for line in as_json.output.splitlines()] == [2, 1]
+    bootstrap = CliRunner().invoke(app, ["state", "bootstrap", "--dry-run", "--home", str(home.path)])
+    assert isinstance(bootstrap.exception, FleetError) and "--version" in str(bootstrap.exception)
     assert CliRunner().invoke(app, ["maintain", "--dry-run", "--home", str(home.path)]).exit_code == 0
 
 
-def test_what_another_wrote_beside_what_was_there_is_looked_at_as_a_whole(home: Home, opened: list[int]) -> None:
+def test_snapshot_that_another_program_appended_is_checked_by_opening_it(home: Home, opened: list[int]) -> None:
     path = home.table(DEVICE_SNAPSHOTS.name)
     take_snapshot(home, 1)
     take_snapshot(home, 2, mode="append")

@@ -1,4 +1,4 @@
-"""Rows of stream_health: one a batch, written without holding up the stream, and deleted when they are old."""
+"""Rows of stream_health: one per batch, written without blocking the stream, removed when old."""
 
 import json
 import threading
@@ -19,7 +19,7 @@ from tests.support.histories.histories import recorded_progress
 
 
 class Recorded(dict[str, Any]):
-    """A batch's progress, with the names of Spark's class."""
+    """Progress of a batch, with the interface of Spark's class."""
 
     @property
     def json(self) -> str:
@@ -27,7 +27,7 @@ class Recorded(dict[str, Any]):
 
 
 class Query:
-    """A query that remembers the progress of some batches."""
+    """Query that has the progress of some batches."""
 
     def __init__(self, run: str, *batches: int) -> None:
         self.runId, self.recentProgress = run, [_progress(batch, run) for batch in batches]
@@ -49,12 +49,12 @@ def _home(tmp_path: Path) -> Home:
     return home
 
 
-def _follow(home: Home, run: str, remembered: list[int], limit_s: float = 10.0) -> None:
-    """Follow one run of a query that remembers these batches at its end."""
+def _follow(home: Home, run: str, available: list[int], limit_s: float = 10.0) -> None:
+    """Follow one run of a query that ends with the progress of some batches."""
     query = Query(run)
     health = StreamHealth(home, 1)
     health.follow(cast("Any", query))
-    query.recentProgress += [_progress(batch, run) for batch in remembered]
+    query.recentProgress += [_progress(batch, run) for batch in available]
     health.stop(limit_s)
 
 
@@ -67,12 +67,12 @@ def test_a_batch_is_written_once_however_often_it_is_reported(tmp_path: Path) ->
     home = _home(tmp_path)
     _follow(home, "a", [0, 1, 2])
     assert _written(home) == [("a", 0), ("a", 1), ("a", 2)]
-    _follow(home, "a", [0, 1, 2, 3])  # as after an append whose answer was lost
+    _follow(home, "a", [0, 1, 2, 3])  # as after an append whose response was lost
     _follow(home, "b", [4, 5])
     assert _written(home) == [("a", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 4), ("b", 5)]
 
 
-def test_a_query_is_asked_for_all_that_it_remembers_only_where_several_batches_are_new() -> None:
+def test_recent_progress_is_fetched_only_if_several_batches_are_new() -> None:
     query = Query("a", 3, 4, 5)
 
     def since(batch: int) -> list[int]:
@@ -80,46 +80,44 @@ def test_a_query_is_asked_for_all_that_it_remembers_only_where_several_batches_a
 
     assert (since(-1), since(3), since(4), since(5)) == ([3, 4, 5], [4, 5], [5], [])
     query.recentProgress = [query.recentProgress[-1]]
-    assert (since(3), since(4)) == ([5], [5]), "what it has forgotten is missing"
+    assert (since(3), since(4)) == ([5], [5]), "the progress of batch 4 is no longer available"
     assert _progress_since(cast("Any", Query("a")), -1) == []
 
 
-def test_rows_that_were_read_are_written_when_the_query_can_no_longer_be_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_collected_rows_are_written_after_the_query_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleetpulse.io.tables.stream_health._EVERY_S", 0.05)
     home = _home(tmp_path)
-    asked = threading.Event()
+    polled = threading.Event()
 
     class Gone(Query):
         @property
         def lastProgress(self) -> Recorded | None:  # noqa: N802 - Spark's name
-            if asked.is_set():
+            if polled.is_set():
                 raise ConnectionError("the JVM is gone")
-            asked.set()
+            polled.set()
             return super().lastProgress
 
     health = StreamHealth(home, 1)
     health.follow(cast("Any", Gone("a", 0)))
-    assert asked.wait(10)
+    assert polled.wait(10)
     health.stop(10)
     assert _written(home) == [("a", 0)]
 
 
-def test_the_newest_batch_is_that_of_the_checkpoint_whatever_the_clock_said(tmp_path: Path) -> None:
+def test_newest_batch_follows_batch_numbers_and_not_the_clock(tmp_path: Path) -> None:
     home = _home(tmp_path)
     tables.create(home, STREAM_HEALTH)
     usual = to_row(Progress(recorded_progress("compaction")), BatchContext(1))
     hour_ms = 3_600_000
-    stands = [(1, 7, 9 * hour_ms), (2, 0, 5 * hour_ms), (2, 1, 2 * hour_ms)]  # the clock is set back again and again
-    rows = [{**usual, "generation": number, "batch_id": batch, "began_at_ms": at_ms} for number, batch, at_ms in stands]
+    batches = [(1, 7, 9 * hour_ms), (2, 0, 5 * hour_ms), (2, 1, 2 * hour_ms)]  # the clock is set back again and again
+    rows = [{**usual, "generation": number, "batch_id": batch, "began_at_ms": at_ms} for number, batch, at_ms in batches]
     tables.append(home, STREAM_HEALTH, tables.to_table(STREAM_HEALTH, rows), "run", 1)
-    told = judgements.health(home, batches=2)
-    assert told is not None
-    assert (told["newest"]["generation"], told["newest"]["batch_id"]) == (2, 1)
+    report = judgements.health(home, batches=2)
+    assert report is not None
+    assert (report["newest"]["generation"], report["newest"]["batch_id"]) == (2, 1)
 
 
-def test_a_table_that_cannot_be_written_is_no_fault_of_the_stream(tmp_path: Path) -> None:
+def test_unwritable_health_table_does_not_fail_the_stream(tmp_path: Path) -> None:
     home = _home(tmp_path)
     home.table(STREAM_HEALTH.name).write_text("in the way")
     _follow(home, "a", [0, 1])
@@ -128,7 +126,7 @@ def test_a_table_that_cannot_be_written_is_no_fault_of_the_stream(tmp_path: Path
     assert [batch for _, batch in _written(home)] == [0, 1, 2]
 
 
-def test_a_progress_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> None:
+def test_unreadable_progress_loses_only_its_own_row(tmp_path: Path) -> None:
     home = _home(tmp_path)
     health = StreamHealth(home, 1)
     query = Query("a", 1)
@@ -138,7 +136,7 @@ def test_a_progress_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> Non
     assert _written(home) == [("a", 1)]
 
 
-def test_old_rows_and_small_files_go(tmp_path: Path) -> None:
+def test_tidy_removes_old_rows_and_merges_small_files(tmp_path: Path) -> None:
     home = _home(tmp_path)
     tables.create(home, STREAM_HEALTH)
     before_ms = 1_700_000_000_000
@@ -152,7 +150,7 @@ def test_old_rows_and_small_files_go(tmp_path: Path) -> None:
     assert tables.landed(home, STREAM_HEALTH, "run") == 3
 
 
-def test_a_run_tidies_once_in_so_many_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_table_is_tidied_once_in_several_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleetpulse.io.tables.stream_health._COMMITS", 3)
     home = _home(tmp_path)
     tables.create(home, STREAM_HEALTH)
@@ -168,7 +166,7 @@ def test_a_run_tidies_once_in_so_many_commits(tmp_path: Path, monkeypatch: pytes
     assert [batch for _, batch in _written(home)] == [0, 1, 2, 3]
 
 
-def test_rows_are_counted_from_the_log_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_row_count_is_unknown_beyond_the_versions_in_the_log(tmp_path: Path) -> None:
     home = _home(tmp_path)
     path = home.table(MESSAGES.name)
     assert rows_between(path, (0, 1)) == 0
@@ -176,7 +174,7 @@ def test_rows_are_counted_from_the_log_as_far_as_it_goes(tmp_path: Path) -> None
     assert rows_between(path, None) is None
 
 
-def test_the_report_rates_the_newest_figure_and_tells_the_worst(tmp_path: Path) -> None:
+def test_report_rates_the_newest_value_and_includes_the_worst(tmp_path: Path) -> None:
     home = _home(tmp_path)
     assert judgements.health(home) is None
     tables.create(home, STREAM_HEALTH)
@@ -185,10 +183,10 @@ def test_the_report_rates_the_newest_figure_and_tells_the_worst(tmp_path: Path) 
         row = to_row(Progress(recorded_progress("compaction")), BatchContext(1, devices={"online": batch}))
         rows.append({**row, "batch_id": batch, "state_bytes": size, "state_update_us": 7 if batch < 2 else None})
     tables.append(home, STREAM_HEALTH, tables.to_table(STREAM_HEALTH, rows), "run", 3)
-    told = judgements.health(home)
-    assert told is not None
-    by_metric = {one["metric"]: one for one in told["rated"]}
+    report = judgements.health(home)
+    assert report is not None
+    by_metric = {one["metric"]: one for one in report["rated"]}
     assert (by_metric["state size"]["rating"], by_metric["state size"]["worst"]) == ("good", 6_000_000_000)
     assert (by_metric["state update"]["value"], by_metric["state update"]["rating"]) == (7, "good")
-    assert (told["newest"]["batch_id"], told["newest"]["devices"], told["batches"]) == (2, {"online": 2}, 3)
-    json.dumps(told)
+    assert (report["newest"]["batch_id"], report["newest"]["devices"], report["batches"]) == (2, {"online": 2}, 3)
+    json.dumps(report)

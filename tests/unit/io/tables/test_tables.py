@@ -1,4 +1,4 @@
-"""How tables and checkpoints are read by the verbs that look."""
+"""Reading of tables and checkpoints by commands, and incremental reading by mirrors."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ def transition(device_id: str, at_ms: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", ["plain", "two words", "year=2026", "größe", "it's #1, & more"])
-def test_a_home_is_read_whatever_its_folder_is_called(name: str, tmp_path: Path) -> None:
+def test_tables_are_readable_in_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
     home = Home(tmp_path / name)
     delta.create(home, JUDGEMENTS)
     delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [transition("a", 1), transition("b", 2)]), "test", 1)
@@ -37,16 +37,16 @@ def test_a_home_is_read_whatever_its_folder_is_called(name: str, tmp_path: Path)
     ]
 
 
-def test_a_table_reads_as_declared_before_it_is_made_where_its_maker_was_killed_and_while_it_is_empty(tmp_path: Path) -> None:
+def test_missing_or_empty_table_reads_with_its_declared_columns(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    for made in ("not at all", "a log without an entry", "whole"):
+    for stage in ("missing", "log without an entry", "created"):
         for table in TABLES:
-            if made == "a log without an entry":
+            if stage == "log without an entry":
                 log = home.table(table.name) / "_delta_log"
                 log.mkdir(parents=True)
                 (log / ".00000000000000000000.json.1c.tmp").write_text("{")
                 assert delta.files_of(home, table, table.columns[0].name) == [] and delta.stored_types(home, table) is None
-            elif made == "whole":
+            elif stage == "created":
                 delta.create(home, table)
                 assert delta.version(home.table(table.name)) == 0
             with delta.reading(home, [table.name]) as tables:
@@ -55,7 +55,7 @@ def test_a_table_reads_as_declared_before_it_is_made_where_its_maker_was_killed_
                 assert delta.fetch(tables, f"SELECT * FROM {table.name}") == []
 
 
-def test_a_table_whose_log_lost_its_entries_is_damaged_and_not_made_anew(tmp_path: Path) -> None:
+def test_table_that_lost_its_log_entries_is_damaged_and_not_recreated(tmp_path: Path) -> None:
     home = Home(tmp_path)
     delta.create(home, JUDGEMENTS)
     delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [transition("a", 1)]), "test", 1)
@@ -67,14 +67,14 @@ def test_a_table_whose_log_lost_its_entries_is_damaged_and_not_made_anew(tmp_pat
         delta.create(home, JUDGEMENTS)
 
 
-def test_a_file_among_the_tables_is_none(tmp_path: Path) -> None:
+def test_file_in_the_folder_of_tables_is_no_table(tmp_path: Path) -> None:
     home = Home(tmp_path)
     (home.path / "tables").mkdir()
     (home.path / "tables" / "judgements").write_text("")
     assert not holds_table(home.table("judgements"))
 
 
-def test_a_file_written_before_a_column_was_added_reads_it_as_empty(tmp_path: Path) -> None:
+def test_file_that_is_older_than_a_column_reads_it_as_null(tmp_path: Path) -> None:
     home = Home(tmp_path)
     older = delta.to_table(MESSAGES, [{"received_at_ms": 1, "kind": "tick", "device_id": "a"}]).drop_columns(["note"])
     write_deltalake(str(home.table("messages")), older)
@@ -84,18 +84,18 @@ def test_a_file_written_before_a_column_was_added_reads_it_as_empty(tmp_path: Pa
     assert found == [{"device_id": "a", "note": None}, {"device_id": "b", "note": "odd"}]
 
 
-def test_an_instant_is_the_same_whether_its_file_says_utc_or_not(tmp_path: Path) -> None:
+def test_timestamps_with_and_without_a_zone_are_read_as_utc(tmp_path: Path) -> None:
     home = Home(tmp_path)
     rows = delta.to_table(MESSAGES, [{"received_at_ms": 1_700_000_000_123, "kind": "tick", "device_id": "a"}])
-    bare = rows.set_column(0, "received_at", rows["received_at"].cast(pa.timestamp("us")))
-    for number, each in enumerate((rows, bare)):
+    without_zone = rows.set_column(0, "received_at", rows["received_at"].cast(pa.timestamp("us")))
+    for number, table in enumerate((rows, without_zone)):
         other = Home(home.path / str(number))
-        write_deltalake(str(other.table("messages")), each)
+        write_deltalake(str(other.table("messages")), table)
         found = delta.query(other, "SELECT received_at FROM messages", tables=["messages"])
         assert found[0]["received_at"].timestamp() * 1000 == 1_700_000_000_123
 
 
-def batch(checkpoint: Path, number: int, watermark_ms: int, *, committed: bool = True) -> None:
+def write_batch(checkpoint: Path, number: int, watermark_ms: int, *, committed: bool = True) -> None:
     for folder in ("offsets", "commits"):
         (checkpoint / folder).mkdir(parents=True, exist_ok=True)
     (checkpoint / "offsets" / str(number)).write_text('v1\n{"batchWatermarkMs": 0}\n{"version": 1}\n')
@@ -103,17 +103,17 @@ def batch(checkpoint: Path, number: int, watermark_ms: int, *, committed: bool =
         (checkpoint / "commits" / str(number)).write_text(f'v1\n{{"nextBatchWatermarkMs": {watermark_ms}}}')
 
 
-def test_what_is_judged_is_what_the_newest_committed_batch_says(tmp_path: Path) -> None:
+def test_judged_position_is_that_of_the_newest_committed_batch(tmp_path: Path) -> None:
     assert judged_up_to(tmp_path / "absent") is None
-    batch(tmp_path, 0, 0)
+    write_batch(tmp_path, 0, 0)
     assert judged_up_to(tmp_path) == (0, 1)
-    batch(tmp_path, 1, 5_000)
-    batch(tmp_path, 2, 9_000, committed=False)
+    write_batch(tmp_path, 1, 5_000)
+    write_batch(tmp_path, 2, 9_000, committed=False)
     (tmp_path / "commits" / ".1.crc").write_text("")
     assert judged_up_to(tmp_path) == (1, 5_001)
 
 
-def test_the_verbs_that_look_load_neither_spark_nor_pandas() -> None:
+def test_inspection_commands_import_neither_spark_nor_pandas() -> None:
     script = (
         "import sys, cli.app, cli.commands.inspect.status, cli.commands.inspect.listen, cli.commands.fleet.device\n"
         "import fleetpulse.reports.judgements\n"
@@ -123,7 +123,7 @@ def test_the_verbs_that_look_load_neither_spark_nor_pandas() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_bridge_holds_nothing_that_only_other_verbs_need() -> None:
+def test_bridge_does_not_import_libraries_of_other_commands() -> None:
     script = (
         "import sys, cli.entry, cli.commands.run.job, streaming.bridge.bridge, fleetpulse.settings\n"
         "print(sorted({'pyspark', 'pandas', 'numba', 'deltalake', 'duckdb', 'cli.app'} & set(sys.modules)))"
@@ -132,7 +132,7 @@ def test_a_bridge_holds_nothing_that_only_other_verbs_need() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_backtest_loads_neither_spark_nor_pandas_and_spark_gets_pandas_back() -> None:
+def test_backtest_imports_neither_spark_nor_pandas_and_pandas_can_be_unblocked() -> None:
     script = (
         "import sys\n"
         "from fleetpulse.io.system.process import block_imports, unblock_imports\n"
@@ -146,7 +146,7 @@ def test_a_backtest_loads_neither_spark_nor_pandas_and_spark_gets_pandas_back() 
     assert done.stdout.strip() == "[]"
 
 
-def test_a_mirror_reads_what_is_new_and_begins_anew_when_files_are_put_together(tmp_path: Path) -> None:
+def test_mirror_reads_new_files_and_reloads_after_compaction(tmp_path: Path) -> None:
     home = Home(tmp_path)
     mirror = delta.Mirror(home, ["judgements"])
     mirror.refresh()
@@ -165,11 +165,11 @@ def test_a_mirror_reads_what_is_new_and_begins_anew_when_files_are_put_together(
     assert [row["device_id"] for row in found] == ["a", "b", "c"]
 
 
-def test_a_mirror_keeps_the_columns_that_are_asked_for_alone(tmp_path: Path) -> None:
+def test_mirror_keeps_only_the_requested_columns(tmp_path: Path) -> None:
     home = Home(tmp_path)
     delta.create(home, QUARANTINE)
-    refused = {"received_at_ms": 1, "topic": "t", "payload": b"x" * 1_000, "reason": "json", "detail": "d", "bridge": "b"}
-    delta.append(home, QUARANTINE, delta.to_table(QUARANTINE, [refused]), "test", 1)
+    quarantined = {"received_at_ms": 1, "topic": "t", "payload": b"x" * 1_000, "reason": "json", "detail": "d", "bridge": "b"}
+    delta.append(home, QUARANTINE, delta.to_table(QUARANTINE, [quarantined]), "test", 1)
     mirror = delta.Mirror(home, ["quarantine"], {"quarantine": ("reason",)})
     mirror.refresh()
     assert delta.fetch(mirror.connection, "SELECT reason, payload, detail FROM quarantine") == [
@@ -177,7 +177,7 @@ def test_a_mirror_keeps_the_columns_that_are_asked_for_alone(tmp_path: Path) -> 
     ]
 
 
-def test_a_mirror_keeps_the_rows_that_are_asked_for_alone(tmp_path: Path) -> None:
+def test_mirror_keeps_only_the_requested_rows(tmp_path: Path) -> None:
     home = Home(tmp_path)
     delta.create(home, JUDGEMENTS)
     rows = [transition("a", 1), {"kind": "summary", "key_group": 1, "counts": "{}"}]
@@ -187,7 +187,7 @@ def test_a_mirror_keeps_the_rows_that_are_asked_for_alone(tmp_path: Path) -> Non
     assert delta.fetch(mirror.connection, "SELECT kind, device_id FROM judgements") == [{"kind": "transition", "device_id": "a"}]
 
 
-def test_files_that_cannot_hold_a_value_are_spared_and_the_others_read(tmp_path: Path) -> None:
+def test_query_skips_files_that_cannot_contain_a_value(tmp_path: Path) -> None:
     home = Home(tmp_path)
     delta.create(home, MESSAGES)
     for number, kind in enumerate(("gap", "heartbeat", "gap"), 1):
@@ -201,7 +201,7 @@ def test_files_that_cannot_hold_a_value_are_spared_and_the_others_read(tmp_path:
     assert [file.rows for file in delta.files_of(home, MESSAGES, "received_at")] == [1, 1, 1]
 
 
-def test_the_first_batch_shows_how_far_it_judged_when_every_group_says_so(tmp_path: Path) -> None:
+def test_frontier_of_the_first_batch_is_the_lowest_one_of_the_key_groups(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.prepare(None)
     assert judgements.frontier_ms(home, None) is None

@@ -1,4 +1,4 @@
-"""A bridge that stood still, and a clock that was set: what came meanwhile is excused, and nothing is stamped ahead of time."""
+"""Clock of the bridge: a standstill opens a gap, and a clock that jumps forward stamps no row."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ HOUR = 3_600_000
 
 
 class Clocks:
-    """The wall's clock, which can be set, and one that nobody sets."""
+    """Wall clock that a test can set, and a monotonic clock."""
 
     def __init__(self) -> None:
         self.wall_ms, self.steady_ms = NOW, 5_000
@@ -31,89 +31,89 @@ class Clocks:
 
 @pytest.fixture
 def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
-    made = Clocks()
-    monkeypatch.setattr("streaming.bridge.clock.wall_clock_ms", lambda: made.wall_ms)
-    monkeypatch.setattr("streaming.bridge.clock._steady_ms", lambda: made.steady_ms)
-    return made
+    stub = Clocks()
+    monkeypatch.setattr("streaming.bridge.clock.wall_clock_ms", lambda: stub.wall_ms)
+    monkeypatch.setattr("streaming.bridge.clock._steady_ms", lambda: stub.steady_ms)
+    return stub
 
 
 @pytest.fixture
-def line() -> Records:
+def source() -> Records:
     return Records()
 
 
 @pytest.fixture
-def bridge(tmp_path: Path, clocks: Clocks, line: Records) -> Bridge:
-    """A live bridge that has heard a device, and a canary of its own."""
-    where = tmp_path / "segments", None, tmp_path / "run" / "status.json"
-    made = Bridge(BridgeSettings(*where, BrokerAddress("h", 1), "", source_factory=lambda: line))
-    made.step()
-    line.coming = [heartbeat(1), *line.canaries]
-    line.canaries.clear()
-    made.step()
-    return made
+def bridge(tmp_path: Path, clocks: Clocks, source: Records) -> Bridge:
+    """Return a live bridge that has received a heartbeat and its own canary."""
+    paths = tmp_path / "segments", None, tmp_path / "run" / "status.json"
+    bridge = Bridge(BridgeSettings(*paths, BrokerAddress("h", 1), "", source_factory=lambda: source))
+    bridge.step()
+    source.coming = [heartbeat(1), *source.canaries]
+    source.canaries.clear()
+    bridge.step()
+    return bridge
 
 
 def heartbeat(number: int) -> Arrived:
     return Arrived("fleet/s/d/heartbeat", b"{}", False, (1, number))
 
 
-def told(bridge: Bridge) -> list[tuple[str, int, dict[str, Any]]]:
-    """Close the bridge, and return kind, instant (since NOW) and content of its rows."""
+def rows_of(bridge: Bridge) -> list[tuple[str, int, dict[str, Any]]]:
+    """Close the bridge; return kind, instant (since NOW) and content of its rows."""
     bridge.close()
     rows = [row for _, path in list_segments(bridge.settings.segments_dir) for row in read_segment(path).to_pylist()]
     return [(row["topic"].rsplit("/", 1)[1], row["received_at_ms"] - NOW, json.loads(row["payload"])) for row in rows]
 
 
-@pytest.mark.parametrize("flown", [False, True], ids=["alone", "beside a canary"])
-def test_what_a_line_kept_while_the_bridge_stood_still_comes_behind_the_gap(
-    bridge: Bridge, line: Records, clocks: Clocks, flown: bool
+@pytest.mark.parametrize("canary_sent", [False, True], ids=["without canary", "with canary"])
+def test_messages_queued_during_a_standstill_come_after_the_gap(
+    bridge: Bridge, source: Records, clocks: Clocks, canary_sent: bool
 ) -> None:
-    if flown:  # sent just before it stood still: it is in the socket with the rest, and no sign of listening since
+    if canary_sent:  # just before the standstill: queued with the other messages, it does not prove listening
         bridge._canary_at_s = 0.0  # pyright: ignore[reportPrivateUsage]
         bridge.step()
-        assert line.canaries
+        assert source.canaries
     clocks.pass_ms(HOUR)
-    line.coming = [heartbeat(2), *line.canaries]
+    source.coming = [heartbeat(2), *source.canaries]
     bridge.step()
-    rows = told(bridge)
-    assert [kind for kind, _, _ in rows] == ["heartbeat", "tick", "gap", "heartbeat"] + ["tick"] * flown
-    canary_ms, (_, gap_ms, gap), (_, heard_ms, _) = rows[1][1], rows[2], rows[3]
+    rows = rows_of(bridge)
+    assert [kind for kind, _, _ in rows] == ["heartbeat", "tick", "gap", "heartbeat"] + ["tick"] * canary_sent
+    canary_ms, (_, gap_ms, gap), (_, received_ms, _) = rows[1][1], rows[2], rows[3]
     assert (gap["op"], gap["from"] - NOW) == ("open", canary_ms)
-    assert HOUR <= gap_ms < heard_ms
+    assert HOUR <= gap_ms < received_ms
     assert bridge.intake.gap_open
 
 
-def test_a_pause_that_a_canary_allows_for_is_no_gap(bridge: Bridge, line: Records, clocks: Clocks) -> None:
+def test_pause_within_the_limit_of_canaries_is_no_gap(bridge: Bridge, source: Records, clocks: Clocks) -> None:
     clocks.pass_ms(14_000)
-    line.coming = [heartbeat(2)]
+    source.coming = [heartbeat(2)]
     bridge.step()
-    assert "gap" not in [kind for kind, _, _ in told(bridge)]
+    assert "gap" not in [kind for kind, _, _ in rows_of(bridge)]
 
 
-def test_a_clock_that_is_ahead_for_a_moment_stamps_nothing(bridge: Bridge, line: Records, clocks: Clocks) -> None:
+def test_clock_that_is_briefly_ahead_stamps_no_row(bridge: Bridge, source: Records, clocks: Clocks) -> None:
     clocks.wall_ms += 24 * HOUR
-    line.coming = [heartbeat(2)]
+    source.coming = [heartbeat(2)]
     bridge.step()
-    assert line.coming  # left where it is
+    assert source.coming  # not received yet
     bridge.report()
     assert json.loads(bridge.settings.status_path.read_text())["problem"] == SET_FORWARD
     clocks.pass_ms(2_000)
     clocks.wall_ms -= 24 * HOUR
     bridge.step()
-    assert not line.coming
-    rows = told(bridge)
+    assert not source.coming
+    rows = rows_of(bridge)
     assert [kind for kind, _, _ in rows] == ["heartbeat", "tick", "heartbeat"]
     assert rows[-1][1] == 2_000
 
 
-def test_a_clock_that_stays_ahead_is_believed_behind_a_gap(bridge: Bridge, line: Records, clocks: Clocks) -> None:
+def test_clock_that_stays_ahead_is_accepted_after_a_gap(bridge: Bridge, source: Records, clocks: Clocks) -> None:
     clocks.wall_ms += HOUR
-    line.coming = [heartbeat(2)]
+    source.coming = [heartbeat(2)]
     bridge.step()
     clocks.pass_ms(HOLDS_MS)
     bridge.step()
-    rows = told(bridge)
+    rows = rows_of(bridge)
     assert [kind for kind, _, _ in rows] == ["heartbeat", "tick", "gap", "heartbeat"]
     assert rows[2][1] == HOUR + HOLDS_MS
 

@@ -1,4 +1,4 @@
-"""A device that floods: what is beyond its limit is marked and kept, the others are not touched, memory is bounded."""
+"""Rate limit of devices: excess messages are marked and kept, other devices are unaffected."""
 
 from pathlib import Path
 
@@ -21,96 +21,96 @@ NOW = 1_700_000_000_000
 TOPIC = "fleet/s/loud/heartbeat"
 
 
-def _exceeds(floods: RateLimiter, topic: str, now_ms: int) -> bool:
-    return floods.exceeding((topic,), now_ms) == [0]
+def _exceeds(limiter: RateLimiter, topic: str, now_ms: int) -> bool:
+    return limiter.exceeding((topic,), now_ms) == [0]
 
 
 def test_a_device_may_send_its_burst_and_then_its_limit() -> None:
-    floods = RateLimiter(2)
-    assert [_exceeds(floods, TOPIC, NOW) for _ in range(2 * BURST_S + 3)].count(True) == 3
-    assert _exceeds(floods, "fleet/s/loud/error", NOW)
-    assert not _exceeds(floods, "fleet/s/quiet/heartbeat", NOW)
-    assert not _exceeds(floods, "zigbee/one", NOW)
-    assert not any(_exceeds(floods, "zigbee/two", NOW) for _ in range(2 * BURST_S))
-    assert [_exceeds(floods, TOPIC, NOW + 1_000) for _ in range(3)] == [False, False, True]
+    limiter = RateLimiter(2)
+    assert [_exceeds(limiter, TOPIC, NOW) for _ in range(2 * BURST_S + 3)].count(True) == 3
+    assert _exceeds(limiter, "fleet/s/loud/error", NOW)
+    assert not _exceeds(limiter, "fleet/s/quiet/heartbeat", NOW)
+    assert not _exceeds(limiter, "zigbee/one", NOW)
+    assert not any(_exceeds(limiter, "zigbee/two", NOW) for _ in range(2 * BURST_S))
+    assert [_exceeds(limiter, TOPIC, NOW + 1_000) for _ in range(3)] == [False, False, True]
 
 
 @given(st.integers(1, 50), st.lists(st.integers(-100, 3_000), max_size=300))
-def test_nobody_gets_more_than_burst_and_limit(per_s: int, steps: list[int]) -> None:
-    floods, now_ms, newest_ms, taken = RateLimiter(per_s), NOW, NOW, 0
+def test_device_never_exceeds_burst_and_limit(per_s: int, steps: list[int]) -> None:
+    limiter, now_ms, newest_ms, taken = RateLimiter(per_s), NOW, NOW, 0
     for step in steps:
         now_ms += step
-        taken += not _exceeds(floods, TOPIC, now_ms)
+        taken += not _exceeds(limiter, TOPIC, now_ms)
         newest_ms = max(newest_ms, now_ms)
-    backwards_ms = sum(-step for step in steps if step < 0)  # what the wall ran back is passed through twice
+    backwards_ms = sum(-step for step in steps if step < 0)  # time by which the clock was set back passes twice
     assert taken <= per_s * (BURST_S + (newest_ms - NOW + backwards_ms) / 1000) + 1
 
 
-def test_what_was_let_go_of_and_comes_again_is_counted_once() -> None:
+def test_dropped_and_redelivered_messages_are_counted_once() -> None:
     intake = BridgeSequencer("b", None, floods=RateLimiter(2))
     intake.go_live(NOW)
     waiting = [Arrived(TOPIC, b"{}", False, (1, number)) for number in range(2 * BURST_S + 3)]
     for again_ms in (0, 1, 2):
         intake.arrived_together(waiting, NOW + again_ms)
-        assert intake.counts["flooded"] == 2, "the newest counts"
+        assert intake.counts["flooded"] == 2, "the newest is spared"
         intake.lost(NOW + again_ms)
         assert intake.counts["flooded"] == 0
 
 
-def test_what_the_broker_kept_while_nobody_listened_is_within_the_limit() -> None:
+def test_messages_queued_during_an_outage_are_within_the_limit() -> None:
     away_ms, since_ms = 15 * 60_000, NOW - 15 * 60_000
     intake = BridgeSequencer("b", BridgePosition(1, since_ms), floods=RateLimiter(2))
     intake.go_live(NOW)
-    kept = 2 * away_ms // 1000
+    queued = 2 * away_ms // 1000
 
-    def refused(count: int, at_ms: int, topic: str = TOPIC) -> int:
+    def count_refused(count: int, at_ms: int, topic: str = TOPIC) -> int:
         before = intake.counts["flooded"]
         intake.arrived_together([Arrived(topic, b"{}", False, (1, number)) for number in range(count)], at_ms)
         return intake.counts["flooded"] - before
 
-    assert refused(kept + 2 * BURST_S + 4, NOW) == 3
-    assert refused(4, NOW + 1_000) == 1, "then its limit holds"
+    assert count_refused(queued + 2 * BURST_S + 4, NOW) == 3
+    assert count_refused(4, NOW + 1_000) == 1, "from then on the limit applies"
     late = "fleet/s/late/heartbeat"
-    assert refused(2 * BURST_S + 4, NOW + away_ms + 1, late) == 3, "a device that is silent until all was fetched kept nothing"
+    assert count_refused(2 * BURST_S + 4, NOW + away_ms + 1, late) == 3, "a device silent until then has queued nothing"
 
 
-def test_after_a_week_of_standstill_a_flood_is_a_flood() -> None:
-    floods, hour_s = RateLimiter(1), 3_600
-    floods.away_since(NOW - 7 * 24 * hour_s * 1000)
-    assert [_exceeds(floods, TOPIC, NOW) for _ in range(hour_s + BURST_S + 5)].count(True) == 5
+def test_flood_after_an_outage_of_a_week_is_refused() -> None:
+    limiter, hour_s = RateLimiter(1), 3_600
+    limiter.away_since(NOW - 7 * 24 * hour_s * 1000)
+    assert [_exceeds(limiter, TOPIC, NOW) for _ in range(hour_s + BURST_S + 5)].count(True) == 5
 
 
-def test_a_device_has_one_limit_whatever_sites_and_kinds_it_names() -> None:
-    floods = RateLimiter(1)
+def test_device_has_one_limit_for_all_sites_and_kinds() -> None:
+    limiter = RateLimiter(1)
     topics = [f"fleet/site-{number}/d/{kind}" for number in range(BURST_S) for kind in ("heartbeat", "error")]
-    assert floods.exceeding(topics, NOW) == list(range(BURST_S, 2 * BURST_S))
-    assert not floods.exceeding(["fleet/site-1/other/heartbeat"], NOW)
+    assert limiter.exceeding(topics, NOW) == list(range(BURST_S, 2 * BURST_S))
+    assert not limiter.exceeding(["fleet/site-1/other/heartbeat"], NOW)
 
 
-def test_nothing_exceeds_no_limit() -> None:
-    floods = RateLimiter(0)
-    assert not any(_exceeds(floods, TOPIC, NOW) for _ in range(10_000))
+def test_limit_of_zero_refuses_no_message() -> None:
+    limiter = RateLimiter(0)
+    assert not any(_exceeds(limiter, TOPIC, NOW) for _ in range(10_000))
 
 
-def test_the_quiet_are_forgotten_and_a_flood_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_devices_are_forgotten_and_flooding_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rate_limit, "_MOST", 100)
-    floods = RateLimiter(1)
+    limiter = RateLimiter(1)
     for number in range(150):
-        _exceeds(floods, f"fleet/s/d{number}/heartbeat", NOW + number)
+        _exceeds(limiter, f"fleet/s/d{number}/heartbeat", NOW + number)
         for _ in range(BURST_S):
-            _exceeds(floods, TOPIC, NOW + number)
-    assert len(floods._left) <= 101  # pyright: ignore[reportPrivateUsage]
-    assert _exceeds(floods, TOPIC, NOW + 151)
+            _exceeds(limiter, TOPIC, NOW + number)
+    assert len(limiter._left) <= 101  # pyright: ignore[reportPrivateUsage]
+    assert _exceeds(limiter, TOPIC, NOW + 151)
 
 
-def test_what_is_beyond_the_limit_is_written_and_goes_to_quarantine(tmp_path: Path) -> None:
+def test_messages_beyond_the_limit_are_written_and_go_to_quarantine(tmp_path: Path) -> None:
     intake = BridgeSequencer("b", None, floods=RateLimiter(1))
     intake.go_live(NOW)
     for number in range(BURST_S + 5):
         intake.arrived(Arrived(TOPIC, b"{}", False, (1, number + 1)), NOW)
     written = [*intake.buffer.rows()]
     assert [row.refused for row in written].count(REASON_FLOOD) == intake.counts["flooded"] == 4
-    assert written[-1].refused is None, "the newest of the second counts"
+    assert written[-1].refused is None, "the newest of the second is spared"
     path = write_segment(tmp_path, 1, intake.buffer.table(), bridge="b", last_canary_ms=None)
     landed = decode_parts([Part("bridge-1", 1, 0, read_segment(path))], decode)
     assert (landed.messages[0][2].num_rows, len(landed.quarantine)) == (BURST_S + 1, 4)
@@ -118,7 +118,7 @@ def test_what_is_beyond_the_limit_is_written_and_goes_to_quarantine(tmp_path: Pa
     assert "flood_limit" in landed.quarantine[0]["detail"]
 
 
-def test_a_segment_of_before_there_was_a_limit_is_read(tmp_path: Path) -> None:
+def test_older_segment_without_the_column_refused_is_read(tmp_path: Path) -> None:
     table = rows_table([SegmentRow(NOW, TOPIC, b"{}", Origin.MQTT.value)])
     path = write_segment(tmp_path, 1, table, bridge="b", last_canary_ms=None)
     older = read_segment(path).drop_columns(["refused"])
@@ -130,7 +130,7 @@ def test_a_segment_of_before_there_was_a_limit_is_read(tmp_path: Path) -> None:
 
 
 def _flooded(topics: list[str], at_ms: list[int], per_s: int = 1) -> list[bool]:
-    """Return which of messages are refused, of a device that has used up its limit."""
+    """Return for each message whether it is refused; its device has used up the limit before."""
     intake = BridgeSequencer("b", None, floods=RateLimiter(per_s))
     intake.go_live(NOW)
     intake.arrived_together([Arrived(TOPIC, b"{}", False, (1, number)) for number in range(per_s * BURST_S)], NOW)
@@ -146,18 +146,18 @@ def test_a_flood_costs_data_and_never_presence() -> None:
     intake.arrived_together(burst, NOW)
     counted = [row for row in intake.buffer.rows() if row.refused is None]
     assert len(counted) == 100 * BURST_S + 1
-    assert counted[-1].payload == b"19999", "the newest of what is beyond the limit counts"
+    assert counted[-1].payload == b"19999", "the newest message beyond the limit is spared"
 
 
-def test_of_what_is_beyond_the_limit_the_newest_message_of_each_second_counts() -> None:
+def test_newest_message_beyond_the_limit_in_each_second_is_spared() -> None:
     assert _flooded([TOPIC] * 5, [NOW, NOW + 1, NOW + 999, NOW + 999, NOW + 999]) == [True, True, True, True, False]
-    assert _flooded([TOPIC] * 4, [NOW + 1, NOW + 2, NOW + 1_001, NOW + 1_002]) == [True, False, False, False], "one has come up"
+    assert _flooded([TOPIC] * 4, [NOW + 1, NOW + 2, NOW + 1_001, NOW + 1_002]) == [True, False, False, False], "a token was added"
     error, other = "fleet/t/loud/error", "fleet/s/loud/tick"
-    assert _flooded([TOPIC, error], [NOW, NOW]) == [True, False], "a device has one limit, whatever site and kind it names"
-    assert _flooded([TOPIC, other], [NOW, NOW]) == [False, True], "what no device may send spares nothing"
+    assert _flooded([TOPIC, error], [NOW, NOW]) == [True, False], "a device has one limit for all sites and kinds"
+    assert _flooded([TOPIC, other], [NOW, NOW]) == [False, True], "a message of a kind that no device sends is not spared"
 
 
-def test_a_message_that_is_written_stays_and_the_next_one_of_the_second_counts_too() -> None:
+def test_spared_message_stays_once_written_and_the_next_one_is_spared_too() -> None:
     intake = BridgeSequencer("b", None, floods=RateLimiter(1))
     intake.go_live(NOW)
     for number in range(BURST_S + 1):

@@ -1,4 +1,4 @@
-"""What the bridge's intake makes of a recording: line by line, once, and with the gaps that are in it."""
+"""Bridge sequencer and recordings: lines are written once and in order, with coverage gaps."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def broker() -> Broker:
     return Broker()
 
 
-def test_history_is_taken_line_by_line_whatever_the_order(broker: Broker) -> None:
+def test_recorded_lines_are_written_once_and_in_order(broker: Broker) -> None:
     intake = make()
     for line in (2, 0, 2, 1, 0, 3):
         intake.arrived(broker.line(line), NOW)
@@ -39,14 +39,14 @@ def test_a_held_line_is_not_acknowledged(broker: Broker) -> None:
     assert sorted(intake.written()) == [(1, 1), (1, 2)]
 
 
-def test_history_goes_on_after_the_line_that_is_durable(broker: Broker) -> None:
+def test_history_resumes_after_the_durable_line(broker: Broker) -> None:
     intake = make(BridgePosition(1, NOW + 5, "r", 5))
     intake.arrived(broker.line(5), NOW)
     intake.arrived(broker.line(6), NOW)
     assert [row["line"] for row in rows(intake)] == [6]
 
 
-def test_a_lost_connection_takes_history_back_to_what_is_durable(broker: Broker) -> None:
+def test_lost_connection_resets_history_to_the_durable_line(broker: Broker) -> None:
     intake = make()
     intake.arrived(broker.line(0), NOW)
     intake.written()
@@ -59,7 +59,7 @@ def test_a_lost_connection_takes_history_back_to_what_is_durable(broker: Broker)
     assert [row["line"] for row in rows(intake)] == [1, 2, 3]
 
 
-def test_another_recording_waits_for_the_end_of_the_first(broker: Broker) -> None:
+def test_second_recording_is_rejected_before_the_end_of_the_first(broker: Broker) -> None:
     intake = make()
     intake.arrived(broker.line(0), NOW)
     intake.arrived(broker.line(0, recording="other"), NOW)
@@ -67,7 +67,7 @@ def test_another_recording_waits_for_the_end_of_the_first(broker: Broker) -> Non
     assert intake.counts["rejected"] == 1
 
 
-def test_a_recording_older_than_what_was_received_is_rejected_whole(broker: Broker) -> None:
+def test_recording_older_than_received_rows_is_rejected_completely(broker: Broker) -> None:
     intake = make(BridgePosition(1, NOW + 1))
     for line in (1, 0, 2):
         intake.arrived(broker.line(line, NOW), NOW)
@@ -87,13 +87,13 @@ def test_lines_of_a_recording_that_ended_are_dropped(broker: Broker) -> None:
     assert intake.history.done
 
 
-def test_a_second_recording_begins_after_the_first(broker: Broker) -> None:
+def test_second_recording_starts_after_the_end_of_the_first(broker: Broker) -> None:
     intake = make(BridgePosition(1, NOW, "r", 3, ended=True, played="r"))
     intake.arrived(broker.line(0, recording="s"), NOW)
     assert [row["recording"] for row in rows(intake)] == ["s"]
 
 
-def test_a_stray_among_history_is_kept_for_the_quarantine_and_disturbs_nothing(broker: Broker) -> None:
+def test_stray_message_in_history_is_kept_for_quarantine(broker: Broker) -> None:
     intake = make()
     intake.arrived(broker.line(0), NOW)
     intake.arrived(broker.deliver("replay/r", b"no envelope"), NOW + 99_999)
@@ -103,7 +103,7 @@ def test_a_stray_among_history_is_kept_for_the_quarantine_and_disturbs_nothing(b
 
 
 @pytest.mark.parametrize(("later_ms", "gaps"), [(60_000, 0), (60_001, 1)])
-def test_history_up_to_now_goes_on_live_without_a_gap(later_ms: int, gaps: int, broker: Broker) -> None:
+def test_recent_history_continues_live_without_a_gap(later_ms: int, gaps: int, broker: Broker) -> None:
     intake = make()
     intake.arrived(broker.line(0), NOW)
     intake.arrived(broker.line(1, end=True), NOW)
@@ -113,7 +113,7 @@ def test_history_up_to_now_goes_on_live_without_a_gap(later_ms: int, gaps: int, 
 
 
 @pytest.mark.parametrize("gap_open", [False, True])
-def test_nobody_listened_between_what_a_home_has_and_the_first_line_of_a_recording(gap_open: bool, broker: Broker) -> None:
+def test_time_between_existing_rows_and_a_recording_is_a_gap(gap_open: bool, broker: Broker) -> None:
     intake = make(BridgePosition(1, NOW, last_canary_ms=NOW - 9, gap_open=gap_open))
     intake.arrived(broker.line(0, NOW + 100_000), NOW)
     intake.arrived(broker.line(1, NOW + 100_000), NOW)
@@ -125,7 +125,7 @@ def test_nobody_listened_between_what_a_home_has_and_the_first_line_of_a_recordi
     assert not intake.gap_open
 
 
-def test_that_gap_is_said_once_though_the_first_line_comes_again(broker: Broker) -> None:
+def test_gap_before_a_recording_is_written_once_despite_redelivery(broker: Broker) -> None:
     intake = make(BridgePosition(1, NOW, last_canary_ms=NOW))
     for _ in range(2):
         intake.lost(NOW)
@@ -141,7 +141,7 @@ def test_a_recording_in_an_empty_home_has_no_gap(position: BridgePosition | None
     assert bodies(intake, "gap") == []
 
 
-def test_lines_that_wait_for_one_before_them_are_bounded_in_bytes(broker: Broker) -> None:
+def test_held_lines_are_bounded_in_bytes(broker: Broker) -> None:
     history, body = RecordingSequencer(), b"x" * 1_000_000
     for line in range(1, 100):
         payload = wrap(Envelope("r", line, NOW + line, TOPIC, body))
@@ -150,18 +150,18 @@ def test_lines_that_wait_for_one_before_them_are_bounded_in_bytes(broker: Broker
     assert history.held * len(body) < HELD_BYTES + len(body)
 
 
-def test_a_line_of_history_that_comes_while_live_is_a_message_that_nobody_can_read(broker: Broker) -> None:
+def test_recorded_line_received_live_is_a_message_with_an_invalid_topic(broker: Broker) -> None:
     intake = make()
     intake.go_live(NOW)
     line = broker.line(0)
     intake.arrived(line, NOW)
     [row] = rows(intake)
     assert (row["topic"], row["payload"], row["recording"]) == ("replay/r", line.payload, None)
-    refused = decode(row["topic"], row["payload"], NOW, Origin.MQTT)
-    assert isinstance(refused, Rejection) and refused.reason == "topic"
+    rejection = decode(row["topic"], row["payload"], NOW, Origin.MQTT)
+    assert isinstance(rejection, Rejection) and rejection.reason == "topic"
 
 
-def test_a_gap_that_a_recording_leaves_open_is_closed_before_its_end(broker: Broker) -> None:
+def test_gap_left_open_by_a_recording_is_closed_before_its_end_line(broker: Broker) -> None:
     intake = make()
     for line in (
         broker.line(0),
@@ -182,7 +182,7 @@ def test_a_gap_that_a_recording_leaves_open_is_closed_before_its_end(broker: Bro
     assert closed(intake) == []
 
 
-def test_it_is_closed_also_by_who_began_after_it_was_opened_and_when_lines_come_again(broker: Broker) -> None:
+def test_gap_left_open_is_closed_after_a_restart_and_despite_redelivery(broker: Broker) -> None:
     intake = make(BridgePosition(1, NOW, "r", 0, left_open=frozenset({"other"})))
     for _ in range(2):
         intake.lost(NOW)
@@ -194,7 +194,7 @@ def test_it_is_closed_also_by_who_began_after_it_was_opened_and_when_lines_come_
     assert intake.history.left_open == frozenset()
 
 
-def test_who_goes_live_without_the_end_of_a_recording_closes_what_it_left_open(broker: Broker) -> None:
+def test_going_live_closes_the_open_gaps_of_an_unfinished_recording(broker: Broker) -> None:
     intake = make()
     for message in (
         broker.line(0),
@@ -210,7 +210,7 @@ def test_who_goes_live_without_the_end_of_a_recording_closes_what_it_left_open(b
     assert closed(intake) == ["other", "b"]
 
 
-def test_a_recorded_gap_row_at_the_instant_of_another_of_its_bridge_is_kept_and_not_judged(broker: Broker) -> None:
+def test_second_recorded_gap_row_of_a_bridge_at_one_instant_is_refused(broker: Broker) -> None:
     intake = make()
     for line, bridge in enumerate(("a", "b", "a", "b")):
         envelope = Envelope("r", line, NOW, f"fleet/_/{bridge}/gap", b'{"op":"open","from":1}')
@@ -219,16 +219,16 @@ def test_a_recorded_gap_row_at_the_instant_of_another_of_its_bridge_is_kept_and_
     assert [row["refused"] for row in rows(intake)] == [None, None, "field", "field", None]
 
 
-def test_what_is_remembered_of_the_bridges_of_a_recording_is_bounded_and_what_it_leaves_open_is_closed(
+def test_number_of_remembered_bridges_is_bounded_and_their_gaps_are_closed(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streaming.bridge.replay_sequencer.MAX_RECORDED", 2)
     intake = make()
     opens, closes = {"op": "open", "from": NOW}, {"op": "close", "until": NOW + 9}
-    told = [("a", opens), ("b", opens), ("c", opens), ("a", opens), ("c", closes), ("a", closes), ("c", opens)]
-    for line, (bridge, said) in enumerate(told):
-        intake.arrived(broker.gap(line, bridge, **said), NOW)
-    for line, bridge in enumerate("xyz", len(told)):  # at one instant, and none of them was open
+    changes = [("a", opens), ("b", opens), ("c", opens), ("a", opens), ("c", closes), ("a", closes), ("c", opens)]
+    for line, (bridge, content) in enumerate(changes):
+        intake.arrived(broker.gap(line, bridge, **content), NOW)
+    for line, bridge in enumerate("xyz", len(changes)):  # at one instant, and none of them was open
         envelope = Envelope("r", line, NOW + 10, f"fleet/_/{bridge}/gap", b'{"op":"close","until":1}')
         intake.arrived(broker.deliver("replay/r", wrap(envelope)), NOW)
     assert [row["refused"] for row in rows(intake)] == [None, None, "size", None, None, None, None, None, None, "size"]
@@ -237,11 +237,11 @@ def test_what_is_remembered_of_the_bridges_of_a_recording_is_bounded_and_what_it
     assert closed(intake) == ["b", "c"]
 
 
-def test_one_that_begins_anew_between_two_such_lines_refuses_the_second_as_well(broker: Broker) -> None:
-    stood = BridgePosition(1, NOW, "r", 1, gap_rows=frozenset({"a", "b"}))
+def test_restarted_bridge_refuses_the_second_gap_row_of_one_instant(broker: Broker) -> None:
+    position = BridgePosition(1, NOW, "r", 1, gap_rows=frozenset({"a", "b"}))
     for at_ms, refused in ((NOW, "field"), (NOW + 1, None)):
-        intake = make(stood)
+        intake = make(position)
         envelope = Envelope("r", 2, at_ms, "fleet/_/a/gap", b'{"op":"open","from":1}')
         intake.arrived(broker.deliver("replay/r", wrap(envelope)), NOW)
         assert [row["refused"] for row in rows(intake)] == [refused]
-        assert intake.history.gap_rows_at(NOW) == (stood.gap_rows if refused else frozenset())
+        assert intake.history.gap_rows_at(NOW) == (position.gap_rows if refused else frozenset())

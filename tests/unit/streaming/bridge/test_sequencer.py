@@ -1,4 +1,4 @@
-"""The laws of the bridge's intake, without a network, a file or a clock."""
+"""Bridge sequencer: stamps, commands, acknowledgements, canaries and coverage gaps."""
 
 import pytest
 
@@ -26,34 +26,34 @@ def test_received_at_never_runs_backwards(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("others", [frozenset[str](), frozenset({"c"})])
-def test_messages_taken_in_together_are_taken_in_as_one_by_one(others: frozenset[str]) -> None:
-    taken: list[BridgeSequencer] = []
-    for together in (True, False):
+def test_batch_of_messages_has_the_effect_of_single_messages(others: frozenset[str]) -> None:
+    sequencers: list[BridgeSequencer] = []
+    for as_batch in (True, False):
         broker, intake = Broker(), BridgeSequencer("b", BridgePosition(3, NOW), secret=b"s", floods=RateLimiter(1), others=others)
         intake.shared = frozenset({"oslo"})
         intake.go_live(NOW - 1_000)
         canary = broker.deliver(intake.canary_topic, intake.canary(NOW))
-        several = [broker.deliver(TOPIC) for _ in range(BURST_S + 2)]
-        several[5:5] = [broker.deliver(TOPIC, retained=True), broker.deliver("replay/r"), canary, broker.deliver("foreign/t")]
-        several[30:30] = [
+        messages = [broker.deliver(TOPIC) for _ in range(BURST_S + 2)]
+        messages[5:5] = [broker.deliver(TOPIC, retained=True), broker.deliver("replay/r"), canary, broker.deliver("foreign/t")]
+        messages[30:30] = [
             broker.deliver("fleet/oslo/d/heartbeat"),
             broker.deliver("fleet/_/c/tick"),
             broker.deliver(intake.canary_topic, b"{}"),
         ]
         for now_ms in (NOW - 5, NOW + 7):
-            if together:
-                intake.arrived_together(several, now_ms)
+            if as_batch:
+                intake.arrived_together(messages, now_ms)
             else:
-                for message in several:
+                for message in messages:
                     intake.arrived(message, now_ms)
-        taken.append(intake)
-    one, other = taken
-    assert [*one.buffer.rows()] == [*other.buffer.rows()]
-    assert one.buffer.tokens == other.buffer.tokens
-    assert one.buffer.passed == other.buffer.passed
-    assert one.buffer.size_bytes == other.buffer.size_bytes
-    assert (one.counts, one.last_ms, one.last_canary_ms) == (other.counts, other.last_ms, other.last_canary_ms)
-    assert one.counts["flooded"] > 0
+        sequencers.append(intake)
+    batched, single = sequencers
+    assert [*batched.buffer.rows()] == [*single.buffer.rows()]
+    assert batched.buffer.tokens == single.buffer.tokens
+    assert batched.buffer.passed == single.buffer.passed
+    assert batched.buffer.size_bytes == single.buffer.size_bytes
+    assert (batched.counts, batched.last_ms, batched.last_canary_ms) == (single.counts, single.last_ms, single.last_canary_ms)
+    assert batched.counts["flooded"] > 0
 
 
 def test_received_at_never_runs_backwards_across_restarts(broker: Broker) -> None:
@@ -63,7 +63,7 @@ def test_received_at_never_runs_backwards_across_restarts(broker: Broker) -> Non
     assert stamps(intake) == [NOW + 1, NOW + 2]
 
 
-def test_rows_of_ours_share_their_instant_with_nobody(broker: Broker) -> None:
+def test_rows_of_the_bridge_share_their_instant_with_no_other_row(broker: Broker) -> None:
     intake = make()
     intake.go_live(NOW)
     intake.arrived(broker.deliver(TOPIC), NOW)
@@ -93,7 +93,7 @@ def test_commands_about_different_devices_do_not_run_ahead_of_the_clock(broker: 
     assert stamps(intake)[-1] == NOW + 99
 
 
-def test_a_command_that_flushes_an_empty_home_shares_its_instant_with_no_other(broker: Broker) -> None:
+def test_flush_command_of_an_empty_home_shares_its_instant_with_no_command(broker: Broker) -> None:
     intake = make()
     intake.go_live(NOW)
     intake.command("a.json", intake.canary_topic, {"op": FLUSH}, NOW)
@@ -101,7 +101,7 @@ def test_a_command_that_flushes_an_empty_home_shares_its_instant_with_no_other(b
     assert stamps(intake) == [NOW, NOW + 1]
 
 
-def test_a_command_after_a_promise_shares_no_instant_from_before_it(broker: Broker) -> None:
+def test_command_after_a_promise_shares_no_instant_with_an_earlier_command(broker: Broker) -> None:
     intake = make()
     intake.go_live(NOW)
     intake.command("a.json", "fleet/s/a/registry", {"op": "add"}, NOW)
@@ -114,7 +114,7 @@ def test_a_command_after_a_promise_shares_no_instant_from_before_it(broker: Brok
 # ---- acknowledgements
 
 
-def test_tokens_are_given_back_only_when_written(broker: Broker) -> None:
+def test_tokens_are_released_only_when_written(broker: Broker) -> None:
     intake = make()
     intake.go_live(NOW)
     intake.arrived(broker.deliver(TOPIC), NOW)
@@ -125,7 +125,7 @@ def test_tokens_are_given_back_only_when_written(broker: Broker) -> None:
     assert not intake.buffer
 
 
-def test_a_lost_connection_drops_what_comes_again_and_keeps_what_does_not(broker: Broker) -> None:
+def test_lost_connection_drops_only_messages_that_are_redelivered(broker: Broker) -> None:
     intake = make()
     intake.go_live(NOW)
     intake.arrived(broker.deliver(TOPIC), NOW)
@@ -148,7 +148,7 @@ def test_retained_copies_are_not_landed(broker: Broker) -> None:
 # ---- canaries and gaps
 
 
-def test_a_canary_that_comes_back_is_a_tick_and_a_foreign_one_is_a_message(broker: Broker) -> None:
+def test_returned_canary_is_a_tick_and_a_forged_one_is_a_message(broker: Broker) -> None:
     intake = make()
     intake.go_live(NOW)
     fly(intake, broker, NOW, NOW + 7)
@@ -158,7 +158,7 @@ def test_a_canary_that_comes_back_is_a_tick_and_a_foreign_one_is_a_message(broke
     assert intake.last_canary_ms == NOW + 7
 
 
-def test_a_canary_of_an_earlier_life_is_neither(broker: Broker) -> None:
+def test_canary_of_an_earlier_process_is_dropped(broker: Broker) -> None:
     payload = make().canary(NOW)
     intake = make()
     intake.go_live(NOW)
@@ -175,13 +175,13 @@ def test_an_empty_home_has_no_gap(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize(("canary_ms", "since_ms"), [(NOW - 9, NOW - 9), (None, NOW)])
-def test_a_start_with_a_position_begins_with_a_gap(canary_ms: int | None, since_ms: int, broker: Broker) -> None:
+def test_start_with_a_position_opens_a_gap(canary_ms: int | None, since_ms: int, broker: Broker) -> None:
     intake = make(BridgePosition(1, NOW, last_canary_ms=canary_ms))
     intake.go_live(NOW + 5_000)
     assert bodies(intake, "gap") == [{"op": "open", "from": since_ms, "why": "start"}]
 
 
-def test_the_gap_is_closed_by_a_canary_sent_after_the_return(broker: Broker) -> None:
+def test_gap_is_closed_by_a_canary_sent_after_the_connection_is_back(broker: Broker) -> None:
     intake = make()
     intake.go_live(NOW)
     fly(intake, broker, NOW, NOW)
@@ -203,16 +203,16 @@ def test_a_canary_that_was_sent_before_the_gap_was_opened_does_not_close_it(brok
     intake.go_live(NOW)
     fly(intake, broker, NOW, NOW)
     before = broker.deliver(intake.canary_topic, intake.canary(NOW + 1))
-    intake.open_gap(NOW + 100, "canary")  # it is overdue, and the connection stands
+    intake.open_gap(NOW + 100, "canary")  # the canary is overdue, and the connection is up
     intake.arrived(before, NOW + 200)
     assert [gap["op"] for gap in bodies(intake, "gap")] == ["open"]
     assert intake.gap_open
-    assert intake.last_canary_ms == NOW + 200, "it is a tick all the same"
+    assert intake.last_canary_ms == NOW + 200, "it is still a tick"
     fly(intake, broker, NOW + 201, NOW + 300)
     assert [gap["op"] for gap in bodies(intake, "gap")] == ["open", "close"]
 
 
-def test_an_open_gap_is_not_opened_again_not_even_after_a_restart(broker: Broker) -> None:
+def test_open_gap_is_not_opened_again_after_a_restart(broker: Broker) -> None:
     intake = make(BridgePosition(1, NOW, last_canary_ms=NOW, gap_open=True))
     intake.go_live(NOW + 1)
     intake.lost(NOW + 2)
@@ -227,6 +227,3 @@ def test_a_canary_is_overdue_after_two_intervals_and_five_seconds(broker: Broker
     fly(intake, broker, NOW, NOW)
     assert not intake.overdue(NOW + 15_000)
     assert intake.overdue(NOW + 15_001)
-
-
-# ---- history

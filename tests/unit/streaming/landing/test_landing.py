@@ -1,4 +1,4 @@
-"""Landing with several bridges: killed anywhere it goes on, whatever lies in a segment, and however much surfaces late."""
+"""Landing of several bridges: restarts after a kill, invalid segment rows, and late rows."""
 
 import json
 from pathlib import Path
@@ -27,20 +27,20 @@ pytestmark = pytest.mark.unit
 
 @pytest.fixture
 def home(home: Home) -> Home:
-    """A home with the bridges ``bridge-1`` and ``north``."""
+    """Return a home with the bridges ``bridge-1`` and ``north``."""
     home.divide({"north": ["oslo"]})
     home.segments_of("north").mkdir(parents=True)
     return home
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many rows a commit takes."""
+def max_rows(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Limit a commit to 20 rows, and return the limit."""
     monkeypatch.setattr(landing_module, "MAX_ROWS", 20)
     return 20
 
 
-def test_killed_before_it_has_tidied_it_goes_on(home: Home, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_landing_killed_before_deleting_segments_resumes(home: Home, max_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -50,55 +50,55 @@ def test_killed_before_it_has_tidied_it_goes_on(home: Home, small: int, monkeypa
         write(home, "north", number, heartbeats(begin_ms + number * 1_000, 3 if number == 1 else 5))
     with monkeypatch.context() as patched:
         patched.setattr(landing_module, "delete_landed_segments", killed)
-        for _ in range(2):  # lives
+        for _ in range(2):  # processes
             beat(home)
             with pytest.raises(KeyboardInterrupt):
                 Landing(home).step()
     assert 1 < landed(home) < 99
     land_all(home)
-    assert landed(home) == 99, "with the tick"
+    assert landed(home) == 99, "including the tick"
 
 
-def test_what_another_landing_commits_while_one_begins_ends_that_one(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A straggler, whose run was killed, commits once more, just when the next one has looked how far the tables are."""
+def test_landing_fails_if_another_one_commits_during_its_start(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A straggler of a killed run commits once more after the next landing has read the positions."""
     write(home, "bridge-1", 1, heartbeats(now_ms() - 1_000, 3))
-    straggler, looked = Landing(home), landing_module.landed_places
+    straggler, read_places = Landing(home), landing_module.landed_places
 
-    def landed_places(*asked: Any) -> dict[str, int]:
-        found = looked(*asked)
-        monkeypatch.setattr(landing_module, "landed_places", looked)
+    def landed_places(*arguments: Any) -> dict[str, int]:
+        places = read_places(*arguments)
+        monkeypatch.setattr(landing_module, "landed_places", read_places)
         beat(home)
         assert straggler.step()
-        return found
+        return places
 
     monkeypatch.setattr(landing_module, "landed_places", landed_places)
-    beginning = Landing(home)
+    starting = Landing(home)
     beat(home)
     with refused("appender-superseded"):
-        beginning.step()
+        starting.step()
     assert landed(home) == 3
 
 
-def test_more_rows_than_a_commit_takes_surface_behind_what_has_landed(home: Home, small: int) -> None:
+def test_late_rows_of_several_commits_land_after_the_landed_rows_in_order(home: Home, max_rows: int) -> None:
     begin_ms = now_ms() - 100_000
     write(home, "bridge-1", 1, [SegmentRow(begin_ms, "fleet/_/bridge-1/tick", b'{"bridge":"bridge-1"}', "bridge")])
     land_all(home)
     for number in range(1, 6):
-        write(home, "north", number, heartbeats(begin_ms - 50_000 + number * 1_000, 3 * small))
+        write(home, "north", number, heartbeats(begin_ms - 50_000 + number * 1_000, 3 * max_rows))
     land_all(home)
     rows = tables.query(
         home,
         "SELECT epoch_ms(received_at) AS at, epoch_ms(stamped_at) AS stamped FROM messages WHERE bridge = 'north' ORDER BY 1, 2",
         tables=["messages"],
     )
-    assert len(rows) == 15 * small
-    assert [row["stamped"] for row in rows] == sorted(row["stamped"] for row in rows), "their order stays"
+    assert len(rows) == 15 * max_rows
+    assert [row["stamped"] for row in rows] == sorted(row["stamped"] for row in rows), "their order is kept"
     assert begin_ms < rows[0]["at"] <= rows[-1]["at"] <= begin_ms + 30
 
 
 @pytest.mark.parametrize("payload", [b"garbage", b"[]", b"\xff", b"[" * 5_000, b'{"op":"open"}'])
 @pytest.mark.parametrize("origin", ["mqtt", "replay", "command"])
-def test_a_gap_that_is_none_of_ours_stops_nobody(home: Home, payload: bytes, origin: str) -> None:
+def test_gap_row_of_another_origin_does_not_stop_landing(home: Home, payload: bytes, origin: str) -> None:
     begin_ms = now_ms() - 100_000
     write(home, "north", 1, [SegmentRow(begin_ms, "fleet/_/north/gap", payload, origin), *heartbeats(begin_ms + 1, 1)])
     write(home, "bridge-1", 1, heartbeats(begin_ms, 1))
@@ -108,8 +108,8 @@ def test_a_gap_that_is_none_of_ours_stops_nobody(home: Home, payload: bytes, ori
     assert landed(home) >= 2
 
 
-def test_history_is_promised_as_far_as_it_has_come(home: Home) -> None:
-    """A home that has been lived in: its bridge promised something long ago, and plays a recording of this morning."""
+def test_lease_promises_history_up_to_its_newest_line(home: Home) -> None:
+    """The bridge has an old lease, and replays a recording that is newer than the lease."""
     long_ago_ms, first_ms = now_ms() - 86_400_000, now_ms() - 3_600_000
     write(home, "bridge-1", 1, [SegmentRow(long_ago_ms, "fleet/_/bridge-1/tick", b'{"bridge":"bridge-1"}', "bridge")])
     write_lease(home.segments_of("bridge-1"), Lease(long_ago_ms + 5, long_ago_ms + 5, (), stopped=True))
@@ -153,11 +153,11 @@ def test_a_recorded_line_may_have_the_topic_of_a_recording(home: Home) -> None:
     write(home, "bridge-1", 1, rows)
     write(home, "north", 1, heartbeats(begin_ms, 1))
     land_all(home)
-    refused = tables.query(home, "SELECT topic, reason FROM quarantine", tables=[QUARANTINE.name])
-    assert refused == [{"topic": "replay/other", "reason": "topic"}]
+    quarantined = tables.query(home, "SELECT topic, reason FROM quarantine", tables=[QUARANTINE.name])
+    assert quarantined == [{"topic": "replay/other", "reason": "topic"}]
 
 
-def test_a_canary_with_half_a_character_is_a_message_as_any(home: Home) -> None:
+def test_canary_with_a_lone_surrogate_is_an_ordinary_message(home: Home) -> None:
     bridge = Bridge(BridgeSettings(home.segments, home.commands, home.run("bridge"), BrokerAddress("127.0.0.1", 1), "s", "r"))
     bridge.intake.go_live(now_ms())
     bridge.intake.arrived(
@@ -166,16 +166,16 @@ def test_a_canary_with_half_a_character_is_a_message_as_any(home: Home) -> None:
     assert len(bridge.intake.buffer) == 1
 
 
-def test_landing_goes_on_when_its_table_has_got_a_property_or_was_joined_beside_it(tmp_path: Path) -> None:
+def test_landing_continues_after_property_changes_and_compaction_of_its_table(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(None)
     landing, path = Landing(home), str(home.table(MESSAGES.name))
-    beside = [
+    changes = [
         lambda: DeltaTable(path).alter.set_table_properties({"delta.logRetentionDuration": "interval 9 days"}),
         lambda: DeltaTable(path).optimize.compact(target_size=1 << 27),
         lambda: DeltaTable(path).create_checkpoint(),
     ]
-    for number, change in enumerate(beside, 1):
+    for number, change in enumerate(changes, 1):
         write(home, BRIDGE, number, heartbeats(number * 1_000, 5))
         assert landing.step() == 1
         change()
@@ -184,15 +184,15 @@ def test_landing_goes_on_when_its_table_has_got_a_property_or_was_joined_beside_
     assert (landed(home), Landing(home).places) == (20, landing.places)
 
 
-def test_a_recorded_gap_that_does_not_say_how_far_we_were_is_told_by_the_row_before_it(tmp_path: Path) -> None:
+def test_recorded_gap_gets_its_position_from_the_row_before_it(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(None)
     gap = "fleet/_/bridge-1/gap"
-    said = [{}, {"after": 7}, {"after": 99_000}]  # the second names a row of the home that it was recorded in
-    opened = [json.dumps({"op": "open", "from": 5000, **one}).encode() for one in said]
-    opened += [b'{"op":"close","until":5000}', b"{"]
+    contents = [{}, {"after": 7}, {"after": 99_000}]  # the second refers to a row of the home that recorded it
+    payloads = [json.dumps({"op": "open", "from": 5000, **one}).encode() for one in contents]
+    payloads += [b'{"op":"close","until":5000}', b"{"]
     rows = [SegmentRow(9_000, TOPIC, b"{}", "mqtt")]
-    rows += [SegmentRow(10_000 + at, gap, payload, "replay", "r", at) for at, payload in enumerate(opened)]
+    rows += [SegmentRow(10_000 + at, gap, payload, "replay", "r", at) for at, payload in enumerate(payloads)]
     write(home, BRIDGE, 1, rows)
     assert Landing(home).step() == 1
     found = tables.query(home, "SELECT body FROM messages WHERE kind = 'gap' ORDER BY received_at", tables=["messages"])

@@ -1,4 +1,4 @@
-"""What landing takes from the segments is in bronze or in quarantine: it is counted, and a look finds what is missing."""
+"""Row accounting of landing: every row is counted, and a quality suite finds missing rows."""
 
 import time
 from dataclasses import replace
@@ -25,17 +25,17 @@ from tests.support.homes.quality import NAMED, eventful_history, judged_home, st
 
 pytestmark = [
     pytest.mark.unit,
-    pytest.mark.timeout(600),  # the library alone takes seconds to import
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # that library's own
+    pytest.mark.timeout(600),  # the import of the library takes seconds
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of that library
 ]
 BRIDGE = "bridge-1"
 DEPLOYMENT = Deployment(30_000, 20_000)
 BEGIN_MS = 1_700_000_000_000
-REFUSED = 2  # of a segment as `mixed` makes them
+REFUSED = 2  # refused rows of a segment of `mixed`
 
 
 def mixed(number: int) -> list[SegmentRow]:
-    """Return six rows: three signals, two that are refused, and the line after a recording's last."""
+    """Return six rows: three signals, two refused ones, and the end line of a recording."""
     at_ms = BEGIN_MS + 1_000 * number
     return [
         *heartbeats(at_ms, 3),
@@ -53,73 +53,73 @@ def quarantined(home: Home) -> int:
     return delta.query(home, "SELECT count(*) AS rows FROM quarantine", tables=[QUARANTINE.name])[0]["rows"]
 
 
-def killed_before(table: str, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Land a step in a life that ends before its commit to a table."""
+def kill_before_commit(table: str, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a step of a landing that is killed before its commit to a table."""
     append = delta.append_of
 
-    def append_or_die(its: Home, to: object, *more: object) -> None:
-        if getattr(to, "name", "") == table:
+    def append_or_kill(of_home: Home, to_table: object, *rest: object) -> None:
+        if getattr(to_table, "name", "") == table:
             raise KeyboardInterrupt
-        append(its, to, *more)  # pyright: ignore[reportArgumentType]
+        append(of_home, to_table, *rest)  # pyright: ignore[reportArgumentType]
 
     with monkeypatch.context() as patched:
-        patched.setattr(landing_module.tables, "append_of", append_or_die)
+        patched.setattr(landing_module.tables, "append_of", append_or_kill)
         with pytest.raises(KeyboardInterrupt):
             Landing(home).step()
 
 
 def findings(home: Home) -> dict[str, Finding]:
-    """Return what a look says of conservation."""
-    [looked] = run(home, ["conservation"]).suite_runs
-    return {one.expectation: one for one in looked.findings}
+    """Run the suite ``conservation``; return its findings by expectation."""
+    [suite_run] = run(home, ["conservation"]).suite_runs
+    return {one.expectation: one for one in suite_run.findings}
 
 
-def raised(home: Home) -> list[str]:
+def failures(home: Home) -> list[str]:
     return sorted(name for name, one in findings(home).items() if one.outcome == FAILED)
 
 
-def why_skipped(home: Home) -> str:
+def skip_reason(home: Home) -> str:
     found = findings(home).values()
     assert {one.outcome for one in found} == {SKIPPED}
     return {one.why for one in found}.pop()
 
 
-# ---- how landing counts
+# ---- counting
 
 
-def test_what_is_taken_is_a_message_or_refused_and_the_line_after_a_recordings_last_is_neither(home: Home) -> None:
+def test_every_row_is_a_message_or_refused_except_the_end_line_of_a_recording(home: Home) -> None:
     write(home, BRIDGE, 1, mixed(1))
     Landing(home).step()
     assert counted(home) == IngestCounters(5, REFUSED)
     assert (landed(home), quarantined(home)) == (3, REFUSED)
 
 
-def test_who_starts_again_counts_on(home: Home) -> None:
+def test_restarted_landing_continues_the_counters(home: Home) -> None:
     for number in range(1, 4):
         write(home, BRIDGE, number, mixed(number))
         Landing(home).step()
-    life = Landing(home)
-    assert life.step() == 0
+    landing = Landing(home)
+    assert landing.step() == 0
     write(home, BRIDGE, 4, mixed(4))
-    assert life.step() == 1
-    assert counted(home) == life.counted == IngestCounters(20, 4 * REFUSED)
-    assert raised(home) == []
+    assert landing.step() == 1
+    assert counted(home) == landing.counted == IngestCounters(20, 4 * REFUSED)
+    assert failures(home) == []
 
 
 @pytest.mark.parametrize("table", [QUARANTINE.name, MESSAGES.name])
-def test_rows_are_counted_once_wherever_it_is_killed(home: Home, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_counted_once_wherever_landing_is_killed(home: Home, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write(home, BRIDGE, 1, mixed(1))
     Landing(home).step()
     write(home, BRIDGE, 2, mixed(2))
-    for _ in range(2):  # lives
-        killed_before(table, home, monkeypatch)
+    for _ in range(2):  # processes
+        kill_before_commit(table, home, monkeypatch)
     assert counted(home) == IngestCounters(5, REFUSED)
     assert quarantined(home) == (2 * REFUSED if table == MESSAGES.name else REFUSED)
-    assert raised(home) == [], "quarantine may be a step ahead"
+    assert failures(home) == [], "quarantine may be a step ahead"
     write(home, BRIDGE, 3, mixed(3))
     land_all(home)
     assert counted(home) == IngestCounters(15, 3 * REFUSED)
-    assert raised(home) == []
+    assert failures(home) == []
 
 
 def test_the_rows_of_several_bridges_are_counted_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,93 +131,91 @@ def test_the_rows_of_several_bridges_are_counted_together(tmp_path: Path, monkey
     now_ms = time.time_ns() // 1_000_000
     for number in range(1, 4):
         write(home, BRIDGE, number, [row._replace(received_at_ms=now_ms - 9_000 + 10 * number) for row in mixed(number)])
-        behind = [row._replace(received_at_ms=row.received_at_ms - BEGIN_MS + now_ms - 80_000) for row in mixed(number)]
-        write(home, "north", number, behind)  # it surfaces behind what has landed
+        late = [row._replace(received_at_ms=row.received_at_ms - BEGIN_MS + now_ms - 80_000) for row in mixed(number)]
+        write(home, "north", number, late)  # lands after newer rows
         land_all(home)
     assert counted(home) == IngestCounters(30, 6 * REFUSED)
-    assert (landed(home), quarantined(home), raised(home)) == (18, 6 * REFUSED, [])
+    assert (landed(home), quarantined(home), failures(home)) == (18, 6 * REFUSED, [])
 
 
-def test_a_home_that_is_older_than_the_numbers_begins_with_what_its_tables_hold(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counters_of_an_older_home_start_from_its_tables(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(IngestCounters, "numbers", lambda _: {})
         write(home, BRIDGE, 1, mixed(1))
         Landing(home).step()
         write(home, BRIDGE, 2, mixed(2))
-        killed_before(MESSAGES.name, home, monkeypatch)  # quarantine is ahead, and not yet counted
+        kill_before_commit(MESSAGES.name, home, monkeypatch)  # quarantine is ahead, and its new rows are not yet counted
         assert counted(home) is None
-        assert why_skipped(home).startswith("bronze has no count of the rows taken")
+        assert skip_reason(home).startswith("bronze has no count of the rows taken")
     assert (landed(home), quarantined(home)) == (3, 2 * REFUSED)
     Landing(home).step()
     assert counted(home) == IngestCounters(10, 2 * REFUSED)
-    assert raised(home) == []
+    assert failures(home) == []
 
 
-# ---- what a look says of it
+# ---- the quality suite
 
 
-def test_a_message_lost_without_a_trace_in_any_verdict_is_missed_by_conservation_alone(tmp_path: Path) -> None:
+def test_lost_message_without_effect_is_found_by_conservation_only(tmp_path: Path) -> None:
     history = eventful_history(5)
-    said, state = replay(history, DEPLOYMENT), state_rows(history, DEPLOYMENT)
+    judgements, state = replay(history, DEPLOYMENT), state_rows(history, DEPLOYMENT)
 
-    def is_in_no_verdict(place: int) -> bool:
-        without = history[:place] + history[place + 1 :]
-        return replay(without, DEPLOYMENT) == said and state_rows(without, DEPLOYMENT).equals(state)
+    def has_no_effect(index: int) -> bool:
+        without = history[:index] + history[index + 1 :]
+        return replay(without, DEPLOYMENT) == judgements and state_rows(without, DEPLOYMENT).equals(state)
 
-    lost = next(place for place in range(1, len(history) - 1) if is_in_no_verdict(place))
-    home = judged_home(tmp_path / "home", history[:lost] + history[lost + 1 :], DEPLOYMENT, said)
-    all_of_it = IngestCounters(len(history) + 1, 1)
-    delta.append_of(home, MESSAGES, delta.from_columns(MESSAGES, {}, 0), all_of_it.numbers())
+    lost = next(index for index in range(1, len(history) - 1) if has_no_effect(index))
+    home = judged_home(tmp_path / "home", history[:lost] + history[lost + 1 :], DEPLOYMENT, judgements)
+    counters = IngestCounters(len(history) + 1, 1)
+    delta.append_of(home, MESSAGES, delta.from_columns(MESSAGES, {}, 0), counters.numbers())
     report = run(home)
     assert [(one.suite, one.expectation) for one in report.findings() if one.outcome != "passed"] == [
         ("conservation", "no message is lost")
     ]
     [found] = report.gate_failures()
-    assert found.sentence() == f'suite "conservation": 1 row fails "no message is lost", first: taken {all_of_it.taken}'
-    says = {"quarantined": 1, "in_messages": len(history) - 1, "removed_messages": 0, "in_quarantine": 1, "removed_quarantine": 0}
-    assert [one for _, one in found.examples] == [says]
+    assert found.sentence() == f'suite "conservation": 1 row fails "no message is lost", first: taken {counters.taken}'
+    row = {"quarantined": 1, "in_messages": len(history) - 1, "removed_messages": 0, "in_quarantine": 1, "removed_quarantine": 0}
+    assert [one for _, one in found.examples] == [row]
 
 
-def test_a_lost_file_of_quarantine_and_rows_of_another_writer_are_found(home: Home) -> None:
+def test_lost_rows_of_quarantine_and_rows_of_another_writer_are_found(home: Home) -> None:
     write(home, BRIDGE, 1, mixed(1))
     Landing(home).step()
     DeltaTable(str(home.table(QUARANTINE.name))).delete("reason = 'json'")
-    assert raised(home) == ["none is lost from quarantine"]
+    assert failures(home) == ["none is lost from quarantine"]
     delta.append(home, MESSAGES, delta.to_table(MESSAGES, [{"received_at_ms": BEGIN_MS}]), "another", 1)
-    assert raised(home) == ["no message is made up", "none is lost from quarantine"]
+    assert failures(home) == ["no message is made up", "none is lost from quarantine"]
 
 
-def test_what_lands_while_somebody_looks_is_not_held_against_anybody(home: Home) -> None:
+def test_rows_that_land_during_a_run_of_the_suite_fail_no_expectation(home: Home) -> None:
     write(home, BRIDGE, 1, mixed(1))
     Landing(home).step()
     suite = NAMED["conservation"]
     with opened(home) as tables:
         write(home, BRIDGE, 2, mixed(2))
         Landing(home).step()
-        worked = DerivedTables(home, tables, None, None)
-        worked.make(suite)
+        derived = DerivedTables(home, tables, None, None)
+        derived.make(suite)
         [row] = tables.arrow(suite.rows).to_pylist()
     assert (row["taken"], row["in_messages"], row["in_quarantine"]) == (5, 3, REFUSED)
 
 
-def test_joined_files_are_no_fewer_rows_and_what_retention_removes_is_counted(tmp_path: Path) -> None:
+def test_compaction_loses_no_row_and_rows_removed_by_retention_are_counted(tmp_path: Path) -> None:
     home = four_days(tmp_path / "home")
-    all_of_it = IngestCounters(landed(home), 0)
-    delta.append_of(home, MESSAGES, delta.from_columns(MESSAGES, {}, 0), all_of_it.numbers())
+    counters = IngestCounters(landed(home), 0)
+    delta.append_of(home, MESSAGES, delta.from_columns(MESSAGES, {}, 0), counters.numbers())
     assert [step.did for step in run_maintain(home)].count("join") == DAYS
     assert {one.outcome for one in findings(home).values()} == {PASSED}
-    for days in (2, 1):  # the second removes beside what the first left
+    for days in (2, 1):  # the second retention removes what the first left
         assert [step.did for step in run_maintain(home, replace(KEEP, messages_ms=days * DAY_MS))].count("remove") == 1
         assert {one.outcome for one in findings(home).values()} == {PASSED}
-    assert 0 < landed(home) < all_of_it.taken
-    assert counted(home) == all_of_it
+    assert 0 < landed(home) < counters.taken
+    assert counted(home) == counters
     DeltaTable(str(home.table(MESSAGES.name))).delete("kind = 'policy'")
-    assert raised(home) == ["no message is lost"]
+    assert failures(home) == ["no message is lost"]
 
 
-def test_what_retention_removes_from_quarantine_is_counted(home: Home) -> None:
+def test_rows_removed_from_quarantine_by_retention_are_counted(home: Home) -> None:
     for number in (1, 2):
         write(
             home, BRIDGE, number, [row._replace(received_at_ms=row.received_at_ms + number * 3 * DAY_MS) for row in mixed(number)]
@@ -225,12 +223,12 @@ def test_what_retention_removes_from_quarantine_is_counted(home: Home) -> None:
         Landing(home).step()
     steps = run_maintain(home, replace(KEEP, quarantine_ms=DAY_MS))
     assert [(step.table, step.rows) for step in steps if step.did == "remove"] == [(QUARANTINE.name, REFUSED)]
-    assert (quarantined(home), raised(home)) == (REFUSED, [])
+    assert (quarantined(home), failures(home)) == (REFUSED, [])
     DeltaTable(str(home.table(QUARANTINE.name))).delete("reason = 'json'")
-    assert raised(home) == ["none is lost from quarantine"]
+    assert failures(home) == ["none is lost from quarantine"]
 
 
-def test_a_home_that_begins_to_count_behind_its_first_retention_begins_with_what_is_left(tmp_path: Path) -> None:
+def test_counters_that_start_after_a_retention_include_the_removed_rows(tmp_path: Path) -> None:
     home = four_days(tmp_path / "home")
     run_maintain(home, replace(KEEP, messages_ms=DAY_MS))
     left = landed(home)
@@ -241,20 +239,18 @@ def test_a_home_that_begins_to_count_behind_its_first_retention_begins_with_what
     assert {one.outcome for one in findings(home).values()} == {PASSED}
 
 
-def test_what_lands_between_the_openings_of_two_tables_is_not_held_against_anybody(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_land_while_the_tables_are_opened_fail_no_expectation(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     write(home, BRIDGE, 1, mixed(1))
     Landing(home).step()
-    open_now = delta.newest
+    open_newest = delta.newest
     numbers = count(2)
 
-    def land_and_open(its: Home, table: Table) -> DeltaTable | None:
+    def land_and_open(of_home: Home, table: Table) -> DeltaTable | None:
         with monkeypatch.context() as patched:
-            patched.setattr(delta, "newest", open_now)
-            write(its, BRIDGE, number := next(numbers), mixed(number))
-            Landing(its).step()
-        return open_now(its, table)
+            patched.setattr(delta, "newest", open_newest)
+            write(of_home, BRIDGE, number := next(numbers), mixed(number))
+            Landing(of_home).step()
+        return open_newest(of_home, table)
 
     with monkeypatch.context() as patched:
         patched.setattr(delta, "newest", land_and_open)
@@ -265,17 +261,17 @@ def test_what_lands_between_the_openings_of_two_tables_is_not_held_against_anybo
     assert [row[name] for name in row if name.startswith("no")] == [True] * 3
 
 
-def test_retention_while_somebody_looks_is_not_held_against_anybody(tmp_path: Path) -> None:
+def test_retention_during_a_run_of_the_suite_fails_no_expectation(tmp_path: Path) -> None:
     home = four_days(tmp_path / "home")
     delta.append_of(home, MESSAGES, delta.from_columns(MESSAGES, {}, 0), IngestCounters(landed(home), 0).numbers())
     suite = NAMED["conservation"]
     with opened(home) as tables:
-        worked = DerivedTables(home, tables, None, None)
-        assert worked.skip_reason(suite) == ""
+        derived = DerivedTables(home, tables, None, None)
+        assert derived.skip_reason(suite) == ""
         steps = run_maintain(home, replace(KEEP, messages_ms=DAY_MS, replaced_ms=DAY_MS))
         assert [step.did for step in steps].count("remove") == 1
-        worked.make(suite)
+        derived.make(suite)
         [row] = tables.arrow(suite.rows).to_pylist()
-        assert worked.skip_reason_after(suite) == ""
+        assert derived.skip_reason_after(suite) == ""
     assert row["taken"] == row["in_messages"] > landed(home)
     assert [row[name] for name in row if name.startswith("no")] == [True] * 3

@@ -1,4 +1,4 @@
-"""Whatever comes on a topic of Sparkplug becomes a row within its limits, or a rejection with a reason; nothing is raised."""
+"""Sparkplug codec: every message becomes a row within limits, or a rejection with a reason."""
 
 import json
 from typing import Any
@@ -14,9 +14,9 @@ from fleetpulse.io.mqtt.sparkplug.sparkplug_b_pb2 import Payload
 
 NOW = 1_700_000_000_000
 NAMES = st.text(min_size=1, max_size=8) | st.sampled_from(["n", "a:b", "50%", "_", "x" * 140])
-WORDS = st.sampled_from(["NBIRTH", "NDATA", "NDEATH", "DBIRTH", "DDATA", "DDEATH", "NCMD", "STATE", ""])
+TYPES = st.sampled_from(["NBIRTH", "NDATA", "NDEATH", "DBIRTH", "DDATA", "DDEATH", "NCMD", "STATE", ""])
 TOPICS = st.lists(NAMES, min_size=2, max_size=3).flatmap(
-    lambda names: WORDS.map(lambda word: "/".join(["spBv1.0", names[0], word, *names[1:]]))
+    lambda names: TYPES.map(lambda kind: "/".join(["spBv1.0", names[0], kind, *names[1:]]))
 ) | st.text(max_size=20).map(lambda rest: f"spBv1.0/{rest}")
 VALUES = st.one_of(
     st.tuples(st.just("int_value"), st.integers(0, 2**32 - 1)),
@@ -39,14 +39,14 @@ def _metrics(draw: st.DrawFn) -> Payload.Metric:
         "datatype": draw(st.none() | st.integers(0, 40)),
         "is_null": draw(st.none() | st.booleans()),
     }
-    which, value = draw(st.just(("", None)) | VALUES)
-    more |= {which: value} if which else {}
+    field, value = draw(st.just(("", None)) | VALUES)
+    more |= {field: value} if field else {}
     return Payload.Metric(**more)
 
 
 @st.composite
 def _payloads(draw: st.DrawFn) -> bytes:
-    """Return a payload, as it was or mutated."""
+    """Return a payload, valid or mutated."""
     metrics = draw(st.lists(_metrics(), max_size=6))
     times = st.none() | st.integers(0, 2**64 - 1) | st.just(NOW)
     content = Payload(timestamp=draw(times), seq=draw(st.integers(0, 255)), metrics=metrics).SerializeToString()
@@ -58,22 +58,22 @@ def _payloads(draw: st.DrawFn) -> bytes:
 
 
 @given(TOPICS, _payloads() | st.binary(max_size=200))
-def test_every_message_is_a_row_within_its_limits_or_a_rejection_with_its_reason(topic: str, payload: bytes) -> None:
-    told = decode_sparkplug(topic, payload, NOW)
-    if isinstance(told, Rejection):
-        assert told.reason in ("topic", "size", "sparkplug", "field")
-        assert 0 < len(told.detail) <= 3 * MAX_TEXT
+def test_every_message_becomes_a_row_within_limits_or_a_rejection_with_a_reason(topic: str, payload: bytes) -> None:
+    decoded = decode_sparkplug(topic, payload, NOW)
+    if isinstance(decoded, Rejection):
+        assert decoded.reason in ("topic", "size", "sparkplug", "field")
+        assert 0 < len(decoded.detail) <= 3 * MAX_TEXT
         return
-    assert isinstance(told, Row)
-    assert told.kind in FROM_DEVICES
-    assert 1 <= len(told.device_id.encode()) <= MAX_ID_BYTES
-    assert "/" not in told.device_id and told.device_id.isprintable()
-    assert told.gateway is not None and told.device_id.startswith(told.gateway)
-    assert told.seq is None
-    assert told.event_time_ms is None or 0 <= told.event_time_ms < 2**63
-    json.loads(told.metrics or "{}", parse_constant=_no_json)
-    assert decode_sparkplug(topic, payload, NOW) == told  # and it follows from the message alone
+    assert isinstance(decoded, Row)
+    assert decoded.kind in FROM_DEVICES
+    assert 1 <= len(decoded.device_id.encode()) <= MAX_ID_BYTES
+    assert "/" not in decoded.device_id and decoded.device_id.isprintable()
+    assert decoded.gateway is not None and decoded.device_id.startswith(decoded.gateway)
+    assert decoded.seq is None
+    assert decoded.event_time_ms is None or 0 <= decoded.event_time_ms < 2**63
+    json.loads(decoded.metrics or "{}", parse_constant=_refuse_constant)
+    assert decode_sparkplug(topic, payload, NOW) == decoded  # decoding is deterministic
 
 
-def _no_json(word: str) -> None:
-    raise AssertionError(f"{word} is not JSON")
+def _refuse_constant(constant: str) -> None:
+    raise AssertionError(f"{constant} is not JSON")

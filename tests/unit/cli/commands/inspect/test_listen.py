@@ -1,4 +1,4 @@
-"""The fate that `fleet listen` shows of a message: on arrival, and once it is judged."""
+"""Results that `fleet listen` shows for a message: on arrival, and after its judgement."""
 
 from dataclasses import replace
 
@@ -25,46 +25,46 @@ DEPLOYMENT = Deployment(60_000, 300_000)
 LISTENING = Shards.begin(START - 3_600_000).read(START - 1_000, 60_000)
 
 
-def shown(row: Row) -> PrintedMessage:
+def printed(row: Row) -> PrintedMessage:
     return PrintedMessage(row.received_at_ms, f"fleet/site/{row.device_id}/{row.kind}", "{}", row)
 
 
-def fate_of(row: Row, listening: Shards = LISTENING) -> MessageResult:
-    return predict_result(shown(row), listening, DEPLOYMENT)[1]
+def result_of(row: Row, listening: Shards = LISTENING) -> MessageResult:
+    return predict_result(printed(row), listening, DEPLOYMENT)[1]
 
 
 def arrived(topic: str, payload: bytes = b"{}", *, retained: bool = False) -> Arrived:
     return Arrived(topic, payload, retained, None)
 
 
-def test_a_message_in_time_waits_until_the_lateness_has_passed_since_it_happened() -> None:
-    found = fate_of(signal(0))
+def test_a_message_in_time_is_pending_for_the_allowed_lateness() -> None:
+    found = result_of(signal(0))
     assert found.state == "waiting" and "2023-11-14T22:14:20.000Z" in found.words
 
 
-def test_a_message_is_late_by_how_far_it_lies_behind_the_frontier_of_its_own_instant() -> None:
-    direct = fate_of(signal(0, received_s=90))
+def test_the_lateness_of_a_message_is_its_distance_behind_the_frontier() -> None:
+    direct = result_of(signal(0, received_s=90))
     counts = "it counts only as a sign of life"
     assert (direct.state, direct.words) == ("late", f"late by 30s: behind the frontier; {counts}")
-    relayed = fate_of(signal(0, received_s=90, gateway="g"))
+    relayed = result_of(signal(0, received_s=90, gateway="g"))
     assert relayed.state == "late" and relayed.words.endswith("; it counts only after ./fleet amend")
-    assert fate_of(signal(0, received_s=59.9)).state == "waiting"
+    assert result_of(signal(0, received_s=59.9)).state == "waiting"
 
 
-def test_the_time_of_a_gap_is_added_to_the_wait_and_an_open_one_has_no_end() -> None:
+def test_a_coverage_gap_extends_the_wait_and_an_open_gap_has_no_end() -> None:
     opened = LISTENING.open_gap(START - 900, START - 30_000, "b")
-    found = fate_of(signal(0), opened)
+    found = result_of(signal(0), opened)
     assert found.state == "waiting" and "a coverage gap is open" in found.words
     closed = opened.close_gap(START - 800, START + 120_000, "b")
-    found = fate_of(signal(0), closed)
-    assert found.state == "waiting" and "2023-11-14T22:16:20.000Z" in found.words  # 60 s behind its end
+    found = result_of(signal(0), closed)
+    assert found.state == "waiting" and "2023-11-14T22:16:20.000Z" in found.words  # 60 s after the end of the gap
 
 
-def test_a_message_whose_clock_is_at_fault_counts_for_its_receipt() -> None:
+def test_a_message_with_a_faulty_clock_is_judged_at_its_received_at() -> None:
     counts = "so it is judged at its received_at; pending"
-    ahead = fate_of(signal(301, received_s=0))
+    ahead = result_of(signal(301, received_s=0))
     assert ahead.state == "waiting" and ahead.words.startswith(f"clock ahead by 5m1s, {counts}")
-    assert fate_of(signal(300, received_s=0)).words.startswith("pending")
+    assert result_of(signal(300, received_s=0)).words.startswith("pending")
     message, known = read_message(arrived("fleet/s/d/heartbeat", b'{"ts": 1700000000}'), START, ())
     assert known is None
     read, found = predict_result(message, LISTENING, DEPLOYMENT)
@@ -84,14 +84,14 @@ def test_a_message_whose_clock_is_at_fault_counts_for_its_receipt() -> None:
         (arrived(CANARY), "canary"),
     ],
 )
-def test_what_is_known_at_once_is_said_at_once(message: Arrived, state: str) -> None:
-    _, told = read_message(message, START, ())
-    assert told is not None and told.state == state
+def test_results_that_need_no_judgement_are_known_on_arrival(message: Arrived, state: str) -> None:
+    _, result = read_message(message, START, ())
+    assert result is not None and result.state == state
 
 
-def test_a_waiting_message_is_given_back_once_when_the_frontier_has_reached_it() -> None:
+def test_a_pending_message_is_returned_once_after_the_frontier_reaches_it() -> None:
     followed = PendingMessages()
-    first, second = shown(signal(10, seq=2)), shown(signal(5, seq=1))
+    first, second = printed(signal(10, seq=2)), printed(signal(5, seq=1))
     assert followed.add(first) and followed.add(second)
     assert followed.pop_judged(lambda _: None) == []
     assert followed.pop_judged(lambda _: START + 4_999) == []
@@ -99,41 +99,41 @@ def test_a_waiting_message_is_given_back_once_when_the_frontier_has_reached_it()
     assert followed.pop_judged(lambda _: START + 10_000) == [] and len(followed) == 0
 
 
-def test_a_copy_is_known_while_the_message_received_first_waits() -> None:
+def test_a_copy_is_recognised_while_the_first_message_is_pending() -> None:
     followed = PendingMessages()
-    assert followed.add(shown(signal(10, seq=1)))
-    assert not followed.add(shown(signal(10, seq=1, received_s=12)))
-    assert followed.add(shown(signal(10, seq=2)))
+    assert followed.add(printed(signal(10, seq=1)))
+    assert not followed.add(printed(signal(10, seq=1, received_s=12)))
+    assert followed.add(printed(signal(10, seq=2)))
 
 
-def test_memory_is_bounded_and_the_message_shown_first_is_forgotten_first() -> None:
+def test_pending_messages_are_bounded_and_the_oldest_is_dropped_first() -> None:
     followed = PendingMessages()
     for number in range(REMEMBERED + 5):
-        followed.add(shown(signal(number, seq=number)))
+        followed.add(printed(signal(number, seq=number)))
     assert len(followed) == REMEMBERED and followed.forgotten == 5
     assert followed.pop_judged(lambda _: START + 5_000)[0].row == signal(5, seq=5)
 
 
-def test_what_was_said_of_a_message_is_what_became_of_it() -> None:
+def test_the_verdict_on_a_message_follows_from_the_judgements_about_it() -> None:
     names = ("moved", "plain", "late", "refused", "ahead")
-    moved, plain, late, refused, ahead = (shown(signal(1, device, seq=7)) for device in names)
+    moved, plain, late, refused, ahead = (printed(signal(1, device, seq=7)) for device in names)
     about = {"message_kind": "heartbeat", "event_time_ms": START + 1_000, "seq": 7, "reason": "why", "late_by_ms": 1_500}
-    said = [
+    judgements = [
         {**about, "kind": "transition", "device_id": "moved", "from_mode": "offline", "to_mode": "online", "trigger": "signal"},
-        {**about, "kind": "duplicate", "device_id": "plain"},  # said of its copy
+        {**about, "kind": "duplicate", "device_id": "plain"},  # about its copy
         {**about, "kind": "late", "device_id": "late"},
         {**about, "kind": "after_decommission", "device_id": "refused"},
         {**about, "kind": "clock", "device_id": "ahead"},
         {**about, "kind": "late", "device_id": "plain", "seq": 8},  # another message
     ]
-    became = [found for _, found in verdicts([moved, plain, late, refused, ahead], said)]
-    assert [found.state for found in became] == ["judged", "judged", "late", "unjudged", "judged"]
-    assert became[0].words == "judged: offline -> online (signal)"
-    assert became[1].words == "judged: no mode change"
-    assert "after decommission: why" in became[3].words
-    assert became[4].words == "judged at its received_at, because why: no mode change"
+    results = [result for _, result in verdicts([moved, plain, late, refused, ahead], judgements)]
+    assert [result.state for result in results] == ["judged", "judged", "late", "unjudged", "judged"]
+    assert results[0].words == "judged: offline -> online (signal)"
+    assert results[1].words == "judged: no mode change"
+    assert "after decommission: why" in results[3].words
+    assert results[4].words == "judged at its received_at, because why: no mode change"
 
 
 def test_a_message_that_was_not_decoded_is_not_followed() -> None:
     with pytest.raises(AssertionError):
-        PendingMessages().add(replace(shown(signal(1)), row=None))
+        PendingMessages().add(replace(printed(signal(1)), row=None))

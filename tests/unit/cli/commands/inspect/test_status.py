@@ -1,4 +1,4 @@
-"""What is shown while a fleet runs: by its screen, and to who follows its verdicts."""
+"""Status, screen and followed transitions of a running fleet: current figures, each verdict once."""
 
 import io
 import json
@@ -24,10 +24,16 @@ if TYPE_CHECKING:
     from cli.supervisor.processes import Run
 
 pytestmark = pytest.mark.unit
-TOLD: Final[dict[str, Any]] = {"kind": "transition", "event_time_ms": 5, "life_ms": 1, "transition_no": 1, "trigger": "signal"}
+TRANSITION: Final[dict[str, Any]] = {
+    "kind": "transition",
+    "event_time_ms": 5,
+    "life_ms": 1,
+    "transition_no": 1,
+    "trigger": "signal",
+}
 
 
-def test_a_screen_whose_tables_cannot_be_read_shows_what_it_had_and_says_so(
+def test_the_screen_marks_its_figures_as_stale_while_tables_are_unreadable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = empty(tmp_path / "home", Deployment())
@@ -40,15 +46,15 @@ def test_a_screen_whose_tables_cannot_be_read_shows_what_it_had_and_says_so(
     tables.append(
         home, QUARANTINE, tables.to_table(QUARANTINE, [{"received_at_ms": 1, "topic": "t", "reason": "json"}]), "test", 1
     )
-    assert "1 quarantined" in _shown(screen)
+    assert "1 quarantined" in _text_of(screen)
     with monkeypatch.context() as broken:
-        broken.setattr("cli.supervisor.screen.devices.counts_of", lambda *_: _no_room())
-        assert "1 quarantined" in _shown(screen)
-        assert "the figures are stale: no room" in _shown(screen)
-    assert "figures are stale" not in _shown(screen)
+        broken.setattr("cli.supervisor.screen.devices.counts_of", lambda *_: _run_out_of_memory())
+        assert "1 quarantined" in _text_of(screen)
+        assert "the figures are stale: no room" in _text_of(screen)
+    assert "figures are stale" not in _text_of(screen)
 
 
-def test_status_tells_of_a_gap_and_of_what_a_bridge_suffers_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_reports_an_open_gap_and_the_problem_of_a_bridge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     home = empty(tmp_path / "home", Deployment())
     with home.locked("a test"):
         write_status(home.run("bridge"), {"state": "live", "problem": "Kafka is away", "gap_open": True})
@@ -64,15 +70,15 @@ def test_status_tells_of_a_gap_and_of_what_a_bridge_suffers_from(tmp_path: Path,
         }
 
 
-def test_status_rates_the_newest_batch_and_says_what_its_time_went_into(
+def test_status_rates_the_newest_batch_and_splits_its_duration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     home = empty(tmp_path / "home", Deployment())
     numbers = {column.name: 1 for column in STREAM_HEALTH.columns if column.required and column.name != "began_at"}
-    told = {"query_id": "q", "run_id": "r", "input_rows": 500, "input_rows_per_s": 250.4, "state_update_us": 9_000}
+    query = {"query_id": "q", "run_id": "r", "input_rows": 500, "input_rows_per_s": 250.4, "state_update_us": 9_000}
     parts = {"batch_ms": 2_000, "latest_offset_ms": 20, "query_planning_ms": 600, "add_batch_ms": 1_300}
-    good = {**numbers, **told, **parts, "began_at_ms": 1_700_000_000_000}
+    good = {**numbers, **query, **parts, "began_at_ms": 1_700_000_000_000}
     bad = {**good, "began_at_ms": 1_700_000_001_000, "batch_id": 2}
     bad |= {"state_bytes": 2_000_000_000, "checkpoint_ms": 31_000, "state_memory_bytes": 5_000_000_000, "state_update_us": 51_000}
     for number, row in enumerate((good, bad), 1):
@@ -82,40 +88,40 @@ def test_status_rates_the_newest_batch_and_says_what_its_time_went_into(
         assert ": 2,000 ms (finding new rows 20, planning 600, judging and writing 1,300) for 500 rows" in shown
         assert " for 500 rows, input 250 rows per second" in shown
         status(home.path, json_lines=True)
-        rated = {one["metric"]: one["rating"] for one in json.loads(capsys.readouterr().out)["health"]["rated"]}
-        want = {"state size": "warning", "checkpoint": "critical", "memory": "critical", "state update": "critical"}
-        assert rated == {metric: want.get(metric, "good") if number == 2 else "good" for metric in rated}
-        assert {*want} < {*rated}
+        rated = {metric["metric"]: metric["rating"] for metric in json.loads(capsys.readouterr().out)["health"]["rated"]}
+        expected = {"state size": "warning", "checkpoint": "critical", "memory": "critical", "state update": "critical"}
+        assert rated == {metric: expected.get(metric, "good") if number == 2 else "good" for metric in rated}
+        assert {*expected} < {*rated}
         assert all(rating in shown for rating in rated.values())
 
 
-def _no_room() -> None:
+def _run_out_of_memory() -> None:
     raise duckdb.OutOfMemoryException("no room\nmore")
 
 
-def _shown(screen: Screen) -> str:
+def _text_of(screen: Screen) -> str:
     console = Console(record=True, width=200, file=io.StringIO())
     console.print(screen.render())
     return console.export_text()
 
 
-def test_who_follows_is_told_of_each_verdict_once_also_of_one_that_was_judged_before_what_it_knows(
+def test_followed_transitions_print_each_verdict_once_even_if_judged_earlier(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = empty(tmp_path / "home", Deployment())
     commits = iter([[("b", 60)], [("c", 30), ("b2", 61)], [], [("e", 200)], [("d", 190)]])
     numbers = count(1)
 
-    def commit(*told: tuple[str, int]) -> None:
-        rows = [{**TOLD, "device_id": device_id, "judged_at_ms": judged_s * 1_000} for device_id, judged_s in told]
+    def commit(*verdicts: tuple[str, int]) -> None:
+        rows = [{**TRANSITION, "device_id": device_id, "judged_at_ms": judged_s * 1_000} for device_id, judged_s in verdicts]
         tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, rows), "test", next(numbers))
 
     def sleep(_: float) -> None:
-        told = next(commits, None)
-        if told is None:
+        verdicts = next(commits, None)
+        if verdicts is None:
             raise KeyboardInterrupt
-        if told:
-            commit(*told)
+        if verdicts:
+            commit(*verdicts)
 
     commit(("a", 50), ("old", 1))
     monkeypatch.setattr("cli.commands.inspect.status.time.sleep", sleep)

@@ -1,4 +1,4 @@
-"""The registry as a list of devices: each is registered since when the job would have it so."""
+"""Device list from the registry: a bootstrapped device equals the device of the running job."""
 
 from pathlib import Path
 
@@ -44,26 +44,30 @@ def _entry(hour: float, op: str = "add", **more: str) -> Row:
         [_entry(48, gateway="g"), _entry(48.2, gateway="h"), _entry(48.3, gateway="")],
     ],
 )
-def test_a_registered_device_begins_as_the_jobs_own_does_that_was_never_heard(tmp_path: Path, entries: list[Row]) -> None:
+def test_a_bootstrapped_device_equals_a_registered_device_without_messages(tmp_path: Path, entries: list[Row]) -> None:
     home = empty(tmp_path / "home", DEPLOYMENT)
-    later = [_entry(60, "decommission")]  # beyond the frontier: it comes as a row
+    later = [_entry(60, "decommission")]  # beyond the frontier: a pending row, not part of the list
     tables.append(home, DEVICES, tables.to_table(DEVICES, registry_entries([*entries, *later])), "test", 1)
     known = outcome([POLICY, *entries, tick(48.6 * HOUR_S)], DEPLOYMENT)
     assert known.shards is not None
     listed = registered_devices(home, known.shards.frontier_ms)
     [seed] = bootstrap_groups(listed, known.shards, known.policies, 1).to_pylist()
-    [ours] = snapshot_rows(0, KeyGroup.from_bytes(seed["block"]).to_bytes(), {}, START, DEPLOYMENT)[0].to_pylist()
-    its = known.devices["pump"]
-    assert (ours["mode"], ours["device_class"]) == (its.mode, its.device_class) == ("provisioned", its.device_class)
-    assert (ours["site"], ours["gateway"]) == (its.site, its.gateway)
+    [bootstrapped] = snapshot_rows(0, KeyGroup.from_bytes(seed["block"]).to_bytes(), {}, START, DEPLOYMENT)[0].to_pylist()
+    expected = known.devices["pump"]
+    assert (
+        (bootstrapped["mode"], bootstrapped["device_class"])
+        == (expected.mode, expected.device_class)
+        == ("provisioned", expected.device_class)
+    )
+    assert (bootstrapped["site"], bootstrapped["gateway"]) == (expected.site, expected.gateway)
     for name in ("mode_since", "quiet_since", "class_since"):
-        assert round(ours[name].timestamp() * 1000) == getattr(its, f"{name}_ms"), name
+        assert round(bootstrapped[name].timestamp() * 1000) == getattr(expected, f"{name}_ms"), name
 
 
-def test_a_device_that_was_registered_under_an_earlier_policy_is_judged_by_it(tmp_path: Path) -> None:
+def test_a_device_registered_under_an_earlier_policy_is_judged_by_it(tmp_path: Path) -> None:
     home = empty(tmp_path / "home", DEPLOYMENT)
-    longer = parse_policy({"rules": {"timeout": "30d"}}).normalised()
-    rows = [POLICY, row(20 * HOUR_S, "fleet/_/_/policy", policy=longer, effective_from_s=24 * HOUR_S), _entry(1)]
+    longer_timeout = parse_policy({"rules": {"timeout": "30d"}}).normalised()
+    rows = [POLICY, row(20 * HOUR_S, "fleet/_/_/policy", policy=longer_timeout, effective_from_s=24 * HOUR_S), _entry(1)]
     tables.append(home, DEVICES, tables.to_table(DEVICES, registry_entries([_entry(1)])), "test", 1)
     known = outcome([*rows, tick(48 * HOUR_S)], DEPLOYMENT)
     assert known.shards is not None
@@ -72,6 +76,6 @@ def test_a_device_that_was_registered_under_an_earlier_policy_is_judged_by_it(tm
     [seed] = bootstrap_groups(
         registered_devices(home, known.shards.frontier_ms), known.shards, kept.with_past(known.policies), 1
     ).to_pylist()
-    [ours] = snapshot_rows(0, KeyGroup.from_bytes(seed["block"]).to_bytes(), {}, START, DEPLOYMENT)[0].to_pylist()
-    assert ours["mode"] == known.devices["pump"].mode == "offline"
-    assert round(ours["mode_since"].timestamp() * 1000) == START + 2 * HOUR_S * 1000
+    [bootstrapped] = snapshot_rows(0, KeyGroup.from_bytes(seed["block"]).to_bytes(), {}, START, DEPLOYMENT)[0].to_pylist()
+    assert bootstrapped["mode"] == known.devices["pump"].mode == "offline"
+    assert round(bootstrapped["mode_since"].timestamp() * 1000) == START + 2 * HOUR_S * 1000

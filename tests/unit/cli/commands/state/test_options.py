@@ -1,4 +1,4 @@
-"""Options of ``fleet state`` that say nothing together are refused, before anything is looked at."""
+"""Options of ``fleet state``: conflicting options are refused before any file is read."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from fleetpulse.core.errors import Misuse
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("arguments", "remedy"),
     [
         (["bootstrap", "--damaged", "--registry"], "recover from a snapshot"),
         (["bootstrap", "--damaged", "--devices", "a.csv"], "recover from a snapshot"),
@@ -23,7 +23,7 @@ from fleetpulse.core.errors import Misuse
         (["rescale", "--key-groups", "8", "--dry-run", "--json"], "omit one of them"),
     ],
 )
-def test_an_option_that_would_do_nothing_is_refused_with_what_to_do(tmp_path: Path, given: list[str], why: str) -> None:
-    done = CliRunner().invoke(app, ["state", *given, "--home", str(tmp_path / "home")])
-    assert isinstance(done.exception, Misuse)
-    assert why in str(done.exception)
+def test_an_option_without_effect_is_refused_with_a_remedy(tmp_path: Path, arguments: list[str], remedy: str) -> None:
+    result = CliRunner().invoke(app, ["state", *arguments, "--home", str(tmp_path / "home")])
+    assert isinstance(result.exception, Misuse)
+    assert remedy in str(result.exception)

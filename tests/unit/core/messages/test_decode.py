@@ -1,0 +1,96 @@
+"""Decoding of messages: any input becomes a row, or a rejection with a reason."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetpulse.core.messages.decode import Rejection, decode
+from fleetpulse.core.rows import Clock, Row
+
+NOW = 1_700_000_000_000
+
+
+@given(st.text(max_size=40) | st.just("fleet/a/b/heartbeat"), st.binary(max_size=60))
+def test_any_topic_and_payload_become_a_row_or_a_rejection(topic: str, payload: bytes) -> None:
+    assert isinstance(decode(topic, payload, NOW), Row | Rejection)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["ts", "seq", "boot", "code", "metrics", "gateway"]),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+            lambda inner: st.lists(inner, max_size=3),
+            max_leaves=5,
+        ),
+    )
+)
+def test_any_json_becomes_a_row_or_a_rejection(content: dict[str, Any]) -> None:
+    row = decode("fleet/a/b/telemetry", json.dumps(content).encode(), NOW)
+    if isinstance(row, Row):
+        assert row.event_time_ms is not None or row.clock is Clock.INVALID
+        assert row.seq is None or 0 <= row.seq < 2**63
+
+
+@pytest.mark.parametrize(
+    ("topic", "payload", "reason"),
+    [
+        ("other/a/b/heartbeat", b"{}", "topic"),
+        ("fleet/a/heartbeat", b"{}", "topic"),
+        ("fleet/a/b/dance", b"{}", "topic"),
+        ("fleet/_/b/heartbeat", b"{}", "topic"),
+        ("fleet/_/_/registry", b"{}", "topic"),
+        ("fleet/_/_/control", b"{}", "topic"),
+        ("fleet/a/" + "b" * 129 + "/heartbeat", b"{}", "topic"),
+        ("fleet/a/b/heartbeat", b"\xff", "json"),
+        ("fleet/a/b/heartbeat", b"[]", "json"),
+        ("fleet/a/b/heartbeat", b'{"ts": NaN}', "json"),
+        ("fleet/a/b/heartbeat", b'{"seq": -1}', "field"),
+        ("fleet/a/b/heartbeat", b'{"seq": "1"}', "field"),
+        ("fleet/a/b/heartbeat", b'{"metrics": 3}', "field"),
+        ("fleet/a/b/heartbeat", b'{"a":' * 20 + b"1" + b"}" * 20, "depth"),
+        ("fleet/a/b/heartbeat", b" " * 300_000, "size"),
+        ("fleet/a/b/control", b"{}", "reserved"),
+        ("fleet/_/_/policy", b"{}", "reserved"),
+    ],
+)
+def test_a_rejection_gives_its_reason(topic: str, payload: bytes, reason: str) -> None:
+    rejected = decode(topic, payload, NOW)
+    assert isinstance(rejected, Rejection)
+    assert rejected.reason == reason
+
+
+@pytest.mark.parametrize(("name", "value"), [("device_id", "other"), ("site", "other"), ("kind", "birth"), ("device_id", 7)])
+def test_a_payload_that_contradicts_its_topic_is_rejected(name: str, value: Any) -> None:
+    rejected = decode("fleet/s/d/heartbeat", json.dumps({name: value}).encode(), NOW)
+    assert isinstance(rejected, Rejection)
+    assert (rejected.reason, name in rejected.detail) == ("disagreement", True)
+
+
+def test_a_payload_may_repeat_fields_of_its_topic() -> None:
+    assert isinstance(decode("fleet/s/d/heartbeat", b'{"device_id":"d","site":"s","kind":"heartbeat"}', NOW), Row)
+
+
+@pytest.mark.parametrize(
+    ("ts", "hint"),
+    [
+        (1_700_000_000, "looks like seconds"),
+        ("2023-11-14T22:13:20Z", "looks like ISO 8601"),
+        ("1700000000000", "in quotes"),
+        (NOW * 1000, "micro"),
+    ],
+)
+def test_a_ts_in_another_unit_gets_a_hint(ts: Any, hint: str) -> None:
+    row = decode("fleet/a/b/heartbeat", json.dumps({"ts": ts}).encode(), NOW)
+    assert isinstance(row, Row)
+    assert row.clock is Clock.INVALID
+    assert hint in (row.note or "")
+
+
+def test_event_time_is_whole_milliseconds_rounded_down() -> None:
+    row = decode("fleet/a/b/heartbeat", b'{"ts": 1700000000000.9}', NOW)
+    assert isinstance(row, Row)
+    assert row.event_time_ms == NOW

@@ -1,0 +1,67 @@
+"""Policies: they read back unchanged, and an invalid one is refused with all its faults."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from fleetpulse.core.messages.decode import decode
+from fleetpulse.core.policy import Policy, PolicyFault, from_normalised, from_row, parse_policy
+from fleetpulse.core.rows import Origin, Row
+from tests.support.refusals import refused
+
+NOW = 1_700_000_000_000
+
+
+def test_an_invalid_policy_is_refused_with_all_its_faults() -> None:
+    with refused("policy-faulty", PolicyFault) as caught:
+        parse_policy({"rules": {"timeout": "-5m", "degraded": {"errors": 99}}, "classes": {"m": {"tmeout": "1m"}}, "x": 1})
+    assert len(caught.value.faults) == 4
+    assert any('rules.timeout must not be negative; got "-5m"' in fault for fault in caught.value.faults)
+
+
+def _classes(count: int, code: str = "E", name: str = "") -> dict[str, Any]:
+    return {"classes": {f"{name}{number}": {"flagged": {"codes": [code] * 8}} for number in range(count)}}
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (_classes(501), "a policy lists at most 500 classes; got 501"),
+        (_classes(1, name="c" * 256), "the name of a class has 1 to 256 printable characters"),
+        ({"classes": {"": {}}}, "got '', which has 0"),
+        (_classes(90, "E" * 256), "a policy has at most 200,000 bytes as it is stored; got 2"),
+        ({"rules": {"flagged": {"codes": ["E" * 257]}}}, "1 to 8 error codes, each of 1 to 256 printable characters"),
+        ({"rules": {"flagged": {"codes": ["E"] * 9}}}, "1 to 8 error codes"),
+    ],
+)
+def test_a_policy_beyond_the_limits_of_a_key_group_is_refused(content: dict[str, Any], fault: str) -> None:
+    with refused("policy-faulty", PolicyFault, match=re.escape(fault)) as caught:
+        parse_policy(content)
+    assert len(caught.value.faults) == 1 and len(caught.value.faults[0]) < 400
+
+
+@pytest.mark.parametrize(
+    "content", [_classes(500), _classes(80, "E" * 256), _classes(55, "\u00e9" * 64), _classes(9, name="c" * 255)]
+)
+def test_an_accepted_policy_fits_into_its_message(content: dict[str, Any]) -> None:
+    policy = parse_policy(content)
+    payload = json.dumps({"policy": policy.normalised(), "effective_from": NOW}).encode()
+    received = decode("fleet/_/_/policy", payload, NOW, Origin.COMMAND)
+    assert isinstance(received, Row)
+    assert from_row(received.contents()["policy"]) == policy
+
+
+def test_a_policy_version_does_not_depend_on_spelling() -> None:
+    assert (
+        parse_policy({"rules": {"timeout": "60m"}}).version
+        == parse_policy({"rules": {"timeout": "1h"}}).version
+        == Policy().version
+    )
+    assert parse_policy({"rules": {"timeout": "61m"}}).version != Policy().version
+
+
+def test_a_stored_policy_reads_back_unchanged() -> None:
+    policy = parse_policy({"rules": {"timeout": "5m"}, "classes": {"m": {"timeout": "7m"}}})
+    assert from_normalised(json.loads(json.dumps(policy.normalised()))) == policy
