@@ -35,7 +35,7 @@ from fleetpulse.io.system.locks import named_lock
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables import tables
 from fleetpulse.reports.device_judgements import judgements_by_device
-from fleetpulse.reports.replay_origin import CAME_LATE, DONE, Begun, choose_origins
+from fleetpulse.reports.replay_origin import CAME_LATE, DONE, StartingPoint, choose_origins
 
 _AT_ONCE: Final = 500  # devices whose rows are in memory together
 AMENDABLE: Final = f"(kind = '{JudgementKind.LATE}' OR (kind = '{JudgementKind.REFUSED}' AND message_kind = '{Kind.REGISTRY}'))"
@@ -148,7 +148,7 @@ def amend_home(home: Home, request: AmendRequest, report: ReportProgress = silen
         done = {
             device_id: Amended(device_id, 0, 0, corrected=False, left=why, final=True) for device_id, why in found.why.items()
         }
-        for origin, order in found.begun.items():
+        for origin, order in found.by_origin.items():
             for first in range(0, len(order), _AT_ONCE):
                 group = _Group(order[first : first + _AT_ONCE], origin, found.why)
                 done |= {one.device_id: one for one in _amend_some(home, group, through_ms, request)}
@@ -230,7 +230,7 @@ class _Group:
     """
 
     device_ids: Sequence[str]
-    origin: Begun
+    origin: StartingPoint
     why: Mapping[str, str]
 
 
@@ -303,7 +303,7 @@ def _row(one: Judgement) -> Mapping[str, Any]:
 
 
 def _correct(
-    home: Home, device_ids: Sequence[str], origin: Begun, before: Outcome, request: AmendRequest
+    home: Home, device_ids: Sequence[str], origin: StartingPoint, before: Outcome, request: AmendRequest
 ) -> tuple[dict[str, int], str]:
     """Send correction rows for devices whose two histories differ.
 

@@ -236,7 +236,7 @@ def _clean_other_files(home: Home, keep: Keep, now_s: float, *, dry_run: bool) -
 def _put_aside(log: Path, *, dry_run: bool) -> Iterator[Step]:
     size = log.stat().st_size
     if not dry_run:
-        disk_cleanup.put_aside(log)
+        disk_cleanup.rotate_log(log)
     yield Step("logs", "aside", 1, size, note=f"{log.name} is rotated; older lines are in {log.name}.1")
 
 

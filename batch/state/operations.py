@@ -20,7 +20,7 @@ from batch.state.device_bootstrap import devices_at, rows_of_devices
 from batch.state.device_filter import keep_devices, matching_devices
 from batch.state.generation import GenerationSpec, activate, build_and_check, drain, state_of
 from batch.state.handoff import hold
-from batch.state.recover import go_on, require_judgements_since, where_it_stopped
+from batch.state.recover import recover_from_snapshot, require_judgements_since, where_it_stopped
 from fleetpulse.columnar.codec.versions import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.columnar.snapshot.bootstrap import LIMIT_FIELDS
 from fleetpulse.columnar.snapshot.rows import DEVICE
@@ -373,7 +373,7 @@ def _recover_from_judgements(
     source = {"snapshot": snapshot.version, "generation": snapshot.generation, "batch": snapshot.batch, "only": None}
     partitions = partitions_of(home.checkpoint) or int(str(work.spark.conf.get("spark.sql.shuffle.partitions")))
     plan = GenerationSpec("bootstrap", source, rows, snapshot.bronze, current.key_groups, partitions, current.form)
-    return go_on(work.spark, home, plan, snapshot, work.report)
+    return recover_from_snapshot(work.spark, home, plan, snapshot, work.report)
 
 
 def bootstrap_devices(work: StateOperation, listed: Listed, named: str) -> Generation | None:

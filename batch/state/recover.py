@@ -93,7 +93,9 @@ def require_judgements_since(home: Home, snapshot: SnapshotInfo) -> None:
         )
 
 
-def go_on(spark: SparkSession, home: Home, plan: GenerationSpec, snapshot: SnapshotInfo, report: ReportProgress) -> Generation:
+def recover_from_snapshot(
+    spark: SparkSession, home: Home, plan: GenerationSpec, snapshot: SnapshotInfo, report: ReportProgress
+) -> Generation:
     """Build a generation from a snapshot, activate it, and emit missing judgements.
 
     Args:

@@ -40,14 +40,14 @@ class Workload:
 
     fleet: Fleet
     contenders: tuple[str, ...]
-    beside: tuple[str, ...] = ()
+    comparison_only: tuple[str, ...] = ()
     warm_rounds: int = 1
     rounds: int = 1
 
     @property
     def shown(self) -> tuple[str, ...]:
         """Contenders with a row in the results."""
-        return tuple(name for name in self.contenders if name not in self.beside)
+        return tuple(name for name in self.contenders if name not in self.comparison_only)
 
     def runs_in(self, number: int, of: int) -> bool:
         """Return whether the workload runs in a round of a plan.

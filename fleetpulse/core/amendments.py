@@ -138,17 +138,17 @@ class Histories:
 
     judged: Outcome
     amended: Outcome
-    begun: Outcome = EMPTY_OUTCOME
+    initial: Outcome = EMPTY_OUTCOME
 
     def is_after(self, one: Judgement) -> bool:
         """Whether a judgement lies after the frontier at which its device starts.
 
         Earlier judgements are not emitted again.
         """
-        if self.begun.shards is None:
+        if self.initial.shards is None:
             return True
-        device = self.begun.devices.get(one.device_id)
-        began_ms = self.begun.shards.of(one.site if device is None else device.current_site).frontier_ms
+        device = self.initial.devices.get(one.device_id)
+        began_ms = self.initial.shards.of(one.site if device is None else device.current_site).frontier_ms
         return began_ms is None or (one.event_time_ms or 0) > began_ms
 
     def through_ms(self, device_id: str) -> int | None:
@@ -322,7 +322,7 @@ def _corrections(
         frontier_ms: present frontier of the shard, epoch milliseconds.
         at_ms: instant at which the rows take effect, epoch milliseconds.
     """
-    last_no = _last_numbers(both.judged, both.begun)
+    last_no = _last_numbers(both.judged, both.initial)
     found: list[Correction] = []
     for device_id in device_ids:
         if not both.differ(device_id):

@@ -61,7 +61,7 @@ def applicable_amend_progress(home: Home, newest_ms: int | None) -> tuple[int | 
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class StartingPoint:
     """Origin of the histories of some devices.
 
     Attributes:
@@ -146,7 +146,7 @@ class OriginChoice:
             ``begun``: its whole history may be retained in bronze.
     """
 
-    begun: Mapping[Begun, Sequence[str]]
+    by_origin: Mapping[StartingPoint, Sequence[str]]
     why: Mapping[str, str]
 
 
@@ -164,7 +164,7 @@ def choose_origins(home: Home, device_ids: Iterable[str], through_ms: int) -> Or
     kept_ms = oldest_kept_ms(home, MESSAGES.name) or 0
     forgotten_ms = _forgotten_before(home)
     forgotten = [] if forgotten_ms is None else [(0, forgotten_ms - 1)]
-    by_origin: dict[Begun, list[str]] = {}
+    by_origin: dict[StartingPoint, list[str]] = {}
     why: dict[str, str] = {}
     for first in range(0, len(order), _AT_ONCE):
         some = order[first : first + _AT_ONCE]
@@ -176,7 +176,7 @@ def choose_origins(home: Home, device_ids: Iterable[str], through_ms: int) -> Or
                 why[device_id] = _too_old(kept_ms, late, [one.of(device_id) for one in known])
                 if device_id in amended or any(received_ms < kept_ms for _, received_ms in listed):
                     continue
-            by_origin.setdefault(Begun(chosen, below), []).append(device_id)
+            by_origin.setdefault(StartingPoint(chosen, below), []).append(device_id)
     return OriginChoice(by_origin, why)
 
 

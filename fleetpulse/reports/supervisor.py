@@ -103,7 +103,7 @@ def _seen(
         by=desired.by,
         has_run=runs(home, "lifecycle"),
         state=str(status.get("state", "")),
-        said_ago_ms=round((status_age_s(path, now_ms / 1000) or 0) * 1000) if status else 0,
+        status_age_ms=round((status_age_s(path, now_ms / 1000) or 0) * 1000) if status else 0,
         given_up=str(status.get("why", ""))
         if status.get("state") == NOT_RESTARTED and status.get("at_ms", 0) >= desired.at_ms
         else "",

@@ -32,7 +32,7 @@ from fleetpulse.io.tables.row_accounting import IngestCounters, count_from_table
 from streaming.landing.backlog import Bridges, delete_landed_segments
 from streaming.landing.gateways import known_gateways
 from streaming.landing.merge import MAX_SEGMENT_ROWS, merged, place
-from streaming.landing.rows import Decoder, decode_parts, taken_of
+from streaming.landing.rows import Decoder, accepted_rows, decode_parts
 
 _LOG: Final = structlog.get_logger("landing")
 _BEFORE: Final = f"landing:{BRIDGE}"  # transaction id of older homes: whole segments of their only bridge
@@ -108,7 +108,7 @@ class Landing:
         found, message_places = decode_parts(parts, self.decoder, self.identity), self.places[MESSAGES.name]
         found.mark_gateway_events(self.gateways)
         counted = self.counted.more(
-            taken_of(parts, message_places), found.refused(message_places)
+            accepted_rows(parts, message_places), found.refused(message_places)
         )  # quarantine may have them, uncounted
         for table, rows in found.by_table(self.places):
             if rows.num_rows or table is MESSAGES:

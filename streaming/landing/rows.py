@@ -96,7 +96,7 @@ class Landed:
         return sum(row["place"] >= places[row["bridge"]] for row in self.quarantine)
 
 
-def taken_of(parts: Sequence[Part], places: Mapping[str, int]) -> int:
+def accepted_rows(parts: Sequence[Part], places: Mapping[str, int]) -> int:
     """Count the rows of segments that belong in ``messages`` or in ``quarantine``.
 
     The count is taken from the segments, independently of decoding, so it reveals rows that get

@@ -42,7 +42,7 @@ def test_bounds_of_durations_are_reported_as_durations(line: str, message: str, 
 
 
 @pytest.mark.parametrize(
-    ("value", "reason"), [('"2d"', "delayed by at most 1d"), ('"-5m"', "a duration is"), ("600", "written as")]
+    ("value", "reason"), [('"2d"', "delayed by at most 1d"), ('"-5m"', "a duration must be"), ("600", "written as")]
 )
 def test_invalid_verdict_jitter_is_refused_with_the_reason(value: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text(f"verdict_jitter = {value}\n")

@@ -56,7 +56,7 @@ class MessageResult:
     """
 
     state: str
-    words: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,14 +323,14 @@ class Listener:
     def _print(self, shown: PrintedMessage, result: MessageResult, *, again: bool = False) -> None:
         if self.json_lines:
             line = {"received_at_ms": shown.received_at_ms, "topic": shown.topic, "payload": shown.payload}
-            as_json([{**line, "state": result.state, "fate": result.words}])
+            as_json([{**line, "state": result.state, "fate": result.text}])
             return
         out = self._console
         at = format_instant(shown.received_at_ms)[11:23]
         payload = "" if again else f"  {as_shown(shown.payload)}"
         out.print(f"{at}  {as_shown(shown.topic)}{payload}", markup=False, highlight=False, soft_wrap=True)
         out.print(
-            f"              -> {result.words}", markup=False, highlight=False, soft_wrap=True, style=_STYLES.get(result.state)
+            f"              -> {result.text}", markup=False, highlight=False, soft_wrap=True, style=_STYLES.get(result.state)
         )
 
 

@@ -137,7 +137,7 @@ class KeyGroup:
             frontier_ms, waiting = listening.frontier_ms, self.waiting[shard]
             early = np.ones(new.num_rows, bool)
             if frontier_ms is not None:
-                due_signals, due_others, read_out = waiting.take(advance.begun_ms[shard], frontier_ms, reading)
+                due_signals, due_others, read_out = waiting.take(advance.former_ms[shard], frontier_ms, reading)
                 deleted += read_out
                 early = new["presence_ms"].to_numpy() > frontier_ms
                 commands = [row for batch in due_others for row in batch_to_rows(batch)]
@@ -153,7 +153,7 @@ class KeyGroup:
             self.arm(deployment)
         for shard, listening in enumerate(self.shards.listenings):
             shard_chunks, shard_deleted = self._keep(
-                shard, listening.frontier_ms, advance.begun_ms[shard], read_rows, deployment, reading
+                shard, listening.frontier_ms, advance.former_ms[shard], read_rows, deployment, reading
             )
             chunks, deleted = [*chunks, *shard_chunks], [*deleted, *shard_deleted]
         self._set_due_for_pending(deployment)

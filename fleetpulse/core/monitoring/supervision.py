@@ -48,7 +48,7 @@ class Observation:
         by: user or Airflow run that set the desired state.
         has_run: whether a run or service of the job is active, which restarts it.
         state: status that the job reported last; empty if none.
-        said_ago_ms: age of that status.
+        status_age_ms: age of that status.
         given_up: reason why the run has stopped restarting the job; empty if it has not.
         behind_ms: distance of the judged position from the newest row received; None if no row was
             received or judged.
@@ -68,7 +68,7 @@ class Observation:
     by: str
     has_run: bool
     state: str
-    said_ago_ms: int
+    status_age_ms: int
     given_up: str
     behind_ms: int | None
     still_ms: int
@@ -83,7 +83,7 @@ class Observation:
     @property
     def starting(self) -> bool:
         """Whether a run is bringing the job up, and the job does not report running."""
-        reports_running = self.state == "running" and self.said_ago_ms <= SILENT_MS
+        reports_running = self.state == "running" and self.status_age_ms <= SILENT_MS
         return self.wanted and self.has_run and not self.given_up and not reports_running
 
 
@@ -112,9 +112,9 @@ def decide(seen: Observation) -> Decision:
         return _restart(seen)
     if not seen.starting:
         return _running(seen)
-    if seen.said_ago_ms <= STARTING_MS:
+    if seen.status_age_ms <= STARTING_MS:
         return _starting(seen)
-    return Decision(JobState.STALE, f"it has reported no status for {_minutes(seen.said_ago_ms)}; see its log")
+    return Decision(JobState.STALE, f"it has reported no status for {_minutes(seen.status_age_ms)}; see its log")
 
 
 def _stopped(seen: Observation) -> Decision:

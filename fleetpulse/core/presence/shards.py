@@ -234,7 +234,7 @@ class Advance:
     """
 
     shards: Shards
-    begun_ms: tuple[int | None, ...]
+    former_ms: tuple[int | None, ...]
     allowed_lateness_ms: int
 
     @classmethod
@@ -273,7 +273,7 @@ class Advance:
 
     def is_due(self, row: Row, shard: int) -> bool:
         """Whether the frontier of a shard reaches a row by this movement."""
-        former_ms, frontier_ms = self.begun_ms[shard], self.shards.listenings[shard].frontier_ms
+        former_ms, frontier_ms = self.former_ms[shard], self.shards.listenings[shard].frontier_ms
         return frontier_ms is not None and row.at_ms <= frontier_ms and (former_ms is None or row.at_ms > former_ms)
 
     def in_order(self, rows: Iterable[Row], events: Iterable[Row], shards: Iterable[int]) -> list[Due]:
@@ -309,7 +309,7 @@ class Advance:
         shard = self.shards.number(site)
         if shard == due.shard:
             return _BEFORE_ALL
-        listening, former_ms = self.shards.listenings[shard], self.begun_ms[shard]
+        listening, former_ms = self.shards.listenings[shard], self.former_ms[shard]
         covered_ms = listening.coverage.covered(min(due.received_at_ms - 1, listening.newest_ms))
         reached = [former_ms, listening.coverage.greatest(covered_ms - self.allowed_lateness_ms)]
         return max((one for one in reached if one is not None), default=_BEFORE_ALL)

@@ -64,7 +64,7 @@ class Expectation:
     column: str
     meaning: str
     severity: Severity = Severity.CRITICAL
-    words: tuple[str, ...] = ()
+    allowed_values: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def of_table(table: Table) -> Suite:
     for (name, column), known_values in _WORDS.items():
         if name == table.name:
             meaning = f"`{column}` is null or one of {', '.join(known_values)}"
-            expectations.append(Expectation(f"{column} is known", Form.ONE_OF, column, meaning, words=known_values))
+            expectations.append(Expectation(f"{column} is known", Form.ONE_OF, column, meaning, allowed_values=known_values))
     key = tuple(name for name in table.key if name in {column.name for column in table.columns})
     again = "CAST(NULL AS BOOLEAN)"
     if condition := _ONCE.get(table.name):

@@ -79,11 +79,11 @@ class _PollListener(StreamingQueryListener):
         """Report a committed batch."""
         progress = json.loads(event.progress.json)
         whole = all(source["endOffset"] == source["latestOffset"] for source in progress["sources"])
-        self.receiver.looked(str(progress["runId"]), progress["timestamp"] if whole else None, committed=True)
+        self.receiver.polled(str(progress["runId"]), progress["timestamp"] if whole else None, committed=True)
 
     def onQueryIdle(self, event: Any) -> None:
         """Report a poll without new records."""
-        self.receiver.looked(str(event.runId), event.timestamp)
+        self.receiver.polled(str(event.runId), event.timestamp)
 
     def onQueryTerminated(self, event: Any) -> None:
         """Do nothing: the thread that awaits the query detects its end."""
@@ -210,7 +210,7 @@ class KafkaReceiver:
 
     # ---- calls from the query
 
-    def looked(self, run_id: str, began: str | None, *, committed: bool = False) -> None:
+    def polled(self, run_id: str, began: str | None, *, committed: bool = False) -> None:
         """Record a poll of Kafka.
 
         Args:

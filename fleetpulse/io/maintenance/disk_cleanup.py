@@ -42,7 +42,7 @@ def long_logs(home: Home) -> list[Path]:
     return sorted(path for path in home.logs.glob("*.log") if path.stat().st_size > LONG_BYTES)
 
 
-def put_aside(log: Path) -> None:
+def rotate_log(log: Path) -> None:
     """Rotate a log: copy it to ``<name>.1``, and truncate it.
 
     An existing ``<name>.1`` is replaced. Lines written between copy and truncation are lost.

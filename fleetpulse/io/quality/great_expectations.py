@@ -211,7 +211,7 @@ def _gx_expectation(one: Expectation) -> Any:
         case Form.PRESENT:
             return gxe.ExpectColumnValuesToNotBeNull(column=one.column, **common)
         case Form.ONE_OF:
-            return gxe.ExpectColumnValuesToBeInSet(column=one.column, value_set=list(map(str, one.words)), **common)
+            return gxe.ExpectColumnValuesToBeInSet(column=one.column, value_set=list(map(str, one.allowed_values)), **common)
         case Form.HOLDS:
             return gxe.ExpectColumnValuesToBeInSet(column=one.column, value_set=[True], **common)
 

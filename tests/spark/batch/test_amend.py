@@ -24,7 +24,7 @@ from fleetpulse.io.lifecycle.query import start
 from fleetpulse.io.tables import tables
 from fleetpulse.reports import judgements
 from fleetpulse.reports.agreement import defined, emitted
-from fleetpulse.reports.replay_origin import DONE, Begun
+from fleetpulse.reports.replay_origin import DONE, StartingPoint
 from tests.support.histories.histories import START, positioned, row, signal, tick
 from tests.support.homes.homes import empty, land
 
@@ -139,7 +139,7 @@ def test_a_snapshot_equals_the_outcome_of_its_history(spark: SparkSession, tmp_p
         _await(query, home, 100)
     finally:
         query.stop()
-    started = Begun(snapshot.take(spark, home, None, lambda message: None)).outcome(home, ["d", "e"])
+    started = StartingPoint(snapshot.take(spark, home, None, lambda message: None)).outcome(home, ["d", "e"])
     want = outcome(rows, DEPLOYMENT)
     assert started.frontier_ms == want.frontier_ms is not None
     assert started.devices.keys() == want.devices.keys()

@@ -28,6 +28,7 @@ OTHER_MODULES = frozenset(  # modules with progress messages of other commands
     {
         "batch/amend.py",
         "batch/backtest.py",
+        "batch/calibrate.py",
         "batch/state/drill.py",
         "batch/maintenance/maintain.py",
         "batch/common/progress.py",

@@ -25,7 +25,7 @@ from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import snapshots
 from fleetpulse.reports import judgements
 from fleetpulse.reports.device_judgements import judgements_by_device
-from fleetpulse.reports.replay_origin import Begun, OriginChoice, applicable_amend_progress, choose_origins
+from fleetpulse.reports.replay_origin import OriginChoice, StartingPoint, applicable_amend_progress, choose_origins
 from tests.support.histories.histories import START, row, signal, tick
 from tests.support.homes.amended import correction_rows, transitions_of
 from tests.support.homes.maintained import KEEP, run_maintain
@@ -69,9 +69,9 @@ def test_amend_prefers_a_qualifying_snapshot_even_if_bronze_is_complete(tmp_path
     retained = two_days(tmp_path / "home")
     retained.land_and_judge(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
     newest_ms = retained.rows[-1].received_at_ms
-    assert choose_origins(retained.home, ["d"], newest_ms).begun == {Begun(snapshots(retained.home)[0]): ["d"]}
+    assert choose_origins(retained.home, ["d"], newest_ms).by_origin == {StartingPoint(snapshots(retained.home)[0]): ["d"]}
     retained.land_and_judge(*late(50, received_s=day(3, 30)), tick(day(3, 40)))
-    assert choose_origins(retained.home, ["d"], retained.rows[-1].received_at_ms) == OriginChoice({Begun(): ["d"]}, {})
+    assert choose_origins(retained.home, ["d"], retained.rows[-1].received_at_ms) == OriginChoice({StartingPoint(): ["d"]}, {})
 
 
 def test_interrupted_amend_resumes_after_the_finished_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_snapshot_after_a_finished_amend_is_the_origin_for_later_late_messages(t
         retained.write(snapshot)
     retained.forget()
     chosen = choose_origins(retained.home, ["d"], retained.rows[-1].received_at_ms)
-    [(origin, device_ids)] = chosen.begun.items()
+    [(origin, device_ids)] = chosen.by_origin.items()
     assert origin.snapshot is not None
     assert (origin.snapshot.newest_ms, device_ids) == (after_amend.newest_ms, ["d"])
     [result] = amend_home(retained.home, AmendRequest())
@@ -291,7 +291,7 @@ def test_unfinished_device_disqualifies_no_snapshot_for_other_devices(tmp_path: 
     retained.land_and_judge(*late(day(3, 100), received_s=day(3, 9000)), tick(day(3, 9010)))
     retained.forget()
     chosen = choose_origins(retained.home, ["d", "e"], retained.rows[-1].received_at_ms)
-    assert [origin.snapshot is not None for origin, ids in chosen.begun.items() if "d" in ids] == [True]
+    assert [origin.snapshot is not None for origin, ids in chosen.by_origin.items() if "d" in ids] == [True]
     assert list(chosen.why) == ["e"]
     results = {one.device_id: one for one in amend_home(retained.home, AmendRequest())}
     assert (results["d"].added, results["d"].final) == (1, False)
@@ -307,7 +307,7 @@ def test_removal_of_the_chosen_snapshot_is_reported_as_an_error(tmp_path: Path, 
     retained = two_days(tmp_path / "home")
     retained.land_and_judge(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
     retained.forget()
-    [origin] = choose_origins(retained.home, ["d"], retained.rows[-1].received_at_ms).begun
+    [origin] = choose_origins(retained.home, ["d"], retained.rows[-1].received_at_ms).by_origin
     assert origin.snapshot is not None
     table = retained.home.table(DEVICE_SNAPSHOTS.name)
     if removed == "log":
@@ -325,10 +325,10 @@ def test_removal_of_rows_after_the_chosen_origin_is_reported_as_an_error(tmp_pat
     retained = two_days(tmp_path / "home")
     retained.land_and_judge(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
     retained.forget()
-    for origin in (Begun(), Begun(replace(snapshots(retained.home)[0], bronze=1))):
+    for origin in (StartingPoint(), StartingPoint(replace(snapshots(retained.home)[0], bronze=1))):
         with refused("messages-removed"):
             origin.rows(retained.home, ["d"], None)
-    [origin] = choose_origins(retained.home, ["d"], retained.rows[-1].received_at_ms).begun
+    [origin] = choose_origins(retained.home, ["d"], retained.rows[-1].received_at_ms).by_origin
     assert origin.rows(retained.home, ["d"], None), "bronze has all rows after a newly chosen origin"
 
 

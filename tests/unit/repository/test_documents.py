@@ -63,6 +63,8 @@ def test_each_decision_named_in_sources_and_documents_exists() -> None:
 def _fault_of(command: str) -> str | None:
     """Return the fault of a command line of ``./fleet``; None if its command and options exist."""
     arguments, verb, name = shlex.split(command)[1:], cast("Any", get_command(app)), "fleet"
+    if arguments[0] == "COMMAND":
+        return None
     while arguments and hasattr(verb, "commands") and not arguments[0].startswith("-"):
         if arguments[0] not in verb.commands and "show" in verb.commands:
             arguments = ["show", *arguments]  # the default verb, as in `fleet device ID`

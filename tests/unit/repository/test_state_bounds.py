@@ -91,7 +91,7 @@ def test_every_part_of_the_state_is_listed() -> None:
     assert {*SIGNAL_SCHEMA.names, *ROW_FIELDS} - derived <= _listed("Row")
     # Not listed, but their contents are.
     containers = {"shards", "listenings", "sites", "coverage", "policies", "devices", "dated"}
-    block_names = {name for of in ("KeyGroup", "Listening", "Coverage") for name in _listed(of)} - containers
+    block_names = {name for of in ("KeyGroup", "ShardProgress", "Coverage") for name in _listed(of)} - containers
     device_names = {"version", "count", "base", *WORDS}  # parts of the stored form, see `Devices`
     assert set(head_of(begin(0).to_bytes())) - device_names == block_names | {"policies"}
 

@@ -136,7 +136,7 @@ def test_an_invalid_table_of_devices_is_refused_with_the_reason(table: pa.Table,
 
 
 def test_a_bootstrap_without_a_frontier_is_refused() -> None:
-    with pytest.raises(FleetError, match="at a frontier; got none"):
+    with pytest.raises(FleetError, match="needs a frontier; got none"):
         bootstrap_groups(_devices(), Shards.begin(START), Policies(), 2)
 
 

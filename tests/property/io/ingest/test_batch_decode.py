@@ -20,7 +20,7 @@ from fleetpulse.io.ingest.segments import SegmentRow, rows_table
 from fleetpulse.io.tables import tables
 from streaming.landing.landing import LANDED
 from streaming.landing.merge import Part, place
-from streaming.landing.rows import decode_parts, taken_of
+from streaming.landing.rows import accepted_rows, decode_parts
 
 NOW = 1_789_000_000_000
 NOTHING = {table.name: {BRIDGE: 0} for table in LANDED}
@@ -142,7 +142,7 @@ def parts_of(segments: Sequence[Sequence[SegmentRow]]) -> list[Part]:
 
 
 def rows_taken(segments: Sequence[Sequence[SegmentRow]]) -> int:
-    return taken_of(parts_of(segments), NOTHING["messages"])
+    return accepted_rows(parts_of(segments), NOTHING["messages"])
 
 
 def decoded_in_columns(segments: Sequence[Sequence[SegmentRow]]) -> dict[str, pa.Table]:

@@ -136,7 +136,7 @@ def test_a_form_of_an_unsupported_version_is_refused(version: int) -> None:
     assert stored.count(current) == 1
     with refused(
         "state-version-unsupported",
-        match=f"stored form {version} .* 4 to {STORED_FORM}",
+        match=f"format version {version}: .* 4 to {STORED_FORM}",
     ):
         KeyGroup.from_bytes(stored.replace(current, f'"version":{version},'.encode()))
 

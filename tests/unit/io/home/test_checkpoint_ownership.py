@@ -57,7 +57,7 @@ def test_a_checkpoint_ahead_of_bronze_is_refused(home: Home, committed: bool) ->
 def test_state_commands_refuse_a_checkpoint_ahead_of_bronze(home: Home, arguments: list[str]) -> None:
     _write_batch_up_to(home, 1, 99_999)
     done = CliRunner().invoke(app, ["state", *arguments, "--home", str(home.path)])
-    assert isinstance(done.exception, FleetError) and "got version 99999" in str(done.exception)
+    assert isinstance(done.exception, FleetError) and "found 99999" in str(done.exception)
 
 
 def test_missing_checkpoint_is_accepted_as_own(home: Home) -> None:

@@ -63,7 +63,7 @@ def test_a_jar_is_fetched_once(repository: Repository, tmp_path: Path) -> None:
 
 def test_a_jar_of_another_checksum_is_refused_and_not_kept(repository: Repository, tmp_path: Path) -> None:
     repository.content = b"something else"
-    with refused("jar-checksum-differs", match=rf"thing-1\.2\.jar must have SHA-256 {PINNED.sha256}; got .*FLEET_MAVEN"):
+    with refused("jar-checksum-differs", match=rf"thing-1\.2\.jar differs: expected SHA-256 {PINNED.sha256}; got .*FLEET_MAVEN"):
         resolve_jars(tmp_path, [PINNED])
     assert list(tmp_path.iterdir()) == []
 

@@ -39,36 +39,36 @@ def arrived(topic: str, payload: bytes = b"{}", *, retained: bool = False) -> Ar
 
 def test_a_message_in_time_is_pending_for_the_allowed_lateness() -> None:
     found = result_of(signal(0))
-    assert found.state == "waiting" and "2023-11-14T22:14:20.000Z" in found.words
+    assert found.state == "waiting" and "2023-11-14T22:14:20.000Z" in found.text
 
 
 def test_the_lateness_of_a_message_is_its_distance_behind_the_frontier() -> None:
     direct = result_of(signal(0, received_s=90))
     counts = "it counts only as a sign of life"
-    assert (direct.state, direct.words) == ("late", f"late by 30s: behind the frontier; {counts}")
+    assert (direct.state, direct.text) == ("late", f"late by 30s: behind the frontier; {counts}")
     relayed = result_of(signal(0, received_s=90, gateway="g"))
-    assert relayed.state == "late" and relayed.words.endswith("; it counts only after ./fleet amend")
+    assert relayed.state == "late" and relayed.text.endswith("; it counts only after ./fleet amend")
     assert result_of(signal(0, received_s=59.9)).state == "waiting"
 
 
 def test_a_coverage_gap_extends_the_wait_and_an_open_gap_has_no_end() -> None:
     opened = LISTENING.open_gap(START - 900, START - 30_000, "b")
     found = result_of(signal(0), opened)
-    assert found.state == "waiting" and "a coverage gap is open" in found.words
+    assert found.state == "waiting" and "a coverage gap is open" in found.text
     closed = opened.close_gap(START - 800, START + 120_000, "b")
     found = result_of(signal(0), closed)
-    assert found.state == "waiting" and "2023-11-14T22:16:20.000Z" in found.words  # 60 s after the end of the gap
+    assert found.state == "waiting" and "2023-11-14T22:16:20.000Z" in found.text  # 60 s after the end of the gap
 
 
 def test_a_message_with_a_faulty_clock_is_judged_at_its_received_at() -> None:
     counts = "so it is judged at its received_at; pending"
     ahead = result_of(signal(301, received_s=0))
-    assert ahead.state == "waiting" and ahead.words.startswith(f"clock ahead by 5m1s, {counts}")
-    assert result_of(signal(300, received_s=0)).words.startswith("pending")
+    assert ahead.state == "waiting" and ahead.text.startswith(f"clock ahead by 5m1s, {counts}")
+    assert result_of(signal(300, received_s=0)).text.startswith("pending")
     message, known = read_message(arrived("fleet/s/d/heartbeat", b'{"ts": 1700000000}'), START, ())
     assert known is None
     read, found = predict_result(message, LISTENING, DEPLOYMENT)
-    assert found.words.startswith(f"ts is not a time, {counts}")
+    assert found.text.startswith(f"ts is not a time, {counts}")
     assert read.row is not None and read.row.at_ms == START
 
 
@@ -128,10 +128,10 @@ def test_the_verdict_on_a_message_follows_from_the_judgements_about_it() -> None
     ]
     results = [result for _, result in verdicts([moved, plain, late, refused, ahead], judgements)]
     assert [result.state for result in results] == ["judged", "judged", "late", "unjudged", "judged"]
-    assert results[0].words == "judged: offline -> online (signal)"
-    assert results[1].words == "judged: no mode change"
-    assert "after decommission: why" in results[3].words
-    assert results[4].words == "judged at its received_at, because why: no mode change"
+    assert results[0].text == "judged: offline -> online (signal)"
+    assert results[1].text == "judged: no mode change"
+    assert "after decommission: why" in results[3].text
+    assert results[4].text == "judged at its received_at, because why: no mode change"
 
 
 def test_a_message_that_was_not_decoded_is_not_followed() -> None:

@@ -39,7 +39,7 @@ def test_the_screen_marks_its_figures_as_stale_while_tables_are_unreadable(
     home = empty(tmp_path / "home", Deployment())
     run = SimpleNamespace(home=home, status=lambda name: {})
     monkeypatch.setattr("cli.supervisor.screen._REFRESH_S", 0)
-    monkeypatch.setattr("cli.supervisor.screen._COUNTED_S", 0)
+    monkeypatch.setattr("cli.supervisor.screen._REFRESH_RUNNING_S", 0)
     screen = Screen(cast("Run", run), BrokerAddress("127.0.0.1", 1))
     monkeypatch.setattr("cli.supervisor.screen.judged_ms", lambda home: None)
     monkeypatch.setattr("cli.supervisor.screen.judgements.frontier_ms", lambda home, judged: None)
