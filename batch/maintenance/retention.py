@@ -34,8 +34,8 @@ class _Aged:
         column: column of the instant from which the age is counted.
         keep_ms: retention time, milliseconds; None keeps for ever.
         promised: name of the retention floor of these rows, see `retention_floor`.
-        such: SQL condition that selects the rows; empty for all.
-        but: function that returns an SQL condition for exceptions, given the home and the cutoff;
+        condition: SQL condition that selects the rows; empty for all.
+        exceptions: function that returns an SQL condition for exceptions, given the home and the cutoff;
             empty for none.
     """
 

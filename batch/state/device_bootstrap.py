@@ -28,7 +28,7 @@ def devices_at(listed: Callable[[int | None], pa.Table], frontier_ms: int | None
         frontier_ms: frontier at which the devices are added, epoch milliseconds.
 
     Raises:
-        FleetError: the list is empty, or has faults, see `snapshot.bootstrap.sound`.
+        FleetError: the list is empty, or has faults, see `snapshot.bootstrap.validated_devices`.
     """
     devices = listed(frontier_ms)
     if not len(devices):

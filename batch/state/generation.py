@@ -62,7 +62,7 @@ class GenerationSpec:
         key_groups: number of key groups.
         partitions: number of partitions of the state.
         form: stored form that the generation writes.
-        chosen: whether the devices differ from those of the running generation on purpose; the two
+        has_other_devices: whether the devices differ from those of the running generation on purpose; the two
             are then not compared.
     """
 

@@ -32,7 +32,7 @@ class Workload:
     Attributes:
         fleet: fleet of the input; its first batch is never measured.
         contenders: contenders in the order of their runs in a round.
-        beside: contenders that run for comparison only; their row is in another workload with as many
+        comparison_only: contenders that run for comparison only; their row is in another workload with as many
             devices.
         warm_rounds: number of warm-up rounds; their results are compared, but not measured.
         rounds: number of measured rounds.

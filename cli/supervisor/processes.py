@@ -39,7 +39,7 @@ class Job:
         home: the home.
         name: name of the process, its log and its status file.
         arguments: further arguments of the verb.
-        restarts: maximum number of restarts within `_WITHIN_S`.
+        restarts: maximum number of restarts within `_RESTART_WINDOW_S`.
         verb: verb of the job; None if it equals the name.
         inherits_output: whether the process inherits standard output, instead of writing to its own log.
     """

@@ -133,7 +133,7 @@ class Histories:
     Attributes:
         judged: outcome as it was judged.
         amended: outcome as if no message had been late.
-        begun: outcome of the rows before them.
+        initial: outcome of the rows before them.
     """
 
     judged: Outcome

@@ -98,7 +98,7 @@ class Fold:
     """Fold of the rows of devices, one device at a time.
 
     Attributes:
-        world: coverage and policies, known at least up to the instants that are judged.
+        context: coverage and policies, known at least up to the instants that are judged.
         judgements: judgements emitted so far, in order.
     """
 
@@ -565,7 +565,7 @@ def _is_of_its_session(device: Device, row: Row) -> bool:
 def _is_copy(device: Device, row: Row) -> bool:
     """Whether a signal repeats the number of the signal before it.
 
-    Only signals whose presence time is not their event time are checked: `replay.in_order` finds
+    Only signals whose presence time is not their event time are checked: `replay.judging_order` finds
     other copies.
     """
     placeless = row.trust in FAULTS or row.at_ms != row.event_time_ms

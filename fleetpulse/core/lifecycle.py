@@ -59,7 +59,8 @@ Rule 2: degraded and flagged are facts beside presence; `next_mode` alone maps f
 Rule 3: only ``AMENDED`` is not in the table: it leads to the mode that the amended history of the
 device has (ADR 13).
 Rule 4: silence takes precedence over facts: ``SILENCE`` leads to ``OFFLINE`` from every mode but
-``OFFLINE``, ``DECOMMISSIONED`` and ``FORGOTTEN``.
+``OFFLINE``, ``DECOMMISSIONED`` and ``FORGOTTEN``. In maintenance and during an update, `core.fold`
+lets no deadline for silence fire before the announced end.
 Rule 5: the fold emits one transition if, and only if, the mode changes.
 Rule 6: values of `Mode` and `Trigger` are stored in tables and in state, so they never change.
 

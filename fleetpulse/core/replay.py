@@ -199,7 +199,7 @@ def with_gateways(ordered: Sequence[Row], events: Iterable[Row], *gateways: str 
     At the same instant the rows of the device come first.
 
     Args:
-        ordered: rows of the device, as `in_order` returns them.
+        ordered: rows of the device, as `judging_order` returns them.
         events: events of any gateways, as `for_everyone` returns them.
         gateways: gateways that the device had before these rows.
     """
@@ -224,7 +224,7 @@ class Outcome:
     Attributes:
         judgements: all judgements.
         devices: devices that have a state at the frontier, by id.
-        waiting: pending rows, including gateway events for all key groups.
+        pending: pending rows, including gateway events for all key groups.
         shards: coverage and frontier of every site; None without rows.
         policies: policies read.
     """

@@ -1,6 +1,6 @@
 """Configuration of the DAGs: paths and addresses, read from the environment.
 
-Rule: a DAG contains no path and no address. `PLACE` holds all settings that differ between
+Rule: a DAG contains no path and no address. `CONFIG` holds all settings that differ between
 installations; only this module reads the environment.
 """
 

@@ -116,7 +116,6 @@ class WaitForFrontier(_Wait):
     Args:
         instant: event time in ISO 8601 with a time zone; a template.
         patience: timeout after which the task fails.
-        place: configuration of the installation.
     """
 
     template_fields: ClassVar[Sequence[str]] = ("instant",)

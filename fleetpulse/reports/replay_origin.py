@@ -138,12 +138,12 @@ def removed_below(home: Home) -> int:
 
 @dataclass(frozen=True, slots=True)
 class OriginChoice:
-    """Result of `reach`: origins of devices.
+    """Result of `choose_origins`: origins of devices.
 
     Attributes:
-        begun: devices by origin.
+        by_origin: devices by origin.
         why: reason for each device for which no snapshot qualifies. A device can also be in
-            ``begun``: its whole history may be retained in bronze.
+            ``by_origin``: its whole history may be retained in bronze.
     """
 
     by_origin: Mapping[StartingPoint, Sequence[str]]

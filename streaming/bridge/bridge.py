@@ -111,7 +111,7 @@ class BridgeSettings:
         takes_foreign: whether it takes topics of other formats, whose messages may be of any site.
         others: segment folders of the other bridges by name; if there are any, the bridge writes a
             lease.
-        line: factory of a message source other than the broker; sessions, subscriptions and sites
+        source_factory: factory of a message source other than the broker; sessions, subscriptions and sites
             are then not used.
         canary_interval_s: seconds between two canaries.
         reconnect_grace_s: seconds after a coverage gap in which devices may still be reconnecting.

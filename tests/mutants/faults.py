@@ -179,7 +179,7 @@ FAULTS: Final = (
         "fleetpulse/core/presence/coverage.py",
         "since = max(since, self.frontier_ms)",
         "since = max(since, 0)",
-        "tests/unit/core/test_times.py::test_a_gap_never_reaches_behind_the_frontier",
+        "tests/unit/core/presence/test_coverage.py::test_a_gap_never_reaches_behind_the_frontier",
     ),
     _fault(
         "message-at-the-frontier-is-in-time",

@@ -52,7 +52,7 @@ class MessageResult:
     Attributes:
         state: keyword for programs: judged, waiting (pending), late, duplicate, unjudged,
             quarantined, foreign, history, retained, canary.
-        words: sentence for people.
+        text: sentence for people.
     """
 
     state: str

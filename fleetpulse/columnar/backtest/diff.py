@@ -62,7 +62,7 @@ def differences(before: pa.RecordBatch, after: pa.RecordBatch) -> pa.RecordBatch
     """Return the verdicts that were added, are gone or have moved.
 
     Args:
-        before: transitions that only the old side has (see `cancelled`), columns of
+        before: transitions that only the old side has (see `without_common_transitions`), columns of
             `JUDGEMENT_SCHEMA`.
         after: transitions that only the new side has, columns of `JUDGEMENT_SCHEMA`.
 

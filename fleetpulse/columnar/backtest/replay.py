@@ -69,7 +69,7 @@ class BacktestRequest:
 
 @dataclass(slots=True)
 class BacktestResult:
-    """Result of a backtest of one key group, or of several (see `together`).
+    """Result of a backtest of one key group, or of several (see `merge_results`).
 
     Attributes:
         changed: differences, columns of `DIFFERENCE_SCHEMA`.

@@ -42,7 +42,7 @@ class FoldResult:
     Attributes:
         judgements: columns of `JUDGEMENT_SCHEMA`.
         chunks: new chunks of pending rows to store, with their numbers.
-        gone: numbers of the chunks to delete.
+        deleted_chunks: numbers of the chunks to delete.
     """
 
     judgements: pa.RecordBatch

@@ -1,6 +1,6 @@
 """Lateness of signals and the order in which rows are judged, over columns.
 
-Rule: the results equal those of `core.replay.LatenessFilter` and `core.replay.in_order`, which are
+Rule: the results equal those of `core.replay.LatenessFilter` and `core.replay.judging_order`, which are
 the definition. The laws in ``tests/property`` compare them.
 """
 
@@ -31,7 +31,7 @@ _DEATH: Final = KINDS.index(Kind.DEATH)
 
 
 def frontiers(world: PackedContext, received_ms: Int64s, lateness_ms: int, newest_ms: int, frontier_ms: int) -> Int64s:
-    """Return the frontier at each row, as `Listening.read`; `NONE` before the first.
+    """Return the frontier at each row, as `ShardProgress.read`; `NONE` before the first.
 
     Args:
         world: coverage, constant over all rows.

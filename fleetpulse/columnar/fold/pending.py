@@ -4,7 +4,7 @@ Rule 1: a chunk covers one span of event time, so few chunks are read at a time.
 Rule 2: chunks are compacted only if there are many: while the frontier does not move, as in an open
 coverage gap, or if the allowed lateness spans very many batches. Neighbours in event time are
 joined, those with the fewest rows and of similar size first, so a row is rewritten only a few
-times. The number of chunks is bounded by ``MOST`` or ``MOST_MOVING``, and one more for each 4,096
+times. The number of chunks is bounded by ``MAX_CHUNKS`` or ``MAX_CHUNKS_MOVING``, and one more for each 4,096
 rows.
 Rule 3: a row is due in the call that moves the frontier to or past it. Rows at or before the
 previous frontier have been judged.

@@ -519,7 +519,7 @@ def _is_copy(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
 
 @jit_no_refcount
 def _settle(devices: Matrix, i: int, least: int) -> None:
-    """Forget arrival positions that no later row can precede, as `core.fold.settle`."""
+    """Forget arrival positions that no later row can precede, as `core.fold.drop_settled_arrivals`."""
     for field in (HEARD, PROVED):
         if devices[i, field] < least:
             devices[i, field] = NONE

@@ -82,7 +82,7 @@ def bootstrap_groups(registered: pa.Table, shards: Shards, policies: Policies, k
         Columns of `BOOTSTRAP_SCHEMA`, one row for each key group.
 
     Raises:
-        FleetError: the list is invalid, see `sound`.
+        FleetError: the list is invalid, see `validated_devices`.
     """
     devices = validated_devices(registered, shards.least_frontier_ms)
     groups = hashes_of(devices["device_id"]) % key_groups
@@ -142,7 +142,7 @@ def validated_devices(registered: pa.Table, frontier_ms: int | None) -> pa.Table
     """Validate a list of devices.
 
     Args:
-        registered: list of devices, see `seeds`.
+        registered: list of devices, see `bootstrap_groups`.
         frontier_ms: frontier up to which the devices are judged, epoch milliseconds.
 
     Returns:
@@ -237,7 +237,7 @@ def _group(registered: pa.Table, shards: Shards, policies: Policies) -> KeyGroup
     rows[:, [FIRMWARE, SPEAKS_FROM, SPOKE_FROM]] = -1
     for place, field in ((OWN_TIMEOUT, LIMIT_FIELDS[0]), (OWN_GRACE, LIMIT_FIELDS[1])):
         rows[:, place] = pc.fill_null(registered[field.name], NONE).to_numpy()
-    assert shards.least_frontier_ms is not None, "`sound` has checked the frontier"
+    assert shards.least_frontier_ms is not None, "`validated_devices` has checked the frontier"
     judging = FoldCall(devices, Advance.between(shards, shards, 0), policies)
     at = judging.shards_of_devices()
     rows[:, QUIET_COVERED] = _covered(shards, at, since_ms)

@@ -102,7 +102,7 @@ class Shards:
 
     @classmethod
     def judged_through(cls, frontier_ms: int, started_ms: int, allowed_lateness_ms: int) -> "Shards":
-        """See `Listening.judged_through`."""
+        """See `ShardProgress.judged_through`."""
         return cls((ShardProgress.judged_through(frontier_ms, started_ms, allowed_lateness_ms),))
 
     @cached_property
@@ -179,7 +179,7 @@ class Shards:
         return all(one.coverage.has_room_for(bridge) for one in self.listenings)
 
     def open_gap(self, row_ms: int, since_ms: int, bridge: str, scope: Scope = EVERY_SITE) -> "Shards":
-        """Open a gap for the sites of a scope, see `Listening.open_gap`.
+        """Open a gap for the sites of a scope, see `ShardProgress.open_gap`.
 
         A shard that the scope includes in part is split.
         """
@@ -204,7 +204,7 @@ class Shards:
         return self if len(listenings) == len(self) else Shards(tuple(listenings), tuple(sites))
 
     def close_gap(self, row_ms: int, until_ms: int, bridge: str) -> "Shards":
-        """Close the gap of a bridge, see `Listening.close_gap`."""
+        """Close the gap of a bridge, see `ShardProgress.close_gap`."""
         return self._with(tuple(one.close_gap(row_ms, until_ms, bridge) for one in self.listenings))
 
 
@@ -229,7 +229,7 @@ class Advance:
 
     Attributes:
         shards: coverage and frontiers afterwards.
-        begun_ms: frontiers before, epoch milliseconds; None for a shard without one.
+        former_ms: frontiers before, epoch milliseconds; None for a shard without one.
         allowed_lateness_ms: allowed lateness of the installation.
     """
 

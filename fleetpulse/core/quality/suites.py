@@ -56,7 +56,7 @@ class Expectation:
         column: evaluated column of the suite's rows.
         meaning: description for people.
         severity: consequence of rows that fail.
-        words: allowed values, for `Form.ONE_OF`.
+        allowed_values: allowed values, for `Form.ONE_OF`.
     """
 
     name: str
@@ -75,12 +75,12 @@ class Suite:
         name: key of the suite.
         about: table that is faulty if the suite fails.
         meaning: description of the rows.
-        reads: tables that the query reads; those in `MADE` are derived for the suites.
+        reads: tables that the query reads; those in `DERIVED_TABLES` are derived for the suites.
         rows: SQL query that selects the rows.
         key: columns that identify a row.
         expectations: expectations on the rows.
         shown: further columns to report for a row that fails.
-        again: whether the suite needs bronze to be judged again, from its first row or from a
+        needs_replay: whether the suite needs bronze to be judged again, from its first row or from a
             snapshot, see ``batch/quality/rejudge.py``.
     """
 

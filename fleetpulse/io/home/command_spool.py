@@ -53,7 +53,7 @@ def spool(home: Home, commands: Sequence[Command]) -> None:
 
 
 def spool_locked(home: Home, commands: Sequence[Command]) -> None:
-    """Write commands to the spool like `spool`, for a caller that holds `in_turn`.
+    """Write commands to the spool like `spool`, for a caller that holds `spool_lock`.
 
     Args:
         home: home of the spool.

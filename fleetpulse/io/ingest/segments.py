@@ -152,7 +152,7 @@ def write_segment(
 
     Raises:
         OSError: the write failed, for example on a full disk; no file is left behind.
-        SegmentTakenError: a segment of this number exists.
+        BridgeFencedError: a segment of this number exists.
     """
     metadata = {
         "bridge": bridge,

@@ -68,7 +68,7 @@ class Record(NamedTuple):
     """Kafka record.
 
     Attributes:
-        at: timestamp in Kafka, epoch microseconds.
+        timestamp_us: timestamp in Kafka, epoch microseconds.
         topic: Kafka topic.
         partition: partition of the topic.
         offset: offset in the partition.

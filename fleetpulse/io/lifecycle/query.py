@@ -116,7 +116,7 @@ def judgement_writer(rows: DataFrame, table: Path, checkpoint: Path, generation:
     """Return the stream writer of judgements to a table.
 
     Args:
-        rows: rows returned by `judged` for the same table.
+        rows: rows returned by `judgement_stream` for the same table.
         table: folder of the judgements table; a missing table is created.
         checkpoint: checkpoint of the query.
         generation: generation of the job.
@@ -146,7 +146,7 @@ def start(
         pause: trigger interval; None processes the available rows and stops.
         initial: initial state of a new checkpoint.
         generation: generation to run; None takes the current one.
-        through: version of bronze at which to stop, see `judged`.
+        through: version of bronze at which to stop, see `judgement_stream`.
         judgements_table: table for the judgements; None takes the table of the home.
         silent: whether to judge without emitting, because another generation emits the judgements.
             If ``judgements_table`` is given, its table still receives the judgements except summaries, which

@@ -171,7 +171,7 @@ class SnapshotRows:
     Attributes:
         each: DataFrame with the columns of `DEVICE_SNAPSHOTS`, which the JVM decodes row by row.
         parcels: function that returns the rows as bytes by key group, which the JVM does not
-            decode, see `columnar.snapshot.shuffle.parcels`.
+            decode, see `columnar.snapshot.shuffle.partition_rows`.
     """
 
     each: DataFrame

@@ -252,7 +252,7 @@ def compact(table: Path, units: Sequence[VersionRange]) -> BronzeFile | None:
 
 
 def count_expired(table: Path, planned: CompactionPlan) -> int:
-    """Return the number of rows that `cut_off` would remove."""
+    """Return the number of rows that `drop_expired` would remove."""
     parts = [part for unit in planned.drop for part in unit.parts]
     kinds = (_columns_of(table / part.name, "kind")["kind"] for part in parts)
     retained = sum(pc.sum(pc.is_in(each.cast(pa.string()), value_set=_RETAINED_KINDS)).as_py() or 0 for each in kinds)

@@ -38,7 +38,7 @@ def old_logs(home: Home, keep_ms: int | None, now_s: float) -> list[Path]:
 
 
 def long_logs(home: Home) -> list[Path]:
-    """Return the logs that are long enough to be rotated, see `put_aside`."""
+    """Return the logs that are long enough to be rotated, see `rotate_log`."""
     return sorted(path for path in home.logs.glob("*.log") if path.stat().st_size > LONG_BYTES)
 
 

@@ -41,7 +41,7 @@ class Published(NamedTuple):
         topic: topic decoded from UTF-8, or ``not-utf-8``.
         payload: bytes of the payload; a longer payload is cut to one byte more than the limit.
         retained: whether this is a retained message, sent because of a new subscription.
-        number: packet identifier; None with QoS 0.
+        packet_id: packet identifier; None with QoS 0.
     """
 
     topic: str
