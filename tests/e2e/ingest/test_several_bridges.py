@@ -164,4 +164,4 @@ def test_a_silent_bridge_is_skipped_and_its_messages_come_later(installation: In
     await_that(lambda: installation.gaps("north") == [*before, "open", "close"])
     require_order(installation)
     if fate != "killed":
-        assert "beginning anew" in (installation.home.path / "bridges.log").read_text(), "it learned that it was skipped"
+        assert "fenced by landing" in (installation.home.path / "bridges.log").read_text(), "it learned that it was skipped"
