@@ -73,7 +73,7 @@ def test_a_frontier_not_reached_in_time_is_reported_as_an_instant(tmp_path: Path
     from fleetpulse.orchestration.sensors import WaitForFrontier
 
     task = WaitForFrontier(task_id="judged", instant="2026-01-02T00:00:00Z", place=place(tmp_path))
-    with pytest.raises(AirflowFailException, match=r"to 2026-01-02T00:00:00Z: it was at 1970-01-01T00:00:01"):
+    with pytest.raises(AirflowFailException, match=r"did not reach 2026-01-02T00:00:00Z: it was at 1970-01-01T00:00:01"):
         task.decide(Context(), {"reached": False, "wanted": 2, "at": 1_000})
 
 

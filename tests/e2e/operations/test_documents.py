@@ -78,7 +78,7 @@ class Reader:
 
     def stop(self) -> None:
         if self.up is not None and self.up.poll() is None:
-            self.up.send_signal(signal.SIGINT)
+            self.up.terminate()
             assert self.up.wait(120) == 0
 
     def newest_transition(self) -> str | None:
@@ -109,9 +109,9 @@ class Reader:
                 subprocess.Popen(words, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             )
             time.sleep(3)  # as long as a reader watches
-            running.send_signal(signal.SIGINT)
+            running.terminate()
             _, errors = running.communicate(timeout=60)
-            code = 0 if running.returncode == -signal.SIGINT else running.returncode
+            code = 0 if running.returncode == -signal.SIGTERM else running.returncode
         else:
             done = subprocess.run(words, cwd=self.folder, capture_output=True, text=True, timeout=LIMIT_S, check=False)
             code, errors = done.returncode, done.stderr
