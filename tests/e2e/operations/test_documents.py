@@ -91,7 +91,7 @@ class Reader:
         later = (datetime.now(UTC) + timedelta(hours=2)).strftime("%Y-%m-%dT%H:%M:%SZ")
         line = re.sub(r"(--until )\S+", rf"\g<1>{later}", line)
         line = re.sub(r"--day \S+", f"--day {datetime.now(UTC):%Y-%m-%d}", line)
-        if re.search(r"TIME\b|\b20\d\d-\d\d-\d\dT", line):
+        if "--until" not in line and re.search(r"TIME\b|\b20\d\d-\d\d-\d\dT", line):
             newest = await_that(self.newest_transition, limit_s=LIMIT_S, what="a transition", pause_s=2)
             assert newest is not None
             instant = f"{datetime.fromisoformat(newest):%Y-%m-%dT%H:%M:%SZ}"
