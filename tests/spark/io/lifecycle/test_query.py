@@ -92,7 +92,7 @@ def test_a_missing_version_is_an_error_and_rewrites_are_skipped(tmp_path: Path) 
     blocks = [batch for one in partitions for batch in reader.read(one)]
     assert sum(batch.num_rows for batch in blocks) >= 1
     (path / "_delta_log" / f"{2:020d}.json").unlink()
-    with pytest.raises(FleetError, match="version 2 of messages is gone"):
+    with pytest.raises(FleetError, match="version 2 of messages is missing"):
         reader.partitions({"version": 0}, end)
 
 
