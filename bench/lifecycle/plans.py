@@ -165,7 +165,7 @@ def _full(devices: Sequence[int]) -> Plan:
     )
     by_size = (Workload(fleet, contenders, rounds=3) for fleet, contenders in runs)
     # No warm-up: the first workload has all contenders. Two of them have rows over more batches.
-    python = replace(_python_workload(SIZES[0]), beside=(OURS, REFERENCE), warm_rounds=0)
+    python = replace(_python_workload(SIZES[0]), comparison_only=(OURS, REFERENCE), warm_rounds=0)
     return Plan((*by_size, python), limit_s=600)
 
 
