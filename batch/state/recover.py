@@ -156,26 +156,27 @@ def _left(home: Home, generation: Generation, scratch: Path, pending: Iterable[s
         connection.execute(f"SET memory_limit='{_MEMORY}'")
         connection.execute("SET temp_directory=$folder", {"folder": str(scratch / "spilled")})
         tables.open_files(connection, "again", JUDGEMENTS, again)
-        tables.open_files(connection, "told", JUDGEMENTS, tables.paths_of(home, JUDGEMENTS))
+        tables.open_files(connection, "emitted", JUDGEMENTS, tables.paths_of(home, JUDGEMENTS))
         connection.register("pending", tables.to_table(JUDGEMENTS, [{**json.loads(one), **shell} for one in pending]))
         connection.execute(
-            f"""CREATE TABLE beside AS SELECT *,
-                count(*) FILTER (side = 'told') OVER (PARTITION BY {_SAME}) AS said,
+            f"""CREATE TABLE compared AS SELECT *,
+                count(*) FILTER (side = 'emitted') OVER (PARTITION BY {_SAME}) AS emitted_count,
                 count(*) FILTER (side = 'due') OVER (PARTITION BY {_SAME}) AS due,
                 row_number() OVER (PARTITION BY side, {_SAME}) AS nth
             FROM (SELECT *, 'due' AS side FROM (SELECT * FROM again UNION ALL BY NAME SELECT * FROM pending)
-                  UNION ALL BY NAME SELECT *, 'told' AS side FROM told) WHERE {_OF_THE_JOB}"""
+                  UNION ALL BY NAME SELECT *, 'emitted' AS side FROM emitted) WHERE {_OF_THE_JOB}"""
         )
         _require_following(connection, snapshot)
         columns = ", ".join(f'"{column.name}"' for column in JUDGEMENTS.columns)
-        left = f"SELECT {columns} FROM beside WHERE side = 'due' AND nth > said ORDER BY event_time, device_id, transition_no"
+        missing = "side = 'due' AND nth > emitted_count"
+        left = f"SELECT {columns} FROM compared WHERE {missing} ORDER BY event_time, device_id, transition_no"
         [counts] = tables.fetch(
             connection,
-            "SELECT count(*) FILTER (side = 'due') AS due, count(*) FILTER (side = 'due' AND nth > said) AS unsaid FROM beside",
+            f"SELECT count(*) FILTER (side = 'due') AS due, count(*) FILTER ({missing}) AS missing FROM compared",
         )
-        if counts["unsaid"]:
+        if counts["missing"]:
             _write(connection, left, outbox_path(checkpoint_of(home.lifecycle, generation.number)))
-    return int(counts["due"]), int(counts["unsaid"])
+    return int(counts["due"]), int(counts["missing"])
 
 
 def _require_following(connection: "DuckDBPyConnection", snapshot: SnapshotInfo) -> None:
@@ -184,7 +185,7 @@ def _require_following(connection: "DuckDBPyConnection", snapshot: SnapshotInfo)
     if snapshot.newest_ms is not None:
         since = "(epoch_ms(received_at) > ? OR (received_at IS NULL AND epoch_ms(event_time) > ?))"
         parameters = [snapshot.newest_ms, snapshot.frontier_ms or snapshot.newest_ms]
-    unexpected = f"FROM beside WHERE side = 'told' AND nth > due AND {since}"
+    unexpected = f"FROM compared WHERE side = 'emitted' AND nth > due AND {since}"
     [counts] = tables.fetch(connection, f"SELECT count(*) AS n {unexpected}", parameters)
     if counts["n"]:
         shown = tables.fetch(connection, f"SELECT kind, device_id {unexpected} ORDER BY ALL LIMIT {_SHOWN}", parameters)

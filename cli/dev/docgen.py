@@ -75,7 +75,7 @@ def policy() -> str:
     """Return the table of rules."""
     text = _MARK.format("fleetpulse/core/policy.py") + "# Rules of a policy\n\n"
     text += 'A policy is a TOML file. It has `unknown_devices = "admit"` or `"quarantine"`, the rules of all classes in '
-    text += "`[rules]`, and the exceptions of one class in `[classes.NAME]`. `fleet policy check FILE` shows the result.\n"
+    text += "`[rules]`, and the exceptions of one class in `[classes.NAME]`.\n`fleet policy check FILE` shows the result.\n"
     text += (
         f"A policy lists at most {MAX_CLASSES} classes. A name or an error code has 1 to {MAX_TEXT} printable characters. The "
     )

@@ -79,7 +79,7 @@ def change_state(arguments: Sequence[str], *, question: str | None) -> None:
         arguments: verb that creates the new generation, and its arguments.
         question: question of the approval, shown above the plan; None for no approval.
     """
-    plan = FleetOperator(task_id="plan", words=[*arguments, "--dry-run", "--once-stopped"], gives="told", pool=STATE_POOL)
+    plan = FleetOperator(task_id="plan", words=[*arguments, "--dry-run", "--once-stopped"], gives="stderr", pool=STATE_POOL)
     stop = StopStream(task_id="stop")
     act = FleetOperator(
         task_id="act", words=[*arguments, "--hold", "--json"], gives="json", pool=STATE_POOL, execution_timeout=_LONG

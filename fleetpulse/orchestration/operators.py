@@ -39,7 +39,7 @@ class FleetOperator(BaseOperator):
         words: verb and arguments, each a template. An empty word, or an option with an empty value
             (``--version=``), is left out. So an empty form field omits its option.
         gives: kind of the result. ``json``: the object on standard output, or the list of objects
-            unless there is exactly one; ``rows``: the list of objects, however many; ``told``: the
+            unless there is exactly one; ``rows``: the list of objects, however many; ``stderr``: the
             text for people on standard error; None: no result, only the log.
         place: configuration of the installation.
     """
@@ -51,7 +51,7 @@ class FleetOperator(BaseOperator):
         self,
         *,
         words: Sequence[str],
-        gives: Literal["json", "rows", "told"] | None = None,
+        gives: Literal["json", "rows", "stderr"] | None = None,
         place: OrchestrationConfig = CONFIG,
         **kwargs: Any,
     ) -> None:
@@ -75,7 +75,7 @@ class FleetOperator(BaseOperator):
             reason = f"{' '.join(self.words[:2])} succeeded, but wrote more than {most}; request less at a time"
             publish_reason(context, reason)
             raise AirflowFailException(reason)
-        if self.gives == "told":
+        if self.gives == "stderr":
             return "\n".join(ended.stderr or ended.out)[-_MAX_PLAN_CHARS:]
         if self.gives is None:
             return None

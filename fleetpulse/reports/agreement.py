@@ -42,8 +42,8 @@ def differences(emitted: Bag, defined: Bag) -> list[dict[str, Any]]:
         defined: judgements of the definition.
 
     Returns:
-        One row for each: the columns of `COMPARED`, and ``side``: ``told`` (emitted only) or
+        One row for each: the columns of `COMPARED`, and ``side``: ``emitted`` (emitted only) or
         ``defined``.
     """
-    sides = {"told": emitted - defined, "defined": defined - emitted}
+    sides = {"emitted": emitted - defined, "defined": defined - emitted}
     return [{"side": side, **dict(zip(COMPARED, one, strict=True))} for side, bag in sides.items() for one in bag.elements()]

@@ -102,7 +102,7 @@ def test_a_verb_receives_its_run_and_the_user_that_triggered_it(tmp_path: Path) 
     from fleetpulse.orchestration.operators import FleetOperator
 
     task = FleetOperator(
-        task_id="act", words=["x"], gives="told", place=place(tmp_path, program(tmp_path, "echo $FLEET_ASKED_BY"))
+        task_id="act", words=["x"], gives="stderr", place=place(tmp_path, program(tmp_path, "echo $FLEET_ASKED_BY"))
     )
     for user, asked_by in (("ada", "ada, fleet_migrate manual__1"), (None, "fleet_migrate manual__1")):
         context = Context()
@@ -127,7 +127,9 @@ def test_the_result_is_json_of_standard_output_or_text_of_standard_error(tmp_pat
     assert FleetOperator(task_id="a", words=["x"], gives="json", place=place(tmp_path, command)).execute(Context()) == {
         "generation": 2
     }
-    assert FleetOperator(task_id="b", words=["x"], gives="told", place=place(tmp_path, command)).execute(Context()) == "the plan"
+    assert (
+        FleetOperator(task_id="b", words=["x"], gives="stderr", place=place(tmp_path, command)).execute(Context()) == "the plan"
+    )
 
 
 @pytest.mark.parametrize(("rows", "gives", "kind"), [(1, "json", dict), (1, "rows", list), (0, "rows", list), (3, "json", list)])
@@ -184,7 +186,7 @@ def test_an_empty_field_gives_no_option() -> None:
 def test_a_verb_does_not_inherit_the_secrets_of_airflow(tmp_path: Path) -> None:
     from fleetpulse.orchestration.operators import FleetOperator
 
-    task = FleetOperator(task_id="a", words=["x"], gives="told", place=place(tmp_path, program(tmp_path, "env")))
+    task = FleetOperator(task_id="a", words=["x"], gives="stderr", place=place(tmp_path, program(tmp_path, "env")))
     assert "AIRFLOW" not in task.execute(Context())
 
 

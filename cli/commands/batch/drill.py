@@ -114,7 +114,7 @@ def report_differences(recording: Path, expected: Bag, got: Bag, *, json_lines: 
             f'the recording "{recording}" leads to no verdicts, so none were compared; use a longer one',
             code="drill-without-verdicts",
         )
-    differ = [{**one, "side": "disturbed" if one["side"] == "told" else "undisturbed"} for one in differences(got, expected)]
+    differ = [{**one, "side": "disturbed" if one["side"] == "emitted" else "undisturbed"} for one in differences(got, expected)]
     if not differ:
         return
     if json_lines:

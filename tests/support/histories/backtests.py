@@ -13,9 +13,9 @@ from fleetpulse.core.rows import EVERYONE, Clock, Kind, Row
 Changed = Counter[tuple[str, str, str, int | None, int | None]]  # change, device, mode, before, after
 
 
-def _placed(told: Sequence[Judgement]) -> Counter[tuple[str, str, int]]:
+def _placed(judgements: Sequence[Judgement]) -> Counter[tuple[str, str, int]]:
     return Counter(
-        (one.device_id, str(one.to_mode), one.event_time_ms or 0) for one in told if one.kind is JudgementKind.TRANSITION
+        (one.device_id, str(one.to_mode), one.event_time_ms or 0) for one in judgements if one.kind is JudgementKind.TRANSITION
     )
 
 
@@ -44,7 +44,7 @@ def sides(rows: Sequence[Row], question: BacktestRequest) -> tuple[list[Judgemen
         return (question.from_ms or 0) <= at_ms and (question.to_ms is None or at_ms <= question.to_ms)
 
     both = (replay(history, question.deployment) for history in (rows, instead(rows, question)))
-    before, after = ([one for one in told if within(one)] for told in both)
+    before, after = ([one for one in judgements if within(one)] for judgements in both)
     return before, after
 
 

@@ -50,7 +50,7 @@ class Life:
     transitions: list[tuple[Any, ...]] = field(default_factory=list)
     heard: list[Heard] = field(default_factory=list)
     clocks: list[str] = field(default_factory=lambda: ["on_time"])  # trust of each signal, after an initial right clock
-    amended_count: int = 0  # number of leading transitions of `told` that are from the amended history
+    amended_count: int = 0  # number of leading `transitions` that are from the amended history
     numbered: int = 0  # number of transitions of this life that were emitted before the correction
     conflicts: list[int] = field(
         default_factory=list[int]

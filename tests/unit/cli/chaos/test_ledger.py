@@ -153,4 +153,4 @@ def test_each_verdict_on_one_side_only_is_a_difference() -> None:
         return ("transition", device, *[None] * 19)
 
     found = differences(Counter({verdict("a"): 2, verdict("b"): 1}), Counter([verdict("a"), verdict("c")]))
-    assert sorted((one["side"], one["device_id"]) for one in found) == [("defined", "c"), ("told", "a"), ("told", "b")]
+    assert sorted((one["side"], one["device_id"]) for one in found) == [("defined", "c"), ("emitted", "a"), ("emitted", "b")]
