@@ -30,7 +30,8 @@ from fleetpulse.io.tables.outbox import flush_outbox
 
 PAUSE: Final = "200 milliseconds"  # trigger interval: time between two polls for new rows
 _LOG: Final = structlog.get_logger("lifecycle")
-_STARTS: Final = 5  # attempts if the Python process of the source connects too late
+_STARTS: Final = 5  # attempts if a Python process of the query connects too late
+_FIRST_BATCH_S: Final = 3600.0  # timeout for the first batch of a bounded query
 _INITIALIZING: Final = "Initializing"
 _NOT_CONNECTED: Final = "Python worker failed to connect back"
 _OF_THE_QUERY: Final = {  # session settings that a query reads when it starts
@@ -188,7 +189,7 @@ def start(
             writer = judgement_writer(rows, table, checkpoint, generation.number)
         writer = writer.queryName("lifecycle")
         writer = writer.trigger(availableNow=True) if pause is None else writer.trigger(processingTime=pause)
-        return start_with_retries(writer.start, stopped)
+        return start_with_retries(writer.start, stopped, bounded=pause is None)
 
 
 @contextmanager
@@ -208,28 +209,44 @@ def _set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
 
 
 def start_with_retries(
-    start_query: Callable[[], StreamingQuery], stopped: Callable[[], bool] = lambda: False, poll_s: float = 0.05
+    start_query: Callable[[], StreamingQuery],
+    stopped: Callable[[], bool] = lambda: False,
+    poll_s: float = 0.05,
+    *,
+    bounded: bool = False,
 ) -> StreamingQuery:
-    """Start a query; restart it if the Python process of its source connects too late.
+    """Start a query; restart it if one of its Python processes connects too late.
 
-    Spark fails the query if that process does not connect within ten seconds; no setting changes
-    this timeout. A busy machine needs longer. The query has read no rows by then.
+    Spark fails the query if the process of its source, or the one that checks the processor before
+    the first batch, does not connect within ten seconds; no setting changes this timeout. A busy
+    machine needs longer. The query has committed no batch by then, and repeats it after a restart.
 
     Args:
         start_query: function that starts the query.
         stopped: callback that returns whether the caller has cancelled the query; if so, the query
             is returned in its current state.
-        poll_s: interval in seconds between two checks whether the sources are initialized.
+        poll_s: interval in seconds between two checks of the query.
+        bounded: whether the query ends by itself. Its first batch is then awaited too; the first
+            batch of a live query may come hours later, and the supervisor restarts its job.
 
     Returns:
-        The query with initialized sources. A query that was cancelled, failed for another reason,
-        or failed `_STARTS` times is returned in its current state.
+        The query with initialized sources, and if ``bounded``, with its first batch. A query that was
+        cancelled, failed for another reason, failed `_STARTS` times, or finished no batch within
+        `_FIRST_BATCH_S` is returned in its current state.
     """
     for attempt in range(1, _STARTS + 1):
         query = start_query()
-        while query.isActive and query.status["message"].startswith(_INITIALIZING) and not stopped():
+        limit = time.monotonic() + _FIRST_BATCH_S
+        while query.isActive and not _is_started(query, bounded=bounded) and not stopped() and time.monotonic() < limit:
             time.sleep(poll_s)
         if query.isActive or stopped() or _NOT_CONNECTED not in str(query.exception()):
             break
-        _LOG.warning("the Python process of the source did not connect within Spark's 10 s", start=attempt, of=_STARTS)
+        _LOG.warning("a Python process of the query did not connect within Spark's 10 s", start=attempt, of=_STARTS)
     return query
+
+
+def _is_started(query: StreamingQuery, *, bounded: bool) -> bool:
+    """Return whether a query has initialized its sources, and if bounded, finished a batch."""
+    if bounded:
+        return query.lastProgress is not None
+    return not query.status["message"].startswith(_INITIALIZING)

@@ -108,6 +108,26 @@ def test_query_restarts_only_if_its_source_connected_too_late(errors: list[str |
     assert query is started[-1]
 
 
+@pytest.mark.parametrize(("bounded", "starts"), [(True, 2), (False, 1)])
+def test_bounded_query_restarts_if_a_process_of_its_first_batch_connected_too_late(bounded: bool, starts: int) -> None:
+    class Initialized(_Query):
+        status = {"message": "Processing new data"}  # noqa: RUF012 - a stand-in's constant
+
+        @property
+        def lastProgress(self) -> Any:  # noqa: N802 - Spark's name
+            self.checks -= 1
+            return None if self.error or self.checks > 0 else {"batchId": 0}
+
+    started: list[Initialized] = []
+
+    def start() -> Any:
+        started.append(Initialized(None if started else _NOT_CONNECTED))
+        return started[-1]
+
+    assert start_with_retries(start, poll_s=0, bounded=bounded) is started[-1]
+    assert len(started) == starts
+
+
 def test_cancelled_query_is_not_restarted() -> None:
     started: list[_Query] = []
 
