@@ -169,13 +169,18 @@ def _value(argument: str, options: list[str]) -> str:
     return options.pop(0)
 
 
-def usual_jobs(form: Form, cores: int) -> int:
-    """Return the default number of parts at a time.
+def usual_jobs(cores: int) -> int:
+    """Return the default number of parts at a time."""
+    return min(2, cores)
 
-    It is at most two for the default suite. Other forms get one more, because their end-to-end
-    tests are idle half of the time.
+
+def further_jobs(form: Form) -> int:
+    """Return the number of parts that may start in addition while cores are idle.
+
+    It is greater if end-to-end tests run, which wait half of the time. On a slow machine the cores
+    are not idle: more parts at a time would only let timeouts expire.
     """
-    return min(2, cores) + (form is not Form.DEFAULT)
+    return 1 if form is Form.DEFAULT else 2
 
 
 def number_of_jobs(text: str, name: str) -> int:

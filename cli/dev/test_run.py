@@ -34,6 +34,7 @@ from cli.dev.test_plan import (
     Part,
     budget_of,
     closing,
+    further_jobs,
     layer_of,
     next_part,
     number_of_jobs,
@@ -411,7 +412,7 @@ def run_tests(chosen: Chosen) -> bool:
         FleetError: Java or a JAR is required but not available.
     """
     screen = Screen(_write, is_terminal=sys.stdout.isatty())
-    several = str(usual_jobs(chosen.form, os.cpu_count() or 1))
+    several = str(usual_jobs(os.cpu_count() or 1))
     usual = number_of_jobs(os.environ.get(_JOBS_VARIABLE) or several, _JOBS_VARIABLE)
     jobs = 1 if chosen.interactive else chosen.jobs or usual
     durations_path = cache_dir() / "durations.json"
@@ -435,7 +436,7 @@ def run_tests(chosen: Chosen) -> bool:
             root=ROOT,
             folder=Path(folder),
             jobs=jobs,
-            further=0 if chosen.interactive or chosen.jobs or _JOBS_VARIABLE in os.environ else 1,
+            further=0 if chosen.interactive or chosen.jobs or _JOBS_VARIABLE in os.environ else further_jobs(chosen.form),
             screen=screen,
             has_terminal=chosen.interactive,
             collects=chosen.collects,
