@@ -74,7 +74,7 @@ VERBS: Final = {
     "job": Verb("commands.run.job", "Run one process of a run; started by other commands.", hidden=True),
     "device": Verb("commands.fleet.device", "Show a device (fleet device ID), or register and control devices."),
     "policy": Verb("commands.fleet.policy", "Check and apply policies: timeouts, error limits and other rules."),
-    "map": Verb("commands.fleet.policy", "Test mappings for devices with their own topics and payloads."),
+    "map": Verb("commands.fleet.mapping", "Add, test and watch mappings for devices with their own topics and payloads."),
     "access": Verb("commands.fleet.access", "Manage users of the embedded broker, and their topics."),
     "state": Verb("commands.state.commands", "Inspect, snapshot, migrate and roll back the lifecycle job's state."),
     "stream": Verb("commands.run.stream", "Stop and start the lifecycle job alone; all other processes keep running."),

@@ -4,7 +4,7 @@ import tomllib
 from pathlib import Path
 
 from fleetpulse.core.errors import FleetError, Misuse
-from fleetpulse.core.messages.mapping import TopicMapping, parse_mappings
+from fleetpulse.core.messages.mapping import Mappings, parse_mappings
 from fleetpulse.core.policy import Policy, parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import parse_duration_ms
@@ -62,15 +62,23 @@ def read_toml(path: Path) -> dict[str, object]:
         raise FleetError(f'"{path}" is not TOML ({error})', code="toml-invalid") from None
 
 
-def load_mappings(home: Home) -> tuple[TopicMapping, ...]:
-    """Return the mappings of a home; none without a mapping file.
+def load_mappings(home: Home) -> Mappings:
+    """Return the mappings of a home; without a mapping file, they have no rules.
 
     Raises:
         FleetError: the file has faults.
     """
     if not home.mapping.exists():
-        return ()
-    try:
-        return parse_mappings(tomllib.loads(home.mapping.read_text()))
-    except tomllib.TOMLDecodeError as error:
-        raise FleetError(f'"{home.mapping}" is not TOML ({error})', code="toml-invalid") from None
+        return Mappings()
+    return read_mappings(home.mapping)
+
+
+def read_mappings(path: Path) -> Mappings:
+    """Read a mapping file.
+
+    Raises:
+        FleetError: the file cannot be read, is not TOML, or has faults.
+    """
+    from fleetpulse.io.ingest.payload_paths import compile_path  # imports JMESPath, which few verbs need
+
+    return parse_mappings(read_toml(path), compile_path)

@@ -57,7 +57,7 @@ class Landing:
 
     Args:
         home: home of the segments and tables.
-        decoder: function from a message to a row or a rejection.
+        decoder: function from a message to its result.
         lease_ms: time without a lease renewal after which a bridge is fenced, if there are several.
         takes_foreign: whether the first bridge takes topics of other formats.
     """
@@ -107,9 +107,8 @@ class Landing:
         newest_ms = max(int(part.rows["received_at_ms"][-1].as_py()) for part in parts)
         found, message_places = decode_parts(parts, self.decoder, self.identity), self.places[MESSAGES.name]
         found.mark_gateway_events(self.gateways)
-        counted = self.counted.more(
-            accepted_rows(parts, message_places), found.refused(message_places)
-        )  # quarantine may have them, uncounted
+        expected = accepted_rows(parts, message_places) + found.surplus_rows(message_places)
+        counted = self.counted.more(expected, found.refused(message_places))  # quarantine may have them, uncounted
         for table, rows in found.by_table(self.places):
             if rows.num_rows or table is MESSAGES:
                 numbers = {f"rows:{name}": end for name, end in ends.items()}
@@ -156,7 +155,7 @@ def run_landing(
 
     Args:
         home: home of the segments and tables.
-        decoder: function from a message to a row or a rejection.
+        decoder: function from a message to its result.
         stop: signal to end.
         pause_s: seconds until the next poll if there was no segment.
         lease_ms: lease time, see `Landing`.

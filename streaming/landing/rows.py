@@ -2,12 +2,12 @@
 
 Rule 1: `Decoder` is the definition. Plain messages of devices are decoded on columns, with equal
 results.
-Rule 2: a message is a row of ``messages`` or of ``quarantine``. Gap and registry rows are also in a
-table of their own.
+Rule 2: a message is a row of ``messages`` or of ``quarantine``. A mapped message may be several rows,
+or none if a rule ignores it. Gap and registry rows are also in a table of their own.
 Rule 3: rows are ordered by ``received_at``; rows of one segment keep their order.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from operator import attrgetter
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fleetpulse.columnar.codec.hashing import hashes_of
 from fleetpulse.columnar.compute import pc
 from fleetpulse.core.messages.decode import Rejection
+from fleetpulse.core.messages.mapping import Decoded, Decoder, rows_of
 from fleetpulse.core.messages.replay_envelope import TOPIC_PREFIX, is_end
 from fleetpulse.core.presence.coverage import MAX_RECORDED
 from fleetpulse.core.presence.gateways import Gateways
@@ -45,7 +46,6 @@ _REFUSALS: Final[Mapping[Reason, str]] = {
     "topic": "a topic must have at most 512 characters, all printable; it is stored escaped and truncated",
 }
 _ORIGINS: Final = {origin.value: origin for origin in Origin}
-Decoder = Callable[[str, bytes, int, Origin], Row | Rejection]
 
 
 @dataclass(slots=True)
@@ -54,10 +54,12 @@ class Landed:
 
     Attributes:
         messages: parts of segments, each with its rows of ``messages`` and their places.
+        surplus: of each message that is not exactly one row: its bridge, place, and number of rows less one.
         quarantine, coverage, devices, gateways: rows of these tables, as values by column name.
     """
 
     messages: list[tuple[Part, NDArray[np.int64], pa.Table]] = field(default_factory=list[Any])
+    surplus: list[tuple[str, int, int]] = field(default_factory=list[Any])
     quarantine: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     coverage: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     devices: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -95,6 +97,14 @@ class Landed:
         """
         return sum(row["place"] >= places[row["bridge"]] for row in self.quarantine)
 
+    def surplus_rows(self, places: Mapping[str, int]) -> int:
+        """Return the number of rows less that of messages, from a place of each bridge on.
+
+        Args:
+            places: place by bridge from which messages count.
+        """
+        return sum(rows for bridge, at, rows in self.surplus if at >= places[bridge])
+
 
 def accepted_rows(parts: Sequence[Part], places: Mapping[str, int]) -> int:
     """Count the rows of segments that belong in ``messages`` or in ``quarantine``.
@@ -129,8 +139,7 @@ def decode_parts(parts: Sequence[Part], decoder: Decoder, identity: DeviceIdenti
 
     Args:
         parts: parts of segments, see `merge.merged`.
-        decoder: function from a message to a row or a rejection; must equal `decode` for topics
-            below ``fleet/``.
+        decoder: function from a message to its result; must equal `decode` for topics below ``fleet/``.
         identity: identity scheme of devices.
     """
     landed = Landed()
@@ -173,9 +182,9 @@ def _with_sites(rows: pa.Table) -> pa.Table:
 
 def _identified(
     decoder: Decoder, identity: DeviceIdentity, topic: str, payload: bytes, received_at_ms: int, origin: Origin
-) -> Row | Rejection:
-    row = decoder(topic, payload, received_at_ms, origin)
-    return identified(row, identity) if isinstance(row, Row) else row
+) -> tuple[Row | Rejection, ...]:
+    rows = rows_of(decoder(topic, payload, received_at_ms, origin))
+    return tuple(identified(row, identity) if isinstance(row, Row) else row for row in rows)
 
 
 def _messages(columns: Mapping[str, Any], part: Part, at: NDArray[np.int64]) -> pa.Table:
@@ -191,7 +200,7 @@ def _in_order(parts: list[tuple[NDArray[np.int64], pa.Table]]) -> tuple[NDArray[
     if len(filled) < 2:
         return filled[0] if filled else parts[0]
     places = np.concatenate([at for at, _ in filled])
-    order = np.argsort(places)
+    order = np.argsort(places, kind="stable")  # the rows of one message share a place
     return places[order], pa.concat_tables([rows for _, rows in filled]).combine_chunks().take(order)
 
 
@@ -205,20 +214,23 @@ def _decode_rows(
     for at, raw in zip(irregular.tolist(), map(SegmentRow._make, zip(*columns, strict=True)), strict=True):
         if is_end(raw.origin, raw.topic, raw.recording):
             continue  # see `_ends`
-        row = _decoded(raw, decoder)
-        if isinstance(row, Row):
-            indexes.append(at)
-            values.append((*_values(row), hash64(row.device_id), raw.origin, raw.recording, raw.line))
-            _add_own_row(landed, row, _arrival(raw, part, at))
-        else:
-            refused = {"topic": raw.topic, "payload": raw.payload, "reason": row.reason, "detail": row.detail}
-            landed.quarantine.append({**refused, **_arrival(raw, part, at)})
+        rows = rows_of(_decoded(raw, decoder))
+        if len(rows) != 1:
+            landed.surplus.append((part.bridge, place(part.segment, part.first + at), len(rows) - 1))
+        for row in rows:
+            if isinstance(row, Row):
+                indexes.append(at)
+                values.append((*_values(row), hash64(row.device_id), raw.origin, raw.recording, raw.line))
+                _add_own_row(landed, row, _arrival(raw, part, at))
+            else:
+                refused = {"topic": raw.topic, "payload": raw.payload, "reason": row.reason, "detail": row.detail}
+                landed.quarantine.append({**refused, **_arrival(raw, part, at)})
     by_name = dict(zip(_OF_MESSAGE, zip(*values, strict=True), strict=True)) if values else {}
     places = np.array(indexes, np.int64)
     return places, _messages(by_name, part, places)
 
 
-def _decoded(raw: SegmentRow, decoder: Decoder) -> Row | Rejection:
+def _decoded(raw: SegmentRow, decoder: Decoder) -> Decoded:
     if raw.refused is not None:
         reason = cast("Reason", raw.refused)
         return Rejection(reason, _REFUSALS.get(reason, reason))

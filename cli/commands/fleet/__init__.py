@@ -2,5 +2,5 @@
 
 They spool commands for the bridge, or write the access rules of the embedded broker.
 ``cli.app`` imports each module when its command is called; no other package imports them.
-Begin with ``device.py``; ``policy.py`` has ``fleet policy`` and ``fleet map``.
+Begin with ``device.py``.
 """

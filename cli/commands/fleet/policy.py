@@ -1,6 +1,5 @@
-"""``fleet policy`` and ``fleet map``: check and apply policies; test mappings."""
+"""``fleet policy``: check and apply policies."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,10 +8,8 @@ import typer
 from cli.common.options import DEFAULT_HOME, HomeOption, JsonOption
 from cli.common.output import as_json, console
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages.decode import Rejection, decode
-from fleetpulse.core.messages.mapping import parse_mappings, translate
 from fleetpulse.core.policy import RULES, Policy, parse_policy
-from fleetpulse.core.rows import EVERYONE, Origin
+from fleetpulse.core.rows import EVERYONE
 from fleetpulse.core.times import format_duration, format_instant, parse_instant_ms
 from fleetpulse.io.home.command_spool import spool
 from fleetpulse.io.home.home import Home
@@ -21,13 +18,11 @@ from fleetpulse.io.system.wall_clock import wall_clock_ms
 
 FileArgument = Annotated[Path, typer.Argument(help="TOML file.")]
 policy = typer.Typer(no_args_is_help=True, help="Check and apply policies: timeouts, error limits and other rules.")
-mapping = typer.Typer(no_args_is_help=True, help="Test mappings for devices with their own topics and payloads.")
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.add_typer(policy, name="policy")
-    app.add_typer(mapping, name="map")
 
 
 def _load(file: Path) -> Policy:
@@ -87,42 +82,3 @@ def apply(
     spool(opened, [(f"fleet/{EVERYONE}/{EVERYONE}/policy", content)])
     running = in_use(opened)
     typer.echo(f"policy {checked.version} is in effect {when}" + ("" if running else ", when the fleet runs (./fleet up)"))
-
-
-@mapping.command("test")
-def try_mapping(
-    file: FileArgument,
-    topic: Annotated[str, typer.Argument(help="Topic, as published by the device.")],
-    payload: Annotated[str, typer.Argument(help="Payload, as published by the device.")],
-    json_lines: JsonOption = False,
-) -> None:
-    """Show the result of a mapping file for one message."""
-    from cli.common.policy_files import read_toml
-
-    for one in parse_mappings(read_toml(file)):
-        translated = translate(one, topic, payload.encode())
-        if translated is None:
-            continue
-        if not json_lines:
-            typer.echo(f"topic    {translated[0]}\npayload  {json.dumps(json.loads(translated[1]))}")
-        row = decode(*translated, wall_clock_ms(), Origin.MQTT)
-        if isinstance(row, Rejection):
-            raise FleetError(
-                f"the message would be quarantined ({row.reason}): {row.detail}; correct the mapping", code="mapping-quarantines"
-            )
-        if row.event_time_ms is None:
-            raise FleetError(
-                f"the message would be listed but not judged: {row.note}; correct the mapping", code="mapping-lists-late"
-            )
-        if json_lines:
-            found = {
-                "topic": translated[0],
-                "payload": json.loads(translated[1]),
-                "event_time_ms": row.event_time_ms,
-                "clock": row.clock,
-            }
-            as_json([found])
-            return
-        typer.echo(f"event    {format_instant(row.event_time_ms)} ({row.clock.value} clock)")
-        return
-    raise FleetError(f'no mapping in "{file}" matches the topic "{topic}"; add one', code="mapping-fits-none")

@@ -20,7 +20,7 @@ from cli.supervisor.progress import judged_ms
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import clock_fault
 from fleetpulse.core.messages.decode import Rejection
-from fleetpulse.core.messages.mapping import TopicMapping
+from fleetpulse.core.messages.mapping import Mappings, rows_of
 from fleetpulse.core.messages.sparkplug import PREFIX
 from fleetpulse.core.presence.coverage import ShardProgress
 from fleetpulse.core.presence.identities import DeviceIdentity, identified
@@ -51,7 +51,7 @@ class MessageResult:
 
     Attributes:
         state: keyword for programs: judged, waiting (pending), late, duplicate, unjudged,
-            quarantined, foreign, history, retained, canary.
+            quarantined, foreign, ignored, history, retained, canary.
         text: sentence for people.
     """
 
@@ -116,41 +116,49 @@ def read_with(row: Row, frontier_ms: int | None, deployment: Deployment) -> Row:
 def read_message(
     message: Arrived,
     now_ms: int,
-    mappings: tuple[TopicMapping, ...],
+    mappings: Mappings,
     *,
     sparkplug: bool = False,
     identified_by: DeviceIdentity = DeviceIdentity.ID,
-) -> tuple[PrintedMessage, MessageResult | None]:
+) -> list[tuple[PrintedMessage, MessageResult | None]]:
     """Decode a message as the landing does.
 
     Args:
         message: message as delivered by the broker.
         now_ms: instant of delivery, epoch milliseconds.
-        mappings: mappings for topics outside ``fleet/``.
+        mappings: mappings of the home.
         sparkplug: whether the fleet accepts Sparkplug.
         identified_by: fields that identify a device.
 
     Returns:
-        The message, and its result if that does not depend on the frontier; otherwise None.
+        The message, and its result if that does not depend on the frontier; otherwise None. A mapped
+        message has an entry for each of its rows.
     """
     shown = PrintedMessage(now_ms, message.topic, message.payload[:200].decode(errors="backslashreplace"))
     if message.topic.startswith("replay/"):
-        return shown, MessageResult("history", "history: accepted only by a bridge that replays a recording")
+        return [(shown, MessageResult("history", "history: accepted only by a bridge that replays a recording"))]
     prefixes = ("fleet/", PREFIX) if sparkplug else ("fleet/",)
-    if not message.topic.startswith(prefixes) and not any(mapping.match(message.topic) for mapping in mappings):
+    if not message.topic.startswith(prefixes) and not mappings.match(message.topic):
         advice = "use a topic below fleet/, or add a mapping (fleet map test)"
         if message.topic.startswith(PREFIX):
             advice = "to accept Sparkplug, set sparkplug_host"
-        return shown, MessageResult("foreign", f"ignored: no bridge accepts this topic; {advice}")
+        return [(shown, MessageResult("foreign", f"ignored: no bridge accepts this topic; {advice}"))]
     if message.retained:
-        return shown, MessageResult("retained", "a retained copy: not a signal")
+        return [(shown, MessageResult("retained", "a retained copy: not a signal"))]
     if message.topic == CANARY:
-        return shown, MessageResult("canary", "canary of the bridge: the bridge is listening")
-    row = decode_any(mappings, message.topic, message.payload, now_ms, Origin.MQTT)
-    row = identified(row, identified_by) if isinstance(row, Row) else row
+        return [(shown, MessageResult("canary", "canary of the bridge: the bridge is listening"))]
+    rows = rows_of(decode_any(mappings, message.topic, message.payload, now_ms, Origin.MQTT))
+    if not rows:
+        return [(shown, MessageResult("ignored", "ignored: the mapping does not take this message as one of a device"))]
+    return [_read_row(shown, row, identified_by) for row in rows]
+
+
+def _read_row(
+    shown: PrintedMessage, row: Row | Rejection, identified_by: DeviceIdentity
+) -> tuple[PrintedMessage, MessageResult | None]:
     if isinstance(row, Rejection):
         return shown, MessageResult("quarantined", f"quarantined ({row.reason}): {row.detail}")
-    return PrintedMessage(now_ms, shown.topic, shown.payload, row), None
+    return replace(shown, row=identified(row, identified_by)), None
 
 
 class PendingMessages:
@@ -280,13 +288,12 @@ class Listener:
         """Show an arriving message."""
         if message.topic == CANARY and self.topic == EVERYTHING:
             return  # published every few seconds, by no device
-        shown, known = read_message(
-            message, wall_clock_ms(), self.mappings, sparkplug=self._sparkplug, identified_by=self._identity
-        )
-        if known is not None:
-            self._print(shown, known)
-        else:
-            self._print_prediction(shown)
+        now_ms = wall_clock_ms()
+        for shown, known in read_message(message, now_ms, self.mappings, sparkplug=self._sparkplug, identified_by=self._identity):
+            if known is not None:
+                self._print(shown, known)
+            else:
+                self._print_prediction(shown)
 
     def _print_prediction(self, shown: PrintedMessage) -> None:
         from fleetpulse.reports import judgements
@@ -342,6 +349,7 @@ _STYLES: Final = {
     "unjudged": "yellow",
     "quarantined": "red",
     "foreign": "bright_black",
+    "ignored": "bright_black",
 }
 
 

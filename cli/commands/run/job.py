@@ -93,7 +93,7 @@ def bridge(
     settings = load_settings(at.path)
     sites = settings.bridges.get(name, ())
     canary = f"fleet/{EVERYONE}/{name}/{Kind.TICK.value}"
-    foreign = tuple(mapping.subscription for mapping in load_mappings(at)) + (SUBSCRIPTIONS if settings.sparkplug_host else ())
+    foreign = load_mappings(at).subscriptions() + (SUBSCRIPTIONS if settings.sparkplug_host else ())
     bridge_settings = BridgeSettings(
         at.segments_of(name),
         at.commands if name == BRIDGE else None,
@@ -137,7 +137,7 @@ def landing(home: HomeOption, parent: ParentOption = None) -> None:
     use_system_memory_pool()
     tune_gc()
     mappings, pause_s = load_mappings(at), landing_pause_s(delay_ms, POLL_S)
-    foreign = bool(mappings or settings.sparkplug_host)
+    foreign = bool(mappings.rules or settings.sparkplug_host)
     decoder = partial(decode_any, mappings)
     run_landing(at, decoder, _set_up_process(parent), lease_ms=settings.bridge_lease, live_pause_s=pause_s, takes_foreign=foreign)
 

@@ -1,13 +1,16 @@
 """Decoder of messages to rows of bronze, or to rejections with a reason.
 
-Rule: every message becomes one of the two. No message raises an error, and none costs more than the
-limits allow.
+Rule 1: every message becomes one of the two. No message raises an error, and none costs more than
+the limits allow.
+Rule 2: an invalid value costs its field, with a note in the row; never the message, since the message
+still proves its device alive. NaN and infinite numbers are null.
 """
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import Any, Final, cast
 
@@ -78,7 +81,9 @@ def decode(topic: str, payload: bytes, received_at_ms: int, origin: Origin = Ori
         return rejected.rejection
 
 
-def from_content(address: Address, content: Mapping[str, Any], received_at_ms: int, digest: int) -> Row | Rejection:
+def from_content(
+    address: Address, content: Mapping[str, Any], received_at_ms: int, digest: int, *, clock_required: bool = True
+) -> Row | Rejection:
     """Convert the content of another format to a row, or to a rejection.
 
     Args:
@@ -86,11 +91,12 @@ def from_content(address: Address, content: Mapping[str, Any], received_at_ms: i
         content: content with the field names of the fleetpulse format.
         received_at_ms: time at which the bridge received the message, epoch milliseconds.
         digest: see `digest64`.
+        clock_required: whether an invalid ts is a clock fault; otherwise ``received_at`` replaces it.
     """
     try:
         check_name("site", address.site)
         check_name("device_id", address.device_id)
-        return to_row(address, content, received_at_ms, digest)
+        return to_row(address, content, received_at_ms, digest, clock_required=clock_required)
     except _Rejected as rejected:
         return rejected.rejection
 
@@ -181,7 +187,7 @@ def parse_payload(payload: bytes, *, may_be_empty: bool = False) -> Mapping[str,
     if may_be_empty and not payload:
         return {}
     try:
-        content: object = _FROM_JSON(payload.decode())
+        content: object = from_json(payload.decode())
     except UnicodeDecodeError as error:
         raise _Rejected("json", f"a payload must be UTF-8; byte {error.start} is not") from None
     except RecursionError:
@@ -191,20 +197,30 @@ def parse_payload(payload: bytes, *, may_be_empty: bool = False) -> Mapping[str,
     if not isinstance(content, dict):
         raise _Rejected("json", f"a payload must be a JSON object; got {_json_type(content)}")
     content = cast("dict[str, Any]", content)
-    if payload.count(b"{") + payload.count(b"[") > MAX_DEPTH and _depth(content) > MAX_DEPTH:
+    if is_too_deep(payload, content):
         raise _Rejected("depth", f"a payload is at most {MAX_DEPTH} levels deep")
     return content
 
 
-def to_row(address: Address, content: Mapping[str, Any], received_at_ms: int, digest: int) -> Row:
+def is_too_deep(payload: bytes, content: object) -> bool:
+    """Return whether the content of a payload has more than `MAX_DEPTH` levels."""
+    return payload.count(b"{") + payload.count(b"[") > MAX_DEPTH and _depth(content) > MAX_DEPTH
+
+
+def to_row(address: Address, content: Mapping[str, Any], received_at_ms: int, digest: int, *, clock_required: bool = True) -> Row:
     """Convert a parsed payload to a row.
 
     Raises:
-        _Rejected: a field with an invalid value; `decode` returns the rejection.
+        _Rejected: a field of a reserved kind with an invalid value; `decode` returns the rejection.
     """
     if address.kind in RESERVED:
         return _own_row(address, content, received_at_ms, digest)
     event_time_ms, clock, note = _event_time(address.kind, content, received_at_ms)
+    if clock is Clock.INVALID and not clock_required:
+        event_time_ms, clock = received_at_ms, Clock.RECEIVED
+    fields, notes = _fields(content)
+    if note is not None:
+        notes.insert(0, note)
     return Row(
         received_at_ms=received_at_ms,
         kind=address.kind,
@@ -212,17 +228,23 @@ def to_row(address: Address, content: Mapping[str, Any], received_at_ms: int, di
         site=address.site,
         event_time_ms=event_time_ms,
         clock=clock,
-        boot=_text(content, "boot", numbers=True),
-        seq=_whole(content, "seq"),
-        uptime_s=_whole(content, "uptime_s"),
-        code=_text(content, "code", numbers=True),
-        firmware=_text(content, "firmware"),
-        gateway=_text(content, "gateway"),
-        metrics=_metrics(content),
-        note=note,
+        note="; ".join(notes) or None,
         digest=digest,
-        session=_text(content, "session", numbers=True),
+        **fields,
     )
+
+
+def _fields(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields of a device's message, and a note for each invalid value."""
+    fields: dict[str, Any] = {}
+    notes: list[str] = []
+    for name, read in _READERS.items():
+        if name in content:
+            try:
+                fields[name] = read(content)
+            except _Rejected as rejected:
+                notes.append(f"{rejected.rejection.detail}; it is left out")
+    return fields, notes
 
 
 def _own_row(address: Address, content: Mapping[str, Any], received_at_ms: int, digest: int) -> Row:
@@ -332,11 +354,24 @@ def as_whole(value: object) -> int | None:
     return value if type(value) is int and 0 <= value < 2**63 else None
 
 
-def _no_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
+def _null(_: str) -> None:
+    return None
 
 
-_FROM_JSON: Final = json.JSONDecoder(parse_constant=_no_constant).decode  # created once, since it is called for each message
+def finite(text: str) -> float | None:
+    """Return a number; None if it is infinite, such as ``1e400``."""
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+# Created once, since it is called for each message.
+from_json: Final = json.JSONDecoder(parse_constant=_null, parse_float=finite).decode
+_READERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Any]]] = {
+    **{name: partial(_text, name=name, numbers=True) for name in ("boot", "session", "code")},
+    **{name: partial(_text, name=name) for name in ("firmware", "gateway")},
+    **{name: partial(_whole, name=name) for name in ("seq", "uptime_s")},
+    "metrics": _metrics,
+}
 _TO_JSON: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 

@@ -1,177 +1,580 @@
-"""Topic mappings: conversion of messages from other formats to fleetpulse's.
+"""Topic mappings: rules that decode messages of other formats.
 
-A mapping defines the topics that it applies to and the topic levels of site, device and kind. It
-also names the paths of ts, seq and other fields in the payload.
+A *rule* matches topics by a pattern and names the sources of a row's fields: levels of the topic,
+constants, and paths in the payload. Rules are tried in order, and the first one that takes a message
+decodes it. A rule takes a message if the pattern matches its topic and ``when``, if any, is true.
+
+Rule 1: a payload that is no JSON still proves its device alive, unless it is empty.
+Rule 2: an invalid value costs its field, with a note in the row; never the message.
+Rule 3: the caller compiles paths (JMESPath, see `io.ingest.payload_paths`), so this module imports
+the standard library alone.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import Any, Final, cast
+from zoneinfo import ZoneInfo
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages.decode import MAX_PAYLOAD_BYTES, Rejection, decode
-from fleetpulse.core.rows import FROM_DEVICES, Origin, Row
-from fleetpulse.core.times import END_OF_TIME_MS, parse_instant_ms
+from fleetpulse.core.messages.decode import (
+    MAX_PAYLOAD_BYTES,
+    Address,
+    Rejection,
+    decode,
+    digest64,
+    from_content,
+    from_json,
+    is_too_deep,
+)
+from fleetpulse.core.rows import FROM_DEVICES, KNOWN_NAMES, Kind, Origin, Row
+from fleetpulse.core.text import MAX_TEXT
 
-UNITS: Final = ("ms", "s", "iso")
-_KEYS: Final = frozenset({"topic", "site", "device", "kind", "ts", "ts_unit", "seq", "code", "boot", "session"})
+UNITS: Final = ("ms", "s", "us", "ns", "iso")
+IGNORE: Final = "ignore"  # as a kind: the message is not a message of a device
+RECEIVED: Final = "received"
+MAX_ITEMS: Final = 1_000  # rows of one message
+MAX_RULES: Final = 500
+RESERVED_LEVELS: Final = ("fleet", "fleetpulse", "replay", "spBv1.0")  # first levels that no rule matches
+_SEVERAL: Final = "..."  # suffix of a placeholder for one or more levels
+_JOINT: Final = ":"  # joins the levels of such a placeholder, since an id has no slash
+_PLACEHOLDERS: Final = ("site", "device", "kind", "gateway", "metric")
+_FIELDS: Final = ("seq", "code", "boot", "session", "gateway", "firmware", "uptime_s")
+_OPTIONS: Final = ("topic", "when", "each", "site", "device", "kind", "metrics", "ts", "ts_unit", "ts_zone", "ts_else")
+_KEYS: Final = frozenset({*_OPTIONS, *_FIELDS})
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_MAX_TS: Final = 10**20  # greater numbers are no times in any unit
+Path = Callable[[Any], Any]
+"""Compiled path: function from a JSON value to the value at the path, None if there is none."""
+PathCompiler = Callable[[str], Path]
+"""Compiler of paths; it raises ValueError with the fault of an expression."""
+Decoded = Row | Rejection | tuple[Row | Rejection, ...]
+"""Result of a message: a row, a rejection, or the results of its items; empty if a rule ignores it."""
+Decoder = Callable[[str, bytes, int, Origin], Decoded]
+"""Function from topic, payload, time of receipt in epoch milliseconds, and origin to the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class KindByValue:
+    """Kind of a message by a value of its payload.
+
+    Attributes:
+        path: path of the value; None for the whole payload.
+        kinds: kind, or ``ignore``, by value as text.
+        otherwise: kind, or ``ignore``, of other values.
+    """
+
+    path: Path | None
+    kinds: Mapping[str, str]
+    otherwise: str
 
 
 @dataclass(frozen=True, slots=True)
 class TopicMapping:
-    """Mapping of one pattern of topics.
+    """One rule.
 
     Attributes:
-        topic: levels of the pattern: a fixed word, ``+`` for any word, or the placeholder
-            ``{site}``, ``{device}`` or ``{kind}``.
-        site, device, kind: values to use if the topic has no placeholder for them.
-        ts: dotted path of the time in the payload, such as ``meta.time``; empty if there is none.
-        ts_unit: unit of ``ts``: ms, s or iso.
-        seq, code, boot, session: dotted paths of the counter, the error code, and the names of the
-            device's run and of its connection; empty if there is none.
+        topic: levels of the pattern: a fixed word, ``+`` for any word, or a placeholder.
+        constants: values of ``site``, ``device``, ``kind`` and ``gateway`` that the rule states.
+        kind: kind by value; None if the kind is a constant or a placeholder.
+        when: condition on the payload; None for every payload.
+        each: path of the items of the payload, each of which is a message; None for the payload itself.
+        ids: paths of ``site`` and ``device`` in the payload, or in an item.
+        ts: path of the event time.
+        fields: paths of other fields.
+        metrics: path of the metrics; None for the whole payload.
+        ts_unit: unit of ``ts``.
+        ts_zone: time zone of ISO times that name none; None rejects them.
+        ts_required: whether an invalid ``ts`` is a clock fault; otherwise ``received_at`` replaces it.
     """
 
     topic: tuple[str, ...]
-    site: str
-    device: str
-    kind: str
-    ts: str
-    ts_unit: str
-    seq: str
-    code: str
-    boot: str = ""
-    session: str = ""
+    constants: Mapping[str, str] = field(default_factory=dict[str, str])
+    kind: KindByValue | None = None
+    when: Path | None = None
+    each: Path | None = None
+    ids: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    ts: Path | None = None
+    fields: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    metrics: Path | None = None
+    ts_unit: str = "ms"
+    ts_zone: ZoneInfo | None = None
+    ts_required: bool = True
+
+    @property
+    def pattern(self) -> str:
+        """Pattern of the topics, as in the mapping file."""
+        return "/".join(self.topic)
 
     @property
     def subscription(self) -> str:
-        """MQTT topic filter that matches the topics of the mapping."""
-        return "/".join("+" if level.startswith("{") else level for level in self.topic)
+        """MQTT topic filter that matches at least the topics of the rule."""
+        return self.filter_of({})
+
+    def filter_of(self, words: Mapping[str, str]) -> str:
+        """Return the MQTT topic filter for given words of placeholders.
+
+        Args:
+            words: word by placeholder; other placeholders match any word.
+        """
+        levels: list[str] = []
+        for level in self.topic:
+            name = _placeholder(level)
+            if name is None:
+                levels.append(level)
+            elif name in words:
+                levels.append(words[name].replace(_JOINT, "/") if _is_several(level) else words[name])
+            elif _is_several(level):
+                return "/".join([*levels, "#"])
+            else:
+                levels.append("+")
+        return "/".join(levels)
 
     def match(self, topic: str) -> dict[str, str] | None:
-        """Return site, device and kind of a topic; None if the pattern does not match."""
+        """Return the words of the placeholders in a topic; None if the pattern does not match."""
         levels = topic.split("/")
-        if len(levels) != len(self.topic):
+        several = next((place for place, level in enumerate(self.topic) if _is_several(level)), None)
+        extra = len(levels) - len(self.topic)
+        if extra < 0 or (several is None and extra):
             return None
-        found = {"site": self.site, "device": self.device, "kind": self.kind}
+        if several is not None:
+            levels[several : several + extra + 1] = [_JOINT.join(levels[several : several + extra + 1])]
+        found = dict(self.constants)
         for level, pattern in zip(levels, self.topic, strict=True):
-            if pattern.startswith("{"):
-                found[pattern[1:-1]] = level
+            if (name := _placeholder(pattern)) is not None:
+                found[name] = level
             elif pattern not in ("+", level):
                 return None
+        if _placeholder(self.topic[0]) and (levels[0] in RESERVED_LEVELS or levels[0].startswith("$")):
+            return None
         return found
 
 
-def parse_mappings(content: Mapping[str, Any]) -> tuple[TopicMapping, ...]:
-    """Parse the content of a mapping file: ``[[mapping]]`` tables.
+def _placeholder(level: str) -> str | None:
+    """Return the name of a placeholder; None for a word."""
+    return level[1:-1].removesuffix(_SEVERAL) if level.startswith("{") else None
+
+
+def _is_several(level: str) -> bool:
+    return level.endswith(_SEVERAL + "}")
+
+
+class Mappings:
+    """Rules of a home, in order.
+
+    Args:
+        rules: the rules; none for a home without mappings.
+    """
+
+    def __init__(self, rules: Iterable[TopicMapping] = ()) -> None:
+        self.rules = tuple(rules)
+        self._known: dict[str, tuple[tuple[TopicMapping, dict[str, str]], ...]] = {}
+
+    def subscriptions(self) -> tuple[str, ...]:
+        """Return the MQTT topic filters of all rules, without a filter that another one covers.
+
+        A broker may deliver a message once for each filter that matches it.
+        """
+        filters = list(dict.fromkeys(rule.subscription for rule in self.rules))
+        return tuple(one for one in filters if not any(covers(other, one) for other in filters if other != one))
+
+    def filters_of_device(self, device_id: str) -> tuple[str, ...]:
+        """Return the MQTT topic filters on which the rules accept messages of a device, and of no other.
+
+        A rule that finds the device in the payload has none: its topics are open to any device.
+        """
+        in_topic = (rule for rule in self.rules if "device" not in rule.ids)
+        of_device = (rule for rule in in_topic if rule.constants.get("device", device_id) == device_id)
+        return tuple(dict.fromkeys(rule.filter_of({"device": device_id}) for rule in of_device))
+
+    def match(self, topic: str) -> tuple[tuple[TopicMapping, dict[str, str]], ...]:
+        """Return the rules that match a topic, each with the words of its placeholders and constants."""
+        matched = self._known.get(topic)
+        if matched is None:
+            found = ((rule, rule.match(topic)) for rule in self.rules)
+            matched = tuple((rule, words) for rule, words in found if words is not None)
+            if len(self._known) >= KNOWN_NAMES:
+                self._known.clear()
+            self._known[topic] = matched
+        return matched
+
+    def decode(self, topic: str, payload: bytes, received_at_ms: int, origin: Origin) -> Decoded:
+        """Decode a message by the first rule that takes it.
+
+        Args:
+            topic: topic of the message; if no rule matches it, the message is decoded as fleetpulse's
+                own format.
+            payload: bytes of the message.
+            received_at_ms: time at which the bridge received the message, epoch milliseconds.
+            origin: source of the message.
+        """
+        matched = self.match(topic)
+        if not matched:
+            return decode(topic, payload, received_at_ms, origin)
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            return Rejection("size", f"a payload has at most {MAX_PAYLOAD_BYTES} bytes; got {len(payload)}")
+        taken = self.taken_by(matched, payload)
+        if taken is None:
+            return ()
+        rule, words, content = taken
+        digest = digest64(topic.encode() + b"\0" + payload)
+        if rule.each is None:
+            return _decoded(rule, words, content, received_at_ms, digest)
+        items = items_of(rule.each(content))
+        if len(items) > MAX_ITEMS:
+            return Rejection("size", f"a message has at most {MAX_ITEMS} items; got {len(items)}")
+        digests = (digest64(b"%d\0%d" % (digest, number)) for number in range(len(items)))
+        found = (_decoded(rule, words, item, received_at_ms, one) for item, one in zip(items, digests, strict=True))
+        return tuple(one for one in found if not isinstance(one, tuple))
+
+    @staticmethod
+    def taken_by(
+        matched: Iterable[tuple[TopicMapping, dict[str, str]]], payload: bytes
+    ) -> tuple[TopicMapping, dict[str, str], Any] | None:
+        """Return the first of some rules that takes a payload, with its words and the payload's content.
+
+        No rule takes an empty payload: it clears a retained message.
+
+        Args:
+            matched: rules that match the topic, see `match`.
+            payload: bytes of the message.
+        """
+        if not payload:
+            return None
+        content = read_payload(payload)
+        for rule, words in matched:
+            if rule.when is None or is_true(rule.when(content)):
+                return rule, words, content
+        return None
+
+
+def rows_of(decoded: Decoded) -> tuple[Row | Rejection, ...]:
+    """Return the rows and rejections of a message."""
+    return decoded if isinstance(decoded, tuple) else (decoded,)
+
+
+def covers(wide: str, narrow: str) -> bool:
+    """Return whether an MQTT topic filter matches all topics that another one matches."""
+    ours, theirs = wide.split("/"), narrow.split("/")
+    for place, level in enumerate(ours):
+        if level == "#":
+            return place > 0 or not theirs[0].startswith("$")
+        if place >= len(theirs) or theirs[place] == "#" or level not in ("+", theirs[place]):
+            return False
+        if place == 0 and level == "+" and theirs[0].startswith("$"):
+            return False
+    return len(ours) == len(theirs)
+
+
+def read_payload(payload: bytes) -> Any:
+    """Return the content of a payload.
+
+    Returns:
+        The JSON value, with NaN and infinities as null. The text if it is no JSON. None if it is
+        neither, or more than `MAX_DEPTH` levels deep.
+    """
+    try:
+        text = payload.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return None
+    try:
+        content = from_json(text)
+    except RecursionError:
+        return None
+    except ValueError:
+        return text.strip()
+    return None if is_too_deep(payload, content) else content
+
+
+def items_of(value: Any) -> list[Any]:
+    """Return the items of a payload: those of an array, or of an object, as objects of key and value."""
+    if isinstance(value, dict):
+        return [{"key": key, "value": item} for key, item in cast("dict[str, Any]", value).items()]
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def is_true(value: Any) -> bool:
+    """Return the truth of a value as JMESPath defines it: empty values, false and null are false, 0 is true."""
+    return value is not None and value is not False and (value == 0 or bool(value))
+
+
+def _decoded(
+    rule: TopicMapping, words: Mapping[str, str], content: Any, received_at_ms: int, digest: int
+) -> Row | Rejection | tuple[()]:
+    kind = _kind_of(rule, words, content)
+    if kind == IGNORE:
+        return ()
+    if kind not in FROM_DEVICES:
+        return Rejection("topic", f'the kind must be one of {", ".join(sorted(FROM_DEVICES))}; got "{kind[:MAX_TEXT]}"')
+    ids = {name: _as_id(path(content)) for name, path in rule.ids.items()}
+    for name, value in ids.items():
+        if value is None:
+            return Rejection("field", f"the path of {name} must lead to a text or a whole number; it leads to neither")
+    ours: dict[str, Any] = {name: path(content) for name, path in rule.fields.items()}
+    for name in ("seq", "uptime_s"):
+        if name in ours:
+            ours[name] = _whole(ours[name])
+    if "gateway" in words:
+        ours["gateway"] = words["gateway"]
+    ours["metrics"] = _metrics_of(rule, words, content)
+    if rule.ts is not None:
+        ours["ts"] = _in_ms(rule.ts(content), rule)
+    address = Address(ids.get("site") or words["site"], ids.get("device") or words["device"], Kind(kind))
+    return from_content(address, ours, received_at_ms, digest, clock_required=rule.ts_required)
+
+
+def _kind_of(rule: TopicMapping, words: Mapping[str, str], content: Any) -> str:
+    if rule.kind is None:
+        return words["kind"]
+    value = content if rule.kind.path is None else rule.kind.path(content)
+    text = value if isinstance(value, str) else json.dumps(value)
+    return rule.kind.kinds.get(text, rule.kind.otherwise)
+
+
+def _as_id(value: Any) -> str | None:
+    if isinstance(value, str):
+        return value.replace("/", _JOINT) or None
+    return str(value) if type(value) is int and abs(value) < 2**63 else None
+
+
+def _whole(value: Any) -> Any:
+    """Convert a number as text to a number; an invalid value is returned for `decode` to report."""
+    if isinstance(value, str) and len(value) < 20 and value.strip().isdecimal():
+        return int(value)
+    return value
+
+
+def _metrics_of(rule: TopicMapping, words: Mapping[str, str], content: Any) -> dict[str, Any] | None:
+    value = content if rule.metrics is None else rule.metrics(content)
+    if isinstance(value, dict):
+        return cast("dict[str, Any]", value)
+    if value is None or (rule.kind is not None and rule.metrics is None) or (isinstance(value, str) and len(value) > MAX_TEXT):
+        return None
+    return {words.get("metric", "value"): value}
+
+
+def _in_ms(ts: Any, rule: TopicMapping) -> Any:
+    """Convert a time to epoch milliseconds; an invalid value is returned for `decode` to report."""
+    if rule.ts_unit == "iso":
+        return _iso_in_ms(ts, rule.ts_zone)
+    if isinstance(ts, str):
+        try:
+            number = float(ts)
+        except ValueError:
+            return ts
+        ts = int(ts) if ts.strip().isdecimal() and len(ts) < 30 else number
+    if not isinstance(ts, int | float) or isinstance(ts, bool) or not abs(ts) <= _MAX_TS:
+        return ts
+    if rule.ts_unit == "s":
+        return ts * 1_000
+    if rule.ts_unit == "us":
+        return int(ts) // 1_000
+    return int(ts) // 1_000_000 if rule.ts_unit == "ns" else ts
+
+
+def _iso_in_ms(ts: Any, zone: ZoneInfo | None) -> Any:
+    if not isinstance(ts, str):
+        return ts
+    try:
+        moment = datetime.fromisoformat(ts)
+        if moment.tzinfo is None:
+            if zone is None:
+                return ts
+            moment = moment.replace(tzinfo=zone)
+        return (moment - _EPOCH) // _MILLISECOND
+    except (ValueError, OverflowError):
+        return ts
+
+
+def parse_mappings(content: Mapping[str, Any], compile_path: PathCompiler) -> Mappings:
+    """Parse the content of a mapping file: ``[[mapping]]`` tables, the rules.
+
+    Args:
+        content: content of the TOML file.
+        compile_path: compiler of the paths in it.
 
     Raises:
         FleetError: an invalid file; the message lists all faults, one a line.
     """
-    faults: list[str] = []
     tables = content.get("mapping")
     listed = cast("list[Any]", tables) if isinstance(tables, list) else []
+    faults = [f'"{key}" is unknown; a mapping file has [[mapping]] tables only' for key in content if key != "mapping"]
     if not listed:
         faults.append("a mapping file must have at least one [[mapping]] table")
-    mappings = [_parse(cast("Mapping[str, Any]", table), number, faults) for number, table in enumerate(listed, 1)]
+    if len(listed) > MAX_RULES:
+        faults.append(f"a mapping file has at most {MAX_RULES} rules; got {len(listed)}")
+    rules = [_RuleParser(f"mapping {number}", table, compile_path, faults).rule() for number, table in enumerate(listed, 1)]
     if faults:
         raise FleetError("the mapping has faults:\n" + "\n".join(f"  {fault}" for fault in faults), code="mapping-faulty")
-    return tuple(mappings)
+    return Mappings(rules)
 
 
-def _parse(table: Mapping[str, Any], number: int, faults: list[str]) -> TopicMapping:
-    where = f"mapping {number}"
-    faults.extend(f'{where}: "{key}" is unknown; use one of {", ".join(sorted(_KEYS))}' for key in table.keys() - _KEYS)
-    values = {key: str(table.get(key, "")) for key in _KEYS}
-    values["ts_unit"] = values["ts_unit"] or "ms"
-    levels = tuple(values["topic"].split("/"))
-    for level in levels:
-        if level.startswith("{") and level not in ("{site}", "{device}", "{kind}"):
-            faults.append(f'{where}: the placeholders of a topic are {{site}}, {{device}} and {{kind}}; got "{level}"')
-    if not values["topic"] or levels[0].startswith(("{", "+", "#")) or levels[0] == "fleet" or "#" in levels:
-        faults.append(f'{where}: topic must start with a word other than "fleet" and have no "#"; got "{values["topic"]}"')
-    for name in ("site", "device", "kind"):
-        if not values[name] and f"{{{name}}}" not in levels:
-            faults.append(f"{where}: {name} is missing; put {{{name}}} into the topic, or set {name} = ...")
-    if values["kind"] and values["kind"] not in FROM_DEVICES:
-        faults.append(f'{where}: kind must be one of {", ".join(sorted(FROM_DEVICES))}; got "{values["kind"]}"')
-    if values["ts_unit"] not in UNITS:
-        faults.append(f'{where}: ts_unit must be one of {", ".join(UNITS)}; got "{values["ts_unit"]}"')
-    return TopicMapping(levels, **{key: values[key] for key in _KEYS - {"topic"}})
+class _RuleParser:
+    """Parser of one rule; it appends faults to a list.
 
-
-def translate(mapping: TopicMapping, topic: str, payload: bytes) -> tuple[str, bytes] | None:
-    """Convert a message to the fleetpulse format; None if the topic does not match.
-
-    A payload that is no JSON object becomes a message without ts, since it still proves the device
-    alive. A payload beyond the limits is returned unchanged, so that `decode` reports the limit.
-
-    Returns:
-        Topic and payload in the fleetpulse format.
+    Args:
+        where: name of the rule in faults.
+        table: content of the rule.
+        compile_path: compiler of paths.
+        faults: list of all faults.
     """
-    found = mapping.match(topic)
-    if found is None:
-        return None
-    address = f"fleet/{found['site']}/{found['device']}/{found['kind']}"
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        return address, payload
-    try:
-        return address, json.dumps(_converted(mapping, payload)).encode()
-    except RecursionError:
-        return address, payload
 
+    def __init__(self, where: str, table: object, compile_path: PathCompiler, faults: list[str]) -> None:
+        self._where, self._compile_path, self._faults = where, compile_path, faults
+        self._table = _table(table) or {}
 
-def _converted(mapping: TopicMapping, payload: bytes) -> dict[str, Any]:
-    """Convert a payload to the content of the fleetpulse format."""
-    try:
-        content: Any = json.loads(payload)
-    except ValueError:
-        content = None
-    converted: dict[str, Any] = {}
-    if isinstance(content, dict):
-        converted["metrics"] = cast("dict[str, object]", content)
-    ts = _at(content, mapping.ts)
-    if ts is not None:
-        converted["ts"] = _in_ms(ts, mapping.ts_unit)
-    named = {"seq": mapping.seq, "code": mapping.code, "boot": mapping.boot, "session": mapping.session}
-    for name, path in named.items():
-        value = _at(content, path)
-        if value is not None:
-            converted[name] = value
-    return converted
+    def rule(self) -> TopicMapping:
+        """Return the rule; if it has faults, it must not be used."""
+        for key in sorted(self._table.keys() - _KEYS):
+            self._fault(f'"{key}" is unknown; use one of {", ".join(sorted(_KEYS))}')
+        levels = self._topic()
+        constants, ids, fields = dict[str, str](), dict[str, Path](), dict[str, Path]()
+        for name in ("site", "device"):
+            self._source(name, constants, ids, text_is="value")
+        for name in ("ts", *_FIELDS):
+            self._source(name, constants, fields, text_is="path")
+        for name in constants.keys() - {"site", "device", "gateway"}:
+            self._fault(f"{name} must be a path in the payload; only site, device, kind and gateway can be constants")
+        kind = self._kind(constants)
+        known = {*map(_placeholder, levels), *constants, *ids, *(["kind"] if kind else [])}
+        for name in ("site", "device", "kind"):
+            if name not in known and not (name == "kind" and "kind" in self._table):
+                self._fault(f"{name} is missing; put {{{name}}} into the topic, or set {name} = ...")
+        ts = fields.pop("ts", None)
+        return TopicMapping(
+            levels,
+            constants,
+            kind,
+            self._path("when"),
+            self._path("each"),
+            ids,
+            ts,
+            fields,
+            self._path("metrics"),
+            self._choice("ts_unit", UNITS, "ms"),
+            self._zone(),
+            self._choice("ts_else", (RECEIVED, ""), "") != RECEIVED,
+        )
 
+    def _fault(self, text: str) -> None:
+        self._faults.append(f"{self._where}: {text}")
 
-def _in_ms(ts: object, unit: str) -> object:
-    """Convert a time to epoch milliseconds.
+    def _topic(self) -> tuple[str, ...]:
+        text = self._table.get("topic", "")
+        levels = tuple(str(text).split("/"))
+        if not isinstance(text, str) or not text:
+            self._fault(f'topic must be a pattern of topics, such as "zigbee2mqtt/{{device}}"; got {text!r}')
+            return levels
+        if levels[0] in RESERVED_LEVELS or (levels[0].startswith("$") and levels[0] != "$aws"):
+            self._fault(f'topic must not begin with {", ".join(RESERVED_LEVELS)}, or "$" (except "$aws"); got "{text}"')
+        known = {f"{{{name}{several}}}" for name, several in product(_PLACEHOLDERS, ("", _SEVERAL))}
+        for level in levels:
+            if ("{" in level or "}" in level) and level not in known:
+                names = ", ".join(f"{{{name}}}" for name in _PLACEHOLDERS)
+                self._fault(f'a placeholder is a whole level: {names}, or {{device...}} for several levels; got "{level}"')
+            elif level != "+" and ("+" in level or "#" in level):
+                self._fault(f'a wildcard is a whole level: "+", or a placeholder such as {{device...}} for "#"; got "{level}"')
+        if sum(map(_is_several, levels)) > 1:
+            self._fault(f'a topic has at most one placeholder for several levels; got "{text}"')
+        if levels[0] == "+" or levels[0].startswith("{"):
+            self._check_first_level(levels)
+        return levels
 
-    An invalid value is returned unchanged, so that `decode` reports it.
-    """
-    if unit == "s" and isinstance(ts, int | float) and not isinstance(ts, bool) and abs(ts) <= END_OF_TIME_MS:
-        return ts * 1000
-    if unit == "iso" and isinstance(ts, str):
-        try:
-            return parse_instant_ms(ts)
-        except FleetError:
-            return ts
-    return ts
+    def _check_first_level(self, levels: tuple[str, ...]) -> None:
+        """Refuse a pattern whose subscription would also match messages in fleetpulse's own format.
 
+        A broker may deliver such a message twice.
+        """
+        if any(map(_is_several, levels)):
+            self._fault("a topic that begins with a placeholder must have a fixed number of levels")
+        elif len(levels) == 4 and (levels[3] in frozenset(Kind) or levels[3] == "+" or levels[3].startswith("{")):
+            self._fault("a topic of four levels that begins with a placeholder must end with a word that is no kind")
 
-def _at(content: Any, path: str) -> Any:
-    if not path:
-        return None
-    for name in path.split("."):
-        if not isinstance(content, dict):
+    def _source(self, name: str, constants: dict[str, str], paths: dict[str, Path], *, text_is: str) -> None:
+        """Read the source of a field: a text, or a table with ``value`` or ``path``."""
+        source: Any = self._table.get(name)
+        if source is None:
+            return
+        given = {text_is: source} if (table := _table(source)) is None else table
+        which, value = next(iter(given.items()), ("", ""))
+        if len(given) != 1 or which not in ("value", "path") or not isinstance(value, str) or not value:
+            self._fault(f'{name} must be a text, or a table with one of value = "..." and path = "..."; got {_toml(source)}')
+        elif which == "value":
+            constants[name] = value
+        elif (path := self._compiled(name, value)) is not None:
+            paths[name] = path
+
+    def _kind(self, constants: dict[str, str]) -> KindByValue | None:
+        source: Any = self._table.get("kind")
+        if source is None:
             return None
-        content = cast("dict[str, Any]", content).get(name)
-    return content
+        if isinstance(source, str):
+            constants["kind"] = source
+            self._check_kind(source, FROM_DEVICES)
+            return None
+        table = _table(source) or {}
+        kinds = _table(table.get("values"))
+        if not kinds or not table.keys() <= {"path", "values", "else"}:
+            self._fault(
+                'kind must be a text, or a table: { values = { online = "birth", offline = "death" } }, with path = "..." for a '
+                f'value in the payload and else = "..." for other values; got {_toml(source)}'
+            )
+            return None
+        by_value = {str(value): str(kind) for value, kind in kinds.items()}
+        otherwise = str(table.get("else", IGNORE))
+        for kind in (*by_value.values(), otherwise):
+            self._check_kind(kind, {*FROM_DEVICES, IGNORE})
+        path = self._compiled("the path of kind", str(table["path"])) if "path" in table else None
+        return KindByValue(path, by_value, otherwise)
+
+    def _check_kind(self, kind: str, known: Iterable[str]) -> None:
+        if kind not in known:
+            self._fault(f'kind must be one of {", ".join(sorted(known))}; got "{kind}"')
+
+    def _path(self, name: str) -> Path | None:
+        source = self._table.get(name)
+        if source is None:
+            return None
+        if not isinstance(source, str) or not source:
+            self._fault(f"{name} must be a path in the payload; got {_toml(source)}")
+            return None
+        return self._compiled(name, source)
+
+    def _compiled(self, name: str, source: str) -> Path | None:
+        try:
+            return self._compile_path(source)
+        except ValueError as error:
+            self._fault(f'{name} is not a path: "{source}": {error}')
+            return None
+
+    def _choice(self, name: str, known: Iterable[str], default: str) -> str:
+        value = self._table.get(name, default)
+        if value not in known:
+            self._fault(f"{name} must be one of {', '.join(word for word in known if word)}; got {_toml(value)}")
+            return default
+        return cast("str", value)
+
+    def _zone(self) -> ZoneInfo | None:
+        name = self._table.get("ts_zone")
+        if name is None:
+            return None
+        try:
+            return ZoneInfo(str(name))
+        except (KeyError, OSError, ValueError):
+            self._fault(f'ts_zone must be a name of the time zone database, such as "Europe/Oslo"; got {_toml(name)}')
+            return None
 
 
-def decode_mapped(
-    mappings: Sequence[TopicMapping], topic: str, payload: bytes, received_at_ms: int, origin: Origin
-) -> Row | Rejection:
-    """Decode a message by the first mapping that matches its topic, if any."""
-    for mapping in mappings:
-        translated = translate(mapping, topic, payload)
-        if translated is not None:
-            return decode(*translated, received_at_ms, origin)
-    return decode(topic, payload, received_at_ms, origin)
+def _table(value: object) -> Mapping[str, Any] | None:
+    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else None
+
+
+def _toml(value: object) -> str:
+    """Return a value of a TOML file as text for an error."""
+    try:
+        return json.dumps(value)[:MAX_TEXT]
+    except (TypeError, ValueError):
+        return str(value)[:MAX_TEXT]

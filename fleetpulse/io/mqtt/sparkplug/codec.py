@@ -4,12 +4,10 @@ Rule: every message becomes a row or a rejection. Decoding a message raises no e
 more metrics and columns than allowed.
 """
 
-from collections.abc import Sequence
-
 from google.protobuf.message import DecodeError
 
 from fleetpulse.core.messages.decode import MAX_PAYLOAD_BYTES, Rejection, digest64
-from fleetpulse.core.messages.mapping import TopicMapping, decode_mapped
+from fleetpulse.core.messages.mapping import Decoded, Mappings
 from fleetpulse.core.messages.sparkplug import (
     MAX_COLUMNS,
     MAX_METRICS,
@@ -27,13 +25,11 @@ from fleetpulse.core.text import MAX_TEXT
 from fleetpulse.io.mqtt.sparkplug.sparkplug_b_pb2 import Payload as Message
 
 
-def decode_any(
-    mappings: Sequence[TopicMapping], topic: str, payload: bytes, received_at_ms: int, origin: Origin = Origin.MQTT
-) -> Row | Rejection:
+def decode_any(mappings: Mappings, topic: str, payload: bytes, received_at_ms: int, origin: Origin = Origin.MQTT) -> Decoded:
     """Decode a message by its topic: fleetpulse, mapped, or Sparkplug B."""
-    if topic.startswith(PREFIX) and not any(mapping.match(topic) for mapping in mappings):
+    if topic.startswith(PREFIX):
         return decode_sparkplug(topic, payload, received_at_ms)
-    return decode_mapped(mappings, topic, payload, received_at_ms, origin)
+    return mappings.decode(topic, payload, received_at_ms, origin)
 
 
 def decode_sparkplug(topic: str, payload: bytes, received_at_ms: int) -> Row | Rejection:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetpulse.core.messages.decode import Rejection, decode
+from fleetpulse.core.messages.decode import NO_TS, Rejection, decode
 from fleetpulse.core.rows import Clock, Row
 
 NOW = 1_700_000_000_000
@@ -47,10 +47,6 @@ def test_any_json_becomes_a_row_or_a_rejection(content: dict[str, Any]) -> None:
         ("fleet/a/" + "b" * 129 + "/heartbeat", b"{}", "topic"),
         ("fleet/a/b/heartbeat", b"\xff", "json"),
         ("fleet/a/b/heartbeat", b"[]", "json"),
-        ("fleet/a/b/heartbeat", b'{"ts": NaN}', "json"),
-        ("fleet/a/b/heartbeat", b'{"seq": -1}', "field"),
-        ("fleet/a/b/heartbeat", b'{"seq": "1"}', "field"),
-        ("fleet/a/b/heartbeat", b'{"metrics": 3}', "field"),
         ("fleet/a/b/heartbeat", b'{"a":' * 20 + b"1" + b"}" * 20, "depth"),
         ("fleet/a/b/heartbeat", b" " * 300_000, "size"),
         ("fleet/a/b/control", b"{}", "reserved"),
@@ -61,6 +57,31 @@ def test_a_rejection_gives_its_reason(topic: str, payload: bytes, reason: str) -
     rejected = decode(topic, payload, NOW)
     assert isinstance(rejected, Rejection)
     assert rejected.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("seq", -1), ("seq", "7"), ("uptime_s", 1.5), ("code", ""), ("boot", []), ("firmware", 7), ("metrics", 3)],
+)
+def test_an_invalid_value_costs_its_field_with_a_note(name: str, value: Any) -> None:
+    content = {"ts": NOW, "session": "s1", name: value}
+    row = decode("fleet/s/d/heartbeat", json.dumps(content).encode(), NOW)
+    assert isinstance(row, Row)
+    assert (row.event_time_ms, row.session, getattr(row, name)) == (NOW, "s1", None)
+    assert row.note is not None and row.note.startswith(f"{name} must be ") and row.note.endswith("; it is left out")
+
+
+def test_notes_of_several_fields_are_joined() -> None:
+    row = decode("fleet/s/d/heartbeat", b'{"seq": -1, "code": ""}', NOW)
+    assert isinstance(row, Row)
+    assert (row.note or "").count("; it is left out") == 2 and (row.note or "").startswith(NO_TS)
+
+
+def test_numbers_that_json_does_not_have_are_null() -> None:
+    row = decode("fleet/s/d/telemetry", b'{"ts": NaN, "metrics": {"a": NaN, "b": -Infinity, "c": 1e400, "d": 1.5}}', NOW)
+    assert isinstance(row, Row)
+    assert (row.event_time_ms, row.note) == (NOW, NO_TS)
+    assert json.loads(row.metrics or "") == {"a": None, "b": None, "c": None, "d": 1.5}
 
 
 @pytest.mark.parametrize(("name", "value"), [("device_id", "other"), ("site", "other"), ("kind", "birth"), ("device_id", 7)])

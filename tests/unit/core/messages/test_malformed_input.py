@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from fleetpulse.core.messages.decode import MAX_PAYLOAD_BYTES, Rejection, decode
-from fleetpulse.core.messages.mapping import decode_mapped, parse_mappings
+from fleetpulse.core.messages.mapping import parse_mappings
 from fleetpulse.core.messages.replay_envelope import Envelope, wrap
 from fleetpulse.core.rows import BRIDGE, Clock, Origin, Row
+from fleetpulse.io.ingest.payload_paths import compile_path
 from fleetpulse.io.ingest.recording import inspect, read
 from fleetpulse.io.mqtt.codec import Reader
 from fleetpulse.io.mqtt.subscriber import Arrived
@@ -152,34 +153,34 @@ def test_effective_from_is_at_most_a_year_ahead() -> None:
 
 
 MAPPED = parse_mappings(
-    {"mapping": [{"topic": "z/{device}", "site": "s", "kind": "telemetry", "ts": "at", "ts_unit": "s", "seq": "n"}]}
+    {"mapping": [{"topic": "z/{device}", "site": "s", "kind": "telemetry", "ts": "at", "ts_unit": "s", "seq": "n"}]}, compile_path
 )
 
 
 AT_INSTANTS = parse_mappings(
-    {"mapping": [{"topic": "z/{device}", "site": "s", "kind": "telemetry", "ts": "at", "ts_unit": "iso"}]}
+    {"mapping": [{"topic": "z/{device}", "site": "s", "kind": "telemetry", "ts": "at", "ts_unit": "iso"}]}, compile_path
 )
 
 
 @pytest.mark.parametrize("ts", ["9" * 4_299, "1e308", "-" + "9" * 4_299])
 def test_a_mapped_time_with_too_many_digits_is_an_invalid_clock(ts: str) -> None:
-    row = decode_mapped(MAPPED, "z/d", b'{"at":' + ts.encode() + b"}", NOW, Origin.MQTT)
+    row = MAPPED.decode("z/d", b'{"at":' + ts.encode() + b"}", NOW, Origin.MQTT)
     assert isinstance(row, Row) and row.clock is Clock.INVALID
 
 
 @pytest.mark.parametrize("ts", ["1" * 5_000, "1" * 19, "-1", "\u0661\u0662"])
 def test_an_invalid_mapped_instant_is_not_a_device_clock(ts: str) -> None:
-    decoded = decode_mapped(AT_INSTANTS, "z/d", json.dumps({"at": ts}).encode(), NOW, Origin.MQTT)
+    decoded = AT_INSTANTS.decode("z/d", json.dumps({"at": ts}).encode(), NOW, Origin.MQTT)
     assert isinstance(decoded, Row) and decoded.clock is not Clock.DEVICE
 
 
 @pytest.mark.parametrize("levels", [20, 700, 950, 1_000, 30_000])
-def test_a_deep_mapped_payload_is_rejected_at_any_depth(levels: int) -> None:
-    decoded = decode_mapped(MAPPED, "z/d", b'{"a":' * levels + b"1" + b"}" * levels, NOW, Origin.MQTT)
-    assert isinstance(decoded, Rejection) and decoded.reason == "depth"
+def test_a_mapped_payload_of_any_depth_proves_its_device_alive(levels: int) -> None:
+    decoded = MAPPED.decode("z/d", b'{"a":' * levels + b"1" + b"}" * levels, NOW, Origin.MQTT)
+    assert isinstance(decoded, Row) and decoded.metrics is None
 
 
 def test_a_mapped_payload_that_is_too_long_is_rejected() -> None:
-    decoded = decode_mapped(MAPPED, "z/d", b"x" * (MAX_PAYLOAD_BYTES + 1), NOW, Origin.MQTT)
+    decoded = MAPPED.decode("z/d", b"x" * (MAX_PAYLOAD_BYTES + 1), NOW, Origin.MQTT)
     assert isinstance(decoded, Rejection) and decoded.reason == "size"
-    assert isinstance(decode_mapped(MAPPED, "z/d", b"ON", NOW, Origin.MQTT), Row)
+    assert isinstance(MAPPED.decode("z/d", b"ON", NOW, Origin.MQTT), Row)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from fleetpulse.core.messages.decode import MAX_PAYLOAD_BYTES, Rejection
+from fleetpulse.core.messages.mapping import Mappings
 from fleetpulse.core.messages.sparkplug import COMPRESSED, FILTERS, MAX_METRICS, is_command
 from fleetpulse.core.presence.gateways import Gateways
 from fleetpulse.core.rows import Clock, GatewayEvent, Kind, Origin, Row
@@ -154,9 +155,9 @@ def test_a_rejection_gives_its_reason(topic: str, content: bytes, reason: str) -
 
 
 def test_only_sparkplug_topics_are_decoded_as_sparkplug() -> None:
-    own = decode_any((), "fleet/s/d/heartbeat", b"{}", NOW, Origin.MQTT)
+    own = decode_any(Mappings(), "fleet/s/d/heartbeat", b"{}", NOW, Origin.MQTT)
     assert isinstance(own, Row) and own.device_id == "d"
-    sparkplug = decode_any((), "spBv1.0/g/NDATA/n", payload(), NOW, Origin.MQTT)
+    sparkplug = decode_any(Mappings(), "spBv1.0/g/NDATA/n", payload(), NOW, Origin.MQTT)
     assert isinstance(sparkplug, Row) and sparkplug.device_id == "g:n"
 
 

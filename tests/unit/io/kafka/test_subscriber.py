@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetpulse.core.messages.decode import Rejection, decode
-from fleetpulse.core.messages.mapping import decode_mapped, parse_mappings
+from fleetpulse.core.messages.mapping import parse_mappings
 from fleetpulse.core.rows import KAFKA, Origin, Row
 from fleetpulse.io.home.home import Home, bridge_job
+from fleetpulse.io.ingest.payload_paths import compile_path
 from fleetpulse.io.ingest.segments import list_segments, read_segment
 from fleetpulse.io.kafka.config import MAX_KEY_BYTES, Canaries, Record, in_order, is_loss, is_silence, parse_kafka, topic_of
 from fleetpulse.io.mqtt.address import BrokerAddress
@@ -57,7 +58,7 @@ def test_topic_of_any_record_key_is_short_and_printable(key: bytes) -> None:
 
 def test_mappings_decode_records_of_foreign_formats() -> None:
     mapping = {"topic": "kafka/plant/+/{device}", "site": "oslo", "kind": "telemetry"}
-    row = decode_mapped(parse_mappings({"mapping": [mapping]}), topic_of(record(b"d1")), b"{}", NOW, Origin.MQTT)
+    row = parse_mappings({"mapping": [mapping]}, compile_path).decode(topic_of(record(b"d1")), b"{}", NOW, Origin.MQTT)
     assert isinstance(row, Row) and (row.device_id, row.site) == ("d1", "oslo")
 
 

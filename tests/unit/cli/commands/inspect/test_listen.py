@@ -14,6 +14,7 @@ from cli.commands.inspect.listen import (
     read_message,
     verdicts,
 )
+from fleetpulse.core.messages.mapping import Mappings
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row
@@ -65,7 +66,7 @@ def test_a_message_with_a_faulty_clock_is_judged_at_its_received_at() -> None:
     ahead = result_of(signal(301, received_s=0))
     assert ahead.state == "waiting" and ahead.text.startswith(f"clock ahead by 5m1s, {counts}")
     assert result_of(signal(300, received_s=0)).text.startswith("pending")
-    message, known = read_message(arrived("fleet/s/d/heartbeat", b'{"ts": 1700000000}'), START, ())
+    [(message, known)] = read_message(arrived("fleet/s/d/heartbeat", b'{"ts": 1700000000}'), START, Mappings())
     assert known is None
     read, found = predict_result(message, LISTENING, DEPLOYMENT)
     assert found.text.startswith(f"ts is not a time, {counts}")
@@ -85,7 +86,7 @@ def test_a_message_with_a_faulty_clock_is_judged_at_its_received_at() -> None:
     ],
 )
 def test_results_that_need_no_judgement_are_known_on_arrival(message: Arrived, state: str) -> None:
-    _, result = read_message(message, START, ())
+    [(_, result)] = read_message(message, START, Mappings())
     assert result is not None and result.state == state
 
 

@@ -1,0 +1,89 @@
+"""`fleet map`: explanations of messages, watched topics, and profiles added to a home."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.app import app
+from cli.commands.fleet.mapping import MAX_PATTERNS, Watch, explain
+from fleetpulse.core.messages.mapping import parse_mappings
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.ingest import profiles
+from fleetpulse.io.ingest.payload_paths import compile_path
+
+pytestmark = pytest.mark.unit
+NOW = 1_700_000_000_000
+RULES = parse_mappings(
+    {
+        "mapping": [
+            {"topic": "a/{device}", "site": "h", "kind": "telemetry", "ts": "t", "when": "type(@) == 'object'"},
+            {"topic": "p/{device}", "site": "h", "kind": {"values": {"on": "birth"}}},
+        ]
+    },
+    compile_path,
+)
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["map", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("topic", "payload", "rule", "rows", "fault"),
+    [
+        ("a/d", b'{"t": 1700000000000}', 1, 1, ""),
+        ("a/d", b'{"t": 17}', 1, 1, "listed but not judged: ts must be"),
+        ("a/d", b"21.5", None, 0, ""),
+        ("a/" + "d" * 200, b"{}", 1, 0, "quarantined (topic)"),
+        ("p/d", b"on", 2, 1, ""),
+        ("p/d", b"off", 2, 0, ""),
+        ("x/d", b"{}", None, 0, "no rule matches this topic"),
+    ],
+)
+def test_a_message_is_explained(topic: str, payload: bytes, rule: int | None, rows: int, fault: str) -> None:
+    found = explain(RULES, topic, payload, NOW)
+    assert (found.rule, len(found.rows)) == (rule, rows)
+    assert found.fault.startswith(fault) and bool(found.fault) is bool(fault)
+    assert list(found.lines()) and json.dumps(found.as_json())
+
+
+def test_watched_topics_are_counted_by_rule_or_with_a_proposal() -> None:
+    watch = Watch(RULES, {"tasmota": profiles.load_profile("tasmota")})
+    assert watch.add("a/d", b"{}") == "taken      a/d  by the rule a/{device}"
+    assert watch.add("a/e", b"{}") is None
+    assert "condition excludes" in str(watch.add("a/d", b"7"))
+    assert "./fleet map add tasmota" in str(watch.add("tele/plug/LWT", b"Online"))
+    assert 'topic = "x/{device}/z"' in str(watch.add("x/y/z", b"{}"))
+    assert watch.add("x/w/z", b"{}") is None
+    assert watch.add("fleet/s/d/heartbeat", b"{}") is None
+    counted = {one["topics"]: one["messages"] for one in watch.as_json()}
+    assert counted == {"a/{device}": 2, "{device}/d": 1, "tele/{device}/LWT": 1, "x/{device}/z": 2}
+    for number in range(MAX_PATTERNS):
+        watch.add(f"invented/{number}/{number}", b"{}")
+    assert len(watch.others) == MAX_PATTERNS and watch.uncounted == 3
+
+
+def test_messages_of_a_file_are_explained(tmp_path: Path) -> None:
+    mapping, messages = tmp_path / "mapping.toml", tmp_path / "messages.ndjson"
+    mapping.write_text('[[mapping]]\ntopic = "a/{device}"\nsite = "h"\nkind = "telemetry"\n')
+    messages.write_text('{"topic": "a/d", "payload": "21.5", "qos": 0}\n{"topic": "a/e", "payload": {"t": 1}}\n')
+    done = run("test", str(mapping), "--messages", str(messages), "--json")
+    assert done.exit_code == 0, done.output
+    assert [json.loads(line)["rows"][0]["metrics"] for line in done.output.splitlines()] == ['{"value":21.5}', '{"t":1}']
+    messages.write_text('{"topic": "a/d"}\n')
+    assert run("test", str(mapping), "--messages", str(messages)).exit_code == 1
+    assert run("test", str(mapping)).exit_code == 1
+
+
+def test_a_profile_is_added_to_a_home_once(home: Home) -> None:
+    assert run("add", "tasmota", "--site", "hall", "--home", str(home.path)).exit_code == 0
+    content = home.mapping.read_text()
+    assert 'site = "hall"' in content and "SITE" not in content
+    again = run("add", "tasmota", "--home", str(home.path))
+    assert again.exit_code == 1 and home.mapping.read_text() == content
+    for arguments in (("add", "nothing"), ("add", "tasmota", "--site", "a/b")):
+        assert run(*arguments, "--home", str(home.path)).exit_code == 1
+    assert list(home.path.glob("mapping.toml.*")) == []
