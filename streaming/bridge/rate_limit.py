@@ -5,23 +5,36 @@ Rule 2: a flood costs data, but never presence: of the messages beyond the limit
 second is not marked.
 Rule 3: memory is bounded. A device that has been quiet for long enough is forgotten, which does not
 affect its limit.
+Rule 4: invented topics of other formats have a bounded number of limits. The devices of a Sparkplug
+node beyond `BEHIND_NODE` share the limit of the node, and senders beyond `OTHER_SENDERS` share one.
+Senders that share a limit also share the spared message of each second.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from fleetpulse.core.messages.decode import Rejection
+from fleetpulse.core.messages.sparkplug import PREFIX as SPARKPLUG
+from fleetpulse.core.messages.sparkplug import parse_source
 from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.core.rows import FROM_DEVICES
 
 BURST_S: Final = 60  # burst in seconds of the limit, for messages that a device buffered while it was away
+_FULL_MS: Final = BURST_S * 1000  # time after which a bucket is full
 _PREFIX: Final = "fleet/"
 _KINDS: Final = frozenset(kind.value for kind in FROM_DEVICES)
 _LONGEST_AWAY_MS: Final = 3_600_000  # limit of the outage time that adds tokens: after a week, a flood is a flood
 _MOST: Final = 100_000  # number of devices at which quiet ones are forgotten
+OTHER_SENDERS: Final = 50_000  # senders outside of fleet/ with a limit of their own: those of the last `BURST_S` seconds
+BEHIND_NODE: Final = 1_000  # devices of a Sparkplug node with a limit of their own
+_OTHER: Final = "/"  # first character of a sender outside of fleet/; an id has no slash
+_SPARKPLUG: Final = f"{_OTHER}+/"  # before group, node and device of a sender; no topic has a plus
+_SHARED: Final = f"{_OTHER}#"  # sender that stands for those beyond `OTHER_SENDERS`
 
 
 class RateLimiter:
-    """Token bucket per device; each message takes one token.
+    """Token bucket per sender, mostly a device; each message takes one token.
 
     Args:
         per_s: messages per second that a device may send in the long run; 0 for no limit.
@@ -29,19 +42,31 @@ class RateLimiter:
     """
 
     def __init__(self, per_s: int, identity: DeviceIdentity = DeviceIdentity.ID) -> None:
-        self.sender = _sender if identity is DeviceIdentity.ID else _sender_at_site
+        self._own = _sender if identity is DeviceIdentity.ID else _sender_at_site
         self._per_ms = per_s / 1000
         self._burst = per_s * BURST_S
-        self._left: dict[str, tuple[float, int]] = {}  # by device: tokens left, and when
+        self._left: dict[str, tuple[float, int]] = {}  # by sender: tokens left, and when
+        self._others = 0  # number of senders outside of fleet/
+        self._behind = Counter[str]()  # by Sparkplug node: number of its devices
+        self._crowded = False  # whether senders share a limit since quiet ones were last forgotten
+        self._forgot_ms = 0  # when that was
         self._outage_start_ms: int | None = None  # start of the present outage of the bridge
         self._last_outage = (0, 0)  # end and duration of the last outage
+
+    def sender(self, topic: str) -> str:
+        """Return the sender whose limit a message counts towards.
+
+        It is the device of a topic below ``fleet/`` (its id, or site and id), the device or node of
+        a Sparkplug topic, any other topic as a whole, or a sender that stands for many.
+        """
+        own = self._own(topic)
+        return own if own in self._left else self._bucket(own)
 
     def exceeding(self, topics: Sequence[str], now_ms: int) -> list[int]:
         """Count messages that arrived together; return places of those beyond the limit.
 
         Args:
-            topics: topics of the messages. Below ``fleet/`` the id identifies the device, or site
-                and id; any other topic identifies a device as a whole.
+            topics: topics of the messages; see `sender`.
             now_ms: wall clock time; a step backwards adds no tokens.
         """
         if not self._burst:
@@ -52,12 +77,16 @@ class RateLimiter:
                 None,
             )
         known, burst, per_ms, (back_ms, away_ms) = self._left, self._burst, self._per_ms, self._last_outage
-        sender = self.sender
+        own = self._own
         unknown, beyond = (burst, -1), list[int]()
         returned = back_ms <= now_ms <= back_ms + away_ms  # the broker queued messages of the outage
         for place, topic in enumerate(topics):
-            device = sender(topic)
-            left, at_ms = known.get(device, unknown)
+            device = own(topic)
+            held = known.get(device)
+            if held is None:
+                device = self._admitted(device)
+                held = known.get(device, unknown)
+            left, at_ms = held
             if now_ms > at_ms:
                 filled = left + (now_ms - at_ms) * per_ms
                 left = filled if filled < burst else max(burst, left)
@@ -68,7 +97,7 @@ class RateLimiter:
                 known[device] = (left, now_ms)
             else:
                 known[device] = (left - 1, now_ms)
-        if len(known) > _MOST:
+        if len(known) > _MOST or (self._crowded and abs(now_ms - self._forgot_ms) >= _FULL_MS):
             self._forget(now_ms)
         return beyond
 
@@ -84,13 +113,34 @@ class RateLimiter:
             self._left[device] = (left + 1, at_ms)
 
     def _forget(self, now_ms: int) -> None:
-        """Remove full buckets, and the older half if too many are in use."""
-        full_ms = BURST_S * 1000
-        partial = {device: held for device, held in self._left.items() if now_ms - held[1] < full_ms}
-        if len(partial) > _MOST // 2:
+        """Remove full buckets; if there are too many, also the older half of those in use."""
+        partial = {device: held for device, held in self._left.items() if now_ms - held[1] < _FULL_MS}
+        if len(self._left) > _MOST and len(partial) > _MOST // 2:
             newest = sorted(partial.items(), key=lambda item: item[1][1])[-(_MOST // 2) :]
             partial = dict(newest)
-        self._left = partial
+        self._left, self._crowded, self._forgot_ms = partial, False, now_ms
+        others = [device for device in partial if device.startswith(_OTHER) and device != _SHARED]
+        self._others, self._behind = len(others), Counter(node for node in map(_node, others) if node)
+
+    def _bucket(self, own: str) -> str:
+        """Return the bucket of a sender that has none: a new one, or one that it shares."""
+        if not own.startswith(_OTHER):
+            return own
+        node = _node(own)
+        if node and self._behind[node] >= BEHIND_NODE:
+            own = node
+        return own if own in self._left or self._others < OTHER_SENDERS else _SHARED
+
+    def _admitted(self, own: str) -> str:
+        """Return the bucket of a sender that has none, and count a new one."""
+        bucket = self._bucket(own)
+        self._crowded = self._crowded or bucket != own
+        if bucket.startswith(_OTHER) and bucket != _SHARED and bucket not in self._left:
+            self._others += 1
+            node = _node(bucket)
+            if node:
+                self._behind[node] += 1
+        return bucket
 
 
 class SparedMessages:
@@ -131,11 +181,29 @@ class SparedMessages:
 
 
 def _sender(topic: str) -> str:
-    """Return the device id of a topic, regardless of site; any other topic as a whole."""
-    levels = topic.split("/", 3) if topic.startswith(_PREFIX) else ()
+    """Return the device id of a topic, regardless of site; another sender of any other topic."""
+    if not topic.startswith(_PREFIX):
+        return _other_sender(topic)
+    levels = topic.split("/", 3)
     return levels[2] if len(levels) > 2 else topic
 
 
 def _sender_at_site(topic: str) -> str:
-    """Return site and device id of a topic; any other topic as a whole."""
-    return topic.rpartition("/")[0] if topic.startswith(_PREFIX) and topic.count("/") == 3 else topic
+    """Return site and device id of a topic; another sender of any other topic."""
+    if not topic.startswith(_PREFIX):
+        return _other_sender(topic)
+    return topic.rpartition("/")[0] if topic.count("/") == 3 else topic
+
+
+def _other_sender(topic: str) -> str:
+    """Return node or device of a valid Sparkplug topic, for all types of messages; any other topic as a whole."""
+    source = parse_source(topic) if topic.startswith(SPARKPLUG) else None
+    if source is None or isinstance(source, Rejection):
+        return _OTHER + topic
+    node = f"{_SPARKPLUG}{source.group}/{source.node}"
+    return node if source.device is None else f"{node}/{source.device}"
+
+
+def _node(sender: str) -> str | None:
+    """Return the node of a Sparkplug device; None for any other sender."""
+    return sender.rpartition("/")[0] if sender.startswith(_SPARKPLUG) and sender.count("/") == 4 else None

@@ -157,6 +157,69 @@ def test_newest_message_beyond_the_limit_in_each_second_is_spared() -> None:
     assert _flooded([TOPIC, other], [NOW, NOW]) == [False, True], "a message of a kind that no device sends is not spared"
 
 
+@pytest.mark.parametrize(
+    "topics",
+    [
+        ("fleet/s/loud/telemetry", "fleet/s/loud/birth"),
+        ("spBv1.0/g/NDATA/n", "spBv1.0/g/NBIRTH/n", "spBv1.0/g/NDEATH/n"),
+        ("spBv1.0/g/DDATA/n/d", "spBv1.0/g/DBIRTH/n/d", "spBv1.0/g/DDEATH/n/d"),
+        ("tele/plug-1/STATE",),
+    ],
+    ids=["fleet", "node", "device", "mapped"],
+)
+def test_a_flood_in_another_format_is_marked_as_one_below_fleet(topics: tuple[str, ...]) -> None:
+    intake = BridgeSequencer("b", None, floods=RateLimiter(1), takes_foreign=True)
+    intake.go_live(NOW)
+    for second in range(2):
+        for number in range(2_500):
+            message = Arrived(topics[number % len(topics)], b"%d" % number, False, (1, 2_500 * second + number))
+            intake.arrived(message, NOW + 1_000 * second)
+    kept = [(row.received_at_ms - NOW, int(row.payload)) for row in intake.buffer.rows() if row.refused is None]
+    assert kept == [*((0, number) for number in range(BURST_S)), (0, 2_499), (1_000, 0), (1_000, 2_499)], "newest of each second"
+    assert intake.counts["flooded"] == 5_000 - len(kept)
+
+
+@pytest.mark.parametrize(
+    ("topic", "bound"),
+    [
+        ("spBv1.0/g/DDATA/n/d%d", "BEHIND_NODE"),
+        ("spBv1.0/g/NDATA/n%d", "OTHER_SENDERS"),
+        ("tele/plug-%d/STATE", "OTHER_SENDERS"),
+        ("spBv1.0/g/X%d/n", "OTHER_SENDERS"),
+    ],
+)
+def test_invented_topics_share_a_limit_beyond_a_bound(topic: str, bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate_limit, bound, 100)
+    limiter = RateLimiter(1)
+    intake = BridgeSequencer("b", None, floods=limiter, takes_foreign=True)
+    intake.go_live(NOW)
+    for number in range(5_000):
+        intake.arrived(Arrived(topic % number, b"", False, (1, number)), NOW)
+    kept = [row.topic for row in intake.buffer.rows() if row.refused is None]
+    assert len(kept) == 100 + BURST_S + 1
+    assert kept[-1] == topic % 4_999, "the newest of the second is spared"
+    assert len(limiter._left) == 101  # pyright: ignore[reportPrivateUsage]
+    assert not _exceeds(limiter, topic % 0, NOW), "a sender known before keeps its limit"
+    assert not _exceeds(limiter, TOPIC, NOW)
+    later_ms = NOW + 2 * BURST_S * 1000
+    assert not _exceeds(limiter, topic % 0, later_ms)
+    assert not any(_exceeds(limiter, topic % 9_999, later_ms) for _ in range(BURST_S)), "quiet senders are forgotten"
+
+
+def test_messages_that_no_node_sends_do_not_count_as_those_of_a_node() -> None:
+    sender = RateLimiter(1).sender
+    others = [
+        "spBv1.0/g/XDATA/n",
+        "spBv1.0/g/DDATA/n",
+        "spBv1.0/h/NDATA/n",
+        "spBv1.0/g/NDATA/m",
+        "spBv1.0/g/DDATA/n/d",
+        "n",
+        "g/n",
+    ]
+    assert len({sender(topic) for topic in ["spBv1.0/g/NDATA/n", *others]}) == 1 + len(others)
+
+
 def test_spared_message_stays_once_written_and_the_next_one_is_spared_too() -> None:
     intake = BridgeSequencer("b", None, floods=RateLimiter(1))
     intake.go_live(NOW)
