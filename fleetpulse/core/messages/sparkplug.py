@@ -6,6 +6,8 @@ Rule 2: a node is the gateway of itself and of its devices, so its death is a ga
 docs/concepts/semantics.md).
 Rule 3: the ``seq`` of Sparkplug counts messages of the node and wraps at 255. It is not the counter
 of a device, so a row has no ``seq``.
+Rule 4: an id beyond `MAX_ID_BYTES` is shortened, the same way in each message. No id of another
+node or device equals it.
 
 Source: ADR 10.
 """
@@ -13,20 +15,21 @@ Source: ADR 10.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Final
 
 from fleetpulse.core.messages.decode import Address, Rejection, from_content
 from fleetpulse.core.rows import Kind, Row
-from fleetpulse.core.text import MAX_TEXT
+from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 
 PREFIX: Final = "spBv1.0/"
 STATE: Final = f"{PREFIX}STATE/"
 MAX_METRICS: Final = 8_192
 MAX_COLUMNS: Final = 64  # of a data set whose names are kept
 BIRTH_NUMBER: Final = "bdSeq"  # the metric that pairs a node's death with its birth
-COMPRESSED: Final = "SPBV1.0_COMPRESSED"
+COMPRESSED: Final = "SPBV1.0_COMPRESSED"  # the uuid of a payload whose body is another payload, compressed
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {
         "NBIRTH": Kind.BIRTH,
@@ -43,6 +46,8 @@ COMMANDS: Final = ("NCMD", "DCMD")  # from hosts to nodes; the subscriptions mat
 _WITH_BIRTH_NUMBER: Final = ("NBIRTH", "NDEATH")
 _SIGNED: Final = {1: 8, 2: 16, 3: 32, 4: 64}  # bits of Int8, Int16, Int32 and Int64, which are sent unsigned
 _BOOLEAN: Final = 11
+_SHORTENED: Final = "::"  # before the digest of a shortened id; names are not empty, so no other id has it
+_DIGEST_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +81,21 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """Decoded payload; ``uuid`` names the format of a payload that is not metrics."""
+    """Decoded payload.
+
+    Attributes:
+        timestamp_ms: time of the message, epoch milliseconds.
+        metrics: its metrics, at most one more than `MAX_METRICS`.
+        uuid: format of ``body``.
+        body: content in a format of its own, see `COMPRESSED`.
+        note: warning about the payload.
+    """
 
     timestamp_ms: int | None
     metrics: Sequence[Metric]
     uuid: str | None = None
+    body: bytes = b""
+    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +108,37 @@ class Source:
     device: str | None
 
     @property
+    def site(self) -> str:
+        """Site of the group."""
+        return shortened(self.group)
+
+    @property
     def node_id(self) -> str:
         """Device id of the node."""
-        return f"{_quoted(self.group)}:{_quoted(self.node)}"
+        return shortened(self._joined(self.group, self.node))
 
     @property
     def device_id(self) -> str:
         """Device id of the device, or of the node if the topic names no device."""
-        return self.node_id if self.device is None else f"{self.node_id}:{_quoted(self.device)}"
+        return shortened(self.full_id)
+
+    @property
+    def full_id(self) -> str:
+        """Device id before it is shortened."""
+        return self._joined(self.group, self.node, *(() if self.device is None else (self.device,)))
+
+    @staticmethod
+    def _joined(*parts: str) -> str:
+        return ":".join(_quoted(part) for part in parts)
+
+
+def shortened(name: str) -> str:
+    """Return a name of at most `MAX_ID_BYTES`: its beginning and its digest if it has more."""
+    encoded = name.encode()
+    if len(encoded) <= MAX_ID_BYTES:
+        return name
+    ending = _SHORTENED + blake2b(encoded, digest_size=_DIGEST_BYTES).hexdigest()
+    return encoded[: MAX_ID_BYTES - len(ending)].decode(errors="ignore") + ending
 
 
 def _quoted(part: str) -> str:
@@ -122,6 +160,8 @@ def parse_source(topic: str) -> Source | Rejection:
     if (message_type[0] == "D") != bool(device):
         rule = "must name a device after the node" if message_type[0] == "D" else "must not name a device"
         return Rejection("topic", f'{message_type} {rule}; got "{topic[:MAX_TEXT]}"')
+    if not topic.isprintable() or "+" in topic or "#" in topic:
+        return Rejection("topic", f"a Sparkplug topic must be printable and without + #; got {topic[:MAX_TEXT]!a}")
     return Source(group, message_type, node, device[0] if device else None)
 
 
@@ -134,8 +174,6 @@ def sparkplug_row(source: Source, payload: Payload, received_at_ms: int, digest:
         received_at_ms: time at which the bridge received the message, epoch milliseconds.
         digest: digest of the raw payload, see `decode.digest64`.
     """
-    if payload.uuid == COMPRESSED:
-        return Rejection("sparkplug", "a payload must not be compressed; switch compression off at the node")
     if len(payload.metrics) > MAX_METRICS:
         return Rejection("size", f"a payload has at most {MAX_METRICS} metrics; got {len(payload.metrics)}")
     content: dict[str, Any] = {"gateway": source.node_id}
@@ -145,7 +183,20 @@ def sparkplug_row(source: Source, payload: Payload, received_at_ms: int, digest:
         content["metrics"] = {_name(metric): _plain(metric) for metric in payload.metrics}
     if source.word in _WITH_BIRTH_NUMBER:
         content["session"] = _birth_number(payload.metrics)
-    return from_content(Address(source.group, source.device_id, KINDS[source.word]), content, received_at_ms, digest)
+    row = from_content(Address(source.site, source.device_id, KINDS[source.word]), content, received_at_ms, digest)
+    notes = [_shortening_note(source), payload.note]
+    if isinstance(row, Rejection) or not any(notes):
+        return row
+    return replace(row, note="; ".join(note for note in (row.note, *notes) if note))
+
+
+def _shortening_note(source: Source) -> str | None:
+    """Return the note of a shortened id; None if the id is not shortened."""
+    full_id = source.full_id
+    size = len(full_id.encode())
+    if size <= MAX_ID_BYTES:
+        return None
+    return f'the id is shortened to {MAX_ID_BYTES} bytes; got {size}: "{full_id[:MAX_TEXT]}"'
 
 
 def is_command(topic: str) -> bool:

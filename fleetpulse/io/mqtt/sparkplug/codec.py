@@ -1,14 +1,21 @@
 """Sparkplug B decoder: protobuf payloads to rows, with generated protobuf code.
 
-Rule: every message becomes a row or a rejection. Decoding a message raises no error and keeps no
+Rule 1: every message becomes a row or a rejection. Decoding a message raises no error and keeps no
 more metrics and columns than allowed.
+Rule 2: a compressed payload has the limits of a payload, before and after it is expanded. A payload
+whose compression is unknown becomes a row without metrics, since it still proves the device alive.
 """
+
+import zlib
+from dataclasses import replace
+from typing import Final
 
 from google.protobuf.message import DecodeError
 
 from fleetpulse.core.messages.decode import MAX_PAYLOAD_BYTES, Rejection, digest64
 from fleetpulse.core.messages.mapping import Decoded, Mappings
 from fleetpulse.core.messages.sparkplug import (
+    COMPRESSED,
     MAX_COLUMNS,
     MAX_METRICS,
     PREFIX,
@@ -23,6 +30,10 @@ from fleetpulse.core.messages.sparkplug import (
 from fleetpulse.core.rows import Origin, Row
 from fleetpulse.core.text import MAX_TEXT
 from fleetpulse.io.mqtt.sparkplug.sparkplug_b_pb2 import Payload as Message
+
+ALGORITHMS: Final = ("GZIP", "DEFLATE")
+_ALGORITHM: Final = "algorithm"  # the metric that names the compression; DEFLATE if it is absent
+_WINDOWS: Final = (32 + zlib.MAX_WBITS, -zlib.MAX_WBITS)  # zlib or gzip by the header; raw deflate
 
 
 def decode_any(mappings: Mappings, topic: str, payload: bytes, received_at_ms: int, origin: Origin = Origin.MQTT) -> Decoded:
@@ -47,9 +58,11 @@ def decode_sparkplug(topic: str, payload: bytes, received_at_ms: int) -> Row | R
         return Rejection("size", f"a payload has at most {MAX_PAYLOAD_BYTES} bytes; got {len(payload)}")
     try:
         content = parse_payload(payload)
+        if content.uuid == COMPRESSED:
+            content = _decompress(content)
     except DecodeError as error:
         return Rejection("sparkplug", f"a payload must be a Sparkplug B protobuf; {error}"[:MAX_TEXT])
-    return sparkplug_row(source, content, received_at_ms, digest64(payload))
+    return content if isinstance(content, Rejection) else sparkplug_row(source, content, received_at_ms, digest64(payload))
 
 
 def parse_payload(payload: bytes) -> Payload:
@@ -64,6 +77,44 @@ def parse_payload(payload: bytes) -> Payload:
         message.timestamp if message.HasField("timestamp") else None,
         [_metric(metric) for metric in message.metrics[: MAX_METRICS + 1]],
         _text(message.uuid) if message.HasField("uuid") else None,
+        message.body,
+    )
+
+
+def _decompress(outer: Payload) -> Payload | Rejection:
+    """Return the payload inside of a compressed one.
+
+    Raises:
+        DecodeError: the expanded bytes are not a payload, see `parse_payload`.
+    """
+    algorithm = next((metric.value for metric in outer.metrics if metric.name == _ALGORITHM), ALGORITHMS[-1])
+    if not isinstance(algorithm, str) or algorithm.upper() not in ALGORITHMS:
+        rule = f"the compression must be {' or '.join(ALGORITHMS)}; got {ascii(algorithm)[:64]}; set one of them at the node"
+        return Payload(outer.timestamp_ms, (), note=f"no metrics: {rule}")
+    body = _expand(outer.body)
+    if isinstance(body, Rejection):
+        return body
+    inner = parse_payload(body)
+    if inner.uuid == COMPRESSED:
+        return Rejection("sparkplug", "a compressed payload must contain metrics; got another compressed payload")
+    return inner if inner.timestamp_ms is not None else replace(inner, timestamp_ms=outer.timestamp_ms)
+
+
+def _expand(body: bytes) -> bytes | Rejection:
+    """Decompress bytes to at most `MAX_PAYLOAD_BYTES`; the header decides the format, whatever its name."""
+    for window in _WINDOWS:
+        decoder = zlib.decompressobj(window)
+        try:
+            expanded = decoder.decompress(body, MAX_PAYLOAD_BYTES + 1)
+        except zlib.error:
+            continue
+        if len(expanded) > MAX_PAYLOAD_BYTES:
+            rule = f"a compressed payload expands to at most {MAX_PAYLOAD_BYTES} bytes"
+            return Rejection("size", f"{rule}; got more from {len(body)}; send fewer metrics in a message")
+        if decoder.eof:
+            return expanded
+    return Rejection(
+        "sparkplug", f"a compressed payload must be complete gzip, zlib or deflate data; got {len(body)} bytes that are not"
     )
 
 

@@ -1,19 +1,26 @@
 """Sparkplug B: messages of nodes and their devices become rows of bronze."""
 
+import base64
+import gzip
 import json
+import tracemalloc
+import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fleetpulse.core.messages.decode import MAX_PAYLOAD_BYTES, Rejection
 from fleetpulse.core.messages.mapping import Mappings
-from fleetpulse.core.messages.sparkplug import COMPRESSED, FILTERS, MAX_METRICS, is_command
+from fleetpulse.core.messages.sparkplug import COMPRESSED, FILTERS, MAX_METRICS, is_command, shortened
 from fleetpulse.core.presence.gateways import Gateways
 from fleetpulse.core.rows import Clock, GatewayEvent, Kind, Origin, Row
+from fleetpulse.core.text import MAX_ID_BYTES
 from fleetpulse.io.mqtt.sparkplug.codec import decode_any, decode_sparkplug
 from fleetpulse.io.mqtt.sparkplug.sparkplug_b_pb2 import Payload
 
 NOW = 1_700_000_000_000
+RECORDED = json.loads((Path(__file__).parents[3] / "golden" / "sparkplug.json").read_text())
 TYPES = {"int_value": 7, "long_value": 8, "float_value": 9, "double_value": 10, "boolean_value": 11, "string_value": 12}
 
 
@@ -23,6 +30,18 @@ def payload(*metrics: dict[str, Any], timestamp: int | None = NOW - 5) -> bytes:
 
 def decoded(topic: str, *metrics: dict[str, Any], **more: Any) -> Row:
     row = decode_sparkplug(f"spBv1.0/{topic}", payload(*metrics, **more), NOW)
+    assert isinstance(row, Row), row
+    return row
+
+
+def compressed(body: bytes, algorithm: str | None = None, **more: Any) -> bytes:
+    """Return a payload that contains a compressed one."""
+    named = [] if algorithm is None else [Payload.Metric(name="algorithm", string_value=algorithm)]
+    return Payload(uuid=COMPRESSED, body=body, metrics=named, **more).SerializeToString()
+
+
+def expanded(content: bytes, topic: str = "spBv1.0/plant/NBIRTH/line") -> Row:
+    row = decode_sparkplug(topic, content, NOW)
     assert isinstance(row, Row), row
     return row
 
@@ -140,10 +159,16 @@ def test_timestamps_are_checked_as_in_other_messages() -> None:
         ("spBv1.0/g/NDATA", b"", "topic"),
         ("spBv1.0/g//n/d", b"", "topic"),
         ("spBv1.0/_/NDATA/n", b"", "topic"),
-        (f"spBv1.0/g/DDATA/n/{'x' * 125}", b"", "topic"),
+        (f"spBv1.0/g/DDATA/n/{'x' * 125}\x07", b"", "topic"),
+        (f"spBv1.0/g/DDATA/n/{'x' * 125}+", b"", "topic"),
         ("spBv1.0/g/NDATA/n", b'{"ts": 1}', "sparkplug"),
         ("spBv1.0/g/NDATA/n", b"\x12\x03\x0a\x01\xff", "sparkplug"),
-        ("spBv1.0/g/NDATA/n", Payload(uuid=COMPRESSED, body=b"x").SerializeToString(), "sparkplug"),
+        ("spBv1.0/g/NDATA/n", compressed(b"x", "GZIP"), "sparkplug"),
+        ("spBv1.0/g/NDATA/n", compressed(b"", "GZIP"), "sparkplug"),
+        ("spBv1.0/g/NDATA/n", compressed(gzip.compress(bytes(99))[:-1], "GZIP"), "sparkplug"),
+        ("spBv1.0/g/NDATA/n", compressed(gzip.compress(b"{}"), "GZIP"), "sparkplug"),
+        ("spBv1.0/g/NDATA/n", compressed(zlib.compress(compressed(zlib.compress(b"")))), "sparkplug"),
+        ("spBv1.0/g/NDATA/n", compressed(zlib.compress(b"\x12\x00" * (MAX_METRICS + 1))), "size"),
         ("spBv1.0/g/NDATA/n", bytes(MAX_PAYLOAD_BYTES + 1), "size"),
         ("spBv1.0/g/NDATA/n", b"\x12\x00" * (MAX_METRICS + 1), "size"),
     ],
@@ -152,6 +177,70 @@ def test_a_rejection_gives_its_reason(topic: str, content: bytes, reason: str) -
     rejection = refused(topic, content)
     assert rejection.reason == reason
     assert rejection.detail
+
+
+@pytest.mark.parametrize("recorded", RECORDED["messages"], ids=lambda one: one["name"])
+def test_recorded_messages_of_a_sparkplug_client_become_their_rows(recorded: dict[str, Any]) -> None:
+    row = decode_sparkplug(recorded["topic"], base64.b64decode(recorded["payload"]), RECORDED["received_at_ms"])
+    assert isinstance(row, Row), row
+    found = {name: getattr(row, name) for name in recorded["row"]} | {"metrics": json.loads(row.metrics or "null")}
+    assert found == recorded["row"]
+
+
+def test_a_compressed_payload_is_read_whatever_its_format_is_named() -> None:
+    content = payload({"name": "bdSeq", "long_value": 4}, {"name": "t", "double_value": 1.5})
+    raw = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    bodies = [gzip.compress(content), zlib.compress(content), raw.compress(content) + raw.flush()]
+    for body in bodies:
+        for algorithm in ("GZIP", "DEFLATE", "gzip", None):
+            row = expanded(compressed(body, algorithm))
+            assert (row.session, row.event_time_ms, row.note) == ("4", NOW - 5, None)
+            assert json.loads(row.metrics or "") == {"bdSeq": 4, "t": 1.5}
+    assert expanded(compressed(zlib.compress(b""), timestamp=NOW - 7)).event_time_ms == NOW - 7, "the time of the outer payload"
+
+
+def test_an_unknown_compression_is_noted_and_proves_the_device_alive() -> None:
+    for algorithm in ("LZ4", ""):
+        for kind in ("NBIRTH", "NDATA", "NDEATH"):
+            row = expanded(compressed(b"?", algorithm, timestamp=NOW - 5), f"spBv1.0/plant/{kind}/line")
+            assert (row.device_id, row.metrics, row.session) == ("plant:line", None, None)
+            assert f"must be GZIP or DEFLATE; got '{algorithm}'" in (row.note or "")
+    number = [Payload.Metric(name="algorithm", int_value=7)]
+    assert "got 7" in (expanded(Payload(uuid=COMPRESSED, metrics=number).SerializeToString()).note or "")
+
+
+def test_a_compression_bomb_is_refused_before_it_expands() -> None:
+    bombs = [zlib.compress(bytes(64 * MAX_PAYLOAD_BYTES)), gzip.compress(bytes(64 * MAX_PAYLOAD_BYTES))]
+    tracemalloc.start()
+    try:
+        for bomb in bombs:
+            rejection = refused("spBv1.0/g/NDATA/n", compressed(bomb))
+            assert (rejection.reason, f"at most {MAX_PAYLOAD_BYTES} bytes" in rejection.detail) == ("size", True)
+        assert tracemalloc.get_traced_memory()[1] < 8 * MAX_PAYLOAD_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_long_id_is_shortened_in_the_same_way_in_all_messages_of_a_device() -> None:
+    group, node, device = "g" * 60, "n" * 67, "é" * 70
+    fits = decoded(f"{group}/NDATA/{node}")
+    assert (len(fits.device_id), fits.note) == (MAX_ID_BYTES, None)
+    births = [decoded(f"{group}/{kind}/{node}x") for kind in ("NBIRTH", "NDATA", "NDEATH")]
+    behind = [decoded(f"{group}/{kind}/{node}x/{device}") for kind in ("DBIRTH", "DDATA", "DDEATH")]
+    assert len({row.device_id for row in births}) == len({row.device_id for row in behind}) == 1
+    assert {row.gateway for row in (*births, *behind)} == {births[0].device_id}
+    for row in (*births, *behind):
+        assert row.device_id.startswith(f"{group}:n") and len(row.device_id.encode()) <= MAX_ID_BYTES
+        assert "the id is shortened to 128 bytes" in (row.note or "")
+    assert Gateways(60_000).read(births[2]) is GatewayEvent.DEATH
+    assert decoded(f"{group * 3}/NDATA/n").site == shortened(group * 3)
+
+
+def test_no_other_device_has_a_shortened_id() -> None:
+    long = [decoded(f"g/DDATA/n/{'x' * 200}{number}").device_id for number in range(2)]
+    assert long[0] != long[1]
+    _, _, device = long[0].split(":", 2)
+    assert decoded(f"g/DDATA/n/{device}").device_id not in long, "a colon of a name is escaped"
 
 
 def test_only_sparkplug_topics_are_decoded_as_sparkplug() -> None:

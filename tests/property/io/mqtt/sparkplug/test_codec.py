@@ -1,12 +1,15 @@
 """Sparkplug codec: every message becomes a row within limits, or a rejection with a reason."""
 
+import gzip
 import json
+import zlib
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetpulse.core.messages.decode import Rejection
+from fleetpulse.core.messages.sparkplug import COMPRESSED
 from fleetpulse.core.rows import FROM_DEVICES, Row
 from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.io.mqtt.sparkplug.codec import decode_sparkplug
@@ -46,10 +49,14 @@ def _metrics(draw: st.DrawFn) -> Payload.Metric:
 
 @st.composite
 def _payloads(draw: st.DrawFn) -> bytes:
-    """Return a payload, valid or mutated."""
+    """Return a payload, valid or mutated, compressed or not."""
     metrics = draw(st.lists(_metrics(), max_size=6))
     times = st.none() | st.integers(0, 2**64 - 1) | st.just(NOW)
     content = Payload(timestamp=draw(times), seq=draw(st.integers(0, 255)), metrics=metrics).SerializeToString()
+    compress = draw(st.sampled_from([None, None, gzip.compress, zlib.compress]))
+    if compress is not None:
+        named = [Payload.Metric(name="algorithm", string_value=draw(st.sampled_from(["GZIP", "DEFLATE", "LZ4"])))]
+        content = Payload(uuid=COMPRESSED, body=compress(content), metrics=named).SerializeToString()
     content = content.replace(b"bdSeq", draw(st.sampled_from([b"bdSeq", b"bd\xffeq"])))
     for _ in range(draw(st.sampled_from([0, 0, 1, 2, 5]))):
         at = draw(st.integers(0, len(content)))
@@ -68,7 +75,8 @@ def test_every_message_becomes_a_row_within_limits_or_a_rejection_with_a_reason(
     assert decoded.kind in FROM_DEVICES
     assert 1 <= len(decoded.device_id.encode()) <= MAX_ID_BYTES
     assert "/" not in decoded.device_id and decoded.device_id.isprintable()
-    assert decoded.gateway is not None and decoded.device_id.startswith(decoded.gateway)
+    assert decoded.gateway is not None and len(decoded.gateway.encode()) <= MAX_ID_BYTES
+    assert decoded.device_id.startswith(decoded.gateway) or "::" in decoded.device_id, "an id is shortened as a whole"
     assert decoded.seq is None
     assert decoded.event_time_ms is None or 0 <= decoded.event_time_ms < 2**63
     json.loads(decoded.metrics or "{}", parse_constant=_refuse_constant)
