@@ -11,6 +11,8 @@ Rule 3: CPU and memory are those of bridge and landing. The CPU time of a start 
 is subtracted.
 Rule 4: the broker's CPU is shown in addition, as it shares the machine with its client.
 Rule 5: every message must be in bronze at the end, or there are no figures.
+Rule 6: the mapped contender receives the same payloads on foreign topics, and decodes them by a mapping
+that names every field.
 """
 
 import json
@@ -22,7 +24,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -44,10 +48,25 @@ from fleetpulse.io.mqtt.subscriber import Receiver
 
 COLUMNS: Final = (
     "contender", "messages", "messages_per_s", "cpu_us_per_message", "broker_us_per_message", "peak_rss_mb", "peak_pss_mb",
-    "ratio", "note",
+    "ratio", "cost_ratio", "note",
 )  # fmt: skip
+OURS: Final = "ours"
 PEER: Final = "mosquitto_sub"
 TOPICS: Final = ("fleet/#",)
+MAPPED: Final = "ours, mapped"
+OWN_TOPIC: Final = "fleet/site-{site}/meter-{meter:06d}/heartbeat"
+MAPPED_TOPIC: Final = "meters/site-{site}/meter-{meter:06d}/state"
+MAPPING: Final = """
+[[mapping]]
+topic = "meters/{site}/{device}/state"
+kind = "heartbeat"
+ts = "ts"
+boot = "boot"
+seq = "seq"
+uptime_s = "uptime_s"
+firmware = "firmware"
+metrics = "metrics"
+"""
 ROUNDS: Final = 3
 LIMIT_S: Final = 900.0  # time limit of one run
 DEVICES: Final = 20_000
@@ -71,8 +90,8 @@ def payload(number: int, now_ms: int) -> bytes:
     return json.dumps(content).encode()
 
 
-def fill(address: BrokerAddress, count: int) -> None:
-    """Publish ``count`` messages, each acknowledged by the broker.
+def fill(address: BrokerAddress, count: int, topic: str = OWN_TOPIC) -> None:
+    """Publish ``count`` messages on topics of a form, each acknowledged by the broker.
 
     Raises:
         FleetError: the broker refuses the connection, or stops acknowledging.
@@ -87,8 +106,8 @@ def fill(address: BrokerAddress, count: int) -> None:
         heard_s = time.monotonic()
         while acknowledged < count:
             while sent < count and sent - acknowledged < _IN_FLIGHT and len(unsent) < _SEND_BYTES:
-                topic = f"fleet/site-{sent % 5}/meter-{sent % DEVICES:06d}/heartbeat"
-                unsent += codec.encode_publish(sent % 65_535 + 1, topic, payload(sent, now_ms))
+                name = topic.format(site=sent % 5, meter=sent % DEVICES)
+                unsent += codec.encode_publish(sent % 65_535 + 1, name, payload(sent, now_ms))
                 sent += 1
             readable, writable, _ = select.select([line], [line] if unsent else [], [], 1.0)
             if writable:
@@ -228,7 +247,7 @@ def _idle(run: Run) -> Callable[[], bool]:
     return idle
 
 
-def _drained_by_us(run: Run, count: int, start: Drained) -> dict[str, Any]:
+def _drained_by_us(run: Run, count: int, start: Drained, name: str) -> dict[str, Any]:
     before = _landed(run.home)
     done = _until(run, lambda: int(str(run.status("landing").get("rows") or 0)) >= count)
     landed = _landed(run.home) - before
@@ -237,13 +256,15 @@ def _drained_by_us(run: Run, count: int, start: Drained) -> dict[str, Any]:
             f"only {landed:,} of {count:,} messages are in bronze, so there are no figures; report this as a bug",
             code="bench-rows-missing",
         )
-    row = _figures("ours", count, done.wall_s - (start.wall_s - _SETTLE_S), done.cpu_s - start.cpu_s, done.peak_bytes)
+    row = _figures(name, count, done.wall_s - (start.wall_s - _SETTLE_S), done.cpu_s - start.cpu_s, done.peak_bytes)
     return row | {"peak_pss_mb": round(done.own_bytes / 1e6) or None}
 
 
-def _from_full(run: Run, address: BrokerAddress, count: int, drained: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _from_full(
+    run: Run, address: BrokerAddress, count: int, drained: Callable[[], dict[str, Any]], topic: str = OWN_TOPIC
+) -> dict[str, Any]:
     """Fill a broker's queue, drain it, and add the broker's CPU to the row."""
-    fill(address, count)
+    fill(address, count, topic)
     assert run.broker is not None, "the embedded broker runs"
     broker = psutil.Process(run.broker.pid)
     before_s = read(broker).cpu_s
@@ -265,38 +286,49 @@ def _combined(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def measure(count: int, rounds: int) -> list[dict[str, Any]]:
+def measure(count: int, rounds: int, *, mapped: bool = False) -> list[dict[str, Any]]:
     """Fill and drain the queues in turn; return a row for each contender.
 
     Args:
         count: number of messages.
         rounds: number of rounds.
+        mapped: whether mapped messages are measured too; the row has ``cost_ratio``, their CPU time
+            divided by that of the own format.
 
     Raises:
         FleetError: a contender did not finish, or a message is not in bronze.
     """
     folder = Path(tempfile.mkdtemp(prefix="fleetpulse-ingest-"))
-    homes = Home(folder / "ours"), Home(folder / "peer")
-    with own_folder(folder):
-        for home in homes:
+    homes = {name: Home(folder / name.split()[-1]) for name in (OURS, PEER, *([MAPPED] if mapped else []))}
+    with own_folder(folder), ExitStack() as stack:
+        for home in homes.values():
             home.prepare(None)
-        with Run(homes[0]) as run, Run(homes[1]) as peer_run:
-            address, queue = run.use_broker(None), peer_run.use_broker(None)
-            _session(queue, PEER)
-            start = _until(run, _idle(run))
-            own, peer = list[dict[str, Any]](), list[dict[str, Any]]()
-            for _ in range(rounds):
-                peer.append(_from_full(peer_run, queue, count, lambda: _drained_by_peer(queue, count)))
-                own.append(_from_full(run, address, count, lambda: _drained_by_us(run, count, start)))
-        rows = [_combined(own), _combined(peer)]
-        if "messages_per_s" in rows[1]:
-            rows[0]["ratio"] = round(rows[0]["messages_per_s"] / rows[1]["messages_per_s"], 2)
-        return rows
+        if mapped:
+            homes[MAPPED].mapping.write_text(MAPPING)
+        runs = {name: stack.enter_context(Run(home)) for name, home in homes.items()}
+        addresses = {name: run.use_broker(None) for name, run in runs.items()}
+        _session(addresses[PEER], PEER)
+        starts = {name: _until(run, _idle(run)) for name, run in runs.items() if name != PEER}
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in homes}
+        for _ in range(rounds):
+            for name, run in runs.items():
+                drained = partial(_drained_by_peer, addresses[PEER], count)
+                if name != PEER:
+                    drained = partial(_drained_by_us, run, count, starts[name], name)
+                topic = MAPPED_TOPIC if name == MAPPED else OWN_TOPIC
+                found[name].append(_from_full(run, addresses[name], count, drained, topic))
+    rows = {name: _combined(rounds_of) for name, rounds_of in found.items()}
+    if "messages_per_s" in rows[PEER]:
+        rows[OURS]["ratio"] = round(rows[OURS]["messages_per_s"] / rows[PEER]["messages_per_s"], 2)
+    if mapped:
+        rows[MAPPED]["cost_ratio"] = round(rows[MAPPED]["cpu_us_per_message"] / rows[OURS]["cpu_us_per_message"], 2)
+    return list(rows.values())
 
 
-def bench_ingest(*, quick: bool, messages: int | None, json_lines: bool) -> None:
+def bench_ingest(*, quick: bool, messages: int | None, json_lines: bool, mapped: bool = False) -> None:
     """Run the benchmark, and print the results."""
-    rows: list[Mapping[str, Any]] = [*measure(messages or (100_000 if quick else 1_000_000), 1 if quick else ROUNDS)]
+    count = messages or (100_000 if quick else 1_000_000)
+    rows: list[Mapping[str, Any]] = [*measure(count, 1 if quick else ROUNDS, mapped=mapped)]
     if json_lines:
         sys.stdout.writelines(json.dumps({name: row.get(name) for name in COLUMNS}) + "\n" for row in rows)
     else:

@@ -224,12 +224,13 @@ def bench_fold(json_lines: Annotated[bool, typer.Option("--json", help="Print on
 def bench_ingest(
     quick: Annotated[bool, typer.Option("--quick", help="100,000 messages instead of 1,000,000.")] = False,
     messages: Annotated[int | None, typer.Option("--messages", min=1_000, help="Another number of messages.")] = None,
+    mapped: Annotated[bool, typer.Option("--mapped", help="Also measure messages that a mapping decodes.")] = False,
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """Drain a full queue into typed rows, compared with mosquitto_sub."""
     from bench.ingest import bench_ingest as run
 
-    run(quick=quick, messages=messages, json_lines=json_lines)
+    run(quick=quick, messages=messages, mapped=mapped, json_lines=json_lines)
 
 
 def bench_soak(

@@ -11,12 +11,13 @@ the bridge's position.
 
 import os
 import time
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
 import structlog
 
-from fleetpulse.core.messages.decode import decode
+from fleetpulse.core.messages.mapping import Mappings
 from fleetpulse.core.presence.gateways import Gateways
 from fleetpulse.core.rows import BRIDGE
 from fleetpulse.core.tables import COVERAGE, DEVICES, GATEWAYS, MESSAGES, QUARANTINE, TABLES, Table
@@ -24,6 +25,7 @@ from fleetpulse.io.delta.appender import Appender
 from fleetpulse.io.delta.corruption import open_table
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.ingest.leases import LEASE_MS
+from fleetpulse.io.mqtt.sparkplug.codec import decode_any
 from fleetpulse.io.system.process import StopSignal, write_status
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables import tables
@@ -32,8 +34,9 @@ from fleetpulse.io.tables.row_accounting import IngestCounters, count_from_table
 from streaming.landing.backlog import Bridges, delete_landed_segments
 from streaming.landing.gateways import known_gateways
 from streaming.landing.merge import MAX_SEGMENT_ROWS, merged, place
-from streaming.landing.rows import Decoder, accepted_rows, decode_parts
+from streaming.landing.rows import accepted_rows, decode_parts
 
+_NO_MAPPINGS: Final = Mappings()
 _LOG: Final = structlog.get_logger("landing")
 _BEFORE: Final = f"landing:{BRIDGE}"  # transaction id of older homes: whole segments of their only bridge
 MAX_ROWS: Final = 20_000  # per commit: limits memory, and the rows of one version of bronze
@@ -57,14 +60,16 @@ class Landing:
 
     Args:
         home: home of the segments and tables.
-        decoder: function from a message to its result.
+        mappings: mappings of the home.
         lease_ms: time without a lease renewal after which a bridge is fenced, if there are several.
         takes_foreign: whether the first bridge takes topics of other formats.
     """
 
-    def __init__(self, home: Home, decoder: Decoder = decode, lease_ms: int = LEASE_MS, *, takes_foreign: bool = True) -> None:
+    def __init__(
+        self, home: Home, mappings: Mappings = _NO_MAPPINGS, lease_ms: int = LEASE_MS, *, takes_foreign: bool = True
+    ) -> None:
         self.home = home
-        self.decoder = decoder
+        self.mappings, self.decoder = mappings, partial(decode_any, mappings)
         self.identity = home.identity()
         for table in TABLES:
             tables.create(home, table)
@@ -105,7 +110,7 @@ class Landing:
             return 0
         ends = {part.bridge: part.end for part in parts}
         newest_ms = max(int(part.rows["received_at_ms"][-1].as_py()) for part in parts)
-        found, message_places = decode_parts(parts, self.decoder, self.identity), self.places[MESSAGES.name]
+        found, message_places = decode_parts(parts, self.decoder, self.identity, self.mappings), self.places[MESSAGES.name]
         found.mark_gateway_events(self.gateways)
         expected = accepted_rows(parts, message_places) + found.surplus_rows(message_places)
         counted = self.counted.more(expected, found.refused(message_places))  # quarantine may have them, uncounted
@@ -143,7 +148,7 @@ class Landing:
 
 def run_landing(
     home: Home,
-    decoder: Decoder,
+    mappings: Mappings,
     stop: StopSignal,
     pause_s: float = POLL_S,
     lease_ms: int = LEASE_MS,
@@ -155,7 +160,7 @@ def run_landing(
 
     Args:
         home: home of the segments and tables.
-        decoder: function from a message to its result.
+        mappings: mappings of the home.
         stop: signal to end.
         pause_s: seconds until the next poll if there was no segment.
         lease_ms: lease time, see `Landing`.
@@ -163,7 +168,7 @@ def run_landing(
             messages.
         takes_foreign: whether topics of other formats are taken, see `Landing`.
     """
-    landing = Landing(home, decoder, lease_ms, takes_foreign=takes_foreign)
+    landing = Landing(home, mappings, lease_ms, takes_foreign=takes_foreign)
     problem = None
     written = 0.0
     while not stop.is_set():
@@ -175,7 +180,7 @@ def run_landing(
             problem, idle = f"cannot write: {error}", True
             _LOG.error("landing cannot write; retrying", error=str(error))
             stop.wait(1.0)
-            landing = Landing(home, decoder, lease_ms, takes_foreign=takes_foreign)
+            landing = Landing(home, mappings, lease_ms, takes_foreign=takes_foreign)
         if time.monotonic() - written > 0.5:
             write_status(home.run("landing"), {**landing.status(), "problem": problem})
             written = time.monotonic()

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fleetpulse.columnar.codec.hashing import hashes_of
 from fleetpulse.columnar.compute import pc
 from fleetpulse.core.messages.decode import Rejection
-from fleetpulse.core.messages.mapping import Decoded, Decoder, rows_of
+from fleetpulse.core.messages.mapping import Decoded, Decoder, Mappings, rows_of
 from fleetpulse.core.messages.replay_envelope import TOPIC_PREFIX, is_end
 from fleetpulse.core.presence.coverage import MAX_RECORDED
 from fleetpulse.core.presence.gateways import Gateways
@@ -28,7 +28,8 @@ from fleetpulse.core.presence.identities import SEPARATOR, DeviceIdentity, ident
 from fleetpulse.core.registry.registry import LIMITS, limits
 from fleetpulse.core.rows import SET_WHEN_READ, Kind, Origin, Reason, Row, hash64
 from fleetpulse.core.tables import COVERAGE, DEVICES, GATEWAYS, MESSAGES, QUARANTINE, Table
-from fleetpulse.io.ingest.batch_decode import decode_plain
+from fleetpulse.io.ingest.batch_decode import PlainMessages, decode_plain
+from fleetpulse.io.ingest.batch_mapping import decode_plain_mapped
 from fleetpulse.io.ingest.segments import SegmentRow
 from fleetpulse.io.tables import tables
 from streaming.landing.gateways import Arrived, with_events
@@ -45,6 +46,7 @@ _REFUSALS: Final[Mapping[Reason, str]] = {
     "size": f"a recording may have at most {MAX_RECORDED:,} bridges with an open gap, or with a gap row at one instant",
     "topic": "a topic must have at most 512 characters, all printable; it is stored escaped and truncated",
 }
+_NO_MAPPINGS: Final = Mappings()
 _ORIGINS: Final = {origin.value: origin for origin in Origin}
 
 
@@ -134,20 +136,23 @@ def _by_receipt(rows: pa.Table) -> pa.Table:
     return rows if (np.diff(received) >= 0).all() else rows.take(np.argsort(received, kind="stable"))
 
 
-def decode_parts(parts: Sequence[Part], decoder: Decoder, identity: DeviceIdentity = DeviceIdentity.ID) -> Landed:
+def decode_parts(
+    parts: Sequence[Part], decoder: Decoder, identity: DeviceIdentity = DeviceIdentity.ID, mappings: Mappings = _NO_MAPPINGS
+) -> Landed:
     """Decode the parts that land at once.
 
     Args:
         parts: parts of segments, see `merge.merged`.
         decoder: function from a message to its result; must equal `decode` for topics below ``fleet/``.
         identity: identity scheme of devices.
+        mappings: mappings that ``decoder`` uses; plain messages that they match are decoded on columns.
     """
     landed = Landed()
     if identity is not DeviceIdentity.ID:
         decoder = partial(_identified, decoder, identity)
     for part in parts:
         part = replace(part, rows=part.rows.combine_chunks())
-        plain, rows = _decode_columns(part)
+        plain, rows = _decode_columns(part, mappings)
         if identity is DeviceIdentity.SITE_AND_ID:
             rows = _with_sites(rows)
         if len(plain) < part.rows.num_rows:
@@ -158,15 +163,26 @@ def decode_parts(parts: Sequence[Part], decoder: Decoder, identity: DeviceIdenti
     return landed
 
 
-def _decode_columns(part: Part) -> tuple[NDArray[np.int64], pa.Table]:
+def _decode_columns(part: Part, mappings: Mappings) -> tuple[NDArray[np.int64], pa.Table]:
     """Decode the plain rows of a part; return their indexes and rows of ``messages``."""
     topics, payloads = (part.rows[name].chunk(0) for name in ("topic", "payload"))
-    accepted = part.rows["refused"].is_null().to_numpy()
-    read = decode_plain(topics, payloads, part.rows["received_at_ms"].to_numpy(), accepted)
+    accepted = part.rows["refused"].is_null().to_numpy().copy()
+    received_at_ms = part.rows["received_at_ms"].to_numpy()
+    own = decode_plain(topics, payloads, received_at_ms, accepted)
+    decoded = [(own.places, _with_segment(own, part))]
+    if mappings.rules and len(own.places) < part.rows.num_rows:
+        accepted[own.places] = False
+        mapped = decode_plain_mapped(mappings, topics, payloads, received_at_ms, accepted)
+        decoded.append((mapped.places, _with_segment(mapped, part)))
+    return _in_order(decoded)
+
+
+def _with_segment(read: PlainMessages, part: Part) -> pa.Table:
+    """Return plain messages with the columns that are copied from their segment."""
     copied = part.rows.select(["received_at_ms", *_OF_SEGMENT])
     copied = copied if len(read.places) == copied.num_rows else copied.take(read.places)
     columns = {name: table[name] for table in (read.columns, copied) for name in table.column_names}
-    return read.places, _messages(columns, part, read.places)
+    return _messages(columns, part, read.places)
 
 
 def _with_sites(rows: pa.Table) -> pa.Table:

@@ -124,7 +124,6 @@ def bridge(
 @jobs.command("landing")
 def landing(home: HomeOption, parent: ParentOption = None) -> None:
     """Load segments into bronze."""
-    from fleetpulse.io.mqtt.sparkplug.codec import decode_any
     from fleetpulse.io.tables.adaptive_batching import landing_pause_s, verdict_delay_ms
     from fleetpulse.settings import load_settings
 
@@ -138,8 +137,8 @@ def landing(home: HomeOption, parent: ParentOption = None) -> None:
     tune_gc()
     mappings, pause_s = load_mappings(at), landing_pause_s(delay_ms, POLL_S)
     foreign = bool(mappings.rules or settings.sparkplug_host)
-    decoder = partial(decode_any, mappings)
-    run_landing(at, decoder, _set_up_process(parent), lease_ms=settings.bridge_lease, live_pause_s=pause_s, takes_foreign=foreign)
+    stop, lease_ms = _set_up_process(parent), settings.bridge_lease
+    run_landing(at, mappings, stop, lease_ms=lease_ms, live_pause_s=pause_s, takes_foreign=foreign)
 
 
 @jobs.command("classes")

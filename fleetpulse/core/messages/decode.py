@@ -167,6 +167,16 @@ def check_name(field: str, name: str, *, may_be_everyone: bool = False) -> None:
         raise _Rejected("topic", f'{field} "{EVERYONE}" is not a name: it is reserved for the whole fleet')
 
 
+def address_fault(address: Address) -> str | None:
+    """Return the reason why site or device id of an address is invalid; None if both are valid."""
+    try:
+        check_name("site", address.site)
+        check_name("device_id", address.device_id)
+    except _Rejected as rejected:
+        return rejected.rejection.detail
+    return None
+
+
 def site_fault(site: str) -> str | None:
     """Return the reason why no topic can have a site; None if the site is valid."""
     try:

@@ -44,6 +44,7 @@ _PLACEHOLDERS: Final = ("site", "device", "kind", "gateway", "metric")
 _FIELDS: Final = ("seq", "code", "boot", "session", "gateway", "firmware", "uptime_s")
 _OPTIONS: Final = ("topic", "when", "each", "site", "device", "kind", "metrics", "ts", "ts_unit", "ts_zone", "ts_else")
 _KEYS: Final = frozenset({*_OPTIONS, *_FIELDS})
+_KINDS: Final = {kind.value: kind for kind in Kind}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _MAX_TS: Final = 10**20  # greater numbers are no times in any unit
@@ -220,7 +221,7 @@ class Mappings:
         if taken is None:
             return ()
         rule, words, content = taken
-        digest = digest64(topic.encode() + b"\0" + payload)
+        digest = digest64(identified_payload(topic, payload))
         if rule.each is None:
             return _decoded(rule, words, content, received_at_ms, digest)
         items = items_of(rule.each(content))
@@ -245,10 +246,23 @@ class Mappings:
         if not payload:
             return None
         content = read_payload(payload)
-        for rule, words in matched:
-            if rule.when is None or is_true(rule.when(content)):
-                return rule, words, content
-        return None
+        taken = first_rule(matched, content)
+        return None if taken is None else (*taken, content)
+
+
+def first_rule(
+    matched: Iterable[tuple[TopicMapping, dict[str, str]]], content: Any
+) -> tuple[TopicMapping, dict[str, str]] | None:
+    """Return the first of some rules whose condition holds, with its words."""
+    return next((one for one in matched if one[0].when is None or is_true(one[0].when(content))), None)
+
+
+def identified_payload(topic: str, payload: bytes) -> bytes:
+    """Return the bytes whose digest identifies a mapped message.
+
+    The topic is a part of them: a device may send equal values on several topics at one instant.
+    """
+    return topic.encode() + b"\0" + payload
 
 
 def rows_of(decoded: Decoded) -> tuple[Row | Rejection, ...]:
@@ -304,15 +318,33 @@ def is_true(value: Any) -> bool:
 def _decoded(
     rule: TopicMapping, words: Mapping[str, str], content: Any, received_at_ms: int, digest: int
 ) -> Row | Rejection | tuple[()]:
+    found = extract(rule, words, content)
+    if not isinstance(found, tuple):
+        return () if found is None else found
+    return from_content(*found, received_at_ms, digest, clock_required=rule.ts_required)
+
+
+def extract(rule: TopicMapping, words: Mapping[str, str], content: Any) -> tuple[Address, dict[str, Any]] | Rejection | None:
+    """Return address and fields of a message, with the field names of the fleetpulse format.
+
+    Args:
+        rule: rule that takes the message.
+        words: words of its placeholders and constants.
+        content: content of the payload, or an item of it.
+
+    Returns:
+        None if the rule ignores the message; a rejection if it names no device or no kind.
+    """
     kind = _kind_of(rule, words, content)
     if kind == IGNORE:
-        return ()
+        return None
     if kind not in FROM_DEVICES:
         return Rejection("topic", f'the kind must be one of {", ".join(sorted(FROM_DEVICES))}; got "{kind[:MAX_TEXT]}"')
-    ids = {name: _as_id(path(content)) for name, path in rule.ids.items()}
-    for name, value in ids.items():
+    for name, path in rule.ids.items():
+        value = _as_id(path(content))
         if value is None:
             return Rejection("field", f"the path of {name} must lead to a text or a whole number; it leads to neither")
+        words = {**words, name: value}
     ours: dict[str, Any] = {name: path(content) for name, path in rule.fields.items()}
     for name in ("seq", "uptime_s"):
         if name in ours:
@@ -322,8 +354,7 @@ def _decoded(
     ours["metrics"] = _metrics_of(rule, words, content)
     if rule.ts is not None:
         ours["ts"] = _in_ms(rule.ts(content), rule)
-    address = Address(ids.get("site") or words["site"], ids.get("device") or words["device"], Kind(kind))
-    return from_content(address, ours, received_at_ms, digest, clock_required=rule.ts_required)
+    return Address(words["site"], words["device"], _KINDS[kind]), ours
 
 
 def _kind_of(rule: TopicMapping, words: Mapping[str, str], content: Any) -> str:

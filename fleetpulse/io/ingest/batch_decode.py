@@ -37,7 +37,9 @@ Plain = NDArray[np.bool_]
 
 
 # Text fields, and whether a number is allowed instead of a text.
-_TEXTS: Final = {"boot": True, "session": True, "code": True, "firmware": False, "gateway": False}
+TEXTS: Final = {"boot": True, "session": True, "code": True, "firmware": False, "gateway": False}
+WHOLES: Final = ("seq", "uptime_s")
+FIELDS: Final = ("ts", *TEXTS, *WHOLES, "metrics")
 _NAMED: Final = ("device_id", "site", "kind")
 _address_fields: Final = attrgetter(*_NAMED)
 
@@ -90,43 +92,60 @@ def decode_plain(topics: pa.Array, payloads: pa.Array, received_at_ms: NDArray[n
         received_at_ms: time at which the bridge received each message, epoch milliseconds.
         selected: False for each message to skip.
     """
-    sizes, brackets, escaped = _payload_stats(payloads)
+    sizes, brackets, escaped = payload_stats(payloads)
     addresses, raw = list(map(plain_address, topics.to_pylist())), payloads.to_pylist()
     known = np.array([address is not None for address in addresses], np.bool_)
     places = np.flatnonzero(known & selected & (sizes <= MOST_BYTES) & (brackets <= MAX_DEPTH))
     if len(places) < len(raw):
         chosen = places.tolist()
         addresses, raw = [addresses[place] for place in chosen], [raw[place] for place in chosen]
-    ids, sites, kinds = zip(*map(_address_fields, addresses), strict=True) if addresses else ((), (), ())
-    named = {name: pa.array(values, pa.string()) for name, values in zip(_NAMED, (ids, sites, kinds), strict=True)}
-    plain, columns = _columns(raw, escaped[places], received_at_ms[places], named)
-    hashes = np.fromiter(map(hash64, ids), np.int64, len(ids))
-    table = pa.table({**named, **columns, "digest": digests(raw), "device_hash": hashes})
-    return PlainMessages(places, table) if plain.all() else PlainMessages(places[plain], table.filter(pa.array(plain)))
-
-
-def _columns(
-    raw: Sequence[bytes], escaped: Plain, received_at_ms: NDArray[np.int64], named: Mapping[str, pa.Array]
-) -> tuple[Plain, dict[str, pa.Array]]:
-    """Return which payloads are plain, and their columns.
-
-    The columns have undefined values for the other payloads.
-    """
+    named = named_columns(addresses)
     is_death = pc.equal(named["kind"], Kind.DEATH.value).to_numpy(False)
-    plain, contents = _contents(raw, escaped, is_death)
+    plain, contents = _contents(raw, escaped[places], is_death)
     values = [list(column) for column in zip(*map(_values, contents), strict=True)] or [[] for _ in _FIELDS]
     read = dict(zip(_FIELDS, values, strict=True))
     for name, expected in named.items():
         _exclude_disagreeing(read[name], expected, plain)
-    return plain, {
+    return plain_messages(places, named, read, received_at_ms[places], raw, plain)
+
+
+def named_columns(addresses: Sequence[Any]) -> dict[str, pa.Array]:
+    """Return the columns of device, site and kind of addresses."""
+    values = zip(*map(_address_fields, addresses), strict=True) if addresses else ((), (), ())
+    return {name: pa.array(column, pa.string()) for name, column in zip(_NAMED, values, strict=True)}
+
+
+def plain_messages(
+    places: NDArray[np.int64],
+    named: Mapping[str, pa.Array],
+    read: Mapping[str, list[Any]],
+    received_at_ms: NDArray[np.int64],
+    digested: Sequence[bytes],
+    plain: Plain,
+) -> PlainMessages:
+    """Convert the fields of messages to columns; leave out messages with an unusual value.
+
+    Args:
+        places: index of each message.
+        named: columns of device, site and kind, see `named_columns`.
+        read: values of each field of `FIELDS`, one for each message; changed in place.
+        received_at_ms: time at which the bridge received each message, epoch milliseconds.
+        digested: bytes whose digest identifies each message.
+        plain: which messages are plain so far; changed in place.
+    """
+    is_death = pc.equal(named["kind"], Kind.DEATH.value).to_numpy(False)
+    columns = {
         **_times(read["ts"], is_death, received_at_ms, plain),
-        **{name: _texts(read[name], plain, numbers=numbers) for name, numbers in _TEXTS.items()},
-        **{name: _wholes(read[name], plain) for name in ("seq", "uptime_s")},
+        **{name: _texts(read[name], plain, numbers=numbers) for name, numbers in TEXTS.items()},
+        **{name: _wholes(read[name], plain) for name in WHOLES},
         "metrics": _metrics(read["metrics"], plain),
     }
+    hashes = np.fromiter(map(hash64, named["device_id"].to_pylist()), np.int64, len(places))
+    table = pa.table({**named, **columns, "digest": digests(digested), "device_hash": hashes})
+    return PlainMessages(places, table) if plain.all() else PlainMessages(places[plain], table.filter(pa.array(plain)))
 
 
-def _payload_stats(payloads: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int64], Plain]:
+def payload_stats(payloads: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int64], Plain]:
     """Return size, number of opening brackets and need of a full check of payloads.
 
     A payload with a backslash or with other bytes than printable ASCII needs the full check.
