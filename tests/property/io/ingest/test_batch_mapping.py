@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetpulse.core.messages.mapping import parse_mappings
+from fleetpulse.core.messages.mapping import Mappings, parse_mappings
 from fleetpulse.core.rows import Origin
 from fleetpulse.io.ingest.batch_mapping import decode_plain_mapped
 from fleetpulse.io.ingest.payload_paths import compile_path
@@ -30,8 +30,8 @@ TOPICS = ("a/s/d/heartbeat", "a/s/d/death", "a/s/d/gossip", "a/s/ü#/birth", "b/
 
 def assert_equal(segments: Sequence[Sequence[SegmentRow]]) -> None:
     found, wanted = (
-        {table.name: rows for table, rows in decode_parts(parts_of(segments), MAPPINGS.decode, **options).by_table(NOTHING)}
-        for options in ({"mappings": MAPPINGS}, {})
+        {table.name: rows for table, rows in decode_parts(parts_of(segments), MAPPINGS.decode, mappings=used).by_table(NOTHING)}
+        for used in (MAPPINGS, Mappings())
     )
     for name, rows in found.items():
         assert rows.schema.equals(wanted[name].schema)
