@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.mqtt.address import write_secret
+from fleetpulse.io.mqtt.address import create_secret, write_secret
 from fleetpulse.paths import ROOT
 
 HOST: Final = "127.0.0.1"
@@ -44,10 +44,8 @@ def passwords(home: Home) -> tuple[dict[str, str], bool]:
 def _secret(home: Home, name: str) -> str:
     """Return a secret of the home; the first call creates it."""
     path = airflow_home(home) / f"{name}.secret"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_secret(path, urlsafe_b64encode(secrets.token_bytes(32)).decode())
-    return path.read_text()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return create_secret(path, urlsafe_b64encode(secrets.token_bytes(32)).decode())
 
 
 def environment(home: Home, port: int) -> dict[str, str]:

@@ -113,6 +113,8 @@ class BridgeSettings:
             lease.
         source_factory: factory of a message source other than the broker; sessions, subscriptions and sites
             are then not used.
+        canary_key: key that signs canaries, see `Home.canary_key`. The default is a random key: the
+            bridge then does not recognise canaries of its earlier processes.
         canary_interval_s: seconds between two canaries.
         reconnect_grace_s: seconds after a coverage gap in which devices may still be reconnecting.
         holds_back: whether verdicts are delayed by a jitter.
@@ -139,6 +141,7 @@ class BridgeSettings:
     takes_foreign: bool = False
     others: Mapping[str, Path] = field(default_factory=dict[str, Path])
     source_factory: Callable[[], MessageSource] | None = None
+    canary_key: bytes = field(default_factory=secrets.token_bytes, repr=False)
     canary_interval_s: float = 5.0
     reconnect_grace_s: float = 120.0
     holds_back: bool = False
@@ -180,14 +183,12 @@ class Bridge:
         own_number = self.number - 1 if fenced else self.number
         named = None if position is None or fenced else commands_in(settings.segments_dir, own_number)
         self.spool = Spool(settings.commands_dir, own_number, named) if settings.commands_dir else None
-        # Canaries that bypass the broker cannot be forged: a random secret per process will do.
-        secret = secrets.token_bytes() if settings.source_factory else (settings.address.password or "").encode()
         self.intake = BridgeSequencer(
             settings.bridge,
             position,
             grace_ms=int(settings.reconnect_grace_s * 1000),
             interval_ms=int(settings.canary_interval_s * 1000),
-            secret=secret,
+            secret=settings.canary_key,
             holds_back=settings.holds_back,
             floods=RateLimiter(settings.flood_limit, settings.identity),
             others=frozenset(settings.others),

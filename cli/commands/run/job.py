@@ -110,6 +110,7 @@ def bridge(
         source_factory=_kafka(at, settings.kafka) if name == KAFKA else None,
         takes_foreign=bool(foreign),
         others={other: at.segments_of(other) for other in at.bridges() if other != name},
+        canary_key=at.canary_key(),
         canary_interval_s=settings.canary_interval / 1000,
         reconnect_grace_s=settings.reconnect_grace / 1000,
         holds_back=at.deployment().verdict_jitter_ms > 0,

@@ -18,7 +18,7 @@ from fleetpulse.core.rows import BRIDGE, KAFKA
 from fleetpulse.core.times import format_duration
 from fleetpulse.io.checkpoints.checkpoint import judged_up_to
 from fleetpulse.io.checkpoints.generations import Generation, checkpoint_of, load_generations
-from fleetpulse.io.mqtt.address import write_secret
+from fleetpulse.io.mqtt.address import create_secret, write_secret
 from fleetpulse.io.system.fsync import atomic_write, is_disk_full
 from fleetpulse.io.system.locks import folder_held, lock_holder, named_lock
 
@@ -137,6 +137,14 @@ class Home:
             before = name == BRIDGE and any(list_segments(self.segments))  # the broker may hold messages for the old client id
             write_secret(path, f"fleetpulse-{BRIDGE}" if before else f"fleet{secrets.token_hex(9)}")
         return path.read_text()
+
+    def canary_key(self) -> bytes:
+        """Return the key that signs canaries of the home's bridges; create it on first use.
+
+        The broker carries the signatures, so no password may be their key: whoever reads a canary
+        could guess a weak password without asking the broker.
+        """
+        return bytes.fromhex(create_secret(self.broker / "canary.key", secrets.token_hex(32)))
 
     def table(self, name: str) -> Path:
         """Return the folder of a Delta table."""

@@ -42,7 +42,7 @@ home, parent, more = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]
 stop = StopSignal(parent)
 die_with_parent(parent)
 folders = home / "segments", home / "commands", home / "run" / "bridge.json"
-run_bridge(BridgeSettings(*folders, load_address(home / "address"), "bridge", "replay", **more), stop)
+run_bridge(BridgeSettings(*folders, load_address(home / "address"), "bridge", "replay", canary_key=b"key", **more), stop)
 """
 
 PARENT = """

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,18 @@ def test_client_id_of_a_session_is_secret_and_stable(tmp_path: Path) -> None:
     assert name not in (Home(tmp_path / "other").path.name, home.session("replay"))
     assert Home(tmp_path).session(BRIDGE) == name
     assert (home.broker / f"{BRIDGE}.session").stat().st_mode & 0o077 == 0
+
+
+def test_canary_key_is_random_secret_and_shared_by_concurrent_bridges(tmp_path: Path) -> None:
+    homes = [Home(tmp_path / name) for name in ("one", "other")]
+    for home in homes:
+        home.prepare(None)
+    with ThreadPoolExecutor(8) as pool:
+        keys = [{*pool.map(lambda _, at=home: Home(at.path).canary_key(), range(8))} for home in homes]
+    assert [len(each) for each in keys] == [1, 1], "all bridges of a home have its key"
+    assert keys[0] != keys[1] and all(len(key) == 32 for each in keys for key in each)
+    assert (homes[0].broker / "canary.key").stat().st_mode & 0o077 == 0
+    assert not list(homes[0].broker.glob(".canary*")), "no draft is left"
 
 
 def test_home_with_segments_of_an_older_version_keeps_the_former_client_id(tmp_path: Path) -> None:
