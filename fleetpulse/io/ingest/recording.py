@@ -1,4 +1,7 @@
-"""Recordings of messages: gzip or plain NDJSON, one message a line, in order."""
+"""Recordings of messages: gzip or plain NDJSON, one message a line, in order.
+
+Rule: memory is bounded by the longest permitted line, however small the file is that expands to it.
+"""
 
 import gzip
 import json
@@ -6,14 +9,17 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import count
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Final, cast
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.rows import Origin, Row
 from fleetpulse.core.times import RECORDED_MS
+from fleetpulse.io.mqtt.address import MAX_PAYLOAD_BYTES
 
+MAX_LINE_BYTES: Final = 8 * MAX_PAYLOAD_BYTES  # JSON writes a byte of a payload with up to six characters
 _ADVICE = 'a line must be like {"received_at_ms": 1630589706724, "topic": "fleet/site/device/heartbeat", "payload": {...}}'
 
 
@@ -55,8 +61,8 @@ def inspect(path: Path) -> Recording:
     """Read a whole recording, check every line, and return its metadata.
 
     Raises:
-        FleetError: the recording is missing, damaged, empty, or not in order; a line error names
-            the line.
+        FleetError: the recording is missing, damaged, empty, or not in order, or a line is longer
+            than `MAX_LINE_BYTES`; a line error names the line.
     """
     digest, lines, first_ms, last_ms = sha256(), 0, 0, -1
     for number, line in enumerate(_lines(path), 1):
@@ -100,7 +106,16 @@ def _lines(path: Path) -> Iterator[bytes]:
             zipped = file.read(2) == b"\x1f\x8b"
         opened: IO[bytes] = cast("IO[bytes]", gzip.open(path)) if zipped else path.open("rb")
         with opened as file:
-            yield from file
+            for number in count(1):
+                line = file.readline(MAX_LINE_BYTES + 1)
+                if len(line) > MAX_LINE_BYTES:
+                    raise FleetError(
+                        f'line {number} of "{path}" has more than {MAX_LINE_BYTES:,} bytes, the limit of a line; {_ADVICE}',
+                        code="recording-line-too-long",
+                    )
+                if not line:
+                    return
+                yield line
     except FileNotFoundError:
         raise FleetError(f'there is no recording "{path}"; name a gzip or plain NDJSON file', code="recording-missing") from None
     except (OSError, EOFError, zlib.error) as error:
@@ -113,7 +128,7 @@ def _parse(path: Path, number: int, line: bytes) -> RecordedMessage:
     try:
         content: Any = json.loads(line)
         received_at_ms, topic, payload = content["received_at_ms"], content["topic"], content["payload"]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise FleetError(
             f'line {number} of "{path}" is not a recorded message ({error!r}); {_ADVICE}', code="recording-line-invalid"
         ) from None
