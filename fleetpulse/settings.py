@@ -5,6 +5,7 @@ The environment overrides the file. An entry point reads settings once and passe
 Rule: all faults are reported at once, each with the invalid value.
 """
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from fleetpulse.core.presence.coverage import MAX_OWN_BRIDGES
 from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import BRIDGE, KAFKA
+from fleetpulse.core.secret_files import SECRET_NAME, exposed_secret
 from fleetpulse.core.text import MAX_ID_BYTES
 from fleetpulse.core.times import format_duration, parse_duration_ms
 
@@ -310,17 +312,28 @@ def _got(fault: Mapping[str, Any]) -> str:
     return "" if fault["loc"][:1] == ("kafka",) else f"; got {fault['input']!r}"  # options of Kafka include passwords
 
 
+def _require_private_secrets(file: Path, content: Mapping[str, Any]) -> None:
+    secret = next((name for name in _flat(content) if SECRET_NAME.search(name)), None)
+    if secret is None:
+        return
+    exposed = exposed_secret(file, f"the secret {secret}", file.stat(), file.parent.stat(), os.geteuid())
+    if exposed is not None:
+        raise exposed
+
+
 def load_settings(home: Path) -> Settings:
     """Read the settings of a home.
 
     Raises:
-        FleetError: the settings are invalid; the message lists all faults.
+        FleetError: the settings are invalid; the message lists all faults. Or other users can read
+            a secret in the file.
     """
     file = home / "settings.toml"
     try:
         content = tomllib.loads(file.read_text()) if file.exists() else {}
     except (OSError, ValueError) as error:
         raise FleetError(f'cannot read "{file}" as TOML ({error}); correct the file', code="settings-unreadable") from None
+    _require_private_secrets(file, content)
     try:
         return Settings(**content)
     except SettingsError as error:

@@ -35,7 +35,7 @@ def passwords(home: Home) -> tuple[dict[str, str], bool]:
     path = airflow_home(home) / "passwords.json"
     if path.exists():
         return json.loads(path.read_text()), False
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(0o700, parents=True, exist_ok=True)
     created = {user: secrets.token_urlsafe(12) for user in USERS}
     write_secret(path, json.dumps(created))
     return created, True
@@ -44,7 +44,7 @@ def passwords(home: Home) -> tuple[dict[str, str], bool]:
 def _secret(home: Home, name: str) -> str:
     """Return a secret of the home; the first call creates it."""
     path = airflow_home(home) / f"{name}.secret"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(0o700, parents=True, exist_ok=True)
     return create_secret(path, urlsafe_b64encode(secrets.token_bytes(32)).decode())
 
 

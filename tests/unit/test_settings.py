@@ -21,6 +21,28 @@ def test_environment_variables_override_the_settings_file(tmp_path: Path, monkey
     assert settings.deployment(1_000) == Deployment(1_000, 300_000)
 
 
+SECRET = '[kafka]\nbootstrap.servers = "a:1"\ntopics = "x"\nsasl.jaas.config = "hush-hush"\n'
+
+
+def test_settings_with_a_secret_that_other_users_can_read_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(SECRET)
+    tmp_path.chmod(0o755)
+    for mode in (0o644, 0o640, 0o604):
+        file.chmod(mode)
+        with refused("secret-exposed", match=r"kafka.sasl.jaas.config.*chmod 600") as caught:
+            load_settings(tmp_path)
+        assert "hush" not in str(caught.value)
+    file.chmod(0o600)
+    assert "hush-hush" in load_settings(tmp_path).kafka.values()
+    file.chmod(0o644)
+    tmp_path.chmod(0o700)
+    assert load_settings(tmp_path).kafka, "nobody else can enter the folder"
+    tmp_path.chmod(0o755)
+    file.write_text("cores = 3\n")
+    assert load_settings(tmp_path).cores == 3, "settings without a secret may be public"
+
+
 def test_verdict_jitter_is_part_of_the_deployment_and_off_by_default(tmp_path: Path) -> None:
     assert load_settings(tmp_path).verdict_jitter == 0
     (tmp_path / "settings.toml").write_text('verdict_jitter = "10m"\n')

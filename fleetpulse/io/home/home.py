@@ -29,6 +29,7 @@ KEY_GROUPS: Final = 8  # of a new home; fixed for a generation: 8 groups suffice
 _NOT_IN_PATHS: Final = "%[]{}*?\\^|"  # Delta readers decode some of them, use some as patterns, and fail on others
 
 _BEFORE_A_HOME: Final = frozenset({"settings.toml", "mapping.toml", "home.json.new", "lost+found", ".DS_Store"})
+_OWNER_ONLY: Final = 0o700  # messages of devices, logs and secrets are below
 _ANOTHER: Final = "choose another with --home"
 
 
@@ -302,8 +303,8 @@ class Home:
             }
             self._write_record(record)
         try:
-            for folder in (self.broker, self.segments, self.commands, self.logs, self.path / "run", self.path / "tables"):
-                folder.mkdir(parents=True, exist_ok=True)
+            for folder in ("broker", "segments", f"segments/{BRIDGE}", "commands", "checkpoints", "logs", "run", "tables"):
+                (self.path / folder).mkdir(_OWNER_ONLY, exist_ok=True)
             (self.path / "lock").touch()
             probe = self.path / f"lock.{os.getpid()}"
             probe.unlink(missing_ok=True)
@@ -381,7 +382,7 @@ class Home:
 
     def _write_record(self, record: dict[str, Any]) -> None:
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(_OWNER_ONLY, parents=True, exist_ok=True)
             atomic_write(self.path / "home.json", json.dumps(record, indent=1))
         except OSError as error:
             raise FleetError(

@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.secret_files import SECRET_NAME
 
 SERVERS: Final = "bootstrap.servers"
 TOPICS: Final = "topics"
@@ -19,7 +20,6 @@ MAX_KEY_BYTES: Final = 512  # two names of 128 bytes, a kind, and a reserve of t
 _LONGEST: Final = 300
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _SERVER: Final = re.compile(r"\S+:\d{1,5}")
-_SECRET: Final = re.compile(r"password|secret|jaas|token|credential|\.key$", re.IGNORECASE)
 _QUOTED: Final = re.compile(r'"([^"]*)"|\'([^\']*)\'')
 _RESERVED_OPTIONS: Final = frozenset(  # Spark sets and rejects them, or they would break the reading of a batch
     {
@@ -109,7 +109,7 @@ class KafkaOptions:
         return text
 
     def _secrets(self) -> set[str]:
-        values = [value for name, value in self.client.items() if _SECRET.search(name)]
+        values = [value for name, value in self.client.items() if SECRET_NAME.search(name)]
         quoted = [part for value in values for pair in _QUOTED.findall(value) for part in pair]
         return {text for text in (*values, *quoted) if len(text) > 2}
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.secret_files import exposed_secret
 from fleetpulse.io.system.fsync import atomic_write, sync_folder
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ def parse_broker_url(url: str, environment: Mapping[str, str] = os.environ) -> B
             of `Tls`.
 
     Raises:
-        FleetError: the URL is invalid, or the password or a TLS file cannot be read.
+        FleetError: the URL is invalid, the password or a TLS file cannot be read, or other users
+            can read the password or the client key.
     """
     try:
         parts = urlsplit(url)
@@ -146,6 +148,8 @@ def parse_broker_url(url: str, environment: Mapping[str, str] = os.environ) -> B
             code="tls-certificate-missing",
         )
     address = BrokerAddress(parts.hostname, port or DEFAULT_TLS_PORT, username, password, Tls(ca, cert, key))
+    if private := key or cert:
+        _require_private(Path(private), "a client key")
     address.context()  # fail here if a file is unreadable, not later in each process
     return address
 
@@ -155,11 +159,19 @@ def _password(environment: Mapping[str, str]) -> str | None:
     if file is None:
         return environment.get("FLEET_MQTT_PASSWORD")
     try:
-        return Path(file).read_text().rstrip("\r\n")
+        password = Path(file).read_text().rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         raise FleetError(
             f'cannot read the password from "{file}" ({error}); check FLEET_MQTT_PASSWORD_FILE', code="password-unreadable"
         ) from None
+    _require_private(Path(file), "a password")
+    return password
+
+
+def _require_private(path: Path, what: str) -> None:
+    """Refuse a file whose secret other users can read; `context` reports a missing file."""
+    if path.exists() and (exposed := exposed_secret(path, what, path.stat(), path.absolute().parent.stat(), os.geteuid())):
+        raise exposed
 
 
 def save_address(path: Path, address: BrokerAddress) -> None:

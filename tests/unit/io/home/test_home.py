@@ -48,6 +48,18 @@ def test_home_may_be_created_beside_its_settings_and_opened_again(tmp_path: Path
     Home(tmp_path).prepare(None)
 
 
+def test_only_the_owner_can_enter_the_folders_of_a_new_home(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    new, existing = Home(tmp_path / "new"), Home(tmp_path / "existing")
+    existing.path.mkdir(0o755)
+    for home in (new, existing):
+        home.prepare(None)
+    folders = [new.path, *(path for home in (new, existing) for path in home.path.rglob("*") if path.is_dir())]
+    assert len(folders) == 17
+    assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
+    assert existing.path.stat().st_mode & 0o777 == 0o755, "the mode of a folder that the user created is left alone"
+
+
 def test_home_keeps_its_verdict_jitter(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(Deployment(60_000, 300_000, 600_000))

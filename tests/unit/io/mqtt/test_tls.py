@@ -11,9 +11,11 @@ import pytest
 import trustme
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.secret_files import exposed_secret
 from fleetpulse.io.mqtt.address import BrokerAddress, Tls, load_address, parse_broker_url, save_address
 from fleetpulse.io.mqtt.publisher import Publisher
 from fleetpulse.io.mqtt.subscriber import Arrived, Receiver
+from tests.support.refusals import refused
 
 MESSAGES, SIZE = 300, 900
 
@@ -140,6 +142,31 @@ def test_tls_address_is_read_from_url_and_environment(tls_files: Tls, tmp_path: 
     assert (str(address), "secret" in repr(address)) == ("mqtts://ops:***@broker.example:8883", False)
     save_address(tmp_path / "address", address)
     assert load_address(tmp_path / "address") == address
+
+
+def test_password_and_client_key_that_other_users_can_read_are_refused(tls_files: Tls, tmp_path: Path) -> None:
+    folder = tmp_path / "public"
+    folder.mkdir(0o755)
+    password, key = folder / "password", folder / "key"
+    password.write_text("hush-hush")
+    assert tls_files.cert is not None
+    key.write_text(Path(tls_files.cert).read_text())
+    for file, variable in ((password, "FLEET_MQTT_PASSWORD_FILE"), (key, "FLEET_MQTT_CERT")):
+        file.chmod(0o640)
+        with refused("secret-exposed", match="mode 640.*chmod 600") as caught:
+            parse_broker_url("mqtts://b", {variable: str(file)})
+        assert "hush" not in str(caught.value)
+        file.chmod(0o600)
+        parse_broker_url("mqtts://b", {variable: str(file)})
+
+
+def test_secret_of_another_user_is_accepted_such_as_one_mounted_into_a_container(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("secret")
+    tmp_path.chmod(0o755)
+    (tmp_path / "password").chmod(0o444)
+    file, folder = (tmp_path / "password").stat(), tmp_path.stat()
+    assert exposed_secret(tmp_path / "password", "a password", file, folder, file.st_uid) is not None
+    assert exposed_secret(tmp_path / "password", "a password", file, folder, file.st_uid + 1) is None
 
 
 @pytest.mark.parametrize(
