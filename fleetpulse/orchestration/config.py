@@ -50,6 +50,11 @@ class OrchestrationConfig:
         """Folder for data of the DAGs: watcher positions, sent notifications, reports."""
         return self.home / "airflow" / "fleet"
 
+    @property
+    def pages_key(self) -> Path:
+        """Key file of page addresses; without it, all addresses issued before are invalid."""
+        return self.data_folder / "pages.key"
+
     def command_line(self, arguments: list[str]) -> list[str]:
         """Return the command line of a verb, as you would type it."""
         return [self.command, *arguments, "--home", str(self.home)]

@@ -7,10 +7,12 @@ Rule 2: a page is served as untrusted content. Its scripts run in a sandbox and 
 Airflow nor the session of the user.
 Rule 3: from a sandboxed page, browsers send no session cookie, neither for its style sheets nor for
 links inside a frame. A logged-in user is therefore redirected to a signed address, which is valid
-for half a day. Relative links resolve below that address, so they are signed as well.
+for an hour. Relative links resolve below that address, so they are signed as well.
+Rule 4: a start of Airflow, or the removal of the key file, revokes all signed addresses.
 """
 
 import hmac
+import secrets
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -18,10 +20,11 @@ from urllib.parse import quote
 
 from airflow.sdk import BaseOperatorLink
 
+from fleetpulse.io.mqtt.address import create_secret
 from fleetpulse.orchestration.config import CONFIG, OrchestrationConfig, backtest_folder
 
 PREFIX: Final = "/fleet"
-PASS_S: Final = 43_200
+PASS_S: Final = 3_600
 _PASSED: Final = "for"  # signed addresses: ``/fleet/for/<expiry>-<signature>/<area>/<path>``
 _ALONE: Final = {
     "Content-Security-Policy": "sandbox allow-scripts allow-popups",
@@ -65,13 +68,13 @@ def app(place: OrchestrationConfig) -> Any:
     def page(request: Request, area: str, path: str) -> Response:
         if page_of(place, area, path) is None:
             return instead(404, _MISSING.get(area, _NOWHERE))
-        signed_pass = signed_expiry(int(time.time()) + PASS_S)
+        signed_pass = signed_expiry(int(time.time()) + PASS_S, place)
         return RedirectResponse(
             f"{request.scope.get('root_path', '')}/{_PASSED}/{signed_pass}/{area}/{quote(path)}", 303, headers=_ALONE
         )
 
     def passed(given: str, area: str, path: str) -> Response:
-        if not is_valid_pass(given):
+        if not is_valid_pass(given, place):
             return instead(401, "This address has expired. Open the page from Airflow again.")
         found = page_of(place, area, path)
         if found is None:
@@ -83,24 +86,27 @@ def app(place: OrchestrationConfig) -> Any:
     return shown
 
 
-def signed_expiry(until_s: int) -> str:
+def signed_expiry(until_s: int, place: OrchestrationConfig) -> str:
     """Return an expiry (epoch seconds) and its signature, as part of a page address.
 
-    The key is the secret key of Airflow's API server.
+    The keys are the secret key of Airflow's API server, and `OrchestrationConfig.pages_key`, which
+    is created if it does not exist.
     """
     from airflow.configuration import conf
 
-    key = conf.get_mandatory_value("api", "secret_key").encode()
+    place.data_folder.mkdir(0o700, parents=True, exist_ok=True)
+    revocable = create_secret(place.pages_key, secrets.token_hex(32))
+    key = f"{conf.get_mandatory_value('api', 'secret_key')} {revocable}".encode()
     return f"{until_s:x}-{hmac.new(key, f'fleet pages until {until_s}'.encode(), 'sha256').hexdigest()}"
 
 
-def is_valid_pass(signed_pass: str) -> bool:
-    """Whether `signed_expiry` issued the pass, and it has not expired."""
+def is_valid_pass(signed_pass: str, place: OrchestrationConfig) -> bool:
+    """Whether `signed_expiry` issued the pass, and it is neither expired nor revoked."""
     try:
         until_s = int(signed_pass.partition("-")[0], 16)
     except ValueError:
         return False
-    return hmac.compare_digest(signed_pass.encode(), signed_expiry(until_s).encode()) and time.time() < until_s
+    return hmac.compare_digest(signed_pass.encode(), signed_expiry(until_s, place).encode()) and time.time() < until_s
 
 
 class PagesApp:

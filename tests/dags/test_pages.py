@@ -76,14 +76,30 @@ def test_pages_require_a_login(airflow: Path, stub: object) -> None:
 def test_a_signed_address_expires_and_cannot_be_forged(airflow: Path) -> None:
     import time
 
+    from fleetpulse.orchestration.config import CONFIG
     from fleetpulse.orchestration.pages import is_valid_pass, signed_expiry
 
-    good, past = signed_expiry(int(time.time()) + 60), signed_expiry(int(time.time()) - 1)
-    assert is_valid_pass(good) and not is_valid_pass(past)
+    good, past = (signed_expiry(int(time.time()) + until_s, CONFIG) for until_s in (60, -1))
+    assert is_valid_pass(good, CONFIG) and not is_valid_pass(past, CONFIG)
     until, _, signed = good.partition("-")
     assert not any(
-        is_valid_pass(made) for made in (f"{int(until, 16) + 1:x}-{signed}", until, f"{until}-", "", "x-y", "\u00e9-1")
+        is_valid_pass(made, CONFIG) for made in (f"{int(until, 16) + 1:x}-{signed}", until, f"{until}-", "", "x-y", "\u00e9-1")
     )
+
+
+def test_a_start_of_airflow_revokes_the_signed_addresses(airflow: Path) -> None:
+    import time
+
+    from fleetpulse.orchestration.config import CONFIG
+    from fleetpulse.orchestration.database import prepare
+    from fleetpulse.orchestration.pages import is_valid_pass, signed_expiry
+
+    issued = signed_expiry(int(time.time()) + 60, CONFIG)
+    assert is_valid_pass(issued, CONFIG)
+    assert CONFIG.pages_key.stat().st_mode & 0o077 == 0
+    prepare()
+    assert not is_valid_pass(issued, CONFIG)
+    assert is_valid_pass(signed_expiry(int(time.time()) + 60, CONFIG), CONFIG)
 
 
 def _get_user() -> object:
