@@ -32,6 +32,8 @@ FOREVER: Final = "forever"
 _DAY_MS: Final = 86_400_000
 _HEAP: Final = re.compile(r"([1-9][0-9]{0,5})([mg])")
 _LEAST_HEAP_MB: Final = 512
+_LEAST_STORE_MB: Final = 64
+_MOST_STORE_MB: Final = 500 * 1_024  # all streams together must fit into the limit of the server
 _BOUNDS: Final = {"greater_than_equal": ("ge", "at least"), "less_than_equal": ("le", "at most")}
 _MAX_BRIDGES: Final = MAX_OWN_BRIDGES - 2  # without the first bridge and the one of Kafka
 
@@ -90,14 +92,20 @@ def _is_bounded(jitter_ms: int) -> int:
     return jitter_ms
 
 
-def heap_mb(value: str) -> int:
-    """Parse a heap size such as ``4g``; return MiB, or 0 if it is invalid."""
+def size_mb(value: str) -> int:
+    """Parse a size such as ``4g``; return MiB, or 0 if it is invalid."""
     found = _HEAP.fullmatch(value)
     return 0 if found is None else int(found[1]) * (1 if found[2] == "m" else 1_024)
 
 
+def _is_store(value: str) -> str:
+    if not _LEAST_STORE_MB <= size_mb(value) <= _MOST_STORE_MB:
+        raise ValueError(f'the store must have {_LEAST_STORE_MB}m to {_MOST_STORE_MB // 1_024}g; write a size such as "8g"')
+    return value
+
+
 def _is_heap(value: str) -> str:
-    if heap_mb(value) < _LEAST_HEAP_MB:
+    if size_mb(value) < _LEAST_HEAP_MB:
         raise ValueError(f'a heap must have at least {_LEAST_HEAP_MB}m, in megabytes or gigabytes; write a size such as "4g"')
     return value
 
@@ -169,6 +177,11 @@ class Settings(BaseSettings):
             ``spBv1.0/STATE/<id>``.
         broker_sync: sync interval of the embedded broker's store, or ``always``. After a power
             failure, messages acknowledged within one interval can be lost.
+        broker_store: maximum size of the messages that the embedded broker keeps for the bridge, such
+            as ``8g``; at most half the disk space that it can get. If it is full, the broker
+            acknowledges no message and closes the connection of the publisher, until the bridge has
+            read. Retained messages have a quarter of the size in addition.
+        broker_connections: maximum number of connections of the embedded broker.
         bridges: further bridges of a large fleet by name, each with its sites. ``bridge-1``
             receives all other messages, history and commands. In the file it is a table:
             ``[bridges]``, ``north = ["oslo", "turku"]``; in the environment it is JSON. Bridges
@@ -240,6 +253,8 @@ class Settings(BaseSettings):
     flood_limit: Annotated[int, Field(ge=0, le=1_000_000)] = 100
     sparkplug_host: Annotated[str, AfterValidator(_is_host)] = ""
     broker_sync: Annotated[str, AfterValidator(_is_sync)] = DEFAULT_SYNC
+    broker_store: Annotated[str, AfterValidator(_is_store)] = "8g"
+    broker_connections: Annotated[int, Field(ge=10, le=1_000_000)] = 10_000
     bridges: Annotated[dict[str, tuple[str, ...]], AfterValidator(_are_bridges)] = {}
     identity: DeviceIdentity = DeviceIdentity.ID
     kafka: Annotated[dict[str, str], BeforeValidator(_flat), Field(repr=False)] = {}

@@ -18,8 +18,10 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.rows import KAFKA
 from fleetpulse.io.home.desired_state import RUNNING, get_desired
 from fleetpulse.io.home.home import Home, bridge_job
+from fleetpulse.io.mqtt import broker_log
 from fleetpulse.io.mqtt.address import BrokerAddress, save_address
 from fleetpulse.io.mqtt.broker import LOOPBACK, Broker
+from fleetpulse.io.mqtt.broker_limits import BrokerLimits
 from fleetpulse.io.spark.jars import JARS, KAFKA_JARS, absent_jars, resolve_jars
 from fleetpulse.io.spark.java import find_java
 from fleetpulse.io.system.process import NOT_RESTARTED, read_status, write_status
@@ -30,6 +32,8 @@ _STOP_S: Final = 20
 _FULL_BYTES: Final = 50_000_000  # more than a start of the lifecycle job writes
 _MAX_ERROR_CHARS: Final = 700  # longer than any error message, whose end states what to do
 _RESTART_WINDOW_S: Final = 600.0
+_LOG_S: Final = 2.0  # between two reads of the log of the broker
+_LOG_REPORT_S: Final = 60.0
 
 
 class Job:
@@ -247,6 +251,9 @@ class Run:
         self.alone = alone
         self.jobs: list[Job] = []
         self.broker: Broker | None = None
+        self._log: broker_log.BrokerLog | None = None  # of the embedded broker
+        self._log_read_s = 0.0
+        self._log_reported_s = 0.0
         self.address: BrokerAddress | None = None
 
     def __enter__(self) -> Self:
@@ -264,6 +271,9 @@ class Run:
                 job.stop()
             if self.broker:
                 self.broker.stop()
+            if self._log:
+                self._log.close()
+                self.home.run(broker_log.STATUS).unlink(missing_ok=True)
             if self.alone or self.address:
                 self.home.run("broker").unlink(missing_ok=True)
         finally:
@@ -282,10 +292,13 @@ class Run:
             known_as: host name by which the jobs reach the embedded broker; None for ``host``.
         """
         if address is None:
-            from fleetpulse.settings import load_settings  # takes 0.1 s, and read-only verbs do not need it
+            from fleetpulse.settings import load_settings, size_mb  # takes 0.1 s, and read-only verbs do not need it
 
-            sync = load_settings(self.home.path).broker_sync
-            self.broker = Broker(self.home.broker, self.home.logs / "broker.log", host, port, known_as=known_as, sync=sync)
+            settings, log = load_settings(self.home.path), self.home.logs / "broker.log"
+            limits = BrokerLimits(settings.broker_connections, size_mb(settings.broker_store) * 1_024**2)
+            self.home.run(broker_log.STATUS).unlink(missing_ok=True)
+            self._log = broker_log.BrokerLog(log, wall_clock_ms())
+            self.broker = Broker(self.home.broker, log, host, port, known_as=known_as, sync=settings.broker_sync, limits=limits)
             address = self.broker.start()
         self.address = address
         save_address(self.home.run("broker"), address)
@@ -355,11 +368,24 @@ class Run:
                 f"run the same command again: it resumes where it stopped",
                 code="broker-ended",
             )
+        self._read_broker_log()
         for job in self.jobs:
             if job.name == "lifecycle":
                 desired = get_desired(self.home)
                 job.apply_desired_state(runs=desired.what == RUNNING, desired_at_ms=desired.at_ms)
             job.watch()
+
+    def _read_broker_log(self) -> None:
+        """Count failed logins and refused messages; a service reports them once a minute."""
+        now_s = time.monotonic()
+        if self._log is None or now_s - self._log_read_s < _LOG_S:
+            return
+        self._log_read_s = now_s
+        if self._log.read(wall_clock_ms()):
+            write_status(self.home.run(broker_log.STATUS), self._log.status())
+            if not self.alone and now_s - self._log_reported_s >= _LOG_REPORT_S:
+                self._log_reported_s = now_s
+                typer.echo(f"fleet: {broker_log.refusals_of(self._log.status())}", err=True)
 
     def await_that(self, what: str, reached: Callable[[], bool], patience_s: float) -> None:
         """Wait for a condition, while watching the processes as `watch` does.

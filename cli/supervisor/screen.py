@@ -17,6 +17,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import JUDGEMENTS, QUARANTINE
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.home.home import bridge_job
+from fleetpulse.io.mqtt import broker_log
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables.tables import Mirror
@@ -90,6 +91,8 @@ class Screen:
         parts += dict.fromkeys(
             problem for status in jobs for problem in problems_of(status)
         )  # several bridges may report the same gap
+        if failed := self.run.status(broker_log.STATUS).get("failed_logins"):
+            parts.append(f"{failed} failed logins at the broker (fleet status)")
         if full := disk_full(self.run.home.path):
             parts.append(f"{full}: until then messages wait in the broker")
         if self._read_error:

@@ -8,7 +8,7 @@ from cli.common.session_size import session_resources_of
 from fleetpulse.core.replay import Deployment
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.spark.session import SparkResources, settings
-from fleetpulse.settings import load_settings
+from fleetpulse.settings import load_settings, size_mb
 from tests.support.refusals import refused
 
 
@@ -41,6 +41,14 @@ def test_settings_with_a_secret_that_other_users_can_read_are_refused(tmp_path: 
     tmp_path.chmod(0o755)
     file.write_text("cores = 3\n")
     assert load_settings(tmp_path).cores == 3, "settings without a secret may be public"
+
+
+@pytest.mark.parametrize("value", ["63m", "501g", "8", "8t"])
+def test_store_of_the_broker_has_bounds(value: str, tmp_path: Path) -> None:
+    assert size_mb(load_settings(tmp_path).broker_store) == 8_192
+    (tmp_path / "settings.toml").write_text(f'broker_store = "{value}"\n')
+    with refused("settings-faulty", match="64m to 500g"):
+        load_settings(tmp_path)
 
 
 def test_verdict_jitter_is_part_of_the_deployment_and_off_by_default(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def _of_home(home: Home) -> tuple[Fleet, int]:
     """Return a home's fleet, and the size of its JVM heap in bytes, from its settings."""
     from fleetpulse.io.tables.adaptive_batching import hold_ms, verdict_delay_ms
     from fleetpulse.planning.observed import fleet_of
-    from fleetpulse.settings import heap_mb, load_settings
+    from fleetpulse.settings import load_settings, size_mb
 
     home.record()  # raises if there is no fleet
     settings = load_settings(home.path)
@@ -170,7 +170,7 @@ def _of_home(home: Home) -> tuple[Fleet, int]:
     measured = fleet_of(home, settings.keep_messages)
     held_ms = hold_ms(verdict_delay_ms(home.deployment().allowed_lateness_ms, settings.verdict_delay))
     fleet = replace(measured, keep_snapshot_days=kept_days, batch_every_ms=settings.batch_every, held_ms=held_ms)
-    return fleet, heap_mb(settings.heap) * 1_048_576
+    return fleet, size_mb(settings.heap) * 1_048_576
 
 
 def _present_usage(home: Path | None) -> dict[str, Any]:

@@ -33,7 +33,8 @@ from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.delta.log import holds_table
 from fleetpulse.io.home.home import Home, bridge_job
-from fleetpulse.io.home.services import runs, services
+from fleetpulse.io.home.services import Service, runs, services
+from fleetpulse.io.mqtt import broker_log
 from fleetpulse.io.system.process import read_status
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 
@@ -102,6 +103,7 @@ def status_facts(home: Home) -> dict[str, Any]:
     }
     facts["processes"] = {name: status.get("state", "running") for name, status in running.items()}
     facts["troubles"] = {name: problems for name, status in running.items() if (problems := problems_of(status))}
+    facts["broker"] = read_status(home.run(broker_log.STATUS)) if runs(home, Service.BROKER) else {}
     facts["services"] = list(services(home))
     return facts
 
@@ -139,6 +141,8 @@ def show_status(home: Home, *, json_lines: bool) -> None:
     states = {name: ", ".join([str(state), *facts["troubles"].get(name, ())]) for name, state in facts["processes"].items()}
     running = ", ".join(f"{name} ({state_text})" for name, state_text in states.items())
     shown.print(f"running: {running or 'nothing'}")
+    if refusals := broker_log.refusals_of(facts["broker"]):
+        shown.print(f"{refusals}; see logs/broker.log", markup=False, highlight=False)
     if facts["services"]:
         shown.print(f"running as services: {', '.join(facts['services'])}")
     _show_health(shown, facts["health"])

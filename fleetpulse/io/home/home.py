@@ -142,8 +142,8 @@ class Home:
     def canary_key(self) -> bytes:
         """Return the key that signs canaries of the home's bridges; create it on first use.
 
-        The broker carries the signatures, so no password may be their key: whoever reads a canary
-        could guess a weak password without asking the broker.
+        No password is the key: a subscriber who reads a canary could guess a weak one without asking
+        the broker.
         """
         return bytes.fromhex(create_secret(self.broker / "canary.key", secrets.token_hex(32)))
 

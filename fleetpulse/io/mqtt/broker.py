@@ -22,6 +22,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.io.mqtt import codec
 from fleetpulse.io.mqtt.acl import SERVICE_USER, access_lock, grants, nats_rules
 from fleetpulse.io.mqtt.address import DEFAULT_PORT, MAX_PAYLOAD_BYTES, BrokerAddress, write_secret
+from fleetpulse.io.mqtt.broker_limits import SERVER_BYTES, BrokerLimits, limit_streams, remove_ports
 from fleetpulse.io.system.ports import free_port
 from fleetpulse.io.system.process import command_with_parent_death_signal
 
@@ -47,6 +48,7 @@ class Broker:
         port: TCP port to listen on; 0 takes a free port.
         known_as: host name for clients; None if clients use ``host``.
         sync: time at which the store is synced: ``always``, or an interval such as ``1s``.
+        limits: limits of connections, store and log; None for the defaults.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Broker:
         *,
         known_as: str | None = None,
         sync: str = "1s",
+        limits: BrokerLimits | None = None,
     ) -> None:
         self.folder = broker_dir.absolute()
         self.log = log
@@ -65,6 +68,7 @@ class Broker:
         self.port = port
         self.known_as = known_as
         self.sync = sync
+        self.limits = limits or BrokerLimits()
         self._running: subprocess.Popen[bytes] | None = None
 
     def start(self) -> BrokerAddress:
@@ -73,8 +77,8 @@ class Broker:
         The broker ends with the thread that called this method.
 
         Raises:
-            FleetError: the port is in use, nats-server is missing, or the broker was not ready
-                within `READY_S` seconds.
+            FleetError: the port is in use, nats-server is missing, the broker was not ready within
+                `READY_S` seconds, or it refused its limits.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +87,10 @@ class Broker:
         port = _port(self.host, self.port)
         address = BrokerAddress(self.known_as or _reachable(self.host), port, *_credentials(self.folder / "credentials.json"))
         configuration = self.folder / "nats.conf"
-        write_secret(configuration, _configuration(self.folder, self.host, address, self.sync))
+        remove_ports(self.folder)
+        limits = self.limits.on_disk(self.folder)
+        more = limits.configuration(self.folder, self.log.absolute())
+        write_secret(configuration, _configuration(self.folder, self.host, address, self.sync) + more)
         with access_lock(self.folder), self.log.open("ab") as log:  # new grants wait until the broker can reload them
             write_secret(self.folder / _ACCESS, nats_rules(address, grants(self.folder)))
             self._running = subprocess.Popen(
@@ -96,6 +103,7 @@ class Broker:
             )
             (self.folder / "pid").write_text(str(self._running.pid))
             self._await_ready(address)
+        self._limit_streams(address, limits)
         return address
 
     def _await_ready(self, address: BrokerAddress) -> None:
@@ -116,6 +124,14 @@ class Broker:
         raise FleetError(
             f'the broker did not answer on {address} within {READY_S:.0f} s; see its log "{self.log}"', code="broker-not-ready"
         )
+
+    def _limit_streams(self, address: BrokerAddress, limits: BrokerLimits) -> None:
+        try:
+            assert self._running is not None, "the broker was not started"
+            limit_streams(self.folder, self._running.pid, address, limits)
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """Stop the broker; kill it after `STOP_S` seconds. No effect if it does not run."""
@@ -260,7 +276,7 @@ server_name: fleet
 host: "127.0.0.1"   # the NATS port is local only
 port: -1
 max_payload: {MAX_PAYLOAD_BYTES + OF_NATS_BYTES}
-jetstream {{ store_dir: {quoted(str(folder / "store"))}, max_mem: 64MB, sync_interval: {sync} }}
+jetstream {{ store_dir: {quoted(str(folder / "store"))}, max_mem: 64MB, max_file: {SERVER_BYTES}, sync_interval: {sync} }}
 mqtt {{ host: {quoted(host)}, port: {address.port}, max_ack_pending: {MAX_UNACKED}, ack_wait: {SEND_AGAIN} }}
 include "{_ACCESS}"
 """

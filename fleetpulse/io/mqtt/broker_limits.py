@@ -1,0 +1,136 @@
+"""Limits of the embedded broker: connections, log files, and the size of its store.
+
+Rule: a full store must not lock out the bridge, which empties it. NATS refuses every session once a
+server reaches its limit ``max_file``. So that limit is beyond reach, and the streams of messages are
+limited instead: the broker then closes the connection of a publisher and acknowledges nothing, and
+the device sends its message again later.
+"""
+
+import json
+import shutil
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.mqtt.address import BrokerAddress
+
+MAX_CONNECTIONS: Final = 10_000
+MAX_SUBSCRIPTIONS: Final = 1_000  # of a connection: each filter of a persistent session keeps a file of its own
+STORE_BYTES: Final = 8 * 1_024**3
+LOG_BYTES: Final = 10_000_000
+LOG_FILES: Final = 5  # with the one that is being written
+_PARTS: Final = {"$MQTT_msgs": 1.0, "$MQTT_rmsgs": 0.25, "$MQTT_qos2in": 0.25}  # messages, retained ones, and those of QoS 2
+SERVER_BYTES: Final = 1_024**4  # NATS refuses a limit of a stream if all of them together exceed that of the server
+_ANSWER_S: Final = 10.0
+_INBOX: Final = "_INBOX.fleet"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerLimits:
+    """Limits of the embedded broker.
+
+    Attributes:
+        connections: maximum number of connections.
+        store_bytes: maximum size of the messages that wait for the bridge.
+        log_bytes: size at which a log file is rotated.
+        log_files: number of log files that are kept.
+    """
+
+    connections: int = MAX_CONNECTIONS
+    store_bytes: int = STORE_BYTES
+    log_bytes: int = LOG_BYTES
+    log_files: int = LOG_FILES
+
+    def on_disk(self, folder: Path) -> "BrokerLimits":
+        """Return the limits with a store of at most half the disk space that it has or can get.
+
+        Args:
+            folder: folder of the broker.
+        """
+        used = sum(path.stat().st_size for path in (folder / "store").rglob("*") if path.is_file())
+        room = used + shutil.disk_usage(folder).free
+        return replace(self, store_bytes=min(self.store_bytes, room // 2))
+
+    def configuration(self, folder: Path, log: Path) -> str:
+        """Return the lines of nats.conf for the limits.
+
+        Args:
+            folder: folder of the broker; `limit_streams` finds the local port there.
+            log: path of the log file. Its rotated files have the time as a suffix.
+        """
+        return f"""max_connections: {self.connections}
+max_subscriptions: {MAX_SUBSCRIPTIONS}
+log_file: {json.dumps(str(log))}
+logfile_size_limit: {self.log_bytes}
+logfile_max_num: {self.log_files}
+ports_file_dir: {json.dumps(str(folder))}
+"""
+
+
+def limit_streams(folder: Path, pid: int, address: BrokerAddress, limits: BrokerLimits) -> None:
+    """Limit the streams in which a running broker keeps messages.
+
+    Call it after the first MQTT client has connected: NATS creates the streams for it.
+
+    Args:
+        folder: folder of the broker.
+        pid: process id of the server.
+        address: address with the broker's own user and password.
+        limits: limits of the broker.
+
+    Raises:
+        FleetError: the server refused a limit, or did not answer.
+    """
+    try:
+        with socket.create_connection(_local(folder, pid), timeout=_ANSWER_S) as connection, connection.makefile("rb") as lines:
+            login = {"verbose": False, "user": address.username, "pass": address.password, "lang": "fleetpulse", "version": "1"}
+            connection.sendall(b"CONNECT %b\r\nSUB %b 1\r\n" % (json.dumps(login).encode(), _INBOX.encode()))
+            for stream, part in _PARTS.items():
+                known = _asked(connection, lines, f"$JS.API.STREAM.INFO.{stream}", {})
+                if known.get("error", {}).get("code") == 404:
+                    continue
+                wanted = {**known["config"], "max_bytes": int(part * limits.store_bytes), "discard": "new"}  # deletes nothing
+                if error := _asked(connection, lines, f"$JS.API.STREAM.UPDATE.{stream}", wanted).get("error"):
+                    raise ValueError(f"{stream}: {error['description']}")
+    except (OSError, ValueError, KeyError) as error:
+        raise FleetError(
+            f"the broker did not accept the limit of its store ({error}); see its log, and start again",
+            code="broker-limit-refused",
+        ) from None
+
+
+def remove_ports(folder: Path) -> None:
+    """Remove the port files of killed servers before a start, since process ids are reused."""
+    for path in folder.glob("nats-server_*.ports"):
+        path.unlink()
+
+
+def _local(folder: Path, pid: int) -> tuple[str, int]:
+    """Return host and port of the server's own protocol, which listens on the loopback only."""
+    path, deadline_s = folder / f"nats-server_{pid}.ports", time.monotonic() + _ANSWER_S
+    while True:
+        try:
+            host, _, port = json.loads(path.read_text())["nats"][0].removeprefix("nats://").rpartition(":")
+            return host, int(port)
+        except (OSError, ValueError):  # not written to its end yet
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.05)
+
+
+def _asked(connection: socket.socket, lines: BinaryIO, subject: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer of the server to a request."""
+    body = json.dumps(dict(content)).encode()
+    connection.sendall(b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), _INBOX.encode(), len(body), body))
+    for line in lines:
+        if line.startswith(b"MSG "):
+            return json.loads(lines.read(int(line.rsplit(b" ", 1)[1])))
+        if line.startswith(b"PING"):
+            connection.sendall(b"PONG\r\n")
+        elif line.startswith(b"-ERR"):
+            raise ValueError(line.decode(errors="replace").strip())
+    raise ValueError("the connection was closed")

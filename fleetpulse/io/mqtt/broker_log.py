@@ -1,0 +1,143 @@
+"""Failed logins and refused messages, counted from the log of the embedded broker.
+
+NATS has no lock-out: it answers each login at once. A guess needs 192 random bits, since passwords
+are generated; so failures are reported, and their rate is not limited.
+
+Rule: clients choose user names and client ids. NATS quotes them in its log, and they stay quoted
+here, so that a name forges no line.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from fleetpulse.core.times import format_instant
+
+STATUS: Final = "broker-log"  # name of the status file with the counts
+_QUOTED: Final = rb'"((?:[^"\\]|\\.)*)"'
+_LINE: Final = re.compile(
+    rb"\[\d+\] \S+ \S+ \[ERR\] (?P<at>\S+):\d+ - [mc]id:\d+ - (?:"
+    + _QUOTED
+    + rb" - )?(?:(?P<login>authentication error)(?: - User (?P<user>"
+    + _QUOTED
+    + rb"))?|(?:Publish|Subscription) Violation - )"
+)
+_PIECE_BYTES: Final = 65_536
+_READ_BYTES: Final = 4_194_304  # of one call; the rest follows with the next one
+_USERS: Final = 1_000  # whose failures are counted one by one
+_SHOWN_USERS: Final = 5
+_SHOWN_CHARS: Final = 64
+
+
+@dataclass(slots=True)
+class BrokerLog:
+    """Counts since this object was created.
+
+    Attributes:
+        path: path of the log.
+        since_ms: instant of the creation, epoch milliseconds.
+        failed_logins: number of failed logins.
+        refused: number of messages and subscriptions that the rights of their user do not permit.
+    """
+
+    path: Path
+    since_ms: int
+    failed_logins: int = 0
+    refused: int = 0
+    _newest: dict[str, Any] | None = None
+    _users: Counter[str] = field(default_factory=Counter[str])
+    _file: BinaryIO | None = None
+    _rest: bytes = b""
+
+    def __post_init__(self) -> None:
+        """Skip the lines of earlier runs."""
+        if self.path.exists():
+            self._file = self.path.open("rb")
+            self._file.seek(0, os.SEEK_END)
+
+    def read(self, now_ms: int) -> bool:
+        """Read the new lines, also those of a file that was rotated since the last call.
+
+        If the broker rotates its log several times between two calls, the counts are too low.
+
+        Args:
+            now_ms: current instant, epoch milliseconds.
+
+        Returns:
+            Whether the counts changed.
+        """
+        before, left = (self.failed_logins, self.refused), _READ_BYTES
+        while left > 0 and (piece := self._piece()):
+            left -= len(piece)
+            lines = (self._rest + piece).split(b"\n")
+            self._rest = lines.pop()[-_PIECE_BYTES:]
+            for line in lines:
+                self._count(line, now_ms)
+        return before != (self.failed_logins, self.refused)
+
+    def _piece(self) -> bytes:
+        piece = self._file.read(_PIECE_BYTES) if self._file else b""
+        if piece:
+            return piece
+        try:
+            if self._file and os.path.samestat(os.fstat(self._file.fileno()), self.path.stat()):
+                return b""
+            fresh = self.path.open("rb")
+        except OSError:
+            return b""
+        self.close()
+        self._file, self._rest = fresh, b""
+        return fresh.read(_PIECE_BYTES)
+
+    def _count(self, line: bytes, now_ms: int) -> None:
+        found = _LINE.match(line)
+        if found is None:
+            return
+        if not found["login"]:
+            self.refused += 1
+            return
+        self.failed_logins += 1
+        user = (found["user"] or b'""').decode(errors="replace")[:_SHOWN_CHARS]
+        if user in self._users or len(self._users) < _USERS:
+            self._users[user] += 1
+        self._newest = {"user": user, "from": found["at"].decode(errors="replace"), "at_ms": now_ms}
+
+    def status(self) -> dict[str, Any]:
+        """Return the counts as the content of a status file.
+
+        ``users`` has the users with most failures, and ``newest`` the newest failed login; user
+        names are quoted as in the log.
+        """
+        return {
+            "since_ms": self.since_ms,
+            "failed_logins": self.failed_logins,
+            "refused": self.refused,
+            "users": dict(self._users.most_common(_SHOWN_USERS)),
+            "newest": self._newest,
+        }
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file:
+            self._file.close()
+            self._file = None
+
+
+def refusals_of(status: Mapping[str, Any]) -> str:
+    """Describe the counts of a `BrokerLog`; empty if they are 0.
+
+    Args:
+        status: content of the status file, see `BrokerLog.status`.
+    """
+    parts: list[str] = []
+    if failed := status.get("failed_logins"):
+        users = ", ".join(f"{count:,} as {user}" for user, count in status["users"].items())
+        newest = status["newest"]
+        parts.append(f"{failed:,} logins ({users}; the newest {format_instant(newest['at_ms'])} from {newest['from']})")
+    if refused := status.get("refused"):
+        parts.append(f"{refused:,} messages or subscriptions without the right to them")
+    return f"the broker refused {' and '.join(parts)} since {format_instant(status['since_ms'])}" if parts else ""

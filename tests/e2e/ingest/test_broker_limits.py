@@ -1,0 +1,145 @@
+"""Limits of the embedded broker: store, connections and log, tried with the real server."""
+
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from cli.commands.inspect.status import show_status
+from cli.supervisor import processes
+from cli.supervisor.processes import Run
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.mqtt import broker_log, codec
+from fleetpulse.io.mqtt.acl import Role, grant
+from fleetpulse.io.mqtt.address import BrokerAddress
+from fleetpulse.io.mqtt.broker import Broker
+from fleetpulse.io.mqtt.broker_limits import BrokerLimits
+from fleetpulse.io.mqtt.broker_log import BrokerLog
+from fleetpulse.io.mqtt.publisher import Publisher
+from fleetpulse.io.mqtt.subscriber import Receiver
+from tests.support import wait
+from tests.support.refusals import refused
+
+pytestmark = pytest.mark.e2e
+await_that = partial(wait.await_that, limit_s=60, pause_s=0.02)
+MB = 1_024**2
+MOST, SIZE = 40, 100_000  # messages, and bytes of each: more than the store takes
+Start = Callable[[BrokerLimits], tuple[Broker, BrokerAddress]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Return a function that starts a broker with limits, instead of the one before."""
+    started: list[tuple[Broker, BrokerAddress]] = []
+
+    def run(limits: BrokerLimits) -> tuple[Broker, BrokerAddress]:
+        port = 0
+        if started:
+            started[-1][0].stop()
+            port = started[-1][1].port
+        broker = Broker(tmp_path / "broker", tmp_path / "broker.log", port=port, limits=limits)
+        started.append((broker, broker.start()))
+        return started[-1]
+
+    yield run
+    for broker, _ in started:
+        broker.stop()
+
+
+def listening(address: BrokerAddress) -> Receiver:
+    receiver = Receiver(address, "bridge", ("fleet/#",))
+    await_that(lambda: receiver.poll(0.02) or receiver.connected)
+    return receiver
+
+
+def log_in_with_a_wrong_password(address: BrokerAddress) -> None:
+    receiver = Receiver(replace(address, password="wrong"), "guesser")
+    await_that(lambda: receiver.poll(0.02) or receiver.problem)
+    receiver.close()
+
+
+@pytest.mark.parametrize("limit_bytes", [2 * MB, MB // 4], ids=["same", "restarted with less"])
+def test_a_full_store_keeps_what_it_acknowledged_and_lets_the_bridge_in(limit_bytes: int, start: Start) -> None:
+    _, address = start(BrokerLimits(store_bytes=2 * MB))
+    listening(address).close()  # from now on, the broker keeps messages for the session
+    publisher = Publisher(address, "device", patience_s=60).__enter__()
+    with refused("publisher-timeout"):
+        for number in range(MOST):
+            publisher.publish("fleet/s/d/telemetry", bytes([number]) * SIZE)
+            publisher.flush(4)
+    acknowledged = publisher.acknowledged
+    assert publisher.published == acknowledged + 1 <= 2 * MB // SIZE + 1
+    if limit_bytes < 2 * MB:
+        start(BrokerLimits(store_bytes=limit_bytes))
+    bridge, received = Receiver(address, "bridge", ("fleet/#",)), dict[int, None]()
+
+    def is_drained() -> bool:
+        arrived = bridge.poll(0.02)
+        received.update((message.payload[0], None) for message in arrived)
+        bridge.ack([message.token for message in arrived])
+        publisher.pump()
+        return publisher.acknowledged == publisher.published == len(received)
+
+    await_that(is_drained)
+    bridge.close()
+    publisher.__exit__(None, None, None)
+    assert list(received) == list(range(acknowledged + 1))
+
+
+def test_connections_beyond_the_limit_are_refused(start: Start) -> None:
+    _, address = start(BrokerLimits(connections=3))
+
+    def admitted(number: int) -> bool:
+        connection = socket.create_connection((address.host, address.port), timeout=10)
+        opened.append(connection)
+        connection.sendall(codec.encode_connect(f"c{number}", address.username, address.password, keep_session=False))
+        try:
+            return connection.recv(4) == b"\x20\x02\x00\x00"
+        except ConnectionError:
+            return False
+
+    opened = list[socket.socket]()
+    try:
+        assert [admitted(number) for number in range(5)] == [True, True, True, False, False]
+    finally:
+        for connection in opened:
+            connection.close()
+
+
+def test_refused_messages_and_logins_are_counted_and_cannot_grow_the_log(start: Start, tmp_path: Path) -> None:
+    log = BrokerLog(tmp_path / "broker.log", 0)
+    password = grant(tmp_path / "broker", "pump-1", Role.DEVICE)
+    broker, address = start(BrokerLimits(log_bytes=20_000, log_files=3))
+    for _ in range(3):
+        log_in_with_a_wrong_password(replace(address, username="pump-1"))
+    await_that(lambda: log.read(1) or log.failed_logins == 3)
+    with Publisher(replace(address, username="pump-1", password=password), "pump-1", patience_s=60) as publisher:
+        for _ in range(5_000):
+            publisher.publish("fleet/s/pump-2/heartbeat", b"{}")
+    broker.stop()
+    log.read(2)
+    log.close()
+    assert (log.failed_logins, log.status()["users"]) == (3, {'"pump-1"': 3})
+    assert log.refused > 0
+    files = list(tmp_path.glob("broker.log*"))
+    assert len(files) == 3 and sum(path.stat().st_size for path in files) < 80_000
+
+
+def test_status_shows_failed_logins_while_the_broker_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processes, "_LOG_S", 0.0)
+    home = Home(tmp_path / "home")
+    home.prepare(None)
+    with home.locked("a test"):
+        with Run(home) as run:
+            address = run.use_broker(None)
+            log_in_with_a_wrong_password(replace(address, username="[red]ann"))
+            await_that(lambda: run.watch() or run.status(broker_log.STATUS))
+            show_status(home, json_lines=False)
+            assert '1 as "[red]ann"' in capsys.readouterr().out
+        show_status(home, json_lines=False)
+        assert "refused" not in capsys.readouterr().out
