@@ -13,6 +13,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
+from cli.common.audit import audit_commands
+
 
 @dataclass(frozen=True, slots=True)
 class Verb:
@@ -48,6 +50,7 @@ VERBS: Final = {
         "commands.inspect.status",
         "Show messages as they arrive, on any topic, and the result of each.",
     ),
+    "audit": Verb("commands.inspect.audit", "List who changed what: grants, commands to devices, policies, state, approvals."),
     "rewind": Verb("commands.inspect.rewind", "Show every device's mode at an instant, or the life of one device up to it."),
     "maintain": Verb("commands.batch.maintain", "Compact small files, remove expired rows, and delete unused files."),
     "plan": Verb("commands.inspect.plan", "Estimate the resources that a fleet needs: cores, memory, state and storage."),
@@ -93,7 +96,9 @@ class _Commands(Mapping[str, Any]):
         if name not in self._built:
             scratch_app = typer.Typer()
             import_module(f"cli.{VERBS[name].module}").register(scratch_app)
-            self._built.update(get_group(scratch_app).commands)
+            commands = get_group(scratch_app).commands
+            audit_commands(commands)
+            self._built.update(commands)
         return self._built[name]
 
     def __contains__(self, name: object) -> bool:

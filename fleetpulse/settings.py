@@ -228,6 +228,7 @@ class Settings(BaseSettings):
             switch; the newest of them is always kept, to make a rollback possible.
         keep_logs: retention of logs of processes that no longer write, and of Airflow's records of
             runs.
+        keep_audit: retention of records of actions in ``audit``.
         keep_quality: retention of data quality results in ``quality_results`` and
             ``quality_failures``.
         keep_quality_runs: number of data quality runs whose results and pages are kept below
@@ -274,6 +275,7 @@ class Settings(BaseSettings):
     keep_device_snapshots: Kept = "90d"  # pyright: ignore[reportAssignmentType]
     keep_generations: Kept = "30d"  # pyright: ignore[reportAssignmentType]
     keep_logs: Kept = "30d"  # pyright: ignore[reportAssignmentType]
+    keep_audit: Kept = "365d"  # pyright: ignore[reportAssignmentType]
     keep_quality: Kept = "90d"  # pyright: ignore[reportAssignmentType]
     keep_quality_runs: Annotated[int, Field(ge=1, le=1_000)] = 200
     keep_replaced: Annotated[Milliseconds, Field(ge=3_600_000)] = "1d"  # pyright: ignore[reportAssignmentType]

@@ -26,6 +26,7 @@ class Keep:
     logs_ms: int | None
     replaced_ms: int
     generations_ms: int | None = None
+    audit_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

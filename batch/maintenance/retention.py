@@ -8,7 +8,7 @@ from typing import Final
 from batch import amend
 from batch.maintenance.plan import BUSY, Keep, Step, since, unless_disk_full
 from fleetpulse.core.judgements import AMENDMENTS, JudgementKind
-from fleetpulse.core.tables import JUDGEMENTS, QUALITY_FAILURES, QUALITY_RESULTS, QUARANTINE, STREAM_HEALTH
+from fleetpulse.core.tables import AUDIT, JUDGEMENTS, QUALITY_FAILURES, QUALITY_RESULTS, QUARANTINE, STREAM_HEALTH
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.checkpoints.generations import load_generations
 from fleetpulse.io.delta.corruption import open_table
@@ -54,6 +54,7 @@ def _aged(keep: Keep) -> tuple[_Aged, ...]:
         _Aged(STREAM_HEALTH.name, "began_at", keep.stream_health_ms, STREAM_HEALTH.name),
         _Aged(QUALITY_RESULTS.name, "began_at", keep.quality_ms, QUALITY_RESULTS.name),
         _Aged(QUALITY_FAILURES.name, "began_at", keep.quality_ms, QUALITY_FAILURES.name),
+        _Aged(AUDIT.name, "recorded_at", keep.audit_ms, AUDIT.name),
         _Aged(JUDGEMENTS.name, "judged_at", keep.summaries_ms, "summaries", _SUMMARIES, _newest_summaries),
         _Aged(JUDGEMENTS.name, "judged_at", keep.late_ms, "late", f"kind IN ({kinds})", _not_amended),
     )

@@ -29,7 +29,17 @@ MODE_COLOURS: Final = {
 }
 
 DURATIONS: Final = frozenset(
-    {"covered_ms", "runtime_ms", "late_by_ms", "lasted_ms", "moved_by_ms", "clock_offset_ms", "timeout_ms", "death_grace_ms"}
+    {
+        "covered_ms",
+        "runtime_ms",
+        "late_by_ms",
+        "lasted_ms",
+        "moved_by_ms",
+        "clock_offset_ms",
+        "timeout_ms",
+        "death_grace_ms",
+        "duration_ms",
+    }
 )  # the other *_ms are instants
 TRANSITION_COLUMNS: Final = (
     "event_time",

@@ -406,9 +406,34 @@ QUALITY_FAILURES: Final = Table(
     ),
 )
 
+AUDIT: Final = Table(
+    "audit",
+    "Audit: who changed what, one row at the start of an action and one at its end; a killed action has no end.",
+    ("id", "phase"),
+    (
+        Column("recorded_at", "timestamp", "time of the record", required=True),
+        Column("id", "string", "id of the action, the same in both rows", required=True),
+        Column("phase", "string", "started or finished; an approval has only finished", required=True),
+        Column(
+            "action", "string", "words of the command, such as access grant; approval for an answer in Airflow", required=True
+        ),
+        Column("arguments", "string", "JSON object of its arguments; *** for secrets", required=True),
+        Column("os_user", "string", "user of the operating system", required=True),
+        Column(
+            "asked_by",
+            "string",
+            "requester by the environment: user and run of Airflow, or user of sudo; os_user could set it at will",
+        ),
+        Column("host", "string", "name of the machine", required=True),
+        Column("address", "string", "address of the SSH client by the environment; null if there is none"),
+        Column("result", "string", "ok, the code of the error, interrupted, or unexpected-error; null at the start"),
+        Column("duration_ms", "long", "duration of the action, in milliseconds; null at the start, and of an approval"),
+    ),
+)
+
 TABLES: Final = (
     MESSAGES, QUARANTINE, COVERAGE, DEVICES, GATEWAYS, JUDGEMENTS, STREAM_HEALTH, DEVICE_SNAPSHOTS, QUALITY_RESULTS,
-    QUALITY_FAILURES,
+    QUALITY_FAILURES, AUDIT,
 )  # fmt: skip
 
 

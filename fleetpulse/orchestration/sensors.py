@@ -19,6 +19,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferralTimeout
 
 from fleetpulse.core.times import format_instant, parse_instant_ms
+from fleetpulse.orchestration.approval_audit import record_answer
 from fleetpulse.orchestration.config import CONFIG, OrchestrationConfig
 from fleetpulse.orchestration.operators import ANSWERED, publish_reason
 from fleetpulse.orchestration.triggers import FrontierPast, Reaching, StreamAtBatch, batch_of
@@ -137,11 +138,16 @@ class WaitForFrontier(_Wait):
 class Approval(ApprovalOperator):
     """Ask a person for approval; *Reject* skips the later tasks.
 
-    A request without an answer in time fails the task and is not repeated.
+    A request without an answer in time fails the task and is not repeated. The answer has a record
+    in the table ``audit``.
+
+    Args:
+        place: configuration of the installation.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, *, place: OrchestrationConfig = CONFIG, **kwargs: Any) -> None:
         super().__init__(retries=1, retry_delay=timedelta(seconds=1), execution_timeout=None, **kwargs)  # see rule 2
+        self.place = place
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
         """Process the answer.
@@ -149,6 +155,7 @@ class Approval(ApprovalOperator):
         Raises:
             AirflowFailException: no answer came in time, or the answer is invalid.
         """
+        record_answer(self.place.home, context.get("dag_run"), event, self.task_id)
         if "error" in event:
             late = event.get("error_type") == "timeout"
             raise _failure(context, f"no answer within {self.response_timeout}" if late else str(event["error"]))

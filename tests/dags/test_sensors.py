@@ -78,19 +78,25 @@ def test_a_frontier_not_reached_in_time_is_reported_as_an_instant(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("event", "reason"),
+    ("event", "reason", "result"),
     [
-        ({"error": "Traceback: late", "error_type": "timeout"}, "no answer within 12:00:00"),
-        ({"error": "the answer is none of those", "error_type": "validation"}, "the answer is none of those"),
+        ({"error": "Traceback: late", "error_type": "timeout"}, "no answer within 12:00:00", "approval-timeout"),
+        ({"error": "the answer is none of those", "error_type": "validation"}, "the answer is none of those", "approval-invalid"),
     ],
 )
-def test_a_missing_approval_fails_with_a_reason_and_is_not_requested_again(event: dict[str, Any], reason: str) -> None:
+def test_a_missing_approval_fails_with_a_reason_is_audited_and_is_not_requested_again(
+    event: dict[str, Any], reason: str, result: str, tmp_path: Path
+) -> None:
     from airflow.sdk.exceptions import AirflowFailException
 
+    from fleetpulse.io.home.home import Home
     from fleetpulse.orchestration.sensors import Approval
+    from fleetpulse.reports.audit import audited_actions
 
-    context = Context()
-    approval = Approval(task_id="approve", subject="Migrate?", response_timeout=timedelta(hours=12))
+    context, home = Context(), Home(tmp_path / "home")
+    home.prepare(None)
+    approval = Approval(task_id="approve", subject="Migrate?", response_timeout=timedelta(hours=12), place=place(home.path))
     with pytest.raises(AirflowFailException, match=f"^{reason}$"):
         approval.execute_complete(context, event)
     assert context.left == {"refused": reason}
+    assert [(one["action"], one["result"]) for one in audited_actions(home)] == [("approval", result)]

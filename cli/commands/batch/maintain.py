@@ -60,6 +60,7 @@ def _steps(home: Home, report: Callable[[str], None], *, dry_run: bool) -> Itera
         logs_ms=settings.keep_logs,
         replaced_ms=settings.keep_replaced,
         generations_ms=settings.keep_generations,
+        audit_ms=settings.keep_audit,
     )
     for step in run(home, keep, dry_run=dry_run, report=report):
         yield {**asdict(step), "dry_run": dry_run}

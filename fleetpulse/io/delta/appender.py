@@ -160,13 +160,15 @@ def parquet_options(schema: pa.Schema) -> dict[str, Any]:
     return {"compression": "zstd", "use_dictionary": encoded or False}
 
 
-def write_files(table: Path, rows: pa.Table, partitioned_by: Sequence[str] = ()) -> list[Added]:
+def write_files(table: Path, rows: pa.Table, partitioned_by: Sequence[str] = (), *, with_statistics: bool = True) -> list[Added]:
     """Write rows durably to new files in a table's folder, without committing them.
 
     Args:
         table: folder of the table.
         rows: rows with the columns of the table; without rows, no file is written.
         partitioned_by: partition column, or empty; each of its values gets a file.
+        with_statistics: whether the files have statistics of columns. Arrow imports pandas to read
+            them, which takes half a second.
 
     Returns:
         The files, for a commit that adds them.
@@ -177,7 +179,7 @@ def write_files(table: Path, rows: pa.Table, partitioned_by: Sequence[str] = ())
     added: list[Added] = []
     try:
         for partition, some in _parts(rows, partitioned_by):
-            added.append(_write(table, some, partition))
+            added.append(_write(table, some, partition, with_statistics=with_statistics))
     except BaseException:
         remove_files(table, added)
         raise
@@ -203,7 +205,7 @@ def _parts(rows: pa.Table, partitioned_by: Sequence[str]) -> Iterator[tuple[dict
         yield {name: value}, bare.filter(pc.equal(values, value))
 
 
-def _write(table: Path, rows: pa.Table, partition: Mapping[str, str]) -> Added:
+def _write(table: Path, rows: pa.Table, partition: Mapping[str, str], *, with_statistics: bool) -> Added:
     folder = table.joinpath(*(f"{name}={value}" for name, value in partition.items()))
     if partition and not folder.exists():
         folder.mkdir(exist_ok=True)
@@ -218,7 +220,7 @@ def _write(table: Path, rows: pa.Table, partition: Mapping[str, str]) -> Added:
     except BaseException:
         path.unlink(missing_ok=True)
         raise
-    stats = {"numRecords": rows.num_rows, **_stats(pq.read_metadata(path))}
+    stats = {"numRecords": rows.num_rows, **(_stats(pq.read_metadata(path)) if with_statistics else {})}
     return Added(str(path.relative_to(table)), path.stat().st_size, stats, partition)
 
 

@@ -10,6 +10,7 @@ import gc
 import getpass
 import json
 import os
+import pwd
 import select
 import signal
 import socket
@@ -106,6 +107,25 @@ def asked_by() -> str:
     except (KeyError, OSError):
         user = f"user {os.getuid()}"
     return f"{user} on {socket.gethostname()}"
+
+
+def os_user() -> str:
+    """Return the user of this process by the operating system, whatever the environment names."""
+    uid = os.getuid()
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def requester() -> str | None:
+    """Return the requester that the environment names: an Airflow run, or the user of sudo."""
+    return os.environ.get(REQUESTED_BY_VARIABLE) or os.environ.get("SUDO_USER") or None
+
+
+def remote_address() -> str | None:
+    """Return the address from which the SSH session of the user came; None without one."""
+    return next(iter((os.environ.get("SSH_CLIENT") or os.environ.get("SSH_CONNECTION") or "").split()), None)
 
 
 def tune_gc() -> None:

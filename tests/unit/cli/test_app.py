@@ -104,6 +104,14 @@ def test_the_health_check_of_a_service_imports_none_of_its_dependencies(tmp_path
     )
 
 
+def test_the_audit_costs_a_verb_that_changes_nothing_no_import_and_an_audited_verb_no_pandas(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(Deployment())
+    packages = {"deltalake", "duckdb", "pandas", "pyarrow"}
+    assert _loaded(_fleet("access", "list", "--home", str(home.path)), packages) == []
+    assert _loaded(_fleet("access", "revoke", "nobody", "--home", str(home.path)), packages) == ["deltalake", "pyarrow"]
+
+
 def test_a_job_imports_no_optional_parts_of_its_libraries(tmp_path: Path) -> None:
     script = _fleet("job", "simulator", "--home", str(tmp_path / "absent"))  # it ends after its imports
     assert _loaded(script, HEAVY | {"dns", "paho", "rich", "structlog"}) == ["paho", "structlog"]

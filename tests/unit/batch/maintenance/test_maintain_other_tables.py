@@ -14,7 +14,7 @@ from deltalake.exceptions import DeltaError
 from batch.maintenance import retention
 from batch.maintenance.maintain import maintain
 from batch.maintenance.plan import FULL
-from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, QUARANTINE
+from fleetpulse.core.tables import AUDIT, DEVICE_SNAPSHOTS, JUDGEMENTS, QUARANTINE
 from fleetpulse.io.checkpoints.generations import begin_generation, checkpoint_of, load_generations, save_generations
 from fleetpulse.io.home.exclusive import exclusive_state_change
 from fleetpulse.io.home.home import Home
@@ -53,6 +53,19 @@ def test_retention_keeps_the_newest_summary_of_each_key_group(home: Home) -> Non
         ("summary", 1, 8),
         ("transition", None, 0),
     ]
+
+
+def test_audit_records_are_kept_for_their_own_time(home: Home) -> None:
+    days = (0, 100, 150)
+    rows = [{"recorded_at_ms": START + day * DAY_MS, "id": str(day), "phase": "finished", "action": "amend"} for day in days]
+    tables.append(home, AUDIT, tables.to_table(AUDIT, rows), "test", 1)
+
+    def kept(audit_ms: int | None) -> list[str]:
+        run_maintain(home, replace(KEEP, audit_ms=audit_ms))
+        return [one["id"] for one in tables.query(home, "SELECT id FROM audit ORDER BY recorded_at", tables=[AUDIT.name])]
+
+    assert kept(None) == ["0", "100", "150"]
+    assert kept(90 * DAY_MS) == ["100", "150"]
 
 
 def test_late_messages_are_kept_until_amend_has_processed_them(home: Home) -> None:
