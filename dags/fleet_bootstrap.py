@@ -2,7 +2,7 @@
 
 **When to run it**: to return to the state of a snapshot, or to continue with a subset of the
 devices. The form takes a snapshot's version or an instant (neither: the newest snapshot), and a
-condition such as `site = 'north'`. If the variable `FLEET_BOOTSTRAP_SCHEDULE` (a cron line) is set,
+filter such as `site = 'north'`. If the variable `FLEET_BOOTSTRAP_SCHEDULE` (a cron line) is set,
 the DAG also runs on that schedule from the newest snapshot. Such a run is a rehearsal with all
 checks.
 
@@ -15,7 +15,7 @@ reports the recovery: the new generation was discarded or rolled back, and the s
 again.
 
 **How to undo it**: stop the stream and run `./fleet state rollback`, or run this form with an older
-version. After a run with a condition, only the rollback works. It restores the excluded devices as
+version. After a run with a filter, only the rollback works. It restores the excluded devices as
 they were, and replays their messages up to the present without emitting judgements. Judgements
 emitted about them in between remain.
 """
@@ -24,6 +24,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
+from fleetpulse.core.device_filter import MAX_FILTER
 from fleetpulse.orchestration.config import CONFIG
 from fleetpulse.orchestration.dag_factory import change_state, fleet_dag
 
@@ -32,7 +33,13 @@ FORM = {
         None, type=["null", "integer"], minimum=0, title="Version", description="as listed by `./fleet state snapshots`"
     ),
     "at": Param(None, type=["null", "string"], format="date-time", title="At", description="the newest snapshot at this instant"),
-    "only": Param(None, type=["null", "string"], title="Only", description="condition on devices, such as site = 'north'"),
+    "only": Param(
+        None,
+        type=["null", "string"],
+        maxLength=MAX_FILTER,
+        title="Only",
+        description="filter that selects devices by columns of the snapshot: site = 'north' AND mode IN ('online', 'degraded')",
+    ),
 }
 
 

@@ -1,54 +1,87 @@
-"""Selection of the devices of a snapshot by an SQL condition."""
+"""Selection of the devices of a snapshot by a filter.
 
-import re
-from typing import Final
+Rule: Spark gets the parsed filter as columns and literals, never its text.
+"""
 
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+import operator
+from collections.abc import Callable
+from functools import reduce
+from typing import Any, Final, assert_never
+
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from fleetpulse.columnar.snapshot.rows import DEVICE
-from fleetpulse.core.errors import FleetError
+from fleetpulse.core.device_filter import (
+    AllOf,
+    AnyOf,
+    Between,
+    ColumnName,
+    Comparison,
+    Condition,
+    Constant,
+    DeviceFilter,
+    In,
+    Instant,
+    IsNull,
+    Like,
+    Not,
+    Operand,
+)
 
-_CALLS_JAVA: Final = re.compile(r"\b(?:try_)?reflect\b|\bjava_method\b", re.IGNORECASE)  # in any quotes and spacing
+_SIGNS: Final[dict[str, Callable[[Any, Any], Column]]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 
 
-def check_condition(only: str) -> None:
-    """Check that a condition calls no Java: it may come from a web form.
-
-    Raises:
-        FleetError: the condition names a function that calls Java.
-    """
-    if found := _CALLS_JAVA.search(only):
-        raise FleetError(
-            f'"{only}" is no condition on a device: it must not contain {found[0]}, which calls Java; '
-            f"write a condition on the columns of device_snapshots, such as: site = 'north'",
-            code="condition-calls-java",
-        )
-
-
-def matching_devices(rows: DataFrame, only: str) -> DataFrame:
-    """Return the devices that fit a condition.
+def matching_devices(rows: DataFrame, only: DeviceFilter) -> DataFrame:
+    """Return the devices that a filter selects.
 
     Args:
         rows: rows of a snapshot.
-        only: SQL condition on their columns.
-
-    Raises:
-        FleetError: the condition is invalid.
+        only: filter on their columns.
     """
-    check_condition(only)
-    try:
-        chosen = rows.filter((F.col("part") == DEVICE) & F.expr(f"({only})"))
-        chosen.limit(1).collect()
-    except PySparkException as error:
-        why = str(error).splitlines()[0][:200]
-        raise FleetError(
-            f'"{only}" is no condition on a device ({why}); write an SQL condition on the columns of device_snapshots, such as: '
-            f"site = 'north'",
-            code="condition-invalid",
-        ) from error
-    return chosen
+    return rows.filter((F.col("part") == DEVICE) & column_of(only.condition))
+
+
+def column_of(condition: Condition) -> Column:
+    """Compile a condition to a boolean column of snapshot rows."""
+    match condition:
+        case Constant(value):
+            return F.lit(value)
+        case Comparison(column, sign, operand):
+            return _SIGNS[sign](F.col(column), _operand(operand))
+        case Between(column, low, high):
+            return F.col(column).between(_operand(low), _operand(high))
+        case In(column, values):
+            return F.col(column).isin([_operand(value) for value in values])
+        case Like(column, pattern):
+            return F.col(column).like(pattern)
+        case IsNull(column):
+            return F.col(column).isNull()
+        case Not(negated):
+            return ~column_of(negated)
+        case AllOf(conditions):
+            return reduce(operator.and_, map(column_of, conditions))
+        case AnyOf(conditions):
+            return reduce(operator.or_, map(column_of, conditions))
+        case _:
+            assert_never(condition)
+
+
+def _operand(operand: Operand) -> Column:
+    match operand:
+        case ColumnName(name):
+            return F.col(name)
+        case Instant(instant_ms):
+            return F.timestamp_millis(F.lit(instant_ms))
+        case _:
+            return F.lit(operand)
 
 
 def keep_devices(rows: DataFrame, fit: DataFrame) -> DataFrame:

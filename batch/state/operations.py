@@ -24,6 +24,7 @@ from batch.state.recover import recover_from_snapshot, require_judgements_since,
 from fleetpulse.columnar.codec.versions import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.columnar.snapshot.bootstrap import LIMIT_FIELDS
 from fleetpulse.columnar.snapshot.rows import DEVICE
+from fleetpulse.core.device_filter import DeviceFilter
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition, partitions_of, position_after, unfinished
 from fleetpulse.io.checkpoints.generations import (
@@ -46,6 +47,7 @@ from fleetpulse.reports.judgements import shards
 Listed = Callable[[int | None], pa.Table]
 _MOST_GROUPS: Final = 100_000
 _MOST_PARTITIONS: Final = 10_000
+_SHOWN_OF_FILTER: Final = 200  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,22 +282,22 @@ def _have_other_devices(work: StateOperation, one: int, other: int) -> bool:
 
 
 def bootstrap(
-    work: StateOperation, snapshot: SnapshotInfo, only: str | None = None, *, damaged: bool = False
+    work: StateOperation, snapshot: SnapshotInfo, only: DeviceFilter | None = None, *, damaged: bool = False
 ) -> Generation | None:
     """Make a generation from a snapshot.
 
     Args:
         work: context of the operation.
         snapshot: snapshot to start from.
-        only: SQL condition on the columns of `DEVICE_SNAPSHOTS` that chooses the devices, taken in
-            their current state; None takes all devices as in the snapshot.
+        only: filter that selects the devices, taken in their current state; None takes all devices
+            as in the snapshot.
         damaged: whether the current state cannot be read. It is then neither drained nor compared.
             If its checkpoint logs are lost, too, the judgements emitted since the snapshot show
             which ones are missing, see `recover`.
 
     Raises:
-        FleetError: the snapshot cannot be read, the condition is invalid, no device fits it, or
-            bronze is no longer complete from the snapshot on.
+        FleetError: the snapshot cannot be read, no device fits the filter, or bronze is no longer
+            complete from the snapshot on.
     """
     home = work.home
     assert snapshot.version is not None, "a snapshot in the table has a version"
@@ -309,15 +311,16 @@ def bootstrap(
 
 
 def _from_rows(
-    work: StateOperation, snapshot: SnapshotInfo, rows: SnapshotRows, only: str | None, *, damaged: bool
+    work: StateOperation, snapshot: SnapshotInfo, rows: SnapshotRows, only: DeviceFilter | None, *, damaged: bool
 ) -> Generation | None:
     home = work.home
     chosen = rows.each.filter(F.col("part") == DEVICE) if only is None else matching_devices(rows.each, only)
     devices = chosen.count()
     if not devices and snapshot.devices:
+        wanted = "true" if only is None else only.text[:_SHOWN_OF_FILTER]
         raise FleetError(
-            f'no device of snapshot version {snapshot.version} fits "{only}"; got 0 of {snapshot.devices:,}; correct it',
-            code="condition-fits-none",
+            f'no device of snapshot version {snapshot.version} fits "{wanted}"; got 0 of {snapshot.devices:,}; correct it',
+            code="filter-fits-none",
         )
     current = home.generation()
     work.report(
@@ -334,7 +337,8 @@ def _from_rows(
         return None
     flush_outbox(home, current.number)
     at = stopped if damaged else drain(work.spark, home, work.report)
-    source = {"snapshot": snapshot.version, "generation": snapshot.generation, "batch": snapshot.batch, "only": only}
+    text = None if only is None else only.text
+    source = {"snapshot": snapshot.version, "generation": snapshot.generation, "batch": snapshot.batch, "only": text}
     bronze = snapshot.bronze
     if only is not None:  # the snapshot only selects the devices; their state is the present one
         rows, bronze = rows_as_given(keep_devices(state_of(work.spark, home, current, at).each, chosen)), at.version

@@ -155,9 +155,7 @@ def bootstrap(
     home: HomeOption = DEFAULT_HOME,
     version: VersionOption = None,
     at: AtOption = None,
-    only: Annotated[
-        str | None, typer.Option("--only", help="Keep only devices that meet this SQL condition: site = 'north'")
-    ] = None,
+    only: Annotated[str | None, typer.Option("--only", help="Keep only devices that this filter selects: site = 'north'")] = None,
     devices: Annotated[Path | None, typer.Option("--devices", help="Use a CSV or Parquet file of devices instead.")] = None,
     registry: Annotated[bool, typer.Option("--registry", help="Use the registered devices instead.")] = False,
     damaged: Annotated[bool, typer.Option("--damaged", help="The current state is unreadable: skip the comparison.")] = False,
@@ -203,14 +201,16 @@ def bootstrap(
         _run_change("bootstrap", home, options, from_list)
         return
     moment = None if at is None else parse_instant_ms(at)
+    from fleetpulse.core.device_filter import parse_device_filter
     from fleetpulse.io.tables.snapshots import find_snapshot
 
+    selected = None if only is None else parse_device_filter(only)
     chosen = find_snapshot(Home(home), version, moment)
 
     def from_snapshot(work: "StateOperation") -> "Generation | None":
         from batch.state.operations import bootstrap as begin
 
-        return begin(work, chosen, only, damaged=damaged)
+        return begin(work, chosen, selected, damaged=damaged)
 
     _run_change("bootstrap", home, options, from_snapshot)
 

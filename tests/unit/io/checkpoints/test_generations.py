@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from batch.common.spark_session import plainly_named
-from batch.state.device_filter import check_condition
 from batch.state.prune import prune
 from cli.commands.state.device_lists import read_devices
 from fleetpulse.columnar.codec.versions import STORED_FORM
@@ -73,15 +72,6 @@ def test_generations_with_chosen_devices_are_found_among_the_ancestors() -> None
     known = {number: Generation(number, 8, 4, "a verb", source) for number, source in enumerate(made_from, 1)}
     record = Generations(6, known)
     assert [set(record.with_chosen_devices(number)) for number in range(8)] == [set(), set(), {2}, {2}, set(), set(), {6}, set()]
-
-
-@pytest.mark.parametrize(
-    "call", ["reflect('java.lang.System', 'exit')", "`Java_Method`('a', 'b')", "try_reflect /**/ ('a', 'b')"]
-)
-def test_condition_on_devices_cannot_call_java(call: str) -> None:
-    check_condition("site = 'north' AND name = 'reflector'")
-    with refused("condition-calls-java"):
-        check_condition(f"site = 'north' OR {call} = 'x'")
 
 
 def test_incomplete_generation_is_removed_when_the_next_one_is_built(home: Home) -> None:

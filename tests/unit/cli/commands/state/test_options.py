@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.app import app
-from fleetpulse.core.errors import Misuse
+from fleetpulse.core.errors import FleetError, Misuse
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,9 @@ def test_an_option_without_effect_is_refused_with_a_remedy(tmp_path: Path, argum
     result = CliRunner().invoke(app, ["state", *arguments, "--home", str(tmp_path / "home")])
     assert isinstance(result.exception, Misuse)
     assert remedy in str(result.exception)
+
+
+def test_a_filter_is_parsed_before_a_home_is_read(tmp_path: Path) -> None:
+    arguments = ["state", "bootstrap", "--only", "reflect('java.lang.System', 'exit') = '0'", "--home", str(tmp_path / "home")]
+    error = CliRunner().invoke(app, arguments).exception
+    assert isinstance(error, FleetError) and error.code == "filter-invalid"
