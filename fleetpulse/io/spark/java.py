@@ -1,9 +1,15 @@
-"""Java of the machine if new enough, otherwise a JDK downloaded to the cache."""
+"""Java of the machine if new enough, otherwise a pinned JDK downloaded to the cache.
+
+The JDK is Eclipse Temurin, pinned by version and checksum. A Java of the machine is the choice of
+its owner: it is used if it is new enough.
+"""
 
 import os
+import platform
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +18,18 @@ from fleetpulse.io.system.fsync import atomic_write
 from fleetpulse.paths import cache_dir
 
 MINIMUM: Final = 17  # required by Spark 4
+VERSION: Final = "17.0.20+8"  # of the downloaded JDK
+RELEASES: Final = "https://github.com/adoptium/temurin17-binaries/releases/download"
+# (sys.platform, platform.machine()) -> platform in Temurin's file names, SHA-256 of the archive
+ARCHIVES: Final = {
+    ("linux", "x86_64"): ("x64_linux", "be7668bc030d578b83d6d5ef9221d6d6729bbbca8cf94a7d52e16ac68b5a5a35"),
+    ("linux", "aarch64"): ("aarch64_linux", "d143936f473a4cb24e3b0e247d6d0775769d55ec9775c339540e753059a8d77a"),
+    ("linux", "ppc64le"): ("ppc64le_linux", "a14127c5577dc12e058459549e5388fd47ebd1b3d8441fbd23c4d931bdcebee9"),
+    ("linux", "riscv64"): ("riscv64_linux", "bc36e8044c88df9f4ec2967c5277d1c8fae572378c12c0bac44dcae15d3af2f7"),
+    ("linux", "s390x"): ("s390x_linux", "d5bbce66faa1482adb6ddcabc51d6c14b7c35cb11174e657d84ecb2177a4f6e9"),
+    ("darwin", "arm64"): ("aarch64_mac", "524850138c742324fb21fca4ff6ef68ea25f25bf59366a864e45b4a0c45ed0df"),
+    ("darwin", "x86_64"): ("x64_mac", "3710c3131c5d7c090582b357f1310133a90bf701183d065223f1a0b90b9ed5ae"),
+}
 _REMEDY: Final = (
     "install a JDK 17 or newer (on Debian and Ubuntu: apt install openjdk-17-jre-headless; on macOS: "
     "brew install openjdk@17), or name one in JAVA_HOME, and try again"
@@ -21,12 +39,13 @@ _REMEDY: Final = (
 def find_java() -> Path:
     """Return the home of a Java 17 or newer from JAVA_HOME, PATH or the cache.
 
-    If there is none, download one to the cache.
+    If there is none, download the pinned one to the cache.
 
     Raises:
-        FleetError: no such Java is installed, and the download failed.
+        FleetError: no such Java is installed, and none is pinned for this platform, the download failed,
+            or its checksum differs.
     """
-    fetched = cache_dir() / "java_home"  # remembered here, since cjdk needs the network if its index is a day old
+    fetched = cache_dir() / "java_home"  # a file that names the home of the downloaded JDK
     seen: list[str] = []
     for java in _candidates(fetched):
         version, home = _version_and_home(java)
@@ -68,13 +87,23 @@ def _version_and_home(java: Path) -> tuple[int, Path | None]:
 def _fetch(seen: str) -> Path:
     import cjdk  # imported only if needed: the import takes time
 
+    required = f"Java {MINIMUM} or newer is required: {seen}"
+    if (pinned := ARCHIVES.get((sys.platform, platform.machine()))) is None:
+        raise FleetError(
+            f"{required}, and no JDK is pinned for {sys.platform} on {platform.machine()}; {_REMEDY}", code="java-missing"
+        )
+    name, sha256 = pinned
+    tag, file = f"jdk-{VERSION}", f"OpenJDK17U-jdk_{name}_hotspot_{VERSION.replace('+', '_')}.tar.gz"
+    url = f"tgz+{RELEASES}/{tag.replace('+', '%2B')}/{file}"
     try:
-        return Path(str(cjdk.java_home(vendor="temurin", version=str(MINIMUM), cache_dir=cache_dir() / "jdk")))
+        folder = Path(str(cjdk.cache_package(f"Temurin {VERSION}", url, sha256=sha256, cache_dir=cache_dir() / "jdk")))
     except Exception as error:  # cjdk's errors (network, archive, disk) differ between releases
         raise FleetError(
-            f"Java {MINIMUM} or newer is required: {seen}, and the download failed ({_reason(error)}); {_REMEDY}",
+            f"{required}, and the download of {file} with SHA-256 {sha256} failed ({_reason(error)}); {_REMEDY}",
             code="java-missing",
         ) from error
+    home = folder / tag
+    return home / "Contents" / "Home" if sys.platform == "darwin" else home
 
 
 def _reason(error: BaseException) -> str:
