@@ -85,7 +85,12 @@ def test(
 
 
 def lint() -> None:
-    """Check style, types, import contracts, and that generated files are up to date."""
+    """Check style, types, import contracts, and that generated files are up to date.
+
+    Also check that packages and images are pinned.
+    """
+    from cli.dev.images import image_faults
+
     tools = Path(sys.executable).parent
     checks = {
         "ruff": [str(tools / "ruff"), "check", "."],
@@ -102,6 +107,10 @@ def lint() -> None:
     if faults := lock_faults():
         typer.echo("\n".join(faults))
         failed.append("locks")
+    typer.echo("== images")
+    if faults := image_faults():
+        typer.echo("\n".join(faults))
+        failed.append("images")
     if failed:
         raise FleetError(f"checks failed: {', '.join(failed)}", code="checks-failed")
 
@@ -171,8 +180,16 @@ def read_lock(path: Path) -> dict[str, tuple[tuple[str, ...], bool]]:
 def lock(
     check: Annotated[bool, typer.Option("--check", help="Only check whether the locks are stale.")] = False,
     upgrade: Annotated[bool, typer.Option("--upgrade", help="Use the newest compatible versions.")] = False,
+    images: Annotated[bool, typer.Option("--images", help="Only pin the digests of container images, with Docker.")] = False,
 ) -> None:
     """Compile the lock files: pinned versions and hashes, without index URLs."""
+    if images:
+        if check or upgrade:
+            raise Misuse("--images excludes --check and --upgrade", code="option-conflict")
+        from cli.dev.images import pin_images
+
+        typer.echo("\n".join(pin_images()))
+        return
     if check:
         if faults := lock_faults():
             raise FleetError("\n".join(faults), code="lock-failed")

@@ -62,7 +62,7 @@ def test_a_container_has_limits_and_few_privileges(name: str) -> None:
     assert service["restart"] == ("on-failure:3" if name == INIT_SERVICE else "unless-stopped")
     assert "privileged" not in service and "pid" not in service and "network_mode" not in service
     assert ("healthcheck" in service) == (name != INIT_SERVICE), "a service that ends needs no health check"
-    assert re.fullmatch(r"[a-z]+:\d+\.\d+(\.\d+)?(-[a-z]+)?", service["image"]), "an image is pinned"
+    assert re.fullmatch(r"fleetpulse:\d+\.\d+\.\d+|[a-z]+:[\w.-]+@sha256:[0-9a-f]{64}", service["image"]), "an image is pinned"
 
 
 def test_every_port_is_published_on_loopback_only() -> None:
@@ -213,7 +213,8 @@ def test_the_image_copies_existing_files_and_runs_as_an_unprivileged_user() -> N
     assert "infra/secrets" in ignored
     users = [line.split()[1] for line in lines if line.startswith("USER ")]
     assert users == ["10001:10001"]
-    assert [line for line in lines if line.startswith("FROM ")] == ["FROM python:3.11.13-slim-bookworm"]
+    [base] = [line for line in lines if line.startswith("FROM ")]
+    assert re.fullmatch(r"FROM python:3\.11\.\d+-slim-bookworm@sha256:[0-9a-f]{64}", base)
 
 
 @pytest.fixture(scope="module")
