@@ -87,8 +87,9 @@ def test(
 def lint() -> None:
     """Check style, types, import contracts, and that generated files are up to date.
 
-    Also check that packages and images are pinned.
+    Also check that packages and images are pinned, and look up known vulnerabilities of the packages.
     """
+    from cli.dev.audit import audit
     from cli.dev.images import image_faults
 
     tools = Path(sys.executable).parent
@@ -111,6 +112,11 @@ def lint() -> None:
     if faults := image_faults():
         typer.echo("\n".join(faults))
         failed.append("images")
+    typer.echo("== advisories")
+    faults, summary = audit()
+    typer.echo("\n".join([*faults, f"== advisories: {summary}"]))
+    if faults:
+        failed.append("advisories")
     if failed:
         raise FleetError(f"checks failed: {', '.join(failed)}", code="checks-failed")
 
