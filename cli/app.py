@@ -63,6 +63,9 @@ VERBS: Final = {
     "test": Verb("dev.commands", "Run tests by layer: unit, property, dags, spark, e2e; options go to pytest."),
     "lint": Verb("dev.commands", "Check style, types, import contracts, and that generated files are up to date."),
     "lock": Verb("dev.commands", "Compile the lock files: pinned versions and hashes, without index URLs."),
+    "sbom": Verb(
+        "dev.commands", "Print the software bill of materials: components and hashes, in CycloneDX's JSON format.", hidden=True
+    ),
     "chaos": Verb("chaos.command", "Kill processes of a fleet under load, at random, and account for every message."),
     "drill": Verb("commands.batch.drill", "Replay a recording with and without state operations; compare the verdicts."),
     "amend": Verb("commands.batch.amend", "Replay devices with late messages, and amend their verdicts."),

@@ -1,4 +1,4 @@
-"""Verbs of contributors: test, lint, lock, bench.
+"""Verbs of contributors: test, lint, lock, sbom, bench.
 
 Rule: all checks run, even if one fails. The last line names the failed checks, and the exit code
 is 1.
@@ -10,6 +10,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterable
+from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -32,11 +33,20 @@ _MISUSE: Final = 2  # exit code of argparse
 _ABSENT: Final[tuple[tuple[str, ...], bool]] = ((), False)
 
 
+class Kind(StrEnum):
+    """Environment of a bill of materials, see `KINDS`."""
+
+    RUNTIME = "runtime"
+    OPERATIONS = "operations"
+    DEV = "dev"
+
+
 def register(app: typer.Typer) -> None:
     """Add the verbs."""
     app.command("test", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(test)
     app.command("lint")(lint)
     app.command("lock")(lock)
+    app.command("sbom", hidden=True)(sbom)
     bench = typer.Typer(no_args_is_help=True, help="Measure this project, and compare it with its peers.")
     bench.command("lifecycle")(bench_lifecycle)
     bench.command("fold")(bench_fold)
@@ -215,6 +225,26 @@ def lock(
     source, target = PEER_LOCK
     if _call([*command, "--no-annotate", source, "--output-file", target]):
         raise FleetError(f"uv cannot compile {target}; see its output above", code="lock-failed")
+
+
+def sbom(
+    kind: Annotated[Kind, typer.Option("--kind", help="Environment: runtime, operations or dev.")] = Kind.OPERATIONS,
+    output: Annotated[Path | None, typer.Option("--output", help="File to write instead of standard output.")] = None,
+) -> None:
+    """Print the software bill of materials: components and hashes, in CycloneDX's JSON format."""
+    from cli.dev.sbom import sbom as run
+    from fleetpulse import __version__
+
+    text = run(kind.value, __version__)
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text)
+    except OSError as error:
+        raise FleetError(
+            f'cannot write "{output}" ({error.strerror}); name a file in an existing folder', code="sbom-unwritable"
+        ) from None
 
 
 def bench_lifecycle(

@@ -1,4 +1,4 @@
-"""Generator of reference documents and of the Sparkplug codec.
+"""Generator of reference documents, third-party notices and the Sparkplug codec.
 
 The documents are the commands, data dictionary, lifecycle, policy, settings, runbooks, suites and
 the message schema. ``python -m cli.dev.docgen`` writes them; ``--check`` lists the stale ones.
@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 from typer.main import get_command
 
 from cli.app import VERBS, app
+from cli.dev.notices import NOTICES, notices
 from fleetpulse.core.lifecycle import TRANSITIONS, Mode, Trigger
 from fleetpulse.core.policy import MAX_BYTES, MAX_CLASSES, RULES, Rules
 from fleetpulse.core.quality.table_suites import SUITES
@@ -220,6 +221,7 @@ FILES: Final = {
     "docs/reference/message-v1.schema.json": schema,
     f"{CODEC}_pb2.py": partial(codec, "_pb2.py"),
     f"{CODEC}_pb2.pyi": partial(codec, "_pb2.pyi"),
+    NOTICES.name: notices,
 }
 
 
