@@ -111,7 +111,9 @@ def test_query_restarts_only_if_its_source_connected_too_late(errors: list[str |
 @pytest.mark.parametrize(("bounded", "starts"), [(True, 2), (False, 1)])
 def test_bounded_query_restarts_if_a_process_of_its_first_batch_connected_too_late(bounded: bool, starts: int) -> None:
     class Initialized(_Query):
-        status = {"message": "Processing new data"}  # noqa: RUF012 - a stand-in's constant
+        @property
+        def status(self) -> dict[str, Any]:
+            return {"message": "Processing new data"}
 
         @property
         def lastProgress(self) -> Any:  # noqa: N802 - Spark's name
