@@ -182,6 +182,18 @@ class Settings(BaseSettings):
             acknowledges no message and closes the connection of the publisher, until the bridge has
             read. Retained messages have a quarter of the size in addition.
         broker_connections: maximum number of connections of the embedded broker.
+        broker_certificate: PEM file of the embedded broker's certificate, followed by intermediate
+            ones. With it, the broker listens with TLS only. A relative path, here and in the next
+            settings, is relative to the home.
+        broker_key: PEM file of the key of that certificate, unencrypted.
+        broker_authority: PEM file of the authorities that signed that certificate, for
+            fleetpulse's own connections; without it, they trust the authorities of the system.
+        broker_client_authority: PEM file of the authorities that sign certificates of clients.
+            With it, every client must present a certificate, which names its user
+            (``fleet access grant --certificate``).
+        broker_own_certificate: PEM file of the client certificate of fleetpulse's own connections,
+            with the DNS name ``fleet``; required with ``broker_client_authority``.
+        broker_own_key: PEM file of the key of that certificate, if it does not contain the key.
         bridges: further bridges of a large fleet by name, each with its sites. ``bridge-1``
             receives all other messages, history and commands. In the file it is a table:
             ``[bridges]``, ``north = ["oslo", "turku"]``; in the environment it is JSON. Bridges
@@ -256,6 +268,12 @@ class Settings(BaseSettings):
     broker_sync: Annotated[str, AfterValidator(_is_sync)] = DEFAULT_SYNC
     broker_store: Annotated[str, AfterValidator(_is_store)] = "8g"
     broker_connections: Annotated[int, Field(ge=10, le=1_000_000)] = 10_000
+    broker_certificate: str = ""
+    broker_key: str = ""
+    broker_authority: str = ""
+    broker_client_authority: str = ""
+    broker_own_certificate: str = ""
+    broker_own_key: str = ""
     bridges: Annotated[dict[str, tuple[str, ...]], AfterValidator(_are_bridges)] = {}
     identity: DeviceIdentity = DeviceIdentity.ID
     kafka: Annotated[dict[str, str], BeforeValidator(_flat), Field(repr=False)] = {}

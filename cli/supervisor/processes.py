@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import Final, NoReturn, Self
+from typing import TYPE_CHECKING, Final, NoReturn, Self
 
 import typer
 
@@ -20,13 +20,16 @@ from fleetpulse.io.home.desired_state import RUNNING, get_desired
 from fleetpulse.io.home.home import Home, bridge_job
 from fleetpulse.io.mqtt import broker_log
 from fleetpulse.io.mqtt.address import BrokerAddress, save_address
-from fleetpulse.io.mqtt.broker import LOOPBACK, Broker
+from fleetpulse.io.mqtt.broker import LOOPBACK, Broker, ListenerTls
 from fleetpulse.io.mqtt.broker_limits import BrokerLimits
 from fleetpulse.io.spark.jars import JARS, KAFKA_JARS, absent_jars, resolve_jars
 from fleetpulse.io.spark.java import find_java
 from fleetpulse.io.system.process import NOT_RESTARTED, read_status, write_status
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.paths import ROOT
+
+if TYPE_CHECKING:
+    from fleetpulse.settings import Settings
 
 _STOP_S: Final = 20
 _FULL_BYTES: Final = 50_000_000  # more than a start of the lifecycle job writes
@@ -235,6 +238,20 @@ def _exit_on_signal(number: int, _: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
+def listener_tls(home: Home, settings: "Settings") -> ListenerTls | None:
+    """Return the configured TLS files of the embedded broker; None if no setting of them is set."""
+    named = (
+        settings.broker_certificate,
+        settings.broker_key,
+        settings.broker_authority,
+        settings.broker_client_authority,
+        settings.broker_own_certificate,
+        settings.broker_own_key,
+    )
+    files = [str((home.path / Path(file).expanduser()).absolute()) if file else "" for file in named]
+    return ListenerTls(*files) if any(files) else None
+
+
 class Run:
     """The processes of one run, as a context that leaves none running on exit.
 
@@ -281,7 +298,13 @@ class Run:
                 signal.signal(number, signal.SIG_DFL if handler is _exit_on_signal else handler)
 
     def use_broker(
-        self, address: BrokerAddress | None, port: int = 0, host: str = LOOPBACK, known_as: str | None = None
+        self,
+        address: BrokerAddress | None,
+        port: int = 0,
+        host: str = LOOPBACK,
+        known_as: str | None = None,
+        *,
+        plain: bool = False,
     ) -> BrokerAddress:
         """Start the embedded broker, or use another one; save its address for the jobs.
 
@@ -290,6 +313,7 @@ class Run:
             port: port of the embedded broker; 0 for a free one.
             host: address at which the embedded broker listens.
             known_as: host name by which the jobs reach the embedded broker; None for ``host``.
+            plain: whether the embedded broker may listen without TLS beyond the loopback interface.
         """
         if address is None:
             from fleetpulse.settings import load_settings, size_mb  # takes 0.1 s, and read-only verbs do not need it
@@ -298,7 +322,17 @@ class Run:
             limits = BrokerLimits(settings.broker_connections, size_mb(settings.broker_store) * 1_024**2)
             self.home.run(broker_log.STATUS).unlink(missing_ok=True)
             self._log = broker_log.BrokerLog(log, wall_clock_ms())
-            self.broker = Broker(self.home.broker, log, host, port, known_as=known_as, sync=settings.broker_sync, limits=limits)
+            self.broker = Broker(
+                self.home.broker,
+                log,
+                host,
+                port,
+                known_as=known_as,
+                sync=settings.broker_sync,
+                limits=limits,
+                tls=listener_tls(self.home, settings),
+                plain=plain,
+            )
             address = self.broker.start()
         self.address = address
         save_address(self.home.run("broker"), address)

@@ -198,6 +198,8 @@ def _access_examples(home: Home, address: BrokerAddress) -> list[str]:
     They do not show the fleet's own password, which has all permissions.
     """
     where = f"-h {address.host} -p {address.port}"
+    if address.tls is not None:
+        where += f" --cafile {address.tls.ca}" if address.tls.ca else " --tls-use-os-certs"
     return [
         f"broker: {address.host}:{address.port}",
         f"grant:  PASSWORD=$(./fleet access grant my-device --home {home.path})",

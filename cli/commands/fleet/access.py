@@ -8,6 +8,7 @@ import typer
 
 from cli.common.options import DEFAULT_HOME, HomeOption, RowsOption
 from cli.common.output import as_json, console
+from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.mqtt import acl as rules
 from fleetpulse.io.mqtt.acl import Role
@@ -32,20 +33,40 @@ def grant(
     nodes: Annotated[
         list[str] | None, typer.Option("--sparkplug", metavar="GROUP/NODE", help="Sparkplug edge node; repeatable.")
     ] = None,
+    certificate: Annotated[
+        str | None,
+        typer.Option(
+            "--certificate", metavar="SUBJECT", help="Certificate instead of a password: CN=pump-1,O=Acme, or a name in it."
+        ),
+    ] = None,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Grant a device, a watcher or an operator access to the broker.
 
-    The password is shown only once. For an existing name, a new password replaces the old one.
+    The password is shown only once. For an existing name, a new password or certificate replaces
+    the old one.
     """
     Home(home).record()  # raises if there is no fleet, for example after a typing error
+    advice = f"connect with a client id that others cannot guess, such as {rules.suggested_client_id(name)}"
+    if certificate is not None:
+        rules.grant_certificate(Home(home).broker, name, role, certificate, speaks_for or [], nodes or [])
+        note = _renewed(home)
+        from fleetpulse.settings import load_settings  # takes 0.1 s
+
+        if not load_settings(home).broker_client_authority:
+            note += "; the broker uses certificates only with the setting broker_client_authority"
+        typer.echo(f'"{name}" has access as {role} with the certificate "{certificate}"{note}; {advice}', err=True)
+        return
     password = rules.grant(Home(home).broker, name, role, speaks_for or [], nodes or [])
     note = _renewed(home)
     # Wait until the broker accepts the password, so that it can be used at once.
-    if note and not await_admission(replace(load_address(Home(home).run("broker")), username=name, password=password)):
+    address = load_address(Home(home).run("broker")) if note else None
+    if address is not None and address.tls is not None and address.tls.cert:  # this process has no certificate of that user
+        note += "; the user also needs a certificate with its name as DNS name or e-mail address"
+    elif address is not None and not await_admission(replace(address, username=name, password=password)):
         note = f'; the broker has the new rules, but does not accept the password yet: see "{Home(home).logs / "broker.log"}"'
     typer.echo(password)
-    typer.echo(f'"{name}" has access as {role}; the password is not shown again{note}', err=True)
+    typer.echo(f'"{name}" has access as {role}; the password is not shown again{note}; {advice}', err=True)
 
 
 @access.command("revoke")
@@ -56,12 +77,27 @@ def revoke(name: Annotated[str, typer.Argument(help="User name.")], home: HomeOp
     typer.echo(f'access of "{name}" is revoked{_renewed(home)}', err=True)
 
 
+@access.command("reload")
+def reload(home: HomeOption = DEFAULT_HOME) -> None:
+    """Reload the access rules and certificate files of the running broker.
+
+    Connections and sessions persist. New connections get the new certificate.
+    """
+    Home(home).record()
+    if not renew_access(Home(home).broker):
+        raise FleetError(
+            f'no embedded broker runs in "{home}"; it reads its files when it starts: ./fleet up, or ./fleet service broker',
+            code="broker-not-running",
+        )
+    typer.echo("the broker reloads its access rules and certificates", err=True)
+
+
 @access.command("list")
 def show(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False) -> None:
     """List the users of the broker, with their roles and devices."""
     Home(home).record()
     rows: list[dict[str, Any]] = [
-        {"name": one.name, "role": one.role.value, "speaks_for": [*one.devices, *one.nodes]}
+        {"name": one.name, "role": one.role.value, "speaks_for": [*one.devices, *one.nodes], "certificate": one.certificate}
         for one in rules.grants(Home(home).broker)
     ]
     if json_lines:
@@ -71,10 +107,10 @@ def show(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False) -> Non
     from rich.table import Table
 
     table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("name", "role", "speaks for"):
+    for column in ("name", "role", "speaks for", "certificate"):
         table.add_column(column)
     for row in rows:
-        table.add_row(row["name"], row["role"], ", ".join(row["speaks_for"]))
+        table.add_row(row["name"], row["role"], ", ".join(row["speaks_for"]), row["certificate"])
     if rows:
         console().print(table)
     else:
@@ -84,6 +120,9 @@ def show(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False) -> Non
 @access.command("rules")
 def rules_for(
     mosquitto: Annotated[bool, typer.Option("--mosquitto", help="Print a Mosquitto acl_file, not a NATS configuration.")] = False,
+    certificates: Annotated[
+        bool, typer.Option("--certificates", help="Include users with certificates, for a NATS listener with verify_and_map.")
+    ] = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Print the access rules in the format of another broker.
@@ -93,7 +132,8 @@ def rules_for(
     Home(home).record()
     known = rules.grants(Home(home).broker)
     service = BrokerAddress("", 0, rules.SERVICE_USER, "REPLACE-THIS")
-    typer.echo(rules.mosquitto_rules(known) if mosquitto else rules.nats_rules(service, known), nl=False)
+    of_nats = rules.nats_rules(service, known, certificates=certificates)
+    typer.echo(rules.mosquitto_rules(known) if mosquitto else of_nats, nl=False)
 
 
 def _renewed(home: Path) -> str:

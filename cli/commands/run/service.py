@@ -46,6 +46,9 @@ def service(
     known_as: Annotated[
         str | None, typer.Option("--known-as", help="broker: host name at which the bridge connects to it.")
     ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="broker: allow --listen beyond the loopback interface without TLS.")
+    ] = False,
 ) -> None:
     """Run one part of a home in the foreground, for systemd or a container.
 
@@ -77,7 +80,7 @@ def service(
         if makes:
             opened.divide(settings.all_bridges())
         if name is Service.BROKER:
-            _print(f"the broker is listening on {run.use_broker(None, port, listen, known_as)}")
+            _print(f"the broker is listening on {run.use_broker(None, port, listen, known_as, plain=plain)}")
             job = None
         elif (job := _start_part(run, name, address, stop)) is None:
             return

@@ -3,7 +3,9 @@
 Rule 1: a device's user name is its id, and the device publishes only under that id, at any site.
 A Sparkplug edge node publishes under its group and node, for all of its devices.
 Rule 2: the broker stores only the hash of a password; the password is shown once, when created.
-Rule 3: access that is not granted is refused. Devices publish only the kinds that devices send;
+Rule 3: a user has a password or a certificate. Users of certificates have no password, so they are
+in the rules only if the listener requires certificates.
+Rule 4: access that is not granted is refused. Devices publish only the kinds that devices send;
 only operators and fleetpulse itself publish on control topics and internal kinds.
 """
 
@@ -30,6 +32,8 @@ _KINDS: Final = sorted(kind.value for kind in FROM_DEVICES)
 _NOTHING: Final = ["_nothing"]  # an empty list would allow everything
 _HEARD: Final = ("fleet/#", f"{ALERTS}/#", f"{FAILURES}/#")  # watchers and operators may subscribe
 _SENT: Final = ("fleet/#", f"{ALERTS}/#")  # operators may publish
+_MQTT_ONLY: Final = 'allowed_connection_types: ["MQTT", "MQTT_WS"]'  # no user logs in at the broker's NATS port
+_LONGEST_SUBJECT: Final = 1_024
 _ROUNDS: Final = 5  # passwords are random, so a costlier hash would only slow down each login
 
 
@@ -52,9 +56,11 @@ class Grant:
     Attributes:
         name: user name.
         role: role of the user.
-        hashed: bcrypt hash of the password.
+        hashed: bcrypt hash of the password; empty for a user with a certificate.
         devices: device ids the user publishes for: its own id, or the ids behind a gateway.
         nodes: Sparkplug edge nodes the user publishes as, each ``GROUP/NODE``.
+        certificate: subject of the user's certificate, or a name in it; empty for a user with a
+            password.
     """
 
     name: str
@@ -62,6 +68,12 @@ class Grant:
     hashed: str
     devices: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
+    certificate: str = ""
+
+    @property
+    def login(self) -> str:
+        """Name by which the broker knows the user."""
+        return self.certificate or self.name
 
 
 def grants(folder: Path) -> list[Grant]:
@@ -77,7 +89,14 @@ def grants(folder: Path) -> list[Grant]:
     try:
         content = json.loads(path.read_text())
         return [
-            Grant(one["name"], Role(one["role"]), one["hashed"], tuple(one["devices"]), tuple(one.get("nodes", ())))
+            Grant(
+                one["name"],
+                Role(one["role"]),
+                one["hashed"],
+                tuple(one["devices"]),
+                tuple(one.get("nodes", ())),
+                one.get("certificate", ""),
+            )
             for one in content
         ]
     except FileNotFoundError:
@@ -100,9 +119,65 @@ def grant(folder: Path, name: str, role: Role, devices: Sequence[str] = (), node
         nodes: Sparkplug edge nodes the user publishes as, each ``GROUP/NODE``.
 
     Raises:
-        FleetError: a name is malformed, the user name is reserved for fleetpulse, or a role other
-            than device is given devices or nodes.
+        FleetError: a name is malformed, the user name is reserved for fleetpulse or is a granted
+            certificate, or a role other than device is given devices or nodes.
     """
+    _check(name, role, devices, nodes)
+    import bcrypt
+
+    password = secrets.token_urlsafe(24)
+    hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(_ROUNDS, b"2a")).decode()
+    _put(folder, Grant(name, role, hashed, _own(name, role, devices, nodes), tuple(nodes)))
+    return password
+
+
+def grant_certificate(
+    folder: Path, name: str, role: Role, certificate: str, devices: Sequence[str] = (), nodes: Sequence[str] = ()
+) -> None:
+    """Grant the owner of a certificate access; replace an existing grant of the user.
+
+    Args:
+        folder: folder of the broker.
+        name: user name, see `grant`.
+        role: role of the user.
+        certificate: subject of the certificate as in RFC 4514, such as ``CN=pump-1,O=Acme``, or an
+            e-mail address, DNS name or URI of its alternative names.
+        devices: see `grant`.
+        nodes: see `grant`.
+
+    Raises:
+        FleetError: see `grant`; or the certificate is malformed, or belongs to another user.
+    """
+    _check(name, role, devices, nodes)
+    certificate = certificate.strip()
+    if not certificate or not certificate.isprintable() or len(certificate) > _LONGEST_SUBJECT:
+        raise FleetError(
+            f"a certificate is named by its subject or an alternative name, 1 to {_LONGEST_SUBJECT:,} printable characters; "
+            f'got {certificate[:100]!a}; write one such as "CN=pump-1,O=Acme"',
+            code="certificate-invalid",
+        )
+    if certificate == SERVICE_USER:
+        raise FleetError(
+            f'the certificate name "{SERVICE_USER}" is reserved for fleetpulse; issue a certificate with another name',
+            code="user-reserved",
+        )
+    _put(folder, Grant(name, role, "", _own(name, role, devices, nodes), tuple(nodes), certificate))
+
+
+def suggested_client_id(name: str) -> str:
+    """Return a new MQTT client id for a user that other users cannot guess.
+
+    A client that connects with the client id of another user's session replaces it. The broker
+    cannot prevent that (`docs/adr/0038-mqtt-client-ids.md`).
+    """
+    return f"{name.replace('.', '-')}-{secrets.token_hex(8)}"  # NATS refuses dots
+
+
+def _own(name: str, role: Role, devices: Sequence[str], nodes: Sequence[str]) -> tuple[str, ...]:
+    return tuple(devices) if devices or nodes or role is not Role.DEVICE else (name,)
+
+
+def _check(name: str, role: Role, devices: Sequence[str], nodes: Sequence[str]) -> None:
     if name == SERVICE_USER:
         raise FleetError(f'the user name "{SERVICE_USER}" is reserved for fleetpulse; choose another', code="user-reserved")
     for one in (name, *devices):
@@ -122,14 +197,25 @@ def grant(folder: Path, name: str, role: Role, devices: Sequence[str] = (), node
             f"the role {role} takes no devices or edge nodes; got {bound}; omit them, or use the role device",
             code="role-without-devices",
         )
-    import bcrypt
 
-    password = secrets.token_urlsafe(24)
-    hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(_ROUNDS, b"2a")).decode()
-    own = tuple(devices) if devices or nodes or role is not Role.DEVICE else (name,)
+
+def _put(folder: Path, new: Grant) -> None:
+    """Store a grant in place of that of the same user; two users with one login would stop the broker."""
     with access_lock(folder):
-        _write(folder, [*(one for one in grants(folder) if one.name != name), Grant(name, role, hashed, own, tuple(nodes))])
-    return password
+        others = [one for one in grants(folder) if one.name != new.name]
+        for one in others:
+            if _canonical(one.login) == _canonical(new.login):
+                raise FleetError(
+                    f'"{new.login}" is already the login of the user "{one.name}"; revoke that access first, or use another '
+                    f"name or certificate",
+                    code="login-granted",
+                )
+        _write(folder, [*others, new])
+
+
+def _canonical(login: str) -> tuple[str, ...]:
+    """Return the parts of a login in sorted order: NATS ignores their order in a subject."""
+    return tuple(sorted(part.strip() for part in re.split(r"(?<!\\)[,+]", login)))
 
 
 def revoke(folder: Path, name: str) -> None:
@@ -165,19 +251,29 @@ def access_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def nats_rules(service: BrokerAddress, known: Iterable[Grant]) -> str:
+def nats_rules(service: BrokerAddress, known: Iterable[Grant], *, certificates: bool = False) -> str:
     """Return the authorization part of a NATS configuration.
 
     Args:
         service: user and password of fleetpulse, which may publish and subscribe to everything.
         known: access grants of the other users.
+        certificates: whether the listener maps certificates to users (``verify_and_map``). If not,
+            users with certificates are left out: without a password, any client could be them.
     """
-    users = [f"{{ user: {json.dumps(service.username)}, password: {json.dumps(service.password)} }}"]
+    users = [f"{{ user: {quoted(service.username)}, password: {quoted(service.password)}, {_MQTT_ONLY} }}"]
     for one in known:
+        if one.certificate and not certificates:
+            continue
         may_send, may_hear = _subjects(one)
-        allowed = f"publish: {{ allow: {json.dumps(may_send)} }}, subscribe: {{ allow: {json.dumps(may_hear)} }}"
-        users.append(f"{{ user: {json.dumps(one.name)}, password: {json.dumps(one.hashed)}, permissions: {{ {allowed} }} }}")
+        login = f"user: {quoted(one.login)}" + ("" if one.certificate else f", password: {quoted(one.hashed)}")
+        allowed = f"publish: {{ allow: {quoted(may_send)} }}, subscribe: {{ allow: {quoted(may_hear)} }}"
+        users.append(f"{{ {login}, {_MQTT_ONLY}, permissions: {{ {allowed} }} }}")
     return "authorization { users: [\n  " + "\n  ".join(users) + "\n] }\n"
+
+
+def quoted(value: str | list[str] | None) -> str:
+    """Write a value for a NATS configuration: strings as in JSON, but without its escapes by number."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _subjects(one: Grant) -> tuple[list[str], list[str]]:
@@ -207,17 +303,20 @@ def _topics(one: Grant) -> tuple[list[str], list[str]]:
 def mosquitto_rules(known: Iterable[Grant]) -> str:
     """Return the same rules as a Mosquitto ``acl_file``.
 
-    The rules of devices are patterns on the user name.
+    The rules of devices are patterns on the user name. A user with a certificate has its subject as
+    user name (``use_subject_as_username``).
     """
     lines = ["# devices: the user name is the device id"]
     lines += [f"pattern write fleet/+/%u/{kind}" for kind in _KINDS]
     lines += [f"pattern read fleet/+/%u/{Kind.CONTROL.value}", "", "# the bridge", f"user {SERVICE_USER}", "topic readwrite #"]
     for one in known:
-        if one.role is Role.DEVICE and one.devices == (one.name,) and not one.nodes:
+        if one.role is Role.DEVICE and one.devices == (one.login,) and not one.nodes:
             continue
-        lines += ["", f"user {one.name}"]
-        if one.name not in one.devices:  # the patterns apply to every user, and this user is no device
-            lines.append(f"topic deny fleet/+/{one.name}/#")
+        lines += ["", f"user {one.login}"]
+        if one.login not in one.devices and _NAME.fullmatch(
+            one.login
+        ):  # the patterns apply to every user, and this user is no device
+            lines.append(f"topic deny fleet/+/{one.login}/#")
         may_send, may_hear = _topics(one)
         lines += [f"topic write {topic}" for topic in may_send] + [f"topic read {topic}" for topic in may_hear]
     return "\n".join(lines) + "\n"

@@ -3,23 +3,28 @@
 Rule 1: the broker stores a QoS 1 message before it acknowledges the message.
 Rule 2: the broker ends with the process that started it. A broker that survived a killed run is
 stopped before the next one starts.
-Rule 3: the password is only in files of mode 600: on no command line, in no log, in no ``repr``.
+Rule 3: beyond the loopback interface, the broker listens with TLS, unless an unencrypted listener
+is requested by name.
+Rule 4: the password is only in files of mode 600: on no command line, in no log, in no ``repr``.
 """
 
+import ipaddress
 import json
 import os
 import secrets
 import signal
 import socket
+import ssl
 import subprocess
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.mqtt import codec
-from fleetpulse.io.mqtt.acl import SERVICE_USER, access_lock, grants, nats_rules
-from fleetpulse.io.mqtt.address import DEFAULT_PORT, MAX_PAYLOAD_BYTES, BrokerAddress, write_secret
+from fleetpulse.io.mqtt.acl import SERVICE_USER, access_lock, grants, nats_rules, quoted
+from fleetpulse.io.mqtt.address import DEFAULT_PORT, MAX_PAYLOAD_BYTES, BrokerAddress, Tls, write_secret
 from fleetpulse.io.mqtt.broker_limits import SERVER_BYTES, BrokerLimits, limit_streams, remove_ports
 from fleetpulse.io.mqtt.broker_program import broker_program
 from fleetpulse.io.system.ports import free_port
@@ -35,6 +40,67 @@ MAX_UNACKED: Final = 8_192  # messages a bridge writes within two seconds, so th
 OF_NATS_BYTES: Final = 65_536  # NATS counts its headers as payload, and drops an oversized message without an answer
 SEND_AGAIN: Final = "3s"  # redelivery timeout of NATS; it also holds for a bridge that reconnected
 _ACCESS: Final = "access.conf"
+_TLS: Final = "tls.json"
+_HANDSHAKE_S: Final = 10  # a fleet that reconnects at once shares the CPU
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerTls:
+    """TLS files of the embedded broker; an empty name is no file.
+
+    Attributes:
+        certificate: PEM file of the broker's certificate, followed by intermediate ones.
+        key: PEM file of its key, unencrypted.
+        authority: PEM file of the authorities that signed it, for fleetpulse's own connections;
+            without it, they trust those of the system.
+        client_authority: PEM file of the authorities that sign the certificates of clients. With it,
+            every client presents a certificate, which names its user.
+        own_certificate: PEM file of the client certificate of fleetpulse's own connections, whose
+            DNS name is `SERVICE_USER`.
+        own_key: PEM file of its key; empty if ``own_certificate`` contains it.
+    """
+
+    certificate: str
+    key: str
+    authority: str = ""
+    client_authority: str = ""
+    own_certificate: str = ""
+    own_key: str = ""
+
+    def check(self) -> None:
+        """Check that the files can be used by the broker.
+
+        Raises:
+            FleetError: a file is missing, or cannot be read or used.
+        """
+        if not (self.certificate and self.key):
+            raise FleetError(
+                "TLS of the embedded broker needs a certificate and its key; set both broker_certificate and broker_key",
+                code="broker-certificate-missing",
+            )
+        if self.client_authority and not self.own_certificate:
+            raise FleetError(
+                "with broker_client_authority, every client of the broker needs a certificate, fleetpulse included; name one "
+                f'with the DNS name "{SERVICE_USER}" in broker_own_certificate',
+                code="broker-own-certificate-missing",
+            )
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            named = "broker_certificate and broker_key"
+            context.load_cert_chain(self.certificate, self.key, password="")  # instead of a prompt for an encrypted key
+            if self.client_authority:
+                named = "broker_client_authority"
+                context.load_verify_locations(self.client_authority)
+        except OSError as error:
+            raise FleetError(
+                f"the broker cannot use the files of {named} ({error.strerror or error}); name PEM files that fleetpulse may "
+                f"read, with an unencrypted key that belongs to the certificate",
+                code="broker-certificate-unreadable",
+            ) from None
+
+    def for_clients(self) -> Tls:
+        """Return the TLS files of fleetpulse's own connections."""
+        return Tls(self.authority or None, self.own_certificate or None, self.own_key or None)
 
 
 class Broker:
@@ -48,6 +114,8 @@ class Broker:
         known_as: host name for clients; None if clients use ``host``.
         sync: time at which the store is synced: ``always``, or an interval such as ``1s``.
         limits: limits of connections, store and log; None for the defaults.
+        tls: TLS files of the listener; None for an unencrypted one.
+        plain: whether an unencrypted listener beyond the loopback interface is requested.
     """
 
     def __init__(
@@ -60,6 +128,8 @@ class Broker:
         known_as: str | None = None,
         sync: str = "1s",
         limits: BrokerLimits | None = None,
+        tls: ListenerTls | None = None,
+        plain: bool = False,
     ) -> None:
         self.folder = broker_dir.absolute()
         self.log = log
@@ -68,6 +138,8 @@ class Broker:
         self.known_as = known_as
         self.sync = sync
         self.limits = limits or BrokerLimits()
+        self.tls = tls
+        self.plain = plain
         self._running: subprocess.Popen[bytes] | None = None
 
     def start(self) -> BrokerAddress:
@@ -76,22 +148,36 @@ class Broker:
         The broker ends with the thread that called this method.
 
         Raises:
-            FleetError: the port is in use, nats-server is missing or changed, the broker was not ready
-                within `READY_S` seconds, or it refused its limits.
+            FleetError: the port is in use, nats-server is missing or changed, a TLS file cannot be used,
+                an unencrypted listener beyond the loopback interface was not requested, the broker
+                was not ready within `READY_S` seconds, or it refused its limits.
         """
+        if self.tls is not None:
+            self.tls.check()
+        elif not self.plain and not _is_loopback(self.host):
+            raise FleetError(
+                f'the broker must not listen on "{self.host}" without TLS, because that network could read passwords and '
+                f"messages; set broker_certificate and broker_key, listen on {LOOPBACK}, or pass --plain if only trusted "
+                f"machines reach it",
+                code="broker-unencrypted",
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         stop_stale(self.folder)
         program = broker_program()
         port = _port(self.host, self.port)
-        address = BrokerAddress(self.known_as or _reachable(self.host), port, *_credentials(self.folder / "credentials.json"))
+        host = self.known_as or _reachable(self.host)
+        tls = None if self.tls is None else self.tls.for_clients()
+        address = BrokerAddress(host, port, *_credentials(self.folder / "credentials.json"), tls)
+        address.context()  # reports unreadable files before the broker starts
         configuration = self.folder / "nats.conf"
         remove_ports(self.folder)
         limits = self.limits.on_disk(self.folder)
         more = limits.configuration(self.folder, self.log.absolute())
-        write_secret(configuration, _configuration(self.folder, self.host, address, self.sync) + more)
+        write_secret(configuration, _configuration(self.folder, self.host, port, self.sync, self.tls) + more)
         with access_lock(self.folder), self.log.open("ab") as log:  # new grants wait until the broker can reload them
-            write_secret(self.folder / _ACCESS, nats_rules(address, grants(self.folder)))
+            write_secret(self.folder / _TLS, json.dumps(None if self.tls is None else asdict(self.tls)))
+            write_secret(self.folder / _ACCESS, _rules(address, self.folder, self.tls))
             self._running = subprocess.Popen(
                 command_with_parent_death_signal([str(program), "-c", str(configuration)]),
                 stdin=subprocess.DEVNULL,
@@ -107,7 +193,7 @@ class Broker:
 
     def _await_ready(self, address: BrokerAddress) -> None:
         assert self._running is not None, "the broker was not started"
-        deadline_s = time.monotonic() + READY_S
+        deadline_s, problem = time.monotonic() + READY_S, "it does not answer"
         while time.monotonic() < deadline_s:
             code = self._running.poll()
             if code is not None:
@@ -116,12 +202,27 @@ class Broker:
                     f'the broker exited during start with code {code}; last line of its log "{self.log}": {_last_line(self.log)}',
                     code="broker-ended",
                 )
-            if _accepts_clients(address):
-                return
+            try:
+                if (problem := _refusal(address)) is None:
+                    return
+            except ssl.SSLError as error:
+                if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+                    continue
+                self.stop()
+                raise FleetError(
+                    f"fleetpulse cannot connect to its own broker on {address} ({error}); the certificate of the broker must "
+                    f"name {address.host} (option --known-as) and be signed by broker_authority, and that of fleetpulse by "
+                    f"broker_client_authority",
+                    code="broker-certificate-refused",
+                ) from None
+            except OSError as error:
+                problem = error.strerror or str(error)
             time.sleep(0.05)
         self.stop()
         raise FleetError(
-            f'the broker did not answer on {address} within {READY_S:.0f} s; see its log "{self.log}"', code="broker-not-ready"
+            f"the broker accepted no client on {address} within {READY_S:.0f} s: {problem}{self._hint()}; see its log "
+            f'"{self.log}"',
+            code="broker-not-ready",
         )
 
     def _limit_streams(self, address: BrokerAddress, limits: BrokerLimits) -> None:
@@ -131,6 +232,10 @@ class Broker:
         except BaseException:
             self.stop()
             raise
+
+    def _hint(self) -> str:
+        mapped = self.tls is not None and self.tls.client_authority
+        return f'; broker_own_certificate must have the DNS name "{SERVICE_USER}"' if mapped else ""
 
     def stop(self) -> None:
         """Stop the broker; kill it after `STOP_S` seconds. No effect if it does not run."""
@@ -189,13 +294,18 @@ def await_admission(address: BrokerAddress, patience_s: float = STOP_S) -> bool:
 
 
 def renew_access(folder: Path) -> bool:
-    """Reload the access rules of a running server; it disconnects revoked users.
+    """Reload the access rules and certificates of a running server; it disconnects revoked users.
+
+    Other connections persist.
 
     Args:
         folder: folder of the broker.
 
     Returns:
         Whether a server runs.
+
+    Raises:
+        FleetError: a TLS file cannot be used any more; the server would refuse to reload anything.
     """
     folder = folder.absolute()
     with access_lock(folder):  # the lock covers read and write, so that no concurrent call writes older grants
@@ -203,7 +313,17 @@ def renew_access(folder: Path) -> bool:
         if running is None:
             return False
         service = BrokerAddress("", 0, *_credentials(folder / "credentials.json"))
-        write_secret(folder / _ACCESS, nats_rules(service, grants(folder)))
+        tls = _listener_tls(folder)
+        try:
+            if tls is not None:
+                tls.check()
+        except FleetError as error:
+            raise FleetError(
+                f"the running broker was not reloaded, so access that was just changed is not applied yet: {error}; then run: "
+                f"./fleet access reload",
+                code=error.code,
+            ) from None
+        write_secret(folder / _ACCESS, _rules(service, folder, tls))
         running.send_signal(signal.SIGHUP)
     return True
 
@@ -249,7 +369,17 @@ def _port(host: str, port: int) -> int:
     return free_port(host, port, refused)
 
 
-def _configuration(folder: Path, host: str, address: BrokerAddress, sync: str) -> str:
+def _listener_tls(folder: Path) -> ListenerTls | None:
+    """Return the TLS files with which the running server was started."""
+    held = json.loads((folder / _TLS).read_text())
+    return None if held is None else ListenerTls(**held)
+
+
+def _rules(service: BrokerAddress, folder: Path, tls: ListenerTls | None) -> str:
+    return nats_rules(service, grants(folder), certificates=tls is not None and bool(tls.client_authority))
+
+
+def _configuration(folder: Path, host: str, port: int, sync: str, tls: ListenerTls | None) -> str:
     """Return the content of nats.conf, without a monitoring port.
 
     An acknowledged message survives ``kill -9`` with any ``sync_interval``, because the operating
@@ -258,29 +388,55 @@ def _configuration(folder: Path, host: str, address: BrokerAddress, sync: str) -
     a message: one to store it and one to delete it. Measured: 3,000 messages/s each way, against
     50,000 in and 70,000 out with ``1s``.
     """
-    quoted = json.dumps  # NATS reads JSON's strings
+    of_tls = ""
+    if tls is not None:
+        of_tls = f", tls {{ cert_file: {quoted(tls.certificate)}, key_file: {quoted(tls.key)}, timeout: {_HANDSHAKE_S}"
+        of_tls += f", ca_file: {quoted(tls.client_authority)}, verify_and_map: true }}" if tls.client_authority else " }"
     return f"""# written at each start; manual changes are lost
 server_name: fleet
+logtime_utc: true
 host: "127.0.0.1"   # the NATS port is local only
 port: -1
 max_payload: {MAX_PAYLOAD_BYTES + OF_NATS_BYTES}
 jetstream {{ store_dir: {quoted(str(folder / "store"))}, max_mem: 64MB, max_file: {SERVER_BYTES}, sync_interval: {sync} }}
-mqtt {{ host: {quoted(host)}, port: {address.port}, max_ack_pending: {MAX_UNACKED}, ack_wait: {SEND_AGAIN} }}
+mqtt {{ host: {quoted(host)}, port: {port}, max_ack_pending: {MAX_UNACKED}, ack_wait: {SEND_AGAIN}{of_tls} }}
 include "{_ACCESS}"
 """
 
 
 def _accepts_clients(address: BrokerAddress) -> bool:
-    """Return whether the broker answers CONNECT.
-
-    An open port is not enough: it opens before JetStream has read its store.
-    """
+    """Return whether the broker accepts a client."""
     try:
-        with socket.create_connection((address.host, address.port), timeout=2.0) as connection:
-            connection.sendall(codec.encode_connect("fleet-ready", address.username, address.password, keep_session=False))
-            return connection.recv(4) == b"\x20\x02\x00\x00"
+        return _refusal(address) is None
     except OSError:
         return False
+
+
+def _refusal(address: BrokerAddress) -> str | None:
+    """Return the reason for which the broker refuses a client; None if it accepts the client.
+
+    An open port is not enough: it opens before JetStream has read its store.
+
+    Raises:
+        OSError: there is no connection.
+    """
+    secured = address.context()
+    with socket.create_connection((address.host, address.port), timeout=2.0) as plain:
+        connection = plain if secured is None else secured.wrap_socket(plain, server_hostname=address.host)
+        with connection:
+            client_id = f"fleet-ready-{secrets.token_hex(8)}"  # others must not be able to replace the connection
+            connection.sendall(codec.encode_connect(client_id, address.username, address.password, keep_session=False))
+            answer = connection.recv(4)
+    if answer == b"\x20\x02\x00\x00":
+        return None
+    return codec.REFUSALS.get(answer[3], "it refuses clients") if len(answer) == 4 else "it closed the connection"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _reachable(host: str) -> str:

@@ -142,7 +142,16 @@ def test_the_container_and_the_unit_of_a_service_run_the_same_command(name: str)
     check = SERVICES[name]["healthcheck"]["test"]
     assert check[:2] == ["CMD", "/opt/fleetpulse/fleet"]
     assert check[2:] == [*command[:2], "--check", *command[2:4]]
-    assert set(command) < {*Service, "service", "--home", "/var/lib/fleetpulse/home", "--listen", "0.0.0.0", "--known-as"}
+    assert set(command) < {
+        *Service,
+        "service",
+        "--home",
+        "/var/lib/fleetpulse/home",
+        "--listen",
+        "0.0.0.0",
+        "--plain",
+        "--known-as",
+    }
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)

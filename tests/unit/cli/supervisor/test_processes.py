@@ -8,8 +8,10 @@ import pytest
 from cli.commands.run.job import _Log
 from cli.common.output import cell
 from cli.supervisor import processes
-from cli.supervisor.processes import Job, last_error_line
+from cli.supervisor.processes import Job, last_error_line, listener_tls
 from fleetpulse.io.home.home import Home
+from fleetpulse.io.mqtt.broker import ListenerTls
+from fleetpulse.settings import Settings
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.unit
@@ -108,3 +110,11 @@ def test_deaths_before_the_restart_window_do_not_count(tmp_path: Path, monkeypat
 
 def test_control_characters_are_escaped_in_the_terminal() -> None:
     assert cell("payload", "a\x1b[31mb\n[c]é") == "a\\x1b\\[31mb\\n\\[c]é"
+
+
+def test_tls_settings_of_the_broker_are_complete_names_of_files(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    assert listener_tls(home, Settings()) is None
+    found = listener_tls(home, Settings(broker_certificate="tls/cert.pem", broker_key="/etc/key.pem"))
+    assert found == ListenerTls(str(tmp_path / "home" / "tls" / "cert.pem"), "/etc/key.pem")
+    assert listener_tls(home, Settings(broker_client_authority="ca.pem")) is not None, "reported as incomplete"

@@ -6,7 +6,17 @@ import bcrypt
 import pytest
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.mqtt.acl import Role, _subjects, grant, grants, mosquitto_rules, nats_rules, revoke
+from fleetpulse.io.mqtt.acl import (
+    Role,
+    _subjects,
+    grant,
+    grant_certificate,
+    grants,
+    mosquitto_rules,
+    nats_rules,
+    revoke,
+    suggested_client_id,
+)
 from fleetpulse.io.mqtt.address import BrokerAddress
 from tests.support.refusals import refused
 
@@ -50,7 +60,8 @@ def test_only_the_role_device_takes_devices(tmp_path: Path) -> None:
 def test_nats_rules_limit_a_device_to_its_own_id(tmp_path: Path) -> None:
     grant(tmp_path, "pump.1", Role.DEVICE)
     rules = nats_rules(SERVICE, grants(tmp_path))
-    assert r'user: "fleet", password: "p\"w" }' in rules
+    assert r'user: "fleet", password: "p\"w", allowed_connection_types: ["MQTT", "MQTT_WS"] }' in rules
+    assert rules.count("allowed_connection_types") == 2, "no user logs in at the NATS port"
     assert '"fleet.*.pump//1.heartbeat"' in rules
     assert 'subscribe: { allow: ["fleet.*.pump//1.control"] }' in rules
     assert "fleet.>" not in rules
@@ -107,6 +118,39 @@ def test_mosquitto_rules_have_patterns_for_devices_and_blocks_for_other_users(tm
     assert "pump-1" not in rules
     assert "user gate\ntopic deny fleet/+/gate/#\ntopic write fleet/+/a/birth\n" in rules
     assert "user eye\ntopic deny fleet/+/eye/#\ntopic read fleet/#\ntopic read fleetpulse/alert/#\n" in rules
+
+
+def test_users_with_certificates_have_no_password_and_are_left_out_unless_the_listener_maps_them(tmp_path: Path) -> None:
+    grant(tmp_path, "pump-1", Role.DEVICE)
+    grant_certificate(tmp_path, "pump-1", Role.DEVICE, r" CN=pümp\, 1,O=Acme ")
+    known = grants(tmp_path)
+    assert [(one.name, one.hashed, one.devices) for one in known] == [("pump-1", "", ("pump-1",))]
+    assert "pump-1" not in nats_rules(SERVICE, known)
+    mapped = nats_rules(SERVICE, known, certificates=True)
+    assert r'{ user: "CN=pümp\\, 1,O=Acme", allowed_connection_types: ["MQTT", "MQTT_WS"], permissions' in mapped
+    assert "user CN=pümp\\, 1,O=Acme\ntopic write fleet/+/pump-1/birth\n" in mosquitto_rules(known)
+    grant(tmp_path, "pump-1", Role.DEVICE)
+    assert [one.certificate for one in grants(tmp_path)] == [""]
+
+
+def test_two_users_never_have_the_same_login_which_would_stop_the_broker(tmp_path: Path) -> None:
+    grant_certificate(tmp_path, "a", Role.DEVICE, "CN=a,O=Acme")
+    grant_certificate(tmp_path, "b", Role.DEVICE, "b.acme.example")
+    for same in ("CN=a,O=Acme", "O=Acme, CN=a"):
+        with refused("login-granted"):
+            grant_certificate(tmp_path, "c", Role.WATCHER, same)
+    with refused("login-granted"):
+        grant(tmp_path, "b.acme.example", Role.DEVICE)
+    for malformed, code in (("", "certificate-invalid"), ("a\nb", "certificate-invalid"), ("fleet", "user-reserved")):
+        with refused(code):
+            grant_certificate(tmp_path, "c", Role.DEVICE, malformed)
+    assert [one.login for one in grants(tmp_path)] == ["CN=a,O=Acme", "b.acme.example"]
+
+
+def test_suggested_client_ids_are_valid_and_cannot_be_guessed() -> None:
+    first, second = suggested_client_id("pump.1"), suggested_client_id("pump.1")
+    assert first != second
+    assert first.startswith("pump-1-") and "." not in first and len(first) >= len("pump-1-") + 16
 
 
 def test_damaged_file_of_grants_is_refused(tmp_path: Path) -> None:
