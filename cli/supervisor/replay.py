@@ -1,5 +1,6 @@
 """``fleet replay``: play a recording through the pipeline until all is judged."""
 
+import secrets
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -141,7 +142,7 @@ def _publish(run: Run, address: BrokerAddress, played: Recording, opening: Recor
         run.watch()  # detects a dead broker at once, instead of after the publisher's timeout
         return False
 
-    with Publisher(address, f"fleetpulse-replay-{played.id}", cancelled=ended) as publisher:
+    with Publisher(address, f"fleetpulse-replay-{secrets.token_hex(8)}", cancelled=ended) as publisher:
         play(history(), played.id, publisher, first_line=first, on_progress=watched)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -110,7 +111,7 @@ def run_simulator(home: Home, address: BrokerAddress, stop: StopSignal, *, play_
         _LOG.error("no simulated fleet in this home")
         return
     past = HistoryUpToNow(simulated.history(), wall_clock_ms)
-    with Publisher(address, f"fleetpulse-simulator-{os.getpid()}", cancelled=stop.is_set) as publisher:
+    with Publisher(address, f"fleetpulse-simulator-{secrets.token_hex(8)}", cancelled=stop.is_set) as publisher:
         if play_history:
             _await_bridge(home, stop)
             _write_status(home, "history", publisher)

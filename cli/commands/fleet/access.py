@@ -1,6 +1,6 @@
 """``fleet access``: users of the embedded broker, and the topics each may use."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,12 +8,14 @@ import typer
 
 from cli.common.options import DEFAULT_HOME, HomeOption, RowsOption
 from cli.common.output import as_json, console
+from cli.common.output import show as show_rows
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.mqtt import acl as rules
 from fleetpulse.io.mqtt.acl import Role
 from fleetpulse.io.mqtt.address import BrokerAddress, load_address
 from fleetpulse.io.mqtt.broker import await_admission, renew_access
+from fleetpulse.io.mqtt.takeovers import read_takeovers
 
 access = typer.Typer(no_args_is_help=True, help="Manage users of the embedded broker, and their topics.")
 
@@ -90,6 +92,20 @@ def reload(home: HomeOption = DEFAULT_HOME) -> None:
             code="broker-not-running",
         )
     typer.echo("the broker reloads its access rules and certificates", err=True)
+
+
+@access.command("takeovers")
+def takeovers(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False) -> None:
+    """List client ids whose connection was replaced by another client.
+
+    Two clients with one client id replace each other. Frequent entries mean that a client id is
+    used twice, or that somebody disturbs its owner.
+    """
+    Home(home).record()
+    columns = ("client_id", "times", "first_at", "last_at", "address", "replaced_address")
+    show_rows(
+        [asdict(one) for one in read_takeovers(Home(home).logs / "broker.log")], columns, "takeovers", json_lines=json_lines
+    )
 
 
 @access.command("list")

@@ -6,7 +6,7 @@ Rule 2: Observing has no side effects: an MQTT session of its own, which acknowl
 copies, and at most `REMEMBERED` pending messages in memory.
 """
 
-import os
+import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -366,7 +366,7 @@ def listen(home: Home, topic: str, for_s: float, last: int, *, json_lines: bool)
             code="home-not-running",
         )
     address = load_address(home.run("broker"))
-    receiver = Receiver(address, f"fleet-listen-{os.getpid()}", (topic,), persistent=False)
+    receiver = Receiver(address, f"fleet-listen-{secrets.token_hex(8)}", (topic,), persistent=False)
     listener = Listener(home, topic, json_lines=json_lines)
     limit = time.monotonic() + for_s
     problem, heard = None, False

@@ -5,6 +5,7 @@ Registers also ``devices``, ``transitions``, ``late``, ``quarantine`` and ``list
 
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from heapq import nlargest
@@ -35,6 +36,7 @@ from fleetpulse.io.delta.log import holds_table
 from fleetpulse.io.home.home import Home, bridge_job
 from fleetpulse.io.home.services import Service, runs, services
 from fleetpulse.io.mqtt import broker_log
+from fleetpulse.io.mqtt.takeovers import FREQUENT, read_takeovers
 from fleetpulse.io.system.process import read_status
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 
@@ -105,6 +107,8 @@ def status_facts(home: Home) -> dict[str, Any]:
     facts["troubles"] = {name: problems for name, status in running.items() if (problems := problems_of(status))}
     facts["broker"] = read_status(home.run(broker_log.STATUS)) if runs(home, Service.BROKER) else {}
     facts["services"] = list(services(home))
+    recent = read_takeovers(home.logs / "broker.log", datetime.now(UTC) - timedelta(hours=1))
+    facts["takeovers"] = [asdict(one) for one in recent if one.times >= FREQUENT]
     return facts
 
 
@@ -145,6 +149,9 @@ def show_status(home: Home, *, json_lines: bool) -> None:
         shown.print(f"{refusals}; see logs/broker.log", markup=False, highlight=False)
     if facts["services"]:
         shown.print(f"running as services: {', '.join(facts['services'])}")
+    for one in facts["takeovers"]:
+        ends = f"newest from {one['address']}, replaced {one['replaced_address']}"
+        shown.print(f"client id {one['client_id']} taken over {one['times']:,} times in an hour: {ends}", markup=False)
     _show_health(shown, facts["health"])
 
 

@@ -32,7 +32,8 @@ _KINDS: Final = sorted(kind.value for kind in FROM_DEVICES)
 _NOTHING: Final = ["_nothing"]  # an empty list would allow everything
 _HEARD: Final = ("fleet/#", f"{ALERTS}/#", f"{FAILURES}/#")  # watchers and operators may subscribe
 _SENT: Final = ("fleet/#", f"{ALERTS}/#")  # operators may publish
-_MQTT_ONLY: Final = 'allowed_connection_types: ["MQTT", "MQTT_WS"]'  # no user logs in at the broker's NATS port
+_MQTT_ONLY: Final = 'allowed_connection_types: ["MQTT", "MQTT_WS"]'  # no other user logs in at the broker's NATS port
+_LOCAL_TOO: Final = 'allowed_connection_types: ["MQTT", "MQTT_WS", "STANDARD"]'  # fleetpulse sets limits there
 _LONGEST_SUBJECT: Final = 1_024
 _ROUNDS: Final = 5  # passwords are random, so a costlier hash would only slow down each login
 
@@ -260,7 +261,7 @@ def nats_rules(service: BrokerAddress, known: Iterable[Grant], *, certificates: 
         certificates: whether the listener maps certificates to users (``verify_and_map``). If not,
             users with certificates are left out: without a password, any client could be them.
     """
-    users = [f"{{ user: {quoted(service.username)}, password: {quoted(service.password)}, {_MQTT_ONLY} }}"]
+    users = [f"{{ user: {quoted(service.username)}, password: {quoted(service.password)}, {_LOCAL_TOO} }}"]
     for one in known:
         if one.certificate and not certificates:
             continue

@@ -1,4 +1,4 @@
-"""TLS and client certificates of the embedded broker with the real nats-server."""
+"""TLS and client certificates of the embedded broker, and replaced client ids, with the real nats-server."""
 
 import json
 import re
@@ -21,6 +21,7 @@ from fleetpulse.io.mqtt.address import BrokerAddress, Tls
 from fleetpulse.io.mqtt.broker import Broker, ListenerTls, await_admission, renew_access
 from fleetpulse.io.mqtt.publisher import Publisher
 from fleetpulse.io.mqtt.subscriber import Receiver
+from fleetpulse.io.mqtt.takeovers import read_takeovers
 from tests.support.refusals import refused
 
 HEARTBEAT = "fleet/s/{}/heartbeat"
@@ -207,3 +208,24 @@ def test_a_certificate_for_another_host_is_reported_at_once(files: ListenerTls, 
         running(tmp_path, replace(files, certificate=other, key=other)),
     ):
         pass
+
+
+def test_a_replaced_client_id_is_reported_and_its_messages_stay_with_their_user(tmp_path: Path) -> None:
+    folder, control = tmp_path / "bröker", "fleet/s/pump-2/control"
+    passwords = {name: grant(folder, name, Role.DEVICE) for name in ("pump-1", "pump-2")}
+    with running(tmp_path, None) as own:
+        thief, owner = (replace(own, username=name, password=password) for name, password in passwords.items())
+        victim = Receiver(owner, "pump-2", (control,))
+        polled(victim, lambda: victim.connected)
+        intruder = Receiver(thief, "pump-2")
+        polled(intruder, lambda: intruder.connected)
+        polled(victim, lambda: not victim.connected)
+        victim.close()
+        with Publisher(own, "sends", patience_s=10) as publisher:
+            publisher.publish(control, b"{}")
+        limit_s = time.monotonic() + 0.5
+        while time.monotonic() < limit_s:
+            assert intruder.poll(0.05) == []
+        intruder.close()
+    (found,) = read_takeovers(tmp_path / "broker.log")
+    assert (found.client_id, found.times, found.address) == ("pump-2", 1, "127.0.0.1")

@@ -1,0 +1,71 @@
+"""Client ids of the embedded broker whose connection was replaced, from its log.
+
+Rule: the log names addresses and client ids, not users. One takeover may be a device that
+reconnects before the broker has noticed the end of its old connection; many are two clients.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+READ_BYTES: Final = 4_000_000  # of the end of the log
+FREQUENT: Final = 3  # takeovers of one client id in an hour that are more than reconnects
+_LINE: Final = re.compile(
+    r"\[\d+\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d)\.\d+ \[WRN\] (\S+):\d+ - mid:\d+ - \S+ - "
+    r'Replacing old client "(\S+):\d+ - mid:\d+ - \S+" since both have the same client ID "(\S+)"'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """Takeovers of one client id.
+
+    Attributes:
+        client_id: MQTT client id.
+        times: number of takeovers.
+        first_at: time of the first one.
+        last_at: time of the newest one.
+        address: IP address of the newest client.
+        replaced_address: IP address of the client that it replaced.
+    """
+
+    client_id: str
+    times: int
+    first_at: datetime
+    last_at: datetime
+    address: str
+    replaced_address: str
+
+
+def read_takeovers(log: Path, since: datetime | None = None) -> list[Takeover]:
+    """Read the takeovers of each client id from the end of a broker's log, most frequent first.
+
+    Args:
+        log: path of the log; it may be absent.
+        since: time of the first takeover to count; None counts all.
+    """
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - READ_BYTES))
+            lines = file.read(READ_BYTES).decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    return _grouped(lines, since)
+
+
+def _grouped(lines: Iterable[str], since: datetime | None) -> list[Takeover]:
+    found: dict[str, Takeover] = {}
+    for line in lines:
+        if "Replacing old client" not in line or (match := _LINE.fullmatch(line)) is None:
+            continue
+        written, address, replaced, client_id = match.groups()
+        at = datetime.strptime(written, "%Y/%m/%d %H:%M:%S").replace(tzinfo=UTC)
+        if since is not None and at < since:
+            continue
+        known = found.get(client_id, Takeover(client_id, 0, at, at, address, replaced))
+        found[client_id] = replace(known, times=known.times + 1, last_at=at, address=address, replaced_address=replaced)
+    return sorted(found.values(), key=lambda one: (-one.times, one.client_id))
