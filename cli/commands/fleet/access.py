@@ -9,6 +9,7 @@ import typer
 from cli.common.options import DEFAULT_HOME, HomeOption, RowsOption
 from cli.common.output import as_json, console
 from cli.common.output import show as show_rows
+from cli.common.policy_files import load_mappings
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.mqtt import acl as rules
@@ -35,6 +36,10 @@ def grant(
     nodes: Annotated[
         list[str] | None, typer.Option("--sparkplug", metavar="GROUP/NODE", help="Sparkplug edge node; repeatable.")
     ] = None,
+    topics: Annotated[
+        list[str] | None,
+        typer.Option("--topic", metavar="FILTER", help="Topics on which a gateway publishes for any device; repeatable."),
+    ] = None,
     certificate: Annotated[
         str | None,
         typer.Option(
@@ -51,7 +56,7 @@ def grant(
     Home(home).record()  # raises if there is no fleet, for example after a typing error
     advice = f"connect with a client id that others cannot guess, such as {rules.suggested_client_id(name)}"
     if certificate is not None:
-        rules.grant_certificate(Home(home).broker, name, role, certificate, speaks_for or [], nodes or [])
+        rules.grant_certificate(Home(home).broker, name, role, certificate, speaks_for or [], nodes or [], topics or [])
         note = _renewed(home)
         from fleetpulse.settings import load_settings  # takes 0.1 s
 
@@ -59,7 +64,7 @@ def grant(
             note += "; the broker uses certificates only with the setting broker_client_authority"
         typer.echo(f'"{name}" has access as {role} with the certificate "{certificate}"{note}; {advice}', err=True)
         return
-    password = rules.grant(Home(home).broker, name, role, speaks_for or [], nodes or [])
+    password = rules.grant(Home(home).broker, name, role, speaks_for or [], nodes or [], topics or [])
     note = _renewed(home)
     # Wait until the broker accepts the password, so that it can be used at once.
     address = load_address(Home(home).run("broker")) if note else None
@@ -113,7 +118,12 @@ def show(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False) -> Non
     """List the users of the broker, with their roles and devices."""
     Home(home).record()
     rows: list[dict[str, Any]] = [
-        {"name": one.name, "role": one.role.value, "speaks_for": [*one.devices, *one.nodes], "certificate": one.certificate}
+        {
+            "name": one.name,
+            "role": one.role.value,
+            "speaks_for": [*one.devices, *one.nodes, *one.topics],
+            "certificate": one.certificate,
+        }
         for one in rules.grants(Home(home).broker)
     ]
     if json_lines:
@@ -148,8 +158,9 @@ def rules_for(
     Home(home).record()
     known = rules.grants(Home(home).broker)
     service = BrokerAddress("", 0, rules.SERVICE_USER, "REPLACE-THIS")
-    of_nats = rules.nats_rules(service, known, certificates=certificates)
-    typer.echo(rules.mosquitto_rules(known) if mosquitto else of_nats, nl=False)
+    mappings = load_mappings(Home(home))
+    of_nats = rules.nats_rules(service, known, mappings, certificates=certificates)
+    typer.echo(rules.mosquitto_rules(known, mappings) if mosquitto else of_nats, nl=False)
 
 
 def _renewed(home: Path) -> str:

@@ -134,6 +134,18 @@ class TopicMapping:
                 levels.append("+")
         return "/".join(levels)
 
+    def is_of(self, device_id: str, topic_filter: str) -> bool:
+        """Return whether the rule finds no other device in the topics of an MQTT topic filter."""
+        if not overlap(self.subscription, topic_filter):
+            return True
+        if "device" in self.ids or "device" in self.constants:
+            return "device" not in self.ids and self.constants["device"] == device_id
+        at = next(place for place, level in enumerate(self.topic) if _placeholder(level) == "device")
+        levels = topic_filter.split("/")
+        following = len(self.topic) - at - 1
+        end = len(levels) - following if _is_several(self.topic[at]) else at + 1
+        return _JOINT.join(levels[at:end]) == device_id
+
     def match(self, topic: str) -> dict[str, str] | None:
         """Return the words of the placeholders in a topic; None if the pattern does not match."""
         levels = topic.split("/")
@@ -185,11 +197,14 @@ class Mappings:
     def filters_of_device(self, device_id: str) -> tuple[str, ...]:
         """Return the MQTT topic filters on which the rules accept messages of a device, and of no other.
 
-        A rule that finds the device in the payload has none: its topics are open to any device.
+        A rule that finds the device in the payload has none, since its topics are open to any device.
+        Neither has a rule whose topics another rule may decode as messages of another device.
         """
         in_topic = (rule for rule in self.rules if "device" not in rule.ids)
         of_device = (rule for rule in in_topic if rule.constants.get("device", device_id) == device_id)
-        return tuple(dict.fromkeys(rule.filter_of({"device": device_id}) for rule in of_device))
+        filters = dict.fromkeys(rule.filter_of({"device": device_id}) for rule in of_device)
+        alone = (one for one in filters if all(rule.is_of(device_id, one) for rule in self.rules))
+        return tuple(one for one in alone if one.partition("/")[0] not in RESERVED_LEVELS)
 
     def match(self, topic: str) -> tuple[tuple[TopicMapping, dict[str, str]], ...]:
         """Return the rules that match a topic, each with the words of its placeholders and constants."""
@@ -281,6 +296,17 @@ def covers(wide: str, narrow: str) -> bool:
         if place == 0 and level == "+" and theirs[0].startswith("$"):
             return False
     return len(ours) == len(theirs)
+
+
+def overlap(one: str, other: str) -> bool:
+    """Return whether a topic may match both of two MQTT topic filters."""
+    left, right = one.split("/"), other.split("/")
+    for a, b in zip(left, right, strict=False):
+        if "#" in (a, b):
+            return True
+        if a != b and "+" not in (a, b):
+            return False
+    return len(left) == len(right) or "#" in (*left[len(right) :], *right[len(left) :])
 
 
 def read_payload(payload: bytes) -> Any:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.messages.mapping import RESERVED_LEVELS, Mappings
 from fleetpulse.core.messages.sparkplug import COMMANDS, FILTERS, PREFIX, STATE
 from fleetpulse.core.rows import ALERTS, FAILURES, FROM_DEVICES, Kind
 from fleetpulse.io.mqtt.address import BrokerAddress, write_secret
@@ -34,6 +35,8 @@ _HEARD: Final = ("fleet/#", f"{ALERTS}/#", f"{FAILURES}/#")  # watchers and oper
 _SENT: Final = ("fleet/#", f"{ALERTS}/#")  # operators may publish
 _MQTT_ONLY: Final = 'allowed_connection_types: ["MQTT", "MQTT_WS"]'  # no other user logs in at the broker's NATS port
 _LOCAL_TOO: Final = 'allowed_connection_types: ["MQTT", "MQTT_WS", "STANDARD"]'  # fleetpulse sets limits there
+_NO_SUBJECT: Final = frozenset(" \t*>")  # characters that no literal word of a NATS subject can have
+_NO_MAPPINGS: Final = Mappings()
 _LONGEST_SUBJECT: Final = 1_024
 _ROUNDS: Final = 5  # passwords are random, so a costlier hash would only slow down each login
 
@@ -62,6 +65,7 @@ class Grant:
         nodes: Sparkplug edge nodes the user publishes as, each ``GROUP/NODE``.
         certificate: subject of the user's certificate, or a name in it; empty for a user with a
             password.
+        topics: MQTT topic filters outside ``fleet/`` on which a gateway publishes for any device.
     """
 
     name: str
@@ -70,6 +74,7 @@ class Grant:
     devices: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     certificate: str = ""
+    topics: tuple[str, ...] = ()
 
     @property
     def login(self) -> str:
@@ -97,6 +102,7 @@ def grants(folder: Path) -> list[Grant]:
                 tuple(one["devices"]),
                 tuple(one.get("nodes", ())),
                 one.get("certificate", ""),
+                tuple(one.get("topics", ())),
             )
             for one in content
         ]
@@ -108,7 +114,14 @@ def grants(folder: Path) -> list[Grant]:
         ) from None
 
 
-def grant(folder: Path, name: str, role: Role, devices: Sequence[str] = (), nodes: Sequence[str] = ()) -> str:
+def grant(
+    folder: Path,
+    name: str,
+    role: Role,
+    devices: Sequence[str] = (),
+    nodes: Sequence[str] = (),
+    topics: Sequence[str] = (),
+) -> str:
     """Grant a user access and return its new password; replace an existing grant.
 
     Args:
@@ -118,22 +131,29 @@ def grant(folder: Path, name: str, role: Role, devices: Sequence[str] = (), node
         devices: device ids a gateway publishes for. A device without ``devices`` and ``nodes``
             publishes for itself.
         nodes: Sparkplug edge nodes the user publishes as, each ``GROUP/NODE``.
+        topics: MQTT topic filters on which a gateway publishes for any device, by a mapping.
 
     Raises:
-        FleetError: a name is malformed, the user name is reserved for fleetpulse or is a granted
-            certificate, or a role other than device is given devices or nodes.
+        FleetError: a name or topic filter is malformed, the user name is reserved for fleetpulse or
+            is a granted certificate, or a role other than device is given devices, nodes or topics.
     """
-    _check(name, role, devices, nodes)
+    _check(name, role, devices, nodes, topics)
     import bcrypt
 
     password = secrets.token_urlsafe(24)
     hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(_ROUNDS, b"2a")).decode()
-    _put(folder, Grant(name, role, hashed, _own(name, role, devices, nodes), tuple(nodes)))
+    _put(folder, Grant(name, role, hashed, _own(name, role, devices, nodes), tuple(nodes), "", tuple(topics)))
     return password
 
 
 def grant_certificate(
-    folder: Path, name: str, role: Role, certificate: str, devices: Sequence[str] = (), nodes: Sequence[str] = ()
+    folder: Path,
+    name: str,
+    role: Role,
+    certificate: str,
+    devices: Sequence[str] = (),
+    nodes: Sequence[str] = (),
+    topics: Sequence[str] = (),
 ) -> None:
     """Grant the owner of a certificate access; replace an existing grant of the user.
 
@@ -145,11 +165,12 @@ def grant_certificate(
             e-mail address, DNS name or URI of its alternative names.
         devices: see `grant`.
         nodes: see `grant`.
+        topics: see `grant`.
 
     Raises:
         FleetError: see `grant`; or the certificate is malformed, or belongs to another user.
     """
-    _check(name, role, devices, nodes)
+    _check(name, role, devices, nodes, topics)
     certificate = certificate.strip()
     if not certificate or not certificate.isprintable() or len(certificate) > _LONGEST_SUBJECT:
         raise FleetError(
@@ -162,7 +183,7 @@ def grant_certificate(
             f'the certificate name "{SERVICE_USER}" is reserved for fleetpulse; issue a certificate with another name',
             code="user-reserved",
         )
-    _put(folder, Grant(name, role, "", _own(name, role, devices, nodes), tuple(nodes), certificate))
+    _put(folder, Grant(name, role, "", _own(name, role, devices, nodes), tuple(nodes), certificate, tuple(topics)))
 
 
 def suggested_client_id(name: str) -> str:
@@ -178,7 +199,7 @@ def _own(name: str, role: Role, devices: Sequence[str], nodes: Sequence[str]) ->
     return tuple(devices) if devices or nodes or role is not Role.DEVICE else (name,)
 
 
-def _check(name: str, role: Role, devices: Sequence[str], nodes: Sequence[str]) -> None:
+def _check(name: str, role: Role, devices: Sequence[str], nodes: Sequence[str], topics: Sequence[str]) -> None:
     if name == SERVICE_USER:
         raise FleetError(f'the user name "{SERVICE_USER}" is reserved for fleetpulse; choose another', code="user-reserved")
     for one in (name, *devices):
@@ -192,12 +213,31 @@ def _check(name: str, role: Role, devices: Sequence[str], nodes: Sequence[str]) 
             raise FleetError(
                 f"an edge node is GROUP/NODE, both of letters, digits and . _ : @ -; got {node!a}", code="edge-node-invalid"
             )
-    if (devices or nodes) and role is not Role.DEVICE:
-        bound = ", ".join([*devices, *nodes])
+    for topic in topics:
+        if not _is_grantable(topic):
+            raise FleetError(
+                f"a topic filter has printable levels without blanks, > and *, and does not begin with "
+                f'{", ".join(RESERVED_LEVELS)}, "$" or a wildcard; got {topic!a}; write one such as "gateway-1/#"',
+                code="topic-not-grantable",
+            )
+    if (devices or nodes or topics) and role is not Role.DEVICE:
+        bound = ", ".join([*devices, *nodes, *topics])
         raise FleetError(
-            f"the role {role} takes no devices or edge nodes; got {bound}; omit them, or use the role device",
+            f"the role {role} takes no devices, edge nodes or topics; got {bound}; omit them, or use the role device",
             code="role-without-devices",
         )
+
+
+def _is_grantable(topic: str) -> bool:
+    """Return whether a topic filter can be granted to a gateway.
+
+    It must be a valid filter and a valid NATS subject, and must not cover topics of other users.
+    """
+    levels = topic.split("/")
+    several = levels[-1] == "#"
+    words = [level for level in (levels[:-1] if several else levels) if level != "+"]
+    is_valid = all(word and word.isprintable() and not set(word) & set(" +#*>") for word in words)
+    return is_valid and levels[0] not in (*RESERVED_LEVELS, "+", "#") and not levels[0].startswith("$")
 
 
 def _put(folder: Path, new: Grant) -> None:
@@ -252,12 +292,15 @@ def access_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def nats_rules(service: BrokerAddress, known: Iterable[Grant], *, certificates: bool = False) -> str:
+def nats_rules(
+    service: BrokerAddress, known: Iterable[Grant], mappings: Mappings = _NO_MAPPINGS, *, certificates: bool = False
+) -> str:
     """Return the authorization part of a NATS configuration.
 
     Args:
         service: user and password of fleetpulse, which may publish and subscribe to everything.
         known: access grants of the other users.
+        mappings: mappings of the home; a device may publish on the topics that they give it.
         certificates: whether the listener maps certificates to users (``verify_and_map``). If not,
             users with certificates are left out: without a password, any client could be them.
     """
@@ -265,7 +308,7 @@ def nats_rules(service: BrokerAddress, known: Iterable[Grant], *, certificates: 
     for one in known:
         if one.certificate and not certificates:
             continue
-        may_send, may_hear = _subjects(one)
+        may_send, may_hear = _subjects(one, mappings)
         login = f"user: {quoted(one.login)}" + ("" if one.certificate else f", password: {quoted(one.hashed)}")
         allowed = f"publish: {{ allow: {quoted(may_send)} }}, subscribe: {{ allow: {quoted(may_hear)} }}"
         users.append(f"{{ {login}, {_MQTT_ONLY}, permissions: {{ {allowed} }} }}")
@@ -277,11 +320,12 @@ def quoted(value: str | list[str] | None) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _subjects(one: Grant) -> tuple[list[str], list[str]]:
+def _subjects(one: Grant, mappings: Mappings = _NO_MAPPINGS) -> tuple[list[str], list[str]]:
     """Return the NATS subjects that a user may publish on and subscribe to."""
-    may_send, may_hear = _topics(one)
+    may_send, may_hear = _topics(one, mappings)
     heard = [topic for each in may_hear for topic in (each.removesuffix("/#"), each)]  # "fleet/#" includes "fleet"
-    return [_subject(topic) for topic in may_send] or _NOTHING, [_subject(topic) for topic in dict.fromkeys(heard)]
+    sent = [_subject(topic) for topic in may_send if not set(topic) & _NO_SUBJECT]
+    return sent or _NOTHING, [_subject(topic) for topic in dict.fromkeys(heard)]
 
 
 def _subject(topic: str) -> str:
@@ -289,11 +333,13 @@ def _subject(topic: str) -> str:
     return topic.replace("/", "\0").replace(".", "//").replace("\0", ".").replace("+", "*").replace("#", ">")
 
 
-def _topics(one: Grant) -> tuple[list[str], list[str]]:
+def _topics(one: Grant, mappings: Mappings) -> tuple[list[str], list[str]]:
     """Return the MQTT topic filters that a user may publish on and subscribe to."""
     if one.role is not Role.DEVICE:
         return [*_SENT] if one.role is Role.OPERATOR else [], [*_HEARD]
     may_send = [f"fleet/+/{own}/{kind}" for own in one.devices for kind in _KINDS]
+    may_send += [mapped for own in one.devices for mapped in mappings.filters_of_device(own)]
+    may_send += one.topics
     may_hear = [f"fleet/+/{own}/{Kind.CONTROL.value}" for own in one.devices]
     for group, node in (each.split("/") for each in one.nodes):
         may_send += [filtered.replace("+", group, 1).replace("+", node, 1) for filtered in FILTERS]
@@ -301,7 +347,7 @@ def _topics(one: Grant) -> tuple[list[str], list[str]]:
     return may_send, [*may_hear, *([f"{STATE}+"] if one.nodes else [])]
 
 
-def mosquitto_rules(known: Iterable[Grant]) -> str:
+def mosquitto_rules(known: Iterable[Grant], mappings: Mappings = _NO_MAPPINGS) -> str:
     """Return the same rules as a Mosquitto ``acl_file``.
 
     The rules of devices are patterns on the user name. A user with a certificate has its subject as
@@ -311,13 +357,14 @@ def mosquitto_rules(known: Iterable[Grant]) -> str:
     lines += [f"pattern write fleet/+/%u/{kind}" for kind in _KINDS]
     lines += [f"pattern read fleet/+/%u/{Kind.CONTROL.value}", "", "# the bridge", f"user {SERVICE_USER}", "topic readwrite #"]
     for one in known:
-        if one.role is Role.DEVICE and one.devices == (one.login,) and not one.nodes:
+        is_own = one.role is Role.DEVICE and one.devices == (one.login,)
+        if is_own and not (one.nodes or one.topics or mappings.filters_of_device(one.login)):
             continue
         lines += ["", f"user {one.login}"]
         if one.login not in one.devices and _NAME.fullmatch(
             one.login
         ):  # the patterns apply to every user, and this user is no device
             lines.append(f"topic deny fleet/+/{one.login}/#")
-        may_send, may_hear = _topics(one)
+        may_send, may_hear = _topics(one, mappings)
         lines += [f"topic write {topic}" for topic in may_send] + [f"topic read {topic}" for topic in may_hear]
     return "\n".join(lines) + "\n"

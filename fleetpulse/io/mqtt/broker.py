@@ -17,11 +17,14 @@ import socket
 import ssl
 import subprocess
 import time
+import tomllib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.messages.mapping import Mappings, parse_mappings
 from fleetpulse.io.mqtt import codec
 from fleetpulse.io.mqtt.acl import SERVICE_USER, access_lock, grants, nats_rules, quoted
 from fleetpulse.io.mqtt.address import DEFAULT_PORT, MAX_PAYLOAD_BYTES, BrokerAddress, Tls, write_secret
@@ -376,7 +379,24 @@ def _listener_tls(folder: Path) -> ListenerTls | None:
 
 
 def _rules(service: BrokerAddress, folder: Path, tls: ListenerTls | None) -> str:
-    return nats_rules(service, grants(folder), certificates=tls is not None and bool(tls.client_authority))
+    certificates = tls is not None and bool(tls.client_authority)
+    return nats_rules(service, grants(folder), _mappings_beside(folder), certificates=certificates)
+
+
+def _mappings_beside(folder: Path) -> Mappings:
+    """Return the mappings of the home of a broker; access depends only on their topics."""
+    try:
+        content = (folder.parent / "mapping.toml").read_text()
+    except FileNotFoundError:
+        return Mappings()
+    try:
+        return parse_mappings(tomllib.loads(content), _without_path)
+    except (FleetError, tomllib.TOMLDecodeError):
+        return Mappings()  # bridge and landing report the fault, and do not start
+
+
+def _without_path(_: str) -> Callable[[Any], Any]:
+    return lambda _: None
 
 
 def _configuration(folder: Path, host: str, port: int, sync: str, tls: ListenerTls | None) -> str:

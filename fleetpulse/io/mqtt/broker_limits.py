@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.io.mqtt.acl import quoted
 from fleetpulse.io.mqtt.address import BrokerAddress
 
 MAX_CONNECTIONS: Final = 10_000
@@ -64,10 +65,10 @@ class BrokerLimits:
         """
         return f"""max_connections: {self.connections}
 max_subscriptions: {MAX_SUBSCRIPTIONS}
-log_file: {json.dumps(str(log))}
+log_file: {quoted(str(log))}
 logfile_size_limit: {self.log_bytes}
 logfile_max_num: {self.log_files}
-ports_file_dir: {json.dumps(str(folder))}
+ports_file_dir: {quoted(str(folder))}
 """
 
 

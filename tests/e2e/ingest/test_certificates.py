@@ -194,7 +194,7 @@ def test_passwords_work_over_tls_without_certificates_of_clients(
     with running(tmp_path, with_passwords) as own:
         assert connack(replace(own, username="pump-1", password=password), "a") == 0
         assert connack(replace(own, username=subject(certificate), password=None), "a") in (4, 5)
-        for user, secret in (("fleet", own.password or ""), ("pump-1", password), (subject(certificate), "")):
+        for user, secret in (("fleet", password), ("pump-1", password), (subject(certificate), "")):
             assert answer_on_nats_port(tmp_path / "broker.log", user, secret).startswith(b"-ERR 'Authorization Violation'")
         with pytest.raises(FleetError, match=r"closed the connection|no connection|does not answer"):
             Publisher(replace(own, tls=None), "plain", patience_s=1).__enter__()

@@ -250,8 +250,31 @@ def test_filters_of_a_device_admit_no_other() -> None:
         {"topic": "gw/{gateway}", "site": "h", "device": {"path": "id"}},
     ]
     mappings = parse_mappings({"mapping": [{**one, "kind": "telemetry"} for one in rules]}, compile_path)
-    assert mappings.filters_of_device("pump") == ("tele/pump/+", "z/pump/state", "own/+")
+    assert mappings.filters_of_device("pump") == ("tele/pump/+", "z/pump/state")
+    assert mappings.filters_of_device("other") == ("tele/other/+", "z/other/state")
     assert mappings.filters_of_device("a:b") == ("tele/a:b/+", "z/a/b/state")
+
+
+@pytest.mark.parametrize(
+    ("others", "filters"),
+    [
+        ([], ("a/pump/+",)),
+        ([{"topic": "a/{device}/LWT"}], ("a/pump/+", "a/pump/LWT")),
+        ([{"topic": "a/{device...}"}], ("a/pump",)),
+        ([{"topic": "b/{device...}"}], ("a/pump/+", "b/pump")),
+        ([{"topic": "a/+/{device}"}], ()),
+        ([{"topic": "a/+/x", "device": {"path": "id"}}], ()),
+        ([{"topic": "a/+/x", "device": "pump"}], ("a/pump/+",)),
+        ([{"topic": "a/+/x", "device": "other"}], ()),
+        ([{"topic": "{device}/pump/x"}], ("pump/pump/x",)),
+    ],
+)
+def test_a_filter_of_a_device_overlaps_with_no_rule_that_finds_another(
+    others: list[dict[str, Any]], filters: tuple[str, ...]
+) -> None:
+    rules = [{"topic": "a/{device}/{metric}"}, *others]
+    mappings = parse_mappings({"mapping": [{"site": "h", "kind": "telemetry", **one} for one in rules]}, compile_path)
+    assert mappings.filters_of_device("pump") == filters
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import bcrypt
 import pytest
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.messages.mapping import parse_mappings
+from fleetpulse.io.ingest.payload_paths import compile_path
 from fleetpulse.io.mqtt.acl import (
     Role,
     _subjects,
@@ -57,11 +59,35 @@ def test_only_the_role_device_takes_devices(tmp_path: Path) -> None:
         grant(tmp_path, "eve", Role.OPERATOR, ["a"])
 
 
+def test_a_device_may_publish_what_a_mapping_gives_it_and_a_gateway_its_topics(tmp_path: Path) -> None:
+    rules = [{"topic": topic, "site": "h", "kind": "telemetry"} for topic in ("tele/{device}/STATE", "lamp 1/{device}")]
+    mappings = parse_mappings({"mapping": rules}, compile_path)
+    grant(tmp_path, "plug-1", Role.DEVICE)
+    grant(tmp_path, "gateway", Role.DEVICE, topics=["gw/+/report", "out/#"])
+    gateway, plug = grants(tmp_path)
+    assert "tele.plug-1.STATE" in _subjects(plug, mappings)[0] and "tele.gateway.STATE" in _subjects(gateway, mappings)[0]
+    assert not [one for one in _subjects(plug, mappings)[0] if "lamp" in one], "NATS has no subject with a blank"
+    assert {"gw.*.report", "out.>"} <= set(_subjects(gateway, mappings)[0])
+    assert "topic write tele/plug-1/STATE" in mosquitto_rules([plug, gateway], mappings)
+    assert "topic write out/#" in mosquitto_rules([plug, gateway], mappings)
+
+
+@pytest.mark.parametrize(
+    "topic", ["", "#", "+/a", "fleet/#", "fleetpulse/x", "$SYS/#", "a//b", "a b", "a*", "a/>", "spBv1.0/#", "a#"]
+)
+def test_topics_of_others_cannot_be_granted(topic: str, tmp_path: Path) -> None:
+    with refused("topic-not-grantable"):
+        grant(tmp_path, "gateway", Role.DEVICE, topics=[topic])
+    with refused("role-without-devices"):
+        grant(tmp_path, "eve", Role.WATCHER, topics=["a/b"])
+
+
 def test_nats_rules_limit_a_device_to_its_own_id(tmp_path: Path) -> None:
     grant(tmp_path, "pump.1", Role.DEVICE)
     rules = nats_rules(SERVICE, grants(tmp_path))
-    assert r'user: "fleet", password: "p\"w", allowed_connection_types: ["MQTT", "MQTT_WS"] }' in rules
-    assert rules.count("allowed_connection_types") == 2, "no user logs in at the NATS port"
+    assert r'user: "fleet", password: "p\"w", allowed_connection_types: ["MQTT", "MQTT_WS", "STANDARD"] }' in rules
+    assert rules.count("STANDARD") == 1, "no other user logs in at the NATS port"
+    assert rules.count("allowed_connection_types") == 2
     assert '"fleet.*.pump//1.heartbeat"' in rules
     assert 'subscribe: { allow: ["fleet.*.pump//1.control"] }' in rules
     assert "fleet.>" not in rules
