@@ -111,6 +111,11 @@ class TopicMapping:
         return "/".join(self.topic)
 
     @property
+    def ignores(self) -> bool:
+        """Whether the rule makes no row of any message."""
+        return self.constants.get("kind") == IGNORE
+
+    @property
     def subscription(self) -> str:
         """MQTT topic filter that matches at least the topics of the rule."""
         return self.filter_of({})
@@ -189,9 +194,10 @@ class Mappings:
     def subscriptions(self) -> tuple[str, ...]:
         """Return the MQTT topic filters of all rules, without a filter that another one covers.
 
-        A broker may deliver a message once for each filter that matches it.
+        A broker may deliver a message once for each filter that matches it. A rule that ignores its
+        messages needs none.
         """
-        filters = list(dict.fromkeys(rule.subscription for rule in self.rules))
+        filters = list(dict.fromkeys(rule.subscription for rule in self.rules if not rule.ignores))
         return tuple(one for one in filters if not any(covers(other, one) for other in filters if other != one))
 
     def filters_of_device(self, device_id: str) -> tuple[str, ...]:
@@ -200,7 +206,7 @@ class Mappings:
         A rule that finds the device in the payload has none, since its topics are open to any device.
         Neither has a rule whose topics another rule may decode as messages of another device.
         """
-        in_topic = (rule for rule in self.rules if "device" not in rule.ids)
+        in_topic = (rule for rule in self.rules if "device" not in rule.ids and not rule.ignores)
         of_device = (rule for rule in in_topic if rule.constants.get("device", device_id) == device_id)
         filters = dict.fromkeys(rule.filter_of({"device": device_id}) for rule in of_device)
         alone = (one for one in filters if all(rule.is_of(device_id, one) for rule in self.rules))
@@ -497,7 +503,8 @@ class _RuleParser:
             self._fault(f"{name} must be a path in the payload; only site, device, kind and gateway can be constants")
         kind = self._kind(constants)
         known = {*map(_placeholder, levels), *constants, *ids, *(["kind"] if kind else [])}
-        for name in ("site", "device", "kind"):
+        needed = () if constants.get("kind") == IGNORE else ("site", "device", "kind")
+        for name in needed:
             if name not in known and not (name == "kind" and "kind" in self._table):
                 self._fault(f"{name} is missing; put {{{name}}} into the topic, or set {name} = ...")
         ts = fields.pop("ts", None)
@@ -570,7 +577,7 @@ class _RuleParser:
             return None
         if isinstance(source, str):
             constants["kind"] = source
-            self._check_kind(source, FROM_DEVICES)
+            self._check_kind(source, {*FROM_DEVICES, IGNORE})
             return None
         table = _table(source) or {}
         kinds = _table(table.get("values"))

@@ -188,6 +188,16 @@ def test_any_payload_proves_its_device_alive(payload: bytes, metrics: Any) -> No
     assert (None if found.metrics is None else json.loads(found.metrics)) == metrics
 
 
+def test_an_ignoring_rule_excludes_topics_from_the_rules_below_it() -> None:
+    below = {"topic": "a/{device...}", "site": "h", "kind": "telemetry"}
+    mappings = parse_mappings({"mapping": [{"topic": "a/{device...}/set", "kind": "ignore"}, below]}, compile_path)
+    assert rows(mappings, "a/b/set", b"ON") == []
+    assert row(mappings, "a/b/state", b"ON").device_id == "b:state"
+    assert mappings.subscriptions() == ("a/#",)
+    assert mappings.filters_of_device("b") == ("a/b",)
+    assert rule("a/+/set", site=None, kind="ignore").subscriptions() == ()
+
+
 def test_an_empty_payload_is_no_signal() -> None:
     assert rows(rule("a/{device}"), "a/d", b"") == []
 
