@@ -1,7 +1,9 @@
 """``fleet map``: add, test and watch mappings."""
 
 import json
+import stat
 import time
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +28,7 @@ MAX_PATTERNS: Final = 1_000  # patterns that `map watch` counts; further topics 
 _EVERYTHING: Final = "#"
 _OWN: Final = ("fleet/", "fleetpulse/", "replay/", PREFIX, "$")
 _POLL_S: Final = 0.2
+_SPARKPLUG_HOST: Final = "fleetpulse"  # id that is set if none is
 _FIELDS: Final = ("site", "gateway", "boot", "session", "seq", "uptime_s", "code", "firmware", "metrics", "note")
 
 mapping = typer.Typer(no_args_is_help=True, help="Add, test and watch mappings for devices with their own topics and payloads.")
@@ -40,14 +43,17 @@ def register(app: typer.Typer) -> None:
 @mapping.command("add")
 def add(
     profile: Annotated[str, typer.Argument(help="Profile of a product or platform; fleet map list shows all.")],
-    site: Annotated[str, typer.Option("--site", help="Site of the devices.")] = "home",
+    site: Annotated[str, typer.Option("--site", help="Site of the devices; Sparkplug nodes are at their group.")] = "home",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Add the rules of a profile to the mapping file of a home."""
+    """Add the rules of a profile to the mapping file of a home; for Sparkplug, set sparkplug_host."""
     from cli.common.policy_files import read_mappings
 
     opened = Home(home)
     opened.record()
+    if profile == profiles.SPARKPLUG:
+        _accept_sparkplug(opened)
+        return
     text = profiles.read_profile(profile, site)
     known = opened.mapping.read_text() if opened.mapping.exists() else ""
     if profiles.heading(profile) in known.splitlines():
@@ -66,10 +72,31 @@ def add(
     typer.echo(f'"{opened.mapping}" has {len(rules)} rules; the bridge and landing read them at the next start (./fleet up)')
 
 
+def _accept_sparkplug(home: Home) -> None:
+    """Set the Sparkplug host id in the settings of a home, if none is set."""
+    from fleetpulse.settings import load_settings
+
+    file = home.path / "settings.toml"
+    if host := load_settings(home.path).sparkplug_host:
+        typer.echo(f'Sparkplug is accepted already: sparkplug_host is "{host}"')
+        return
+    known = file.read_text() if file.exists() else ""
+    if "sparkplug_host" in tomllib.loads(known):
+        raise FleetError(
+            f'sparkplug_host in "{file}" is empty, which accepts no Sparkplug; write sparkplug_host = "{_SPARKPLUG_HOST}" there',
+            code="sparkplug-off",
+        )
+    mode = stat.S_IMODE(file.stat().st_mode) if file.exists() else 0o666  # the file may hold passwords
+    atomic_write(file, f'sparkplug_host = "{_SPARKPLUG_HOST}"\n{known}', mode=mode)  # at the top: before any table
+    typer.echo(f'"{file}" has sparkplug_host = "{_SPARKPLUG_HOST}"; the bridge reads it at the next start (./fleet up)')
+    typer.echo("grant access to a node with: ./fleet access grant NAME --sparkplug GROUP/NODE")
+
+
 @mapping.command("list")
 def show_profiles(json_lines: JsonOption = False) -> None:
     """List the profiles: ready mappings for products and platforms."""
-    found = [{"profile": name, "about": profiles.about(name)} for name in profiles.names()]
+    names = sorted((*profiles.names(), profiles.SPARKPLUG))
+    found = [{"profile": name, "about": profiles.about(name)} for name in names]
     if json_lines:
         as_json(found)
         return

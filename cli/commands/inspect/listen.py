@@ -141,7 +141,7 @@ def read_message(
     if not message.topic.startswith(prefixes) and not mappings.match(message.topic):
         advice = "use a topic below fleet/, or add a mapping (fleet map test)"
         if message.topic.startswith(PREFIX):
-            advice = "to accept Sparkplug, set sparkplug_host"
+            advice = "to accept Sparkplug: ./fleet map add sparkplug"
         return [(shown, MessageResult("foreign", f"ignored: no bridge accepts this topic; {advice}"))]
     if message.retained:
         return [(shown, MessageResult("retained", "a retained copy: not a signal"))]

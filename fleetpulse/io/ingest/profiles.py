@@ -2,6 +2,9 @@
 
 A profile is a mapping file. Its first line is a comment that tells what it is for, and ``SITE`` in it
 stands for the site of the devices. ``fleet map add`` copies a profile into the mapping file of a home.
+
+Sparkplug has no file: the bridge decodes it without rules if the setting ``sparkplug_host`` is set, which
+``fleet map add`` does.
 """
 
 import tomllib
@@ -15,18 +18,20 @@ from fleetpulse.core.messages.mapping import Mappings, parse_mappings
 from fleetpulse.io.ingest.payload_paths import compile_path
 
 FOLDER: Final = Path(__file__).with_name("mapping_profiles")
+SPARKPLUG: Final = "sparkplug"
+_ABOUT_SPARKPLUG: Final = "Sparkplug B: edge nodes and their devices (spBv1.0/...); sets sparkplug_host, adds no rules"
 _SITE: Final = '"SITE"'
 
 
 @cache
 def names() -> tuple[str, ...]:
-    """Return the names of all profiles, sorted."""
+    """Return the names of all profiles with rules, sorted."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 
 
 def about(name: str) -> str:
-    """Return the first line of a profile: what it is for."""
-    return _text(name).partition("\n")[0].removeprefix("# ")
+    """Return one line about a profile: what it is for."""
+    return _ABOUT_SPARKPLUG if name == SPARKPLUG else _text(name).partition("\n")[0].removeprefix("# ")
 
 
 def heading(name: str) -> str:
@@ -56,5 +61,6 @@ def load_profile(name: str, site: str = "home") -> Mappings:
 
 def _text(name: str) -> str:
     if name not in names():
-        raise FleetError(f'there is no profile "{name}"; use one of {", ".join(names())}', code="profile-unknown")
+        known = ", ".join(sorted((*names(), SPARKPLUG)))
+        raise FleetError(f'there is no profile "{name}"; use one of {known}', code="profile-unknown")
     return (FOLDER / f"{name}.toml").read_text()

@@ -13,6 +13,7 @@ from fleetpulse.core.messages.mapping import parse_mappings
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.ingest import profiles
 from fleetpulse.io.ingest.payload_paths import compile_path
+from fleetpulse.settings import load_settings
 
 pytestmark = pytest.mark.unit
 NOW = 1_700_000_000_000
@@ -87,3 +88,29 @@ def test_a_profile_is_added_to_a_home_once(home: Home) -> None:
     for arguments in (("add", "nothing"), ("add", "tasmota", "--site", "a/b")):
         assert run(*arguments, "--home", str(home.path)).exit_code == 1
     assert list(home.path.glob("mapping.toml.*")) == []
+
+
+def test_sparkplug_is_accepted_by_a_setting(home: Home) -> None:
+    file = home.path / "settings.toml"
+    file.write_text('# of the hall\n[kafka]\ntopics = ["a"]\n"bootstrap.servers" = "h:1"\n')
+    file.chmod(0o600)
+    for _ in range(2):
+        done = run("add", "sparkplug", "--home", str(home.path))
+        assert done.exit_code == 0 and "sparkplug_host" in done.output, done.output
+    settings = load_settings(home.path)
+    assert (settings.sparkplug_host, settings.kafka["topics"]) == ("fleetpulse", "a")
+    assert file.read_text().count("sparkplug_host") == 1 and "# of the hall" in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert not home.mapping.exists()
+
+
+def test_an_empty_sparkplug_host_is_left_to_its_owner(home: Home) -> None:
+    file = home.path / "settings.toml"
+    file.write_text('sparkplug_host = ""\n')
+    assert run("add", "sparkplug", "--home", str(home.path)).exit_code == 1
+    assert file.read_text() == 'sparkplug_host = ""\n'
+
+
+def test_all_profiles_are_listed() -> None:
+    listed = [json.loads(line)["profile"] for line in run("list", "--json").output.splitlines()]
+    assert listed == sorted((*profiles.names(), "sparkplug"))
