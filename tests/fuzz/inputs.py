@@ -1,11 +1,14 @@
 """Generators of fuzzing inputs: valid messages, malformed ones, and mutations of both."""
 
+import base64
 import json
+from collections.abc import Iterator
 from random import Random
 from typing import Any, Final
 
 from hypothesis import strategies as st
 
+from fleetpulse.paths import ROOT
 from tests.fuzz.laws import NOW, USUAL, packet
 
 LEVELS: Final = ("fleet", "s", "d", "_", "z", "y", "x", "$SYS", "replay", "")
@@ -78,13 +81,20 @@ messages = st.tuples(st.one_of(_topics, _topics, st.sampled_from(USUAL), _raw, _
 
 
 def seeds() -> list[bytes]:
-    """Return seed messages: one of each kind, and each odd value in each field."""
+    """Return seed messages: one of each kind, each odd value in each field, and samples of the profiles."""
     found = [f"fleet/s/d/{kind}\n".encode() + json.dumps(_usual(kind)).encode() for kind in KINDS]
     found += [f"fleet/s/d/telemetry\n{json.dumps({name: value})}".encode() for name in FIELDS[:13] for value in ODD]
     found += [topic + b"\n" + json.dumps({name: value}).encode() for topic, name in _MAPPED for value in ODD]
     found += [b'z/d/s\n{"m":{"at":1700000000},"n":1,"e":"x"}', b'y/s/d/error\n{"time":"2023-11-14T22:13:20Z"}', b"x/1/d\nON"]
     found += [bytes([number]) + b"\n" + json.dumps({**_usual("error"), name: 7}).encode() for number, name in enumerate(FIELDS)]
-    return found
+    return [*found, *_samples()]
+
+
+def _samples() -> Iterator[bytes]:
+    for file in sorted((ROOT / "tests" / "golden" / "profiles").glob("*.json")):
+        for one in json.loads(file.read_text())["samples"]:
+            payload = base64.b64decode(one["base64"]) if "base64" in one else one["payload"].encode()
+            yield one["topic"].encode() + b"\n" + payload
 
 
 def _usual(kind: str) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from itertools import pairwise
 from typing import Any, Final
 
 from fleetpulse.core.messages.decode import MAX_PAYLOAD_BYTES, decode
-from fleetpulse.core.messages.mapping import Decoded, Decoder, parse_mappings, rows_of
+from fleetpulse.core.messages.mapping import Decoded, Decoder, Mappings, parse_mappings, rows_of
 from fleetpulse.core.rows import BRIDGE, FROM_DEVICES, Clock, Origin, Row
 from fleetpulse.core.tables import MESSAGES, QUARANTINE
 from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.times import END_OF_TIME_MS, EPOCH_2000_MS
+from fleetpulse.io.ingest import profiles
 from fleetpulse.io.ingest.payload_paths import compile_path
 from fleetpulse.io.mqtt.codec import ProtocolError, Published, Reader
 from fleetpulse.io.mqtt.subscriber import Arrived
@@ -42,6 +43,7 @@ MAPPINGS: Final = parse_mappings(
     },
     compile_path,
 )
+PROFILES: Final = Mappings(rule for name in profiles.names() for rule in profiles.load_profile(name).rules)
 USUAL: Final = (
     *(f"fleet/s/d/{kind}".encode() for kind in sorted(FROM_DEVICES)),
     *(
@@ -61,13 +63,18 @@ _LIMIT: Final = 300  # bytes of a payload in `check_packets`
 
 
 mapped: Final = MAPPINGS.decode  # as landing decodes in a home with mappings
-DECODERS: Final[tuple[Decoder, ...]] = (decode, mapped)
+
+
+def decoders_of(topic: str) -> tuple[Decoder, ...]:
+    """Return the decoders that differ for a topic; those of the profiles only if a rule matches it."""
+    of_profile = not topic.startswith("fleet/") and bool(PROFILES.match(topic))
+    return (decode, mapped, PROFILES.decode) if of_profile else (decode, mapped)
 
 
 def check_message(topic: str, payload: bytes) -> Counter[str]:
     """Check rule 1 for each decoder and origin; return the outcomes of the origin MQTT."""
     found: Counter[str] = Counter()
-    for decoder in DECODERS:
+    for decoder in decoders_of(topic):
         for origin in (Origin.MQTT, Origin.REPLAY):
             decoded = decoder(topic, payload, NOW, origin)
             assert decoded == decoder(topic, payload, NOW, origin), "decoding must be deterministic"
