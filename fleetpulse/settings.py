@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages.decode import site_fault
+from fleetpulse.core.messages.verdicts import DISCOVERY_PREFIX, prefix_fault
 from fleetpulse.core.presence.coverage import MAX_OWN_BRIDGES
 from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.core.replay import Deployment
@@ -110,6 +111,12 @@ def _is_heap(value: str) -> str:
     return value
 
 
+def _is_prefix(value: str) -> str:
+    if fault := prefix_fault(value):
+        raise ValueError(f'{fault}; write a prefix such as "{DISCOVERY_PREFIX}"')
+    return value
+
+
 def _are_bridges(bridges: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     bridge_by_site: dict[str, str] = {}
     if len(bridges) > _MAX_BRIDGES:
@@ -175,6 +182,10 @@ class Settings(BaseSettings):
         sparkplug_host: id of fleetpulse as a Sparkplug B host application; empty for none. With an
             id, Sparkplug messages are read and the host state is published as
             ``spBv1.0/STATE/<id>``.
+        publish_verdicts: whether to publish the mode of each device at the broker, retained, on
+            ``fleetpulse/state/<device>``. Without it, no process is started.
+        discovery_prefix: prefix of the topics on which Home Assistant discovers these devices;
+            empty for no discovery. Watchers of the embedded broker may read the default only.
         broker_sync: sync interval of the embedded broker's store, or ``always``. After a power
             failure, messages acknowledged within one interval can be lost.
         broker_store: maximum size of the messages that the embedded broker keeps for the bridge, such
@@ -265,6 +276,8 @@ class Settings(BaseSettings):
     reconnect_grace: Annotated[Milliseconds, Field(ge=0)] = "2m"  # pyright: ignore[reportAssignmentType]
     flood_limit: Annotated[int, Field(ge=0, le=1_000_000)] = 100
     sparkplug_host: Annotated[str, AfterValidator(_is_host)] = ""
+    publish_verdicts: bool = False
+    discovery_prefix: Annotated[str, AfterValidator(_is_prefix)] = DISCOVERY_PREFIX
     broker_sync: Annotated[str, AfterValidator(_is_sync)] = DEFAULT_SYNC
     broker_store: Annotated[str, AfterValidator(_is_store)] = "8g"
     broker_connections: Annotated[int, Field(ge=10, le=1_000_000)] = 10_000

@@ -16,7 +16,7 @@ from cli.supervisor.progress import judged_ms, problems_of
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import JUDGEMENTS, QUARANTINE
 from fleetpulse.core.times import format_duration, format_instant
-from fleetpulse.io.home.home import bridge_job
+from fleetpulse.io.home.home import PUBLISHER, bridge_job
 from fleetpulse.io.mqtt import broker_log
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.system.wall_clock import wall_clock_ms
@@ -87,7 +87,9 @@ class Screen:
         parts.append(f"lifecycle {lifecycle.get('state', 'starting')}")
         if airflow := self.run.status("airflow"):
             parts.append(f"airflow {airflow.get('state', 'starting')}")
-        jobs = (*bridges.values(), self.run.status("landing"))
+        if publisher := self.run.status(PUBLISHER):
+            parts.append(f"publisher {publisher.get('state', 'starting')}")
+        jobs = (*bridges.values(), self.run.status("landing"), self.run.status(PUBLISHER))
         parts += dict.fromkeys(
             problem for status in jobs for problem in problems_of(status)
         )  # several bridges may report the same gap

@@ -1,4 +1,4 @@
-"""Optional processes of a run: Airflow and the creation of Spark's class archive.
+"""Optional processes of a run: Airflow, the publisher, the creation of Spark's class archive.
 
 They start after the first verdicts, and the stream does not depend on them.
 """
@@ -7,8 +7,10 @@ from cli.supervisor.airflow_env import HOST, airflow_home, passwords
 from cli.supervisor.cds import archive_is_ready
 from cli.supervisor.processes import Job, Run
 from fleetpulse.core.errors import FleetError
+from fleetpulse.io.home.home import PUBLISHER
 from fleetpulse.io.system.ports import free_port
 from fleetpulse.io.system.process import NOT_RESTARTED
+from fleetpulse.settings import Settings
 
 _RESTARTS = 2
 
@@ -76,6 +78,26 @@ class AirflowSidecar:
         state = self.run.status("airflow").get("state")
         self._has_run = state == "running" or (self._has_run and state != NOT_RESTARTED)
         return self._has_run
+
+
+class PublisherSidecar:
+    """Publisher of verdicts, if the setting ``publish_verdicts`` is on.
+
+    Args:
+        run: the run.
+        settings: settings of the home.
+    """
+
+    def __init__(self, run: Run, settings: Settings) -> None:
+        self.run = run
+        self._settings = settings
+        self._job: Job | None = None
+
+    def start(self) -> None:
+        """Start the publisher, unless it was started or the setting is off."""
+        if self._job is None and self._settings.publish_verdicts:
+            self._job = self.run.start(PUBLISHER, restarts=self._settings.restarts)
+            self._job.optional = True
 
 
 class ClassArchiveSidecar:

@@ -14,7 +14,7 @@ from rich.live import Live
 from cli.supervisor.flush import stop_listening
 from cli.supervisor.processes import Run
 from cli.supervisor.screen import Screen
-from cli.supervisor.sidecars import AirflowSidecar, ClassArchiveSidecar, airflow_port
+from cli.supervisor.sidecars import AirflowSidecar, ClassArchiveSidecar, PublisherSidecar, airflow_port
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import Policy
 from fleetpulse.core.replay import Deployment
@@ -26,7 +26,7 @@ from fleetpulse.io.kafka.config import parse_kafka
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.system.process import StopSignal
 from fleetpulse.io.system.wall_clock import wall_clock_ms
-from fleetpulse.settings import load_settings
+from fleetpulse.settings import Settings, load_settings
 from streaming.simulator.simulator import SimulatedFleet, load_fleet
 
 _LEAST_FREE_BYTES = 500_000_000
@@ -93,7 +93,7 @@ def up(home: Home, options: UpOptions, deployment: Deployment | None) -> None:
             run.start("bridge", ["--replay"] if history else [], restarts=restarts)
             if options.simulate:
                 run.start("simulator", ["--history"] if history else [], restarts=restarts)
-            _watch(run, options, address, stop, restarts, airflow)
+            _watch(run, options, address, stop, settings, airflow)
             typer.echo("stopping: writing received messages and finishing the current batch", err=True)
             if home.deployment().verdict_jitter_ms:
                 stop_listening(run, ("simulator", "bridge"), lambda: run.alive("landing") and run.alive("lifecycle"), _PATIENCE_S)
@@ -136,10 +136,10 @@ def _require_same(home: Home, options: UpOptions, known: SimulatedFleet) -> None
 
 
 def _watch(
-    run: Run, options: UpOptions, address: BrokerAddress, stop: StopSignal, restarts: int, airflow: AirflowSidecar | None
+    run: Run, options: UpOptions, address: BrokerAddress, stop: StopSignal, settings: Settings, airflow: AirflowSidecar | None
 ) -> None:
     console = Console()
-    screen, classes = Screen(run, address), ClassArchiveSidecar(run)
+    screen, classes, publisher = Screen(run, address), ClassArchiveSidecar(run), PublisherSidecar(run, settings)
     limit = time.monotonic() + options.for_s if options.for_s else None
     if not options.simulate and options.broker is None:
         for line in _access_examples(run.home, address):
@@ -152,9 +152,10 @@ def _watch(
             return False
         run.supervised("lifecycle", by_other=airflow is not None and airflow.supervises())
         run.watch()
-        run.start_further_bridges(restarts)
+        run.start_further_bridges(settings.restarts)
         if screen.first_verdict_s is not None:
             classes.start()
+            publisher.start()
             if airflow:
                 airflow.start()
         return True

@@ -28,7 +28,7 @@ _BY_GATEWAY: Final = {Trigger.GATEWAY_DEATH: "died", Trigger.GATEWAY_RETURN: "re
 _BY_ERRORS: Final = frozenset({Trigger.ERRORS, Trigger.SEQUENCE})
 _COLUMNS: Final = """device_id, life, transition_no, from_mode, to_mode, "trigger", event_time, site, device_class, gateway,
     last_seen, never_seen, runtime_ms, last_errors, reason, policy_version, judged_at, amendment_no"""
-_NEWEST: Final = "event_time DESC, coalesce(amendment_no, transition_no) DESC"
+NEWEST: Final = "event_time DESC, coalesce(amendment_no, transition_no) DESC"  # order of a device's transitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def fleet_in(moment: Moment) -> tuple[str, list[Any]]:
     registered, registered_values = _registered(moment)
     sql = f"""
     WITH known AS ({known}),
-    newest AS MATERIALIZED (SELECT * FROM known QUALIFY row_number() OVER (PARTITION BY device_id ORDER BY {_NEWEST}) = 1),
+    newest AS MATERIALIZED (SELECT * FROM known QUALIFY row_number() OVER (PARTITION BY device_id ORDER BY {NEWEST}) = 1),
     registrations AS ({registered}),
     begun AS MATERIALIZED (
         SELECT registrations.* FROM registrations LEFT JOIN newest USING (device_id) WHERE newest.to_mode IS NULL

@@ -62,6 +62,7 @@ def test_verdict_jitter_is_part_of_the_deployment_and_off_by_default(tmp_path: P
     [
         ('batch_every = "1m"', "batch_every: a duration of at most 10s; got '1m'"),
         ('canary_interval = "0s"', "canary_interval: a duration of at least 500ms; got '0s'"),
+        ('discovery_prefix = "fleet/x"', 'must not be below "fleet"'),
         ("restarts = 2000", "restarts: Input should be less than or equal to 1000; got 2000"),
     ],
 )

@@ -33,7 +33,7 @@ from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.delta.log import holds_table
-from fleetpulse.io.home.home import Home, bridge_job
+from fleetpulse.io.home.home import PUBLISHER, Home, bridge_job
 from fleetpulse.io.home.services import Service, runs, services
 from fleetpulse.io.mqtt import broker_log
 from fleetpulse.io.mqtt.takeovers import FREQUENT, read_takeovers
@@ -100,7 +100,7 @@ def status_facts(home: Home) -> dict[str, Any]:
     facts["health"] = reports.health(home)
     running = {
         name: status
-        for name in (*map(bridge_job, home.bridges()), "landing", "lifecycle", "simulator")
+        for name in (*map(bridge_job, home.bridges()), "landing", "lifecycle", "simulator", PUBLISHER)
         if (status := read_status(home.run(name))) and runs(home, name)
     }
     facts["processes"] = {name: status.get("state", "running") for name, status in running.items()}

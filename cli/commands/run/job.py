@@ -142,6 +142,18 @@ def landing(home: HomeOption, parent: ParentOption = None) -> None:
     run_landing(at, mappings, stop, lease_ms=lease_ms, live_pause_s=pause_s, takes_foreign=foreign)
 
 
+@jobs.command("publisher")
+def publisher(home: HomeOption, parent: ParentOption = None) -> None:
+    """Publish the verdicts at the broker."""
+    from fleetpulse.settings import load_settings
+
+    block_imports("pandas")
+    from streaming.publisher import run_publisher
+
+    use_system_memory_pool()
+    run_publisher(Home(home), load_settings(home).discovery_prefix, _set_up_process(parent))
+
+
 @jobs.command("classes")
 def classes(_home: HomeOption, parent: ParentOption = None) -> None:
     """Create Spark's class archive for faster starts, at low priority."""

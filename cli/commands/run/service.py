@@ -65,6 +65,7 @@ def service(
         )
     from cli.supervisor.flush import stop_listening  # imported late: --check needs none of these, and they take half a second
     from cli.supervisor.processes import Run
+    from cli.supervisor.sidecars import PublisherSidecar
     from fleetpulse.settings import load_settings
 
     stop = StopSignal().on_signals()
@@ -84,6 +85,8 @@ def service(
             job = None
         elif (job := _start_part(run, name, address, stop)) is None:
             return
+        if name is Service.BRIDGE:
+            PublisherSidecar(run, settings).start()
         _watch(run, job, stop)
         _print(f"the {name} is stopping")
         if name is Service.BRIDGE:

@@ -25,6 +25,7 @@ from fleetpulse.io.system.locks import folder_held, lock_holder, named_lock
 HOME_VERSION: Final = 1
 _BY_VERSION_1: Final = "judged_by_version_1_ms"
 SERVICES: Final = "services"  # name of the holder of a home's lock that services share
+PUBLISHER: Final = "publisher"  # name of the process that publishes verdicts
 KEY_GROUPS: Final = 8  # of a new home; fixed for a generation: 8 groups suffice for about 100,000 devices
 _NOT_IN_PATHS: Final = "%[]{}*?\\^|"  # Delta readers decode some of them, use some as patterns, and fail on others
 
@@ -110,6 +111,11 @@ class Home:
     def kafka_checkpoint(self) -> Path:
         """Folder of the offsets up to which Kafka's topics were read."""
         return self.path / "checkpoints" / "kafka"
+
+    @property
+    def publisher_position(self) -> Path:
+        """Position file of the publisher of verdicts."""
+        return self.path / "checkpoints" / "publisher.json"
 
     @property
     def logs(self) -> Path:

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.home.home import SERVICES, Home
+from fleetpulse.io.home.home import PUBLISHER, SERVICES, Home
 from fleetpulse.io.system.locks import lock_holder, named_lock, shared_lock
 
 
@@ -21,7 +21,7 @@ class Service(StrEnum):
     BROKER = "broker"
     LIFECYCLE = "lifecycle"
     LANDING = "landing"
-    BRIDGE = "bridge"  # all bridges of the home
+    BRIDGE = "bridge"  # all bridges of the home, and the publisher of verdicts
 
 
 @contextmanager
@@ -68,7 +68,8 @@ def runs(home: Home, job: str) -> bool:
         home: home of the job.
         job: name of the job's process, such as ``bridge-north``.
     """
-    return home.owner() is not None or job.partition("-")[0] in services(home)
+    service = Service.BRIDGE if job == PUBLISHER else job.partition("-")[0]
+    return home.owner() is not None or service in services(home)
 
 
 def _lock(home: Home, service: Service) -> Path:

@@ -23,6 +23,7 @@ from typing import Final
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages.mapping import RESERVED_LEVELS, Mappings
 from fleetpulse.core.messages.sparkplug import COMMANDS, FILTERS, PREFIX, STATE
+from fleetpulse.core.messages.verdicts import PUBLISHED
 from fleetpulse.core.rows import ALERTS, FAILURES, FROM_DEVICES, Kind
 from fleetpulse.io.mqtt.address import BrokerAddress, write_secret
 
@@ -31,7 +32,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 _NODE: Final = re.compile(f"{_NAME.pattern}/{_NAME.pattern}")
 _KINDS: Final = sorted(kind.value for kind in FROM_DEVICES)
 _NOTHING: Final = ["_nothing"]  # an empty list would allow everything
-_HEARD: Final = ("fleet/#", f"{ALERTS}/#", f"{FAILURES}/#")  # watchers and operators may subscribe
+_HEARD: Final = ("fleet/#", f"{ALERTS}/#", f"{FAILURES}/#", *PUBLISHED)  # watchers and operators may subscribe
 _SENT: Final = ("fleet/#", f"{ALERTS}/#")  # operators may publish
 _MQTT_ONLY: Final = 'allowed_connection_types: ["MQTT", "MQTT_WS"]'  # no other user logs in at the broker's NATS port
 _LOCAL_TOO: Final = 'allowed_connection_types: ["MQTT", "MQTT_WS", "STANDARD"]'  # fleetpulse sets limits there

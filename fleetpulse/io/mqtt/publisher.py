@@ -24,12 +24,18 @@ AT_LEAST_ONCE: Final = 1
 class Connection:
     """Connection of one MQTT client, reconnected when lost.
 
+    Attributes:
+        keepalive_s: longest silence of this client, seconds: the broker then takes it for dead. 0
+            sends nothing; the dead client is noticed by TCP.
+
     Args:
         address: address of the broker.
         client_id: MQTT client id.
         lasting: whether the broker keeps the session and its messages while the client is
             disconnected.
     """
+
+    keepalive_s = 0
 
     def __init__(self, address: BrokerAddress, client_id: str, *, lasting: bool = False) -> None:
         self.address = address
@@ -70,6 +76,8 @@ class Connection:
             self.client.loop_write()
         if readable or has_buffered_bytes(sock):
             self._read()
+        if self.keepalive_s:
+            self.client.loop_misc()  # sends a ping when one is due
         if not self.up and self.client.socket() is not None and time.monotonic() - self._since_s > CONNECT_S:
             self.drop(f"the broker at {self.address} does not answer")
 
@@ -86,7 +94,7 @@ class Connection:
             return False
         self.up, self._since_s = False, time.monotonic()
         try:
-            self.client.connect(self.address.host, self.address.port, keepalive=0)
+            self.client.connect(self.address.host, self.address.port, keepalive=self.keepalive_s)
         except OSError as error:
             self.problem = f"no connection to the broker at {self.address}: {error.strerror or error}"
         self._pauses.tried()
@@ -120,6 +128,7 @@ class Publisher:
         in_flight: maximum number of unacknowledged messages.
         patience_s: longest wait in seconds without any acknowledgement before an error.
         cancelled: callback polled while waiting; True ends the wait with `FleetError`.
+        connection: connection to use; None opens one to ``address``.
     """
 
     def __init__(
@@ -130,6 +139,7 @@ class Publisher:
         *,
         patience_s: float = 30.0,
         cancelled: Callable[[], bool] = lambda: False,
+        connection: Connection | None = None,
     ) -> None:
         self.published = 0
         self.acknowledged = 0
@@ -137,7 +147,7 @@ class Publisher:
         self._patience_s = patience_s
         self._cancelled = cancelled
         self._waiting: deque[paho.MQTTMessageInfo] = deque()
-        self._connection = Connection(address, client_id)
+        self._connection = connection or Connection(address, client_id)
 
     def __enter__(self) -> Self:
         try:
@@ -159,10 +169,16 @@ class Publisher:
         """Whether the broker has accepted the connection."""
         return self._connection.up
 
-    def publish(self, topic: str, payload: bytes) -> None:
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Send a message without waiting for its acknowledgement; see `flush`.
 
         Wait while the maximum number of messages is in flight.
+
+        Args:
+            topic: topic of the message.
+            payload: payload of the message.
+            retain: whether the broker keeps the message for later subscribers. An empty payload
+                removes the kept message.
 
         Raises:
             FleetError: the topic is invalid, the payload is too large, the broker acknowledged
@@ -179,7 +195,7 @@ class Publisher:
             )
         if len(self._waiting) >= self._limit:
             self._drive_until(lambda: len(self._waiting) <= self._limit // 2, self._patience_s)
-        info = self._connection.client.publish(topic, payload, AT_LEAST_ONCE)
+        info = self._connection.client.publish(topic, payload, AT_LEAST_ONCE, retain)
         info.rc = MQTTErrorCode.MQTT_ERR_SUCCESS  # without a connection, paho queues it and sends it later
         self._waiting.append(info)
         self.published += 1

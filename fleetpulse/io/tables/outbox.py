@@ -32,6 +32,11 @@ def outbox_path(checkpoint: Path) -> Path:
     return checkpoint / f"{_NAMED}{secrets.token_hex(8)}.parquet"
 
 
+def is_outbox(writer: str) -> bool:
+    """Return whether a writer in the commits of the table is an outbox file."""
+    return writer.startswith(_NAMED)
+
+
 def flush_outbox(home: Home, number: int) -> int:
     """Publish the remaining judgements of a generation's outbox; remove its files.
 

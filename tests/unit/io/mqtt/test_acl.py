@@ -115,7 +115,8 @@ def test_edge_node_publishes_only_under_its_group_and_node(tmp_path: Path) -> No
 def test_watchers_and_operators_read_everything_and_only_operators_publish(tmp_path: Path) -> None:
     for role in (Role.WATCHER, Role.OPERATOR):
         grant(tmp_path, role.value, role)
-    all_subjects = {f"{one}{suffix}" for one in ("fleet", "fleetpulse.alert", "fleetpulse.failed") for suffix in ("", ".>")}
+    below = ("fleet", "fleetpulse.alert", "fleetpulse.failed", "fleetpulse.state", "homeassistant")
+    all_subjects = {"fleetpulse.status", *(f"{one}{suffix}" for one in below for suffix in ("", ".>"))}
     subjects = {one.name: _subjects(one) for one in grants(tmp_path)}
     assert {name: set(readable) for name, (_, readable) in subjects.items()} == {
         "watcher": all_subjects,
