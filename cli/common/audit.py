@@ -34,6 +34,7 @@ AUDITED: Final[Mapping[str, IfUnwritable]] = {
     "access grant": IfUnwritable.REFUSE,
     **dict.fromkeys(
         (
+            "access reload",
             "access revoke",
             "amend",
             "device add",
@@ -64,6 +65,7 @@ READ_ONLY: Final = frozenset(
     {
         "access list",
         "access rules",
+        "access takeovers",
         "audit",
         "availability",
         "backtest",  # writes only the page that is asked for
@@ -106,6 +108,7 @@ NOT_AUDITED: Final[Mapping[str, str]] = {  # command, or its first word -> reaso
     "test": "is for developers",
     "lint": "is for developers",
     "lock": "is for developers",
+    "sbom": "is for developers",
 }
 _NOT_ARGUMENTS: Final = frozenset({"home", "as_json", "json_lines", "dry_run"})
 

@@ -141,7 +141,7 @@ class TopicMapping:
 
     def is_of(self, device_id: str, topic_filter: str) -> bool:
         """Return whether the rule finds no other device in the topics of an MQTT topic filter."""
-        if not overlap(self.subscription, topic_filter):
+        if self.ignores or not overlap(self.subscription, topic_filter):
             return True
         if "device" in self.ids or "device" in self.constants:
             return "device" not in self.ids and self.constants["device"] == device_id

@@ -37,7 +37,7 @@ class Reader:
     """
 
     def __init__(self, address: BrokerAddress) -> None:
-        self.receiver = Receiver(address, "reader", [f"{STATES}/#", STATUS, CONFIG], persistent=False)
+        self.receiver = Receiver(address, f"reader-{id(self)}", [f"{STATES}/#", STATUS, CONFIG], persistent=False)
         self.newest: dict[str, bytes] = {}
 
     def await_payload(self, topic: str, payload: bytes) -> None:
