@@ -302,7 +302,7 @@ class Settings(BaseSettings):
     keep_quarantine: Kept = "90d"  # pyright: ignore[reportAssignmentType]
     keep_stream_health: Kept = "7d"  # pyright: ignore[reportAssignmentType]
     keep_summaries: Kept = "30d"  # pyright: ignore[reportAssignmentType]
-    keep_late: Kept = FOREVER  # pyright: ignore[reportAssignmentType]
+    keep_late: Kept = "90d"  # pyright: ignore[reportAssignmentType]
     keep_device_snapshots: Kept = "90d"  # pyright: ignore[reportAssignmentType]
     keep_generations: Kept = "30d"  # pyright: ignore[reportAssignmentType]
     keep_logs: Kept = "30d"  # pyright: ignore[reportAssignmentType]
