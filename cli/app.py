@@ -44,7 +44,8 @@ VERBS: Final = {
         "List late messages, or messages not judged for another reason (--kind).",
     ),
     "quarantine": Verb(
-        "commands.inspect.status", "List messages that could not be decoded, with the reason and the raw payload."
+        "commands.inspect.status",
+        "List messages that could not be decoded, with the reason and the beginning of the payload.",
     ),
     "listen": Verb(
         "commands.inspect.status",

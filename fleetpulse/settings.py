@@ -178,7 +178,11 @@ class Settings(BaseSettings):
         flood_limit: rate limit of a device in messages per second; 0 is no limit. A burst may have
             60 times as many, and in addition the messages of up to one hour in which no bridge
             listened. Messages beyond the limit go to quarantine as ``flood``, except the newest of
-            each second.
+            each second. Of a flood, quarantine keeps some rows with the beginning of the payload,
+            and the number of messages.
+        flood_bytes: limit of the bytes of a device's payloads per second, with the same burst and
+            the same effect; 0 is no limit. A single message may exceed it. Beyond it, a message
+            above 1,024 bytes is refused even if it is the newest of its second.
         sparkplug_host: id of fleetpulse as a Sparkplug B host application; empty for none. With an
             id, Sparkplug messages are read and the host state is published as
             ``spBv1.0/STATE/<id>``.
@@ -275,6 +279,7 @@ class Settings(BaseSettings):
     canary_interval: Annotated[Milliseconds, Field(ge=500)] = "5s"  # pyright: ignore[reportAssignmentType]
     reconnect_grace: Annotated[Milliseconds, Field(ge=0)] = "2m"  # pyright: ignore[reportAssignmentType]
     flood_limit: Annotated[int, Field(ge=0, le=1_000_000)] = 100
+    flood_bytes: Annotated[int, Field(ge=0, le=1_000_000_000)] = 65_536
     sparkplug_host: Annotated[str, AfterValidator(_is_host)] = ""
     publish_verdicts: bool = False
     discovery_prefix: Annotated[str, AfterValidator(_is_prefix)] = DISCOVERY_PREFIX

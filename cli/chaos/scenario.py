@@ -45,6 +45,7 @@ _SETTINGS: Final = """# settings of ./fleet chaos: intervals of seconds instead 
 canary_interval = "1s"
 reconnect_grace = "5s"
 flood_limit = 0
+flood_bytes = 0
 """
 
 

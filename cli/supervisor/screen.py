@@ -40,7 +40,7 @@ class Screen:
         self.address = address
         self.began = time.monotonic()
         self._read_at = float("-inf")
-        only = {QUARANTINE.name: ("reason",)}  # without the refused payloads
+        only = {QUARANTINE.name: ("reason", "messages")}  # without the refused payloads
         self._mirror = Mirror(
             run.home, devices.COUNTED, only, {JUDGEMENTS.name: "kind != 'summary'"}
         )  # there is up to one summary per key group and batch

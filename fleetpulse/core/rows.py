@@ -51,6 +51,8 @@ RANK: Final[Mapping[Kind, int]] = {kind: rank for rank, kind in enumerate(Kind)}
 
 Reason = Literal["topic", "json", "field", "size", "depth", "reserved", "disagreement", "flood", "sparkplug"]
 REASONS: Final[tuple[Reason, ...]] = get_args(Reason)  # reasons of rows in quarantine
+KEPT_BYTES: Final = 4_096  # of the payload of a row in quarantine: its first bytes
+SPARED_BYTES: Final = 1_024  # greatest payload of a message that is judged although its device exceeds its limits
 
 
 class Origin(StrEnum):

@@ -7,7 +7,7 @@ string, long, int, double, timestamp (UTC, microseconds), binary.
 from dataclasses import dataclass
 from typing import Final
 
-from fleetpulse.core.rows import REASONS
+from fleetpulse.core.rows import KEPT_BYTES, REASONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +105,16 @@ MESSAGES: Final = Table(
 
 QUARANTINE: Final = Table(
     "quarantine",
-    "Messages that could not be decoded, or exceeded the rate limit of their device, with their raw bytes.",
+    "Messages that could not be decoded, or exceeded a limit of their device, with the beginning of their payload.",
     ("bridge", "place"),
     (
         Column("received_at", "timestamp", "time at which the bridge received the message", required=True),
         Column("topic", "string", "topic as published; escaped if not printable, and truncated if too long", required=True),
-        Column("payload", "binary", "raw bytes of the payload"),
+        Column(
+            "payload",
+            "binary",
+            f"first bytes of the payload: at most {KEPT_BYTES:,}, of a flood fewer; empty in further rows of one message",
+        ),
         Column(
             "reason",
             "string",
@@ -120,6 +124,9 @@ QUARANTINE: Final = Table(
         Column("detail", "string", "rule, value found, and remedy", required=True),
         *_ARRIVAL,
         Column("place", "long", "place among the rows of the bridge: segment times 2^20, plus row; null in older rows"),
+        Column("payload_bytes", "long", "size of the payload as received, in bytes; above that of payload if it was cut"),
+        Column("payload_digest", "long", "64 bits of BLAKE2b over the payload as received"),
+        Column("messages", "long", "number of messages that the row stands for: of a flood, a segment has only some rows"),
     ),
 )
 

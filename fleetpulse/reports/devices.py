@@ -165,7 +165,9 @@ def counts_of(home: Home, tables: "DuckDBPyConnection", frontier_ms: int | None)
     kinds = fetch(tables, "SELECT kind, count(*) AS n FROM judgements WHERE kind != 'summary' GROUP BY kind ORDER BY kind")
     amended = {row["kind"]: row["n"] for row in kinds if row["kind"] in AMENDMENTS}
     transitions = fetch(tables, "SELECT to_mode AS mode, count(*) AS n FROM transitions GROUP BY to_mode ORDER BY to_mode")
-    refused = fetch(tables, "SELECT reason, count(*) AS n FROM quarantine GROUP BY reason ORDER BY reason")
+    refused = fetch(
+        tables, "SELECT reason, sum(coalesce(messages, 1))::BIGINT AS n FROM quarantine GROUP BY reason ORDER BY reason"
+    )
     received_span = span(home)
     return {
         "devices": {row["mode"]: row["n"] for row in modes},

@@ -102,9 +102,13 @@ def unjudged(home: Home, kind: str | None = None, last: int | None = None) -> li
 
 
 def quarantine(home: Home, last: int | None = None) -> list[dict[str, Any]]:
-    """Return messages that could not be decoded, oldest first, with payload as text."""
+    """Return messages that could not be decoded, oldest first, with the kept payload as text.
+
+    A payload with fewer bytes than ``payload_bytes`` was cut; it cannot be decoded again.
+    """
     limit = f"LIMIT {int(last)}" if last is not None else ""
-    inner = f"SELECT received_at, topic, reason, detail, payload FROM quarantine ORDER BY received_at DESC {limit}"
+    columns = "received_at, topic, reason, detail, payload, payload_bytes, payload_digest, messages"
+    inner = f"SELECT {columns} FROM quarantine ORDER BY received_at DESC {limit}"
     rows = query(home, f"SELECT * FROM ({inner}) ORDER BY received_at, topic", tables=["quarantine"])
     return [{**row, "payload": (row["payload"] or b"").decode(errors="backslashreplace")} for row in rows]
 

@@ -119,6 +119,8 @@ class BridgeSettings:
         reconnect_grace_s: seconds after a coverage gap in which devices may still be reconnecting.
         holds_back: whether verdicts are delayed by a jitter.
         flood_limit: messages per second that a device may send in the long run; 0 for no limit.
+        flood_bytes: bytes of payloads per second that a device may send in the long run; 0 for no
+            limit.
         identity: identity scheme of devices.
         flush_interval_s: longest time that a message waits for its segment.
         max_rows: number of rows at which a segment is written at once.
@@ -146,6 +148,7 @@ class BridgeSettings:
     reconnect_grace_s: float = 120.0
     holds_back: bool = False
     flood_limit: int = 0
+    flood_bytes: int = 0
     identity: DeviceIdentity = DeviceIdentity.ID
     flush_interval_s: float = 0.25
     max_rows: int = 5_000
@@ -190,7 +193,7 @@ class Bridge:
             interval_ms=int(settings.canary_interval_s * 1000),
             secret=settings.canary_key,
             holds_back=settings.holds_back,
-            floods=RateLimiter(settings.flood_limit, settings.identity),
+            floods=RateLimiter(settings.flood_limit, settings.identity, settings.flood_bytes),
             others=frozenset(settings.others),
             sites=frozenset(settings.sites),
             takes_foreign=settings.takes_foreign,

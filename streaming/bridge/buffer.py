@@ -1,6 +1,9 @@
 """Buffer of the messages that a bridge has received but not yet written.
 
-Rule: ordinary messages are added many at a time, as columns; no row object is created for them.
+Rule 1: ordinary messages are added many at a time, as columns; no row object is created for them.
+Rule 2: a flood costs little disk. A refused message keeps the first `FLOOD_BYTES` bytes of its
+payload, and a segment has at most `FLOOD_ROWS` refused rows of a device for each reason. The last
+of these stands for the messages that have no row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,12 +11,17 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from fleetpulse.core.rows import Origin
+from fleetpulse.core.messages.decode import digest64
+from fleetpulse.core.rows import Origin, Reason
 from fleetpulse.io.ingest.segments import SegmentRow, columns_table
 from fleetpulse.io.mqtt.subscriber import AckToken
 
-_More = tuple[str, str | None, int | None, str | None, str | None]
-_USUAL: Final[_More] = (Origin.MQTT.value, None, None, None, None)  # fields of `SegmentRow` after ``payload``
+FLOOD_BYTES: Final = 128  # kept of the payload of a message beyond the limits of its device
+FLOOD_ROWS: Final = 2  # of a device in a segment, for messages beyond its limits
+REASON_FLOOD: Final[Reason] = "flood"  # reason to refuse a row
+_More = tuple[str, str | None, int | None, str | None, str | None, int | None, int | None, int | None]
+_USUAL: Final[_More] = (Origin.MQTT.value, None, None, None, None, None, None, None)  # fields of `SegmentRow` after ``payload``
+_REFUSED: Final = 4  # index of ``refused`` in `_More`
 
 
 class SegmentBuffer:
@@ -33,6 +41,7 @@ class SegmentBuffer:
         self._topics: list[str] = []
         self._payloads: list[bytes] = []
         self._more: dict[int, _More] = {}  # by place, for rows that are not ordinary
+        self._flooded: dict[str, list[int]] = {}  # by device: places of its messages beyond the limits
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -54,21 +63,53 @@ class SegmentBuffer:
         self.size_bytes += sum(map(len, topics)) + sum(map(len, payloads))
         return first
 
-    def refuse(self, place: int, why: str) -> None:
-        """Mark the row of an MQTT message as refused, unless it is marked already."""
-        more = self._more.get(place, _USUAL)
-        if more[-1] is None:
-            self._more[place] = (*more[:-1], why)
+    def payload_bytes(self, place: int) -> int:
+        """Return the size of a row's payload."""
+        return len(self._payloads[place])
+
+    def refuse_flood(self, place: int, device: str) -> None:
+        """Mark the row of a message beyond the limits of its device, and cut its payload.
+
+        A row that is refused for another reason keeps that reason.
+        """
+        origin, recording, line, command, refused, *_ = self._more.get(place, _USUAL)
+        payload = self._payloads[place]
+        size, digest = None, None
+        if len(payload) > FLOOD_BYTES:
+            size, digest = len(payload), digest64(payload)
+            self._payloads[place] = payload[:FLOOD_BYTES]
+            self.size_bytes -= size - FLOOD_BYTES
+        self._more[place] = (origin, recording, line, command, refused or REASON_FLOOD, size, digest, None)
+        self._flooded.setdefault(device, []).append(place)
 
     def rows(self) -> Iterator[SegmentRow]:
-        """Yield the rows."""
+        """Yield the rows, one for each message."""
         for place, values in enumerate(zip(self._received_ms, self._topics, self._payloads, strict=True)):
             yield SegmentRow(*values, *self._more.get(place, _USUAL))
 
     def table(self) -> pa.Table:
-        """Return the rows as a table of `SEGMENT_SCHEMA`."""
+        """Return the rows as a table of `SEGMENT_SCHEMA`, without the excess rows of floods."""
+        dropped = self._fold_floods()
         more: list[list[Any]] = [[value] * len(self) for value in _USUAL]
         for place, values in self._more.items():
             for column, value in zip(more, values, strict=True):
                 column[place] = value
-        return columns_table([self._received_ms, self._topics, self._payloads, *more])
+        table = columns_table([self._received_ms, self._topics, self._payloads, *more])
+        return table.take([place for place in range(len(self)) if place not in dropped]) if dropped else table
+
+    def _fold_floods(self) -> set[int]:
+        """Return the places of excess rows; count them in the last row of their device and reason.
+
+        The last row of the buffer is never an excess row: the segment ends with its instant.
+        """
+        dropped = set[int]()
+        for places in self._flooded.values():
+            by_reason: dict[str | None, list[int]] = {}
+            for place in sorted(places):
+                by_reason.setdefault(self._more[place][_REFUSED], []).append(place)
+            for same in by_reason.values():
+                excess = same[FLOOD_ROWS - 1 : -1]
+                if excess:
+                    dropped.update(excess)
+                    self._more[same[-1]] = (*self._more[same[-1]][:-1], len(excess) + 1)
+        return dropped

@@ -1,8 +1,9 @@
-"""Rate limit per device, so that a flooding device cannot displace the fleet.
+"""Limits per device, so that a flooding device can neither displace the fleet nor fill the disk.
 
-Rule 1: a message beyond the limit of its device is kept and marked. It goes to quarantine only.
-Rule 2: a flood costs data, but never presence: of the messages beyond the limit, the newest of each
-second is not marked.
+Rule 1: a message beyond a limit of its device is marked. It goes to quarantine only, cut and counted
+(`SegmentBuffer`).
+Rule 2: a flood costs data, but never presence: of the messages beyond the limits, the newest of each
+second is not marked, if it is small (`rows.SPARED_BYTES`).
 Rule 3: memory is bounded. A device that has been quiet for long enough is forgotten, which does not
 affect its limit.
 Rule 4: invented topics of other formats have a bounded number of limits. The devices of a Sparkplug
@@ -12,6 +13,8 @@ Senders that share a limit also share the spared message of each second.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import repeat
+from math import inf
 from typing import Final
 
 from fleetpulse.core.messages.decode import Rejection
@@ -34,18 +37,22 @@ _SHARED: Final = f"{_OTHER}#"  # sender that stands for those beyond `OTHER_SEND
 
 
 class RateLimiter:
-    """Token bucket per sender, mostly a device; each message takes one token.
+    """Two token buckets per sender, mostly a device: a message takes one token, and one for each of its bytes.
+
+    A message is within the limit of bytes if one such token is left. So a device may exceed that
+    limit by one message, and a message of any size can be within it.
 
     Args:
         per_s: messages per second that a device may send in the long run; 0 for no limit.
         identity: identity scheme of devices.
+        bytes_per_s: bytes of payloads per second that it may send; 0 for no limit.
     """
 
-    def __init__(self, per_s: int, identity: DeviceIdentity = DeviceIdentity.ID) -> None:
+    def __init__(self, per_s: int, identity: DeviceIdentity = DeviceIdentity.ID, bytes_per_s: int = 0) -> None:
         self._own = _sender if identity is DeviceIdentity.ID else _sender_at_site
-        self._per_ms = per_s / 1000
-        self._burst = per_s * BURST_S
-        self._left: dict[str, tuple[float, int]] = {}  # by sender: tokens left, and when
+        self._per_ms, self._bytes_per_ms = per_s / 1000, bytes_per_s / 1000
+        self._burst, self._burst_bytes = per_s * BURST_S or inf, bytes_per_s * BURST_S or inf
+        self._left: dict[str, tuple[float, float, int]] = {}  # by sender: messages and bytes left, and when
         self._others = 0  # number of senders outside of fleet/
         self._behind = Counter[str]()  # by Sparkplug node: number of its devices
         self._crowded = False  # whether senders share a limit since quiet ones were last forgotten
@@ -62,14 +69,15 @@ class RateLimiter:
         own = self._own(topic)
         return own if own in self._left else self._bucket(own)
 
-    def exceeding(self, topics: Sequence[str], now_ms: int) -> list[int]:
-        """Count messages that arrived together; return places of those beyond the limit.
+    def exceeding(self, topics: Sequence[str], now_ms: int, sizes: Sequence[int] | None = None) -> list[int]:
+        """Count messages that arrived together; return places of those beyond a limit.
 
         Args:
             topics: topics of the messages; see `sender`.
             now_ms: wall clock time; a step backwards adds no tokens.
+            sizes: bytes of the payloads; None for empty ones.
         """
-        if not self._burst:
+        if self._burst == inf == self._burst_bytes:
             return []
         if self._outage_start_ms is not None:
             self._last_outage, self._outage_start_ms = (
@@ -77,26 +85,29 @@ class RateLimiter:
                 None,
             )
         known, burst, per_ms, (back_ms, away_ms) = self._left, self._burst, self._per_ms, self._last_outage
-        own = self._own
-        unknown, beyond = (burst, -1), list[int]()
+        own, burst_bytes, bytes_per_ms = self._own, self._burst_bytes, self._bytes_per_ms
+        unknown, beyond = (burst, burst_bytes, -1), list[int]()
         returned = back_ms <= now_ms <= back_ms + away_ms  # the broker queued messages of the outage
-        for place, topic in enumerate(topics):
+        for place, (topic, size) in enumerate(zip(topics, repeat(0, len(topics)) if sizes is None else sizes, strict=True)):
             device = own(topic)
             held = known.get(device)
             if held is None:
                 device = self._admitted(device)
                 held = known.get(device, unknown)
-            left, at_ms = held
+            left, bytes_left, at_ms = held
             if now_ms > at_ms:
                 filled = left + (now_ms - at_ms) * per_ms
                 left = filled if filled < burst else max(burst, left)
+                filled = bytes_left + (now_ms - at_ms) * bytes_per_ms
+                bytes_left = filled if filled < burst_bytes else max(burst_bytes, bytes_left)
             if returned and at_ms < back_ms:
                 left += away_ms * per_ms
-            if left < 1:
+                bytes_left += away_ms * bytes_per_ms
+            if left < 1 or bytes_left < 1:
                 beyond.append(place)
-                known[device] = (left, now_ms)
+                known[device] = (left, bytes_left, now_ms)
             else:
-                known[device] = (left - 1, now_ms)
+                known[device] = (left - 1, bytes_left - size, now_ms)
         if len(known) > _MOST or (self._crowded and abs(now_ms - self._forgot_ms) >= _FULL_MS):
             self._forget(now_ms)
         return beyond
@@ -105,18 +116,18 @@ class RateLimiter:
         """Record an outage of the bridge since an instant; the next message ends it."""
         self._outage_start_ms = since_ms if self._outage_start_ms is None else min(self._outage_start_ms, since_ms)
 
-    def refund(self, topic: str) -> None:
-        """Return the token of a message that was dropped and will be redelivered."""
+    def refund(self, topic: str, size: int) -> None:
+        """Return the tokens of a message that was dropped and will be redelivered."""
         device = self.sender(topic)
         if device in self._left:
-            left, at_ms = self._left[device]
-            self._left[device] = (left + 1, at_ms)
+            left, bytes_left, at_ms = self._left[device]
+            self._left[device] = (left + 1, bytes_left + size, at_ms)
 
     def _forget(self, now_ms: int) -> None:
         """Remove full buckets; if there are too many, also the older half of those in use."""
-        partial = {device: held for device, held in self._left.items() if now_ms - held[1] < _FULL_MS}
+        partial = {device: held for device, held in self._left.items() if now_ms - held[-1] < _FULL_MS}
         if len(self._left) > _MOST and len(partial) > _MOST // 2:
-            newest = sorted(partial.items(), key=lambda item: item[1][1])[-(_MOST // 2) :]
+            newest = sorted(partial.items(), key=lambda item: item[1][-1])[-(_MOST // 2) :]
             partial = dict(newest)
         self._left, self._crowded, self._forgot_ms = partial, False, now_ms
         others = [device for device in partial if device.startswith(_OTHER) and device != _SHARED]

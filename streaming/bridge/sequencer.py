@@ -8,7 +8,9 @@ Rule 2: only `written` releases a message for acknowledgement, once its segment 
 Rule 3: while history is played, nothing else is taken. Each line is taken once, in order, see
 `RecordingSequencer`.
 Rule 4: after a coverage gap, its gap row precedes every other row.
-Rule 5: a row whose topic is too long or not printable is refused. Its topic is escaped and
+Rule 5: a message beyond the rate limits of its device is refused, except the newest small one of each
+second, see `SparedMessages`.
+Rule 6: a row whose topic is too long or not printable is refused. Its topic is escaped and
 truncated.
 """
 
@@ -21,14 +23,13 @@ from typing import Any, Final, cast
 from fleetpulse.core.messages.replay_envelope import TOPIC_PREFIX, Envelope
 from fleetpulse.core.messages.sparkplug import is_command
 from fleetpulse.core.presence.shards import served_sites
-from fleetpulse.core.rows import EVERYONE, FLUSH, Kind, Origin, Reason
+from fleetpulse.core.rows import EVERYONE, FLUSH, SPARED_BYTES, Kind, Origin, Reason
 from fleetpulse.io.ingest.segments import BridgePosition, SegmentRow
 from fleetpulse.io.mqtt.subscriber import AckToken, Arrived
-from streaming.bridge.buffer import SegmentBuffer
+from streaming.bridge.buffer import REASON_FLOOD, SegmentBuffer
 from streaming.bridge.rate_limit import RateLimiter, SparedMessages
 from streaming.bridge.replay_sequencer import LineAction, RecordingSequencer
 
-REASON_FLOOD: Final[Reason] = "flood"  # reason to refuse a row
 REASON_TOPIC: Final[Reason] = "topic"  # reason to refuse a row
 REFUSED_LINES: Final[Mapping[LineAction, Reason]] = {LineAction.DOUBLED: "field", LineAction.CROWDED: "size"}
 MAX_TOPIC: Final = 512  # characters, twice the maximum of a valid topic
@@ -127,7 +128,7 @@ class BridgeSequencer:
             elif row.refused == REASON_FLOOD:
                 self.counts["flooded"] -= 1
             elif place not in spared_places:
-                self._floods.refund(row.topic)
+                self._floods.refund(row.topic, len(row.payload))
         if not self.live:
             self.last_ms, self.last_canary_ms, self.gap_open, history = self._durable
             self.history = history.copy()
@@ -164,15 +165,16 @@ class BridgeSequencer:
         self.last_ms, self._own_last = stamp, False
         self._since_ms = stamp if self._since_ms is None else self._since_ms
         first = self.buffer.add_usual(stamp, topics, payloads, tokens)
-        for place in self._floods.exceeding(topics, now_ms):
+        for place in self._floods.exceeding(topics, now_ms, [*map(len, payloads)]):
             self._refuse_flood(topics[place], stamp, first + place)
 
     def _refuse_flood(self, topic: str, received_at_ms: int, place: int) -> None:
-        """Refuse a message beyond its device's limit, or the spared one before it."""
-        refused = self._spared.newest(topic, received_at_ms, place)
+        """Refuse a message beyond its device's limits, or the spared one before it."""
+        is_small = self.buffer.payload_bytes(place) <= SPARED_BYTES
+        refused = self._spared.newest(topic, received_at_ms, place) if is_small else place
         if refused is not None:
             self.counts["flooded"] += 1
-            self.buffer.refuse(refused, REASON_FLOOD)
+            self.buffer.refuse_flood(refused, self._floods.sender(topic))
 
     def _is_usual(self, topic: str) -> bool:
         """Whether a topic is an ordinary one of a live device; caches positive answers."""
@@ -201,7 +203,7 @@ class BridgeSequencer:
         else:
             stamp, place = self._stamp(now_ms), len(self.buffer)
             self._row(stamp, message.topic, message.payload, Origin.MQTT, token=message.token)
-            if self._floods.exceeding((message.topic[:MAX_TOPIC],), now_ms):
+            if self._floods.exceeding((message.topic[:MAX_TOPIC],), now_ms, (len(message.payload),)):
                 self._refuse_flood(message.topic[:MAX_TOPIC], stamp, place)
 
     def _belongs_to_others(self, topic: str) -> bool:

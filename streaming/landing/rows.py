@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 
 from fleetpulse.columnar.codec.hashing import hashes_of
 from fleetpulse.columnar.compute import pc
-from fleetpulse.core.messages.decode import Rejection
+from fleetpulse.core.messages.decode import Rejection, digest64
 from fleetpulse.core.messages.mapping import Decoded, Decoder, Mappings, rows_of
 from fleetpulse.core.messages.replay_envelope import TOPIC_PREFIX, is_end
 from fleetpulse.core.presence.coverage import MAX_RECORDED
 from fleetpulse.core.presence.gateways import Gateways
 from fleetpulse.core.presence.identities import SEPARATOR, DeviceIdentity, identified
 from fleetpulse.core.registry.registry import LIMITS, limits
-from fleetpulse.core.rows import SET_WHEN_READ, Kind, Origin, Reason, Row, hash64
+from fleetpulse.core.rows import KEPT_BYTES, SET_WHEN_READ, SPARED_BYTES, Kind, Origin, Reason, Row, hash64
 from fleetpulse.core.tables import COVERAGE, DEVICES, GATEWAYS, MESSAGES, QUARANTINE, Table
 from fleetpulse.io.ingest.batch_decode import PlainMessages, decode_plain
 from fleetpulse.io.ingest.batch_mapping import decode_plain_mapped
@@ -41,7 +41,8 @@ _OF_SEGMENT: Final = ("origin", "recording", "line")
 _OF_END: Final = ("origin", "topic", "recording")
 _values: Final = attrgetter(*_OF_ROW)
 _REFUSALS: Final[Mapping[Reason, str]] = {
-    "flood": "the device exceeds the setting flood_limit; of its excess messages, only the newest of each second is judged",
+    "flood": "the device exceeds the setting flood_limit or flood_bytes; of its excess messages, only the newest of each second "
+    f"is judged, if it has at most {SPARED_BYTES:,} bytes",
     "field": "a gap row must not share its received_at with another gap row of its bridge; their order would be unknown",
     "size": f"a recording may have at most {MAX_RECORDED:,} bridges with an open gap, or with a gap row at one instant",
     "topic": "a topic must have at most 512 characters, all printable; it is stored escaped and truncated",
@@ -233,14 +234,16 @@ def _decode_rows(
         rows = rows_of(_decoded(raw, decoder))
         if len(rows) != 1:
             landed.surplus.append((part.bridge, place(part.segment, part.first + at), len(rows) - 1))
+        kept = _beginning(raw) if any(isinstance(row, Rejection) for row in rows) else {}
         for row in rows:
             if isinstance(row, Row):
                 indexes.append(at)
                 values.append((*_values(row), hash64(row.device_id), raw.origin, raw.recording, raw.line))
                 _add_own_row(landed, row, _arrival(raw, part, at))
             else:
-                refused = {"topic": raw.topic, "payload": raw.payload, "reason": row.reason, "detail": row.detail}
-                landed.quarantine.append({**refused, **_arrival(raw, part, at)})
+                refused = {"topic": raw.topic, "reason": row.reason, "detail": row.detail}
+                landed.quarantine.append({**refused, **kept, **_arrival(raw, part, at)})
+                kept |= {"payload": b""}  # the rows of one message share its payload
     by_name = dict(zip(_OF_MESSAGE, zip(*values, strict=True), strict=True)) if values else {}
     places = np.array(indexes, np.int64)
     return places, _messages(by_name, part, places)
@@ -251,6 +254,17 @@ def _decoded(raw: SegmentRow, decoder: Decoder) -> Decoded:
         reason = cast("Reason", raw.refused)
         return Rejection(reason, _REFUSALS.get(reason, reason))
     return decoder(raw.topic, raw.payload, raw.received_at_ms, _ORIGINS[raw.origin])
+
+
+def _beginning(raw: SegmentRow) -> dict[str, Any]:
+    """Return the kept beginning of a refused payload, with size and digest of the whole payload."""
+    whole = raw.payload_bytes is None
+    return {
+        "payload": raw.payload[:KEPT_BYTES],
+        "payload_bytes": len(raw.payload) if whole else raw.payload_bytes,
+        "payload_digest": digest64(raw.payload) if whole else raw.payload_digest,
+        "messages": raw.messages or 1,
+    }
 
 
 def _add_own_row(landed: Landed, row: Row, arrival: Mapping[str, Any]) -> None:

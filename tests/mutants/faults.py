@@ -282,15 +282,15 @@ FAULTS: Final = (
     _fault(
         "rate-limit-admits-one-message-too-many",
         "streaming/bridge/rate_limit.py",
-        "if left < 1:",
-        "if left < 0:",
+        "if left < 1 or",
+        "if left < 0 or",
         f"{_RATE_LIMIT}::test_a_device_may_send_its_burst_and_then_its_limit",
     ),
     _fault(
         "rate-limit-counts-redelivered-messages-twice",
         "streaming/bridge/rate_limit.py",
-        "self._left[device] = (left + 1, at_ms)",
-        "self._left[device] = (left, at_ms)",
+        "self._left[device] = (left + 1, bytes_left + size, at_ms)",
+        "self._left[device] = (left, bytes_left, at_ms)",
         f"{_RATE_LIMIT}::test_dropped_and_redelivered_messages_are_counted_once",
     ),
     _fault(
@@ -306,6 +306,28 @@ FAULTS: Final = (
         "and before[0] == second else None",
         "else None",
         f"{_RATE_LIMIT}::test_newest_message_beyond_the_limit_in_each_second_is_spared",
+    ),
+    _fault(
+        "rate-limit-ignores-the-size-of-messages",
+        "streaming/bridge/rate_limit.py",
+        "known[device] = (left - 1, bytes_left - size, now_ms)",
+        "known[device] = (left - 1, bytes_left, now_ms)",
+        f"{_RATE_LIMIT}::test_bytes_beyond_the_limit_are_refused_and_cut",
+    ),
+    _fault(
+        "segment-keeps-every-message-of-a-flood",
+        "streaming/bridge/buffer.py",
+        "                if excess:\n",
+        "                if not excess:\n",
+        f"{_RATE_LIMIT}::test_flood_costs_a_segment_few_rows_which_count_its_messages",
+    ),
+    _fault(
+        "quarantine-keeps-whole-payloads",
+        "streaming/landing/rows.py",
+        "raw.payload[:KEPT_BYTES]",
+        "raw.payload",
+        "tests/unit/streaming/landing/test_landing.py"
+        "::test_quarantine_keeps_the_beginning_of_a_payload_and_the_number_of_messages",
     ),
     # ---- limits and identities of devices
     _fault(

@@ -313,12 +313,16 @@ def late(
 
 
 def quarantine(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False, last: LastOption = 50) -> None:
-    """List messages that could not be decoded, with the reason and the raw payload."""
+    """List messages that could not be decoded, with the reason and the beginning of the payload.
+
+    A row of a flood stands for several messages.
+    """
     from fleetpulse.reports import judgements as reports
 
     rows = reports.quarantine(_opened(home), None if json_lines else last)
     shown = rows if json_lines else [{**row, "payload": row["payload"][:60]} for row in rows]
-    show(shown, ("received_at", "topic", "reason", "detail", "payload"), "quarantine", json_lines=json_lines)
+    columns = ("received_at", "topic", "reason", "detail", "messages", "payload_bytes", "payload")
+    show(shown, columns, "quarantine", json_lines=json_lines)
 
 
 def show_device(home: Home, device_id: str, *, json_lines: bool) -> None:

@@ -115,6 +115,7 @@ def bridge(
         reconnect_grace_s=settings.reconnect_grace / 1000,
         holds_back=at.deployment().verdict_jitter_ms > 0,
         flood_limit=settings.flood_limit,
+        flood_bytes=settings.flood_bytes,
         identity=at.identity(),
     )
     use_system_memory_pool()

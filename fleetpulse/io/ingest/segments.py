@@ -33,9 +33,12 @@ SEGMENT_SCHEMA: Final = pa.schema(
         ("line", pa.int64()),
         ("command", pa.string()),
         ("refused", pa.string()),
+        ("payload_bytes", pa.int64()),
+        ("payload_digest", pa.int64()),
+        ("messages", pa.int64()),
     ]
 )
-_BEFORE: Final = pa.schema([field for field in SEGMENT_SCHEMA if field.name != "refused"])  # older segments: read with nulls
+_FIRST_COLUMNS: Final = 7  # that segments of all versions have; those that an older one lacks are read as nulls
 
 
 class SegmentRow(NamedTuple):
@@ -51,6 +54,9 @@ class SegmentRow(NamedTuple):
         command: file name of the command.
         refused: reason in one word if the bridge refuses the message, which is then quarantined
             whatever its content.
+        payload_bytes: size of the payload as received, if the bridge cut it; None if it is whole.
+        payload_digest: `digest64` of the payload as received, if the bridge cut it.
+        messages: number of messages that a refused row stands for, if there are several.
     """
 
     received_at_ms: int
@@ -61,6 +67,9 @@ class SegmentRow(NamedTuple):
     line: int | None = None
     command: str | None = None
     refused: str | None = None
+    payload_bytes: int | None = None
+    payload_digest: int | None = None
+    messages: int | None = None
 
 
 assert list(SegmentRow._fields) == SEGMENT_SCHEMA.names, "the fields of SegmentRow must match SEGMENT_SCHEMA"
@@ -300,8 +309,9 @@ def read_segment(path: Path) -> pa.Table:
             f"its rows",
             code="segment-damaged",
         ) from None
-    if table.schema.equals(_BEFORE):
-        table = table.append_column(SEGMENT_SCHEMA.field("refused"), pa.nulls(table.num_rows, pa.string()))
+    if table.num_columns >= _FIRST_COLUMNS:
+        for column in list(SEGMENT_SCHEMA)[table.num_columns :]:
+            table = table.append_column(column, pa.nulls(table.num_rows, column.type))
     if not table.schema.equals(SEGMENT_SCHEMA) or b"number" not in (table.schema.metadata or {}) or not table.num_rows:
         raise FleetError(
             f'"{path}" is an Arrow file but not a segment of this version; move it elsewhere', code="segment-version-unsupported"

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fleetpulse.core.messages.decode import MAX_PAYLOAD_BYTES, Rejection, decode
+from fleetpulse.core.messages.decode import MAX_PAYLOAD_BYTES, Rejection, decode, digest64
 from fleetpulse.core.messages.replay_envelope import is_end
-from fleetpulse.core.rows import BRIDGE, SET_WHEN_READ, Kind, Origin, Row, hash64
+from fleetpulse.core.rows import BRIDGE, KEPT_BYTES, SET_WHEN_READ, Kind, Origin, Row, hash64
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.ingest.batch_decode import decode_plain
 from fleetpulse.io.ingest.segments import SegmentRow, rows_table
@@ -125,9 +125,9 @@ def decoded_by_row(rows: Sequence[SegmentRow], number: int) -> dict[str, pa.Tabl
         row = decode(raw.topic, raw.payload, raw.received_at_ms, Origin(raw.origin))
         if raw.refused is not None or isinstance(row, Rejection):
             rejection = (row.reason, row.detail) if isinstance(row, Rejection) and raw.refused is None else (raw.refused, None)
-            found["quarantine"].append(
-                {"topic": raw.topic, "payload": raw.payload, "reason": rejection[0], "detail": rejection[1], **arrival}
-            )
+            kept = {"payload": raw.payload[:KEPT_BYTES], "payload_bytes": len(raw.payload), "messages": 1}
+            kept["payload_digest"] = digest64(raw.payload)
+            found["quarantine"].append({"topic": raw.topic, "reason": rejection[0], "detail": rejection[1], **kept, **arrival})
             continue
         found["messages"].append({**asdict(row), "device_hash": hash64(row.device_id), "position": position, **arrival})
         if row.kind is Kind.GAP:

@@ -1,4 +1,4 @@
-"""Rate limit of devices: excess messages are marked and kept, other devices are unaffected."""
+"""Limits of devices: excess messages and bytes are refused, cut and counted; other devices are unaffected."""
 
 from pathlib import Path
 
@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetpulse.core.messages.decode import decode
-from fleetpulse.core.rows import Origin
+from fleetpulse.core.messages.decode import decode, digest64
+from fleetpulse.core.rows import SPARED_BYTES, Origin
 from fleetpulse.io.ingest.segments import SEGMENT_SCHEMA, BridgePosition, SegmentRow, read_segment, rows_table, write_segment
 from fleetpulse.io.mqtt.subscriber import Arrived
 from streaming.bridge import rate_limit
+from streaming.bridge.buffer import FLOOD_BYTES, FLOOD_ROWS, REASON_FLOOD
 from streaming.bridge.rate_limit import BURST_S, RateLimiter
-from streaming.bridge.sequencer import REASON_FLOOD, BridgeSequencer
+from streaming.bridge.sequencer import BridgeSequencer
 from streaming.landing.merge import Part
 from streaming.landing.rows import decode_parts
 
@@ -113,15 +114,15 @@ def test_messages_beyond_the_limit_are_written_and_go_to_quarantine(tmp_path: Pa
     assert written[-1].refused is None, "the newest of the second is spared"
     path = write_segment(tmp_path, 1, intake.buffer.table(), bridge="b", last_canary_ms=None)
     landed = decode_parts([Part("bridge-1", 1, 0, read_segment(path))], decode)
-    assert (landed.messages[0][2].num_rows, len(landed.quarantine)) == (BURST_S + 1, 4)
+    assert (landed.messages[0][2].num_rows, [one["messages"] for one in landed.quarantine]) == (BURST_S + 1, [1, 3])
     assert {one["reason"] for one in landed.quarantine} == {REASON_FLOOD}
     assert "flood_limit" in landed.quarantine[0]["detail"]
 
 
-def test_older_segment_without_the_column_refused_is_read(tmp_path: Path) -> None:
+def test_older_segment_without_the_newer_columns_is_read(tmp_path: Path) -> None:
     table = rows_table([SegmentRow(NOW, TOPIC, b"{}", Origin.MQTT.value)])
     path = write_segment(tmp_path, 1, table, bridge="b", last_canary_ms=None)
-    older = read_segment(path).drop_columns(["refused"])
+    older = read_segment(path).select(SEGMENT_SCHEMA.names[:7])
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, older.schema) as writer:
         writer.write_table(older)
     found = read_segment(path)
@@ -230,3 +231,90 @@ def test_spared_message_stays_once_written_and_the_next_one_is_spared_too() -> N
     for number in range(3):
         intake.arrived(Arrived(TOPIC, b"{}", False, (2, number)), NOW + 1)
     assert [row.refused for row in intake.buffer.rows()] == [REASON_FLOOD, REASON_FLOOD, None]
+
+
+@given(
+    st.integers(1, 1_000), st.lists(st.tuples(st.integers(0, 2_000), st.integers(0, 5_000)), max_size=300), st.integers(1, 5_000)
+)
+def test_device_never_exceeds_its_bytes_by_more_than_one_message(per_s: int, sent: list[tuple[int, int]], largest: int) -> None:
+    limiter, now_ms, taken = RateLimiter(0, bytes_per_s=per_s), NOW, 0
+    for step, size in sent:
+        now_ms += step
+        size = min(size, largest)
+        taken += size if not limiter.exceeding((TOPIC,), now_ms, (size,)) else 0
+    assert taken <= per_s * (BURST_S + (now_ms - NOW) / 1000) + largest
+
+
+def _byte_limited(per_s: int) -> BridgeSequencer:
+    intake = BridgeSequencer("b", None, floods=RateLimiter(0, bytes_per_s=per_s))
+    intake.go_live(NOW)
+    return intake
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_bytes_beyond_the_limit_are_refused_and_cut(tmp_path: Path, together: bool) -> None:
+    intake, payload = _byte_limited(1_000), b"{" + b" " * 9_998 + b"}"
+    messages = [Arrived(TOPIC, payload, False, (1, number)) for number in range(9)]
+    messages.append(Arrived("fleet/s/quiet/heartbeat", payload, False, (1, 9)))
+    if together:
+        intake.arrived_together(messages, NOW)
+    else:
+        for one in messages:
+            intake.arrived(one, NOW)
+    assert intake.counts["flooded"] == 3, "6 messages of 10,000 bytes are within the burst, and the large newest is not spared"
+    table = intake.buffer.table()
+    assert table["refused"].to_pylist() == [None] * 6 + [REASON_FLOOD] * FLOOD_ROWS + [None]
+    assert intake.buffer.size_bytes == sum(len(one.topic) for one in messages) + 7 * len(payload) + 3 * FLOOD_BYTES
+    path = write_segment(tmp_path, 1, table, bridge="b", last_canary_ms=None)
+    refused = decode_parts([Part("bridge-1", 1, 0, read_segment(path))], decode).quarantine[0]
+    assert (refused["payload"], refused["payload_bytes"]) == (payload[:FLOOD_BYTES], len(payload))
+    assert (refused["payload_digest"], refused["messages"], refused["reason"]) == (digest64(payload), 1, REASON_FLOOD)
+    assert "flood_bytes" in refused["detail"]
+
+
+def test_newest_small_message_beyond_the_limit_of_bytes_is_spared() -> None:
+    intake = _byte_limited(100)
+    intake.arrived(Arrived(TOPIC, bytes(100 * BURST_S), False, (1, 0)), NOW)
+    for size in (SPARED_BYTES, SPARED_BYTES, SPARED_BYTES + 1):
+        intake.arrived(Arrived(TOPIC, bytes(size), False, (1, size)), NOW)
+    assert [row.refused for row in intake.buffer.rows()] == [None, REASON_FLOOD, None, REASON_FLOOD]
+
+
+def test_bytes_of_dropped_and_redelivered_messages_are_counted_once() -> None:
+    intake = _byte_limited(100)
+    waiting = [Arrived(TOPIC, bytes(2_000), False, (1, number)) for number in range(5)]
+    for _ in range(3):
+        intake.arrived_together(waiting, NOW)
+        assert intake.counts["flooded"] == 2
+        intake.lost(NOW)
+
+
+def test_message_beyond_the_limit_of_bytes_takes_no_message_from_the_limit() -> None:
+    floods = RateLimiter(1, bytes_per_s=100)
+    intake = BridgeSequencer("b", None, floods=floods)
+    intake.go_live(NOW)
+    for size in (6_000, *[2_000] * BURST_S):
+        intake.arrived(Arrived(TOPIC, bytes(size), False, (1, 0)), NOW)
+    assert intake.counts["flooded"] == BURST_S
+    floods.refund(TOPIC, 1_000_000)
+    assert [_exceeds(floods, TOPIC, NOW) for _ in range(BURST_S + 1)].count(False) == BURST_S, "the message refunded, too"
+
+
+def test_flood_costs_a_segment_few_rows_which_count_its_messages(tmp_path: Path) -> None:
+    intake = BridgeSequencer("b", None, floods=RateLimiter(1))
+    intake.go_live(NOW)
+    for second in range(3):
+        intake.arrived_together([Arrived(TOPIC, b"{}", False, (1, number)) for number in range(1_000)], NOW + second * 1_000)
+    other, last_ms = "fleet/s/other/heartbeat", NOW + 2_001
+    intake.arrived_together([Arrived(other, b"{}", False, (2, number)) for number in range(BURST_S + 2)], last_ms)
+    spared = 3 + 1 + 2  # one in each second and device, and the tokens of two seconds
+    flooded = intake.counts["flooded"]
+    assert flooded == 3_000 + 2 - BURST_S - spared
+    path = write_segment(tmp_path, 1, intake.buffer.table(), bridge="b", last_canary_ms=None)
+    segment = read_segment(path)
+    assert segment.num_rows == 2 * BURST_S + spared + FLOOD_ROWS + 1
+    assert segment["received_at_ms"][-1].as_py() == last_ms, "the last row is the position of the bridge"
+    landed = decode_parts([Part("bridge-1", 1, 0, segment)], decode)
+    assert sum(row["messages"] for row in landed.quarantine) == flooded
+    assert [row["messages"] for row in landed.quarantine if row["topic"] == TOPIC] == [1, flooded - 2]
+    assert len(intake.written()) == 3_000 + BURST_S + 2, "every message is acknowledged"

@@ -7,17 +7,21 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from fleetpulse.core.rows import BRIDGE
+from fleetpulse.core.messages.decode import Rejection, digest64
+from fleetpulse.core.rows import BRIDGE, KEPT_BYTES
 from fleetpulse.core.tables import MESSAGES, QUARANTINE
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.ingest.leases import Lease, read_lease, write_lease
-from fleetpulse.io.ingest.segments import SegmentRow
+from fleetpulse.io.ingest.segments import SegmentRow, rows_table
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.subscriber import Arrived
 from fleetpulse.io.tables import tables
+from fleetpulse.reports import devices, judgements
 from streaming.bridge.bridge import Bridge, BridgeSettings
 from streaming.landing import landing as landing_module
 from streaming.landing.landing import Landing
+from streaming.landing.merge import Part
+from streaming.landing.rows import decode_parts
 from tests.support.homes.landing import TOPIC, beat, heartbeats, land_all, landed, now_ms, write
 from tests.support.refusals import refused
 from tests.support.sequencers import Broker
@@ -155,6 +159,31 @@ def test_a_recorded_line_may_have_the_topic_of_a_recording(home: Home) -> None:
     land_all(home)
     quarantined = tables.query(home, "SELECT topic, reason FROM quarantine", tables=[QUARANTINE.name])
     assert quarantined == [{"topic": "replay/other", "reason": "topic"}]
+
+
+def test_quarantine_keeps_the_beginning_of_a_payload_and_the_number_of_messages(home: Home) -> None:
+    begin_ms, payload = now_ms() - 1_000, b"x" * 300_000
+    rows = [
+        SegmentRow(begin_ms, TOPIC, payload, "mqtt"),
+        SegmentRow(begin_ms, TOPIC, b"beg", "mqtt", refused="flood", payload_bytes=900, payload_digest=5, messages=7),
+    ]
+    write(home, "bridge-1", 1, rows)
+    write(home, "north", 1, heartbeats(begin_ms, 1))
+    land_all(home)
+    by_reason = {row["reason"]: row for row in judgements.quarantine(home)}
+    kept = ("payload", "payload_bytes", "payload_digest", "messages")
+    assert [by_reason["size"][name] for name in kept] == ["x" * KEPT_BYTES, 300_000, digest64(payload), 1]
+    assert [by_reason["flood"][name] for name in kept] == ["beg", 900, 5, 7]
+    assert devices.counts(home, None)["quarantine"] == {"flood": 7, "size": 1}
+
+
+def test_refused_rows_of_one_message_store_its_payload_once() -> None:
+    part = Part(BRIDGE, 1, 0, rows_table([SegmentRow(1, "plant/all", b"x" * 9, "mqtt")]))
+    landed = decode_parts([part], lambda *_: (Rejection("field", "a"), Rejection("field", "b")))
+    assert [(row["payload"], row["payload_bytes"], row["detail"]) for row in landed.quarantine] == [
+        (b"x" * 9, 9, "a"),
+        (b"", 9, "b"),
+    ]
 
 
 def test_canary_with_a_lone_surrogate_is_an_ordinary_message(home: Home) -> None:
