@@ -1,0 +1,85 @@
+"""Bound of the disk space that one device can fill in a day, whatever it sends.
+
+Rule 1: a bound is a function of the limits in force: messages and payload bytes per second, and the
+rows that a segment has for a flood. The settings ``keep_...`` limit the number of days.
+Rule 2: the content of a payload is stored at most once in a table, and random content cannot be
+compressed. Row costs are those of the real writers, see ``tests/unit/planning/test_device_bound.py``.
+
+Source: docs/concepts/limits-of-a-device.md explains the terms.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from fleetpulse.core.policy import Rules
+from fleetpulse.core.rows import KEPT_BYTES, SPARED_BYTES
+from fleetpulse.core.text import MAX_TEXT
+
+DAY_S: Final = 86_400
+MESSAGE_BYTES: Final = 25  # row of ``messages`` without texts and metrics
+JUDGEMENT_BYTES: Final = 40  # row of ``judgements`` about a message, in files as the job writes them, without texts
+TRANSITION_BYTES: Final = 100  # row of a transition without the texts of its errors
+REFUSED_BYTES: Final = 70  # row of ``quarantine`` without its payload
+_MOST_TEXT: Final = 4 * MAX_TEXT  # bytes of a text field
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLimits:
+    """Limits of one device.
+
+    Attributes:
+        messages_per_s: setting ``flood_limit``.
+        bytes_per_s: setting ``flood_bytes``.
+        segments_per_s: segments that a bridge writes in a second: four, and one for each 5,000
+            messages.
+        spared_bytes: greatest payload of a message beyond the limits that is judged.
+        flood_rows: rows of a flood in a segment.
+        flood_bytes: bytes of the payload in such a row.
+        rules: policy of its class.
+    """
+
+    messages_per_s: int = 100
+    bytes_per_s: int = 65_536
+    segments_per_s: float = 8.0
+    spared_bytes: int = SPARED_BYTES
+    flood_rows: int = 2
+    flood_bytes: int = 128
+    rules: Rules = field(default_factory=Rules)
+
+    @property
+    def accepted_per_s(self) -> float:
+        """Messages that are decoded, per second: those within the limit, and the spared ones."""
+        return self.messages_per_s + self._spared_per_s
+
+    @property
+    def content_per_s(self) -> float:
+        """Bytes of payloads of these messages, per second."""
+        return self.bytes_per_s + self._spared_per_s * self.spared_bytes
+
+    @property
+    def _spared_per_s(self) -> float:
+        return self.segments_per_s + 1  # one in each segment, and one more in that which spans two seconds
+
+
+def bytes_a_day(limits: DeviceLimits) -> dict[str, float]:
+    """Return the greatest growth of each table by one device, in bytes a day.
+
+    A message is decoded or refused, so the sum of ``messages``, ``judgements`` and ``quarantine``
+    exceeds the growth of all tables. Bursts are not included: each adds the messages of a minute.
+
+    Returns:
+        ``messages``; ``judgements`` about messages; ``transitions``; ``quarantine`` for messages
+        that cannot be decoded; ``floods`` for rows of quarantine beyond the limits.
+    """
+    rows, content, rules = limits.accepted_per_s, limits.content_per_s, limits.rules
+    of_texts = min(content, rows * 2 * _MOST_TEXT)  # boot and gateway
+    changes = 2 / max(1, rules.death_grace_ms) + 2 * rules.degraded_errors / rules.degraded_window_ms
+    changes = min(rows, changes * 1_000)  # a second; each is caused by a message, or reversed by one
+    a_second = {
+        "messages": rows * MESSAGE_BYTES + content,
+        "judgements": rows * JUDGEMENT_BYTES + of_texts,
+        "transitions": changes * (TRANSITION_BYTES + rules.last_errors * _MOST_TEXT),
+        "quarantine": rows * REFUSED_BYTES + min(content, rows * KEPT_BYTES),
+        "floods": limits.segments_per_s * limits.flood_rows * (REFUSED_BYTES + limits.flood_bytes),
+    }
+    return {table: each * DAY_S for table, each in a_second.items()}
