@@ -183,6 +183,10 @@ class Settings(BaseSettings):
         flood_bytes: limit of the bytes of a device's payloads per second, with the same burst and
             the same effect; 0 is no limit. A single message may exceed it. Beyond it, a message
             above 1,024 bytes is refused even if it is the newest of its second.
+        max_new_devices: number of devices per hour that a bridge may hear for the first time; 0 is no
+            limit. Messages of further ones go to quarantine as ``new_device``. Devices that were
+            heard before, or are registered, are not new. Topics of other formats than ``fleet/``
+            are not limited.
         sparkplug_host: id of fleetpulse as a Sparkplug B host application; empty for none. With an
             id, Sparkplug messages are read and the host state is published as
             ``spBv1.0/STATE/<id>``.
@@ -280,6 +284,7 @@ class Settings(BaseSettings):
     reconnect_grace: Annotated[Milliseconds, Field(ge=0)] = "2m"  # pyright: ignore[reportAssignmentType]
     flood_limit: Annotated[int, Field(ge=0, le=1_000_000)] = 100
     flood_bytes: Annotated[int, Field(ge=0, le=1_000_000_000)] = 65_536
+    max_new_devices: Annotated[int, Field(ge=0, le=100_000_000)] = 0
     sparkplug_host: Annotated[str, AfterValidator(_is_host)] = ""
     publish_verdicts: bool = False
     discovery_prefix: Annotated[str, AfterValidator(_is_prefix)] = DISCOVERY_PREFIX

@@ -49,7 +49,7 @@ MAX_POSITION: Final = 2**POSITION_BITS - 1  # greatest position: rows beyond it 
 RANK: Final[Mapping[Kind, int]] = {kind: rank for rank, kind in enumerate(Kind)}
 
 
-Reason = Literal["topic", "json", "field", "size", "depth", "reserved", "disagreement", "flood", "sparkplug"]
+Reason = Literal["topic", "json", "field", "size", "depth", "reserved", "disagreement", "flood", "new_device", "sparkplug"]
 REASONS: Final[tuple[Reason, ...]] = get_args(Reason)  # reasons of rows in quarantine
 KEPT_BYTES: Final = 4_096  # of the payload of a row in quarantine: its first bytes
 SPARED_BYTES: Final = 1_024  # greatest payload of a message that is judged although its device exceeds its limits

@@ -9,8 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
-from fleetpulse.core.rows import EVERYONE, SET_WHEN_READ, Clock, GatewayEvent, Kind, Row, for_everyone
-from fleetpulse.core.tables import MESSAGES
+from fleetpulse.core.rows import EVERYONE, SET_WHEN_READ, Clock, GatewayEvent, Kind, Row, for_everyone, hash64
+from fleetpulse.core.tables import DEVICES, MESSAGES
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import files_of, query, query_files
@@ -46,6 +46,13 @@ def rows(home: Home, device_ids: Sequence[str] | None = None) -> list[Row]:
         return [as_row(one) for one in query(home, f"SELECT {ROW} FROM messages", tables=["messages"])]
     found = query(home, f"SELECT {ROW} FROM messages WHERE {_CONCERNING}", [list(device_ids)], tables=["messages"])
     return _concerning(found, {*device_ids})
+
+
+def known_hashes(home: Home) -> list[int]:
+    """Return `hash64` of the id of each device that was heard or registered."""
+    heard = query(home, "SELECT DISTINCT device_hash FROM messages", tables=[MESSAGES.name])
+    registered = query(home, "SELECT DISTINCT device_id FROM devices", tables=[DEVICES.name])
+    return sorted({row["device_hash"] for row in heard} | {hash64(row["device_id"]) for row in registered})
 
 
 def rows_since_version(home: Home, device_ids: Sequence[str], origin: tuple[int, int], through_ms: int | None) -> list[Row]:

@@ -38,6 +38,7 @@ from fleetpulse.io.system.process import StopSignal, write_status
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from streaming.bridge.clock import SET_FORWARD, GuardedClock
 from streaming.bridge.command_reader import Spool
+from streaming.bridge.device_quota import FILE, DeviceQuota
 from streaming.bridge.rate_limit import RateLimiter
 from streaming.bridge.sequencer import BridgeSequencer
 
@@ -121,6 +122,7 @@ class BridgeSettings:
         flood_limit: messages per second that a device may send in the long run; 0 for no limit.
         flood_bytes: bytes of payloads per second that a device may send in the long run; 0 for no
             limit.
+        max_new_devices: number of devices per hour that it may hear for the first time; 0 for no limit.
         identity: identity scheme of devices.
         flush_interval_s: longest time that a message waits for its segment.
         max_rows: number of rows at which a segment is written at once.
@@ -149,6 +151,7 @@ class BridgeSettings:
     holds_back: bool = False
     flood_limit: int = 0
     flood_bytes: int = 0
+    max_new_devices: int = 0
     identity: DeviceIdentity = DeviceIdentity.ID
     flush_interval_s: float = 0.25
     max_rows: int = 5_000
@@ -163,6 +166,7 @@ class Bridge:
         settings.segments_dir.mkdir(parents=True, exist_ok=True)
         settings.status_path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(settings.segments_dir)
+        self.quota = DeviceQuota(settings.max_new_devices, settings.segments_dir / FILE, settings.identity)
         self._restore_position()
         self.rows = 0
         self.problem: str | None = None
@@ -194,6 +198,7 @@ class Bridge:
             secret=settings.canary_key,
             holds_back=settings.holds_back,
             floods=RateLimiter(settings.flood_limit, settings.identity, settings.flood_bytes),
+            quota=self.quota,
             others=frozenset(settings.others),
             sites=frozenset(settings.sites),
             takes_foreign=settings.takes_foreign,
@@ -319,6 +324,7 @@ class Bridge:
         table = self.intake.buffer.table()
         if self.spool:
             self.spool.sync()
+        self.quota.save()
         write_segment(
             self.settings.segments_dir,
             self.number + 1,

@@ -16,9 +16,8 @@ from fleetpulse.core.rows import Origin, Reason
 from fleetpulse.io.ingest.segments import SegmentRow, columns_table
 from fleetpulse.io.mqtt.subscriber import AckToken
 
-FLOOD_BYTES: Final = 128  # kept of the payload of a message beyond the limits of its device
-FLOOD_ROWS: Final = 2  # of a device in a segment, for messages beyond its limits
-REASON_FLOOD: Final[Reason] = "flood"  # reason to refuse a row
+FLOOD_BYTES: Final = 128  # kept of the payload of a message that the bridge refuses
+FLOOD_ROWS: Final = 2  # of a device in a segment, for its refused messages
 _More = tuple[str, str | None, int | None, str | None, str | None, int | None, int | None, int | None]
 _USUAL: Final[_More] = (Origin.MQTT.value, None, None, None, None, None, None, None)  # fields of `SegmentRow` after ``payload``
 _REFUSED: Final = 4  # index of ``refused`` in `_More`
@@ -41,7 +40,7 @@ class SegmentBuffer:
         self._topics: list[str] = []
         self._payloads: list[bytes] = []
         self._more: dict[int, _More] = {}  # by place, for rows that are not ordinary
-        self._flooded: dict[str, list[int]] = {}  # by device: places of its messages beyond the limits
+        self._refused: dict[str, list[int]] = {}  # by device: places of its refused messages
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -67,10 +66,15 @@ class SegmentBuffer:
         """Return the size of a row's payload."""
         return len(self._payloads[place])
 
-    def refuse_flood(self, place: int, device: str) -> None:
-        """Mark the row of a message beyond the limits of its device, and cut its payload.
+    def refuse(self, place: int, why: Reason, device: str) -> None:
+        """Mark the row of a refused message, and cut its payload.
 
         A row that is refused for another reason keeps that reason.
+
+        Args:
+            place: place of the row.
+            why: reason.
+            device: device whose refused messages share the rows of a segment.
         """
         origin, recording, line, command, refused, *_ = self._more.get(place, _USUAL)
         payload = self._payloads[place]
@@ -79,8 +83,8 @@ class SegmentBuffer:
             size, digest = len(payload), digest64(payload)
             self._payloads[place] = payload[:FLOOD_BYTES]
             self.size_bytes -= size - FLOOD_BYTES
-        self._more[place] = (origin, recording, line, command, refused or REASON_FLOOD, size, digest, None)
-        self._flooded.setdefault(device, []).append(place)
+        self._more[place] = (origin, recording, line, command, refused or why, size, digest, None)
+        self._refused.setdefault(device, []).append(place)
 
     def rows(self) -> Iterator[SegmentRow]:
         """Yield the rows, one for each message."""
@@ -103,7 +107,7 @@ class SegmentBuffer:
         The last row of the buffer is never an excess row: the segment ends with its instant.
         """
         dropped = set[int]()
-        for places in self._flooded.values():
+        for places in self._refused.values():
             by_reason: dict[str | None, list[int]] = {}
             for place in sorted(places):
                 by_reason.setdefault(self._more[place][_REFUSED], []).append(place)

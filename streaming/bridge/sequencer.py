@@ -10,7 +10,8 @@ Rule 3: while history is played, nothing else is taken. Each line is taken once,
 Rule 4: after a coverage gap, its gap row precedes every other row.
 Rule 5: a message beyond the rate limits of its device is refused, except the newest small one of each
 second, see `SparedMessages`.
-Rule 6: a row whose topic is too long or not printable is refused. Its topic is escaped and
+Rule 6: the messages of new devices beyond their quota are refused, see `DeviceQuota`.
+Rule 7: a row whose topic is too long or not printable is refused. Its topic is escaped and
 truncated.
 """
 
@@ -26,10 +27,13 @@ from fleetpulse.core.presence.shards import served_sites
 from fleetpulse.core.rows import EVERYONE, FLUSH, SPARED_BYTES, Kind, Origin, Reason
 from fleetpulse.io.ingest.segments import BridgePosition, SegmentRow
 from fleetpulse.io.mqtt.subscriber import AckToken, Arrived
-from streaming.bridge.buffer import REASON_FLOOD, SegmentBuffer
+from streaming.bridge.buffer import SegmentBuffer
+from streaming.bridge.device_quota import DeviceQuota
 from streaming.bridge.rate_limit import RateLimiter, SparedMessages
 from streaming.bridge.replay_sequencer import LineAction, RecordingSequencer
 
+REASON_FLOOD: Final[Reason] = "flood"  # reason to refuse a row
+REASON_NEW: Final[Reason] = "new_device"  # reason to refuse a row
 REASON_TOPIC: Final[Reason] = "topic"  # reason to refuse a row
 REFUSED_LINES: Final[Mapping[LineAction, Reason]] = {LineAction.DOUBLED: "field", LineAction.CROWDED: "size"}
 MAX_TOPIC: Final = 512  # characters, twice the maximum of a valid topic
@@ -53,6 +57,7 @@ class BridgeSequencer:
         holds_back: whether verdicts are delayed by a jitter, so that a flush must request them at
             the end of the rows.
         floods: rate limiter of devices; None for no limit.
+        quota: quota of new devices; None for no limit.
         others: names of the other bridges, see `share`.
         sites: sites of a further bridge; empty otherwise.
         takes_foreign: whether it takes topics of other formats.
@@ -68,6 +73,7 @@ class BridgeSequencer:
         secret: bytes = b"",
         holds_back: bool = False,
         floods: RateLimiter | None = None,
+        quota: DeviceQuota | None = None,
         others: frozenset[str] = frozenset(),
         sites: frozenset[str] = frozenset(),
         takes_foreign: bool = False,
@@ -82,14 +88,14 @@ class BridgeSequencer:
         self.gap_open = position.gap_open if position else False
         self.history = RecordingSequencer.after(position)
         self.counts = {"rejected": 0, "repeated": 0, "retained": 0, "stale_canaries": 0, "flooded": 0}
-        self.counts |= {"elsewhere": 0, "commands": 0}
+        self.counts |= {"elsewhere": 0, "commands": 0, "new_devices": 0}
         self.rejection: str | None = None
         self.buffer = SegmentBuffer()
         self._grace_ms = grace_ms
         self._interval_ms = interval_ms
         self._secret = secret
         self._holds_back = holds_back
-        self._floods = floods or RateLimiter(0)
+        self._floods, self._quota = floods or RateLimiter(0), quota or DeviceQuota()
         self._spared = SparedMessages(self._floods.sender)
         self._other_canaries = frozenset(f"fleet/{EVERYONE}/{other}/{Kind.TICK.value}" for other in others)
         self._sites, self._takes_foreign = sites, takes_foreign
@@ -127,6 +133,8 @@ class BridgeSequencer:
                 self.buffer.add(row, None)
             elif row.refused == REASON_FLOOD:
                 self.counts["flooded"] -= 1
+            elif row.refused == REASON_NEW:
+                self.counts["new_devices"] -= 1
             elif place not in spared_places:
                 self._floods.refund(row.topic, len(row.payload))
         if not self.live:
@@ -174,14 +182,14 @@ class BridgeSequencer:
         refused = self._spared.newest(topic, received_at_ms, place) if is_small else place
         if refused is not None:
             self.counts["flooded"] += 1
-            self.buffer.refuse_flood(refused, self._floods.sender(topic))
+            self.buffer.refuse(refused, REASON_FLOOD, self._floods.sender(topic))
 
     def _is_usual(self, topic: str) -> bool:
         """Whether a topic is an ordinary one of a live device; caches positive answers."""
         if topic in self._usual:
             return True
         usual = topic.startswith(_PREFIX) and len(topic) <= MAX_TOPIC and topic.isprintable() and topic != self.canary_topic
-        if not usual or self._belongs_to_others(topic):
+        if not usual or self._belongs_to_others(topic) or not self._quota.knows(topic):
             return False
         if len(self._usual) >= _USUAL_TOPICS:
             self._usual.clear()
@@ -203,7 +211,10 @@ class BridgeSequencer:
         else:
             stamp, place = self._stamp(now_ms), len(self.buffer)
             self._row(stamp, message.topic, message.payload, Origin.MQTT, token=message.token)
-            if self._floods.exceeding((message.topic[:MAX_TOPIC],), now_ms, (len(message.payload),)):
+            if not self._quota.admits(message.topic, now_ms):
+                self.counts["new_devices"] += 1
+                self.buffer.refuse(place, REASON_NEW, EVERYONE)  # invented ids share the rows of a segment
+            elif self._floods.exceeding((message.topic[:MAX_TOPIC],), now_ms, (len(message.payload),)):
                 self._refuse_flood(message.topic[:MAX_TOPIC], stamp, place)
 
     def _belongs_to_others(self, topic: str) -> bool:
@@ -262,6 +273,7 @@ class BridgeSequencer:
             assert envelope.topic is not None, "only the end line has no topic"
             if envelope.line == 0:
                 self._excuse_until(envelope.received_at_ms)
+            self._quota.learn(envelope.topic)
             row = (envelope.received_at_ms, envelope.topic, envelope.payload, Origin.REPLAY)
             self._row(*row, token=token, refused=refused, **where)
         self.last_canary_ms = None
@@ -284,6 +296,7 @@ class BridgeSequencer:
         ahead of the clock.
         """
         flushes = payload.get("op") == FLUSH
+        self._quota.learn(topic)
         now_ms = self.last_ms if flushes and self.last_ms is not None else self._after_promise(now_ms)
         at_ms, devices = self._commanded
         levels = topic.split("/")

@@ -43,6 +43,8 @@ _values: Final = attrgetter(*_OF_ROW)
 _REFUSALS: Final[Mapping[Reason, str]] = {
     "flood": "the device exceeds the setting flood_limit or flood_bytes; of its excess messages, only the newest of each second "
     f"is judged, if it has at most {SPARED_BYTES:,} bytes",
+    "new_device": "the bridge heard more new devices in an hour than the setting max_new_devices; register the device "
+    "(./fleet device add), or raise the setting",
     "field": "a gap row must not share its received_at with another gap row of its bridge; their order would be unknown",
     "size": f"a recording may have at most {MAX_RECORDED:,} bridges with an open gap, or with a gap row at one instant",
     "topic": "a topic must have at most 512 characters, all printable; it is stored escaped and truncated",

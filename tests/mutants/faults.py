@@ -315,6 +315,13 @@ FAULTS: Final = (
         f"{_RATE_LIMIT}::test_bytes_beyond_the_limit_are_refused_and_cut",
     ),
     _fault(
+        "quota-admits-every-new-device",
+        "streaming/bridge/device_quota.py",
+        "if self._left < 1:",
+        "if self._left < 0:",
+        "tests/unit/streaming/bridge/test_device_quota.py::test_new_devices_beyond_the_quota_are_refused_until_it_refills",
+    ),
+    _fault(
         "segment-keeps-every-message-of-a-flood",
         "streaming/bridge/buffer.py",
         "                if excess:\n",

@@ -74,6 +74,19 @@ def _kafka(home: Home, options: Mapping[str, str]) -> "Callable[[], MessageSourc
     return partial(KafkaReceiver, parse_kafka(options), home.kafka_checkpoint, home.path / "spark" / KAFKA)
 
 
+def prepare_quota(home: Home, name: str, max_new_devices: int) -> None:
+    """Write the devices that a bridge knows if a quota was set; remove them if there is none."""
+    from streaming.bridge.device_quota import FILE, write_known
+
+    path = home.segments_of(name) / FILE
+    if not max_new_devices:
+        path.unlink(missing_ok=True)  # it would lack the devices that are heard without a quota
+    elif not path.exists():
+        from fleetpulse.reports.messages import known_hashes
+
+        write_known(path, known_hashes(home))
+
+
 @jobs.command("bridge")
 def bridge(
     home: HomeOption,
@@ -116,8 +129,10 @@ def bridge(
         holds_back=at.deployment().verdict_jitter_ms > 0,
         flood_limit=settings.flood_limit,
         flood_bytes=settings.flood_bytes,
+        max_new_devices=settings.max_new_devices,
         identity=at.identity(),
     )
+    prepare_quota(at, name, settings.max_new_devices)
     use_system_memory_pool()
     tune_gc()
     run_bridge(bridge_settings, _set_up_process(parent))

@@ -12,9 +12,9 @@ from fleetpulse.core.rows import SPARED_BYTES, Origin
 from fleetpulse.io.ingest.segments import SEGMENT_SCHEMA, BridgePosition, SegmentRow, read_segment, rows_table, write_segment
 from fleetpulse.io.mqtt.subscriber import Arrived
 from streaming.bridge import rate_limit
-from streaming.bridge.buffer import FLOOD_BYTES, FLOOD_ROWS, REASON_FLOOD
+from streaming.bridge.buffer import FLOOD_BYTES, FLOOD_ROWS
 from streaming.bridge.rate_limit import BURST_S, RateLimiter
-from streaming.bridge.sequencer import BridgeSequencer
+from streaming.bridge.sequencer import REASON_FLOOD, BridgeSequencer
 from streaming.landing.merge import Part
 from streaming.landing.rows import decode_parts
 
