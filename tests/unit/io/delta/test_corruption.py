@@ -17,6 +17,7 @@ from cli.entry import run
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.tables import AUDIT
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.delta.corruption import DamagedError, corruption_message, open_table, reporting_corruption_of_file
 from fleetpulse.io.home.home import Home
@@ -59,7 +60,9 @@ def _damage(home: Home, table: str, part: str) -> None:
 
 
 def _files(home: Home) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in (home.path / "tables").rglob("*") if path.is_file()}
+    """Return the files of all tables but ``audit``, which records each command."""
+    paths = [path for path in (home.path / "tables").rglob("*") if path.is_file()]
+    return {path: path.read_bytes() for path in paths if not path.is_relative_to(home.table(AUDIT.name))}
 
 
 @pytest.mark.parametrize(
