@@ -189,6 +189,7 @@ class Mappings:
 
     def __init__(self, rules: Iterable[TopicMapping] = ()) -> None:
         self.rules = tuple(rules)
+        self._subscriptions = self.subscriptions()
         self._known: dict[str, tuple[tuple[TopicMapping, dict[str, str]], ...]] = {}
 
     def subscriptions(self) -> tuple[str, ...]:
@@ -227,15 +228,15 @@ class Mappings:
         """Decode a message by the first rule that takes it.
 
         Args:
-            topic: topic of the message; if no rule matches it, the message is decoded as fleetpulse's
-                own format.
+            topic: topic of the message. If no rule matches it, the message is ignored where it comes
+                by the subscription of a rule, and is otherwise decoded as fleetpulse's own format.
             payload: bytes of the message.
             received_at_ms: time at which the bridge received the message, epoch milliseconds.
             origin: source of the message.
         """
         matched = self.match(topic)
         if not matched:
-            return decode(topic, payload, received_at_ms, origin)
+            return () if self._is_bycatch(topic) else decode(topic, payload, received_at_ms, origin)
         if len(payload) > MAX_PAYLOAD_BYTES:
             return Rejection("size", f"a payload has at most {MAX_PAYLOAD_BYTES} bytes; got {len(payload)}")
         taken = self.taken_by(matched, payload)
@@ -251,6 +252,10 @@ class Mappings:
         digests = (digest64(b"%d\0%d" % (digest, number)) for number in range(len(items)))
         found = (_decoded(rule, words, item, received_at_ms, one) for item, one in zip(items, digests, strict=True))
         return tuple(one for one in found if not isinstance(one, tuple))
+
+    def _is_bycatch(self, topic: str) -> bool:
+        """Return whether a topic that no rule matches belongs to the subscription of a rule, such as ``a/#``."""
+        return not topic.startswith("fleet/") and any(covers(one, topic) for one in self._subscriptions)
 
     @staticmethod
     def taken_by(

@@ -229,6 +229,14 @@ def test_a_topic_without_a_rule_is_decoded_as_the_own_format() -> None:
     assert isinstance(rejected, Rejection) and rejected.reason == "topic"
 
 
+def test_a_topic_that_only_the_subscription_of_a_rule_covers_is_ignored() -> None:
+    mappings = rule("a/{device...}/state")
+    assert mappings.subscriptions() == ("a/#",)
+    assert rows(mappings, "a/d/set", b"ON") == []
+    [rejected] = rows(mappings, "kafka/topic/key", {})
+    assert isinstance(rejected, Rejection)
+
+
 def test_subscriptions_leave_out_covered_filters() -> None:
     topics = ("a/{device...}", "a/{device}/state", "b/+/{device}", "b/{site}/{device}", "{device}/status")
     table = {"site": "h", "kind": "telemetry"}
