@@ -36,7 +36,7 @@ _HEARD: Final = ("fleet/#", f"{ALERTS}/#", f"{FAILURES}/#", *PUBLISHED)  # watch
 _SENT: Final = ("fleet/#", f"{ALERTS}/#")  # operators may publish
 _MQTT_ONLY: Final = 'allowed_connection_types: ["MQTT", "MQTT_WS"]'  # no other user logs in at the broker's NATS port
 _LOCAL_TOO: Final = 'allowed_connection_types: ["MQTT", "MQTT_WS", "STANDARD"]'  # fleetpulse sets limits there
-_NO_SUBJECT: Final = frozenset(" \t*>")  # characters that no literal word of a NATS subject can have
+_NO_SUBJECT: Final = frozenset(" \t\n\r\f*>")  # characters that no literal word of a NATS subject can have
 _NO_MAPPINGS: Final = Mappings()
 _LONGEST_SUBJECT: Final = 1_024
 _ROUNDS: Final = 5  # passwords are random, so a costlier hash would only slow down each login
@@ -237,7 +237,7 @@ def _is_grantable(topic: str) -> bool:
     levels = topic.split("/")
     several = levels[-1] == "#"
     words = [level for level in (levels[:-1] if several else levels) if level != "+"]
-    is_valid = all(word and word.isprintable() and not set(word) & set(" +#*>") for word in words)
+    is_valid = any(words) and all(word.isprintable() and not set(word) & set(" +#*>") for word in words)
     return is_valid and levels[0] not in (*RESERVED_LEVELS, "+", "#") and not levels[0].startswith("$")
 
 
@@ -330,8 +330,9 @@ def _subjects(one: Grant, mappings: Mappings = _NO_MAPPINGS) -> tuple[list[str],
 
 
 def _subject(topic: str) -> str:
-    """Translate an MQTT topic filter to a NATS subject; NATS writes a dot as ``//``."""
-    return topic.replace("/", "\0").replace(".", "//").replace("\0", ".").replace("+", "*").replace("#", ">")
+    """Translate an MQTT topic filter to a NATS subject; NATS writes a dot as ``//``, and an empty level as ``/``."""
+    words = (level.replace(".", "//") or "/" for level in topic.split("/"))
+    return ".".join(words).replace("+", "*").replace("#", ">")
 
 
 def _topics(one: Grant, mappings: Mappings) -> tuple[list[str], list[str]]:

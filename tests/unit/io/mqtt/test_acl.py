@@ -59,21 +59,25 @@ def test_only_the_role_device_takes_devices(tmp_path: Path) -> None:
         grant(tmp_path, "eve", Role.OPERATOR, ["a"])
 
 
+TOPICS = ("tele/{device}/STATE", "lamp 1/{device}", "lamp\n/{device}", "/a//{device}")
+
+
 def test_a_device_may_publish_what_a_mapping_gives_it_and_a_gateway_its_topics(tmp_path: Path) -> None:
-    rules = [{"topic": topic, "site": "h", "kind": "telemetry"} for topic in ("tele/{device}/STATE", "lamp 1/{device}")]
+    rules = [{"topic": topic, "site": "h", "kind": "telemetry"} for topic in TOPICS]
     mappings = parse_mappings({"mapping": rules}, compile_path)
     grant(tmp_path, "plug-1", Role.DEVICE)
-    grant(tmp_path, "gateway", Role.DEVICE, topics=["gw/+/report", "out/#"])
+    grant(tmp_path, "gateway", Role.DEVICE, topics=["gw/+/report", "out/#", "/b//c/"])
     gateway, plug = grants(tmp_path)
     assert "tele.plug-1.STATE" in _subjects(plug, mappings)[0] and "tele.gateway.STATE" in _subjects(gateway, mappings)[0]
     assert not [one for one in _subjects(plug, mappings)[0] if "lamp" in one], "NATS has no subject with a blank"
-    assert {"gw.*.report", "out.>"} <= set(_subjects(gateway, mappings)[0])
+    assert {"gw.*.report", "out.>", "/.b./.c./"} <= set(_subjects(gateway, mappings)[0])
+    assert "/.a./.plug-1" in _subjects(plug, mappings)[0], "another subject would stop the broker"
     assert "topic write tele/plug-1/STATE" in mosquitto_rules([plug, gateway], mappings)
     assert "topic write out/#" in mosquitto_rules([plug, gateway], mappings)
 
 
 @pytest.mark.parametrize(
-    "topic", ["", "#", "+/a", "fleet/#", "fleetpulse/x", "$SYS/#", "a//b", "a b", "a*", "a/>", "spBv1.0/#", "a#"]
+    "topic", ["", "#", "+/a", "fleet/#", "fleetpulse/x", "$SYS/#", "/", "/#", "a b", "a*", "a/>", "spBv1.0/#", "a#"]
 )
 def test_topics_of_others_cannot_be_granted(topic: str, tmp_path: Path) -> None:
     with refused("topic-not-grantable"):
