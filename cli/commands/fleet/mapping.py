@@ -69,7 +69,7 @@ def add(
         content = new.read_bytes()
         new.unlink()
     atomic_write(opened.mapping, content)
-    typer.echo(f'"{opened.mapping}" has {len(rules)} rules; the bridge and landing read them at the next start (./fleet up)')
+    typer.echo(f'"{opened.mapping}" has {len(rules)} rules; broker, bridge and landing read them when they start (./fleet up)')
 
 
 def _accept_sparkplug(home: Home) -> None:

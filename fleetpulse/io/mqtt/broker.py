@@ -18,13 +18,14 @@ import ssl
 import subprocess
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages.mapping import Mappings, parse_mappings
+from fleetpulse.core.messages.sparkplug import SUBSCRIPTIONS
 from fleetpulse.io.mqtt import codec
 from fleetpulse.io.mqtt.acl import SERVICE_USER, access_lock, grants, nats_rules, quoted
 from fleetpulse.io.mqtt.address import DEFAULT_PORT, MAX_PAYLOAD_BYTES, BrokerAddress, Tls, write_secret
@@ -40,6 +41,7 @@ LOOPBACK: Final = "127.0.0.1"
 READY_S: Final = 30.0  # a large store is read before the first client is accepted
 STOP_S: Final = 5.0
 MAX_UNACKED: Final = 8_192  # messages a bridge writes within two seconds, so that none is redelivered needlessly
+_IN_FLIGHT: Final = 65_535  # unacknowledged messages of a session, which NATS reserves by topic filter
 OF_NATS_BYTES: Final = 65_536  # NATS counts its headers as payload, and drops an oversized message without an answer
 SEND_AGAIN: Final = "3s"  # redelivery timeout of NATS; it also holds for a bridge that reconnected
 _ACCESS: Final = "access.conf"
@@ -119,6 +121,7 @@ class Broker:
         limits: limits of connections, store and log; None for the defaults.
         tls: TLS files of the listener; None for an unencrypted one.
         plain: whether an unencrypted listener beyond the loopback interface is requested.
+        sites: sites of each further bridge.
     """
 
     def __init__(
@@ -133,6 +136,7 @@ class Broker:
         limits: BrokerLimits | None = None,
         tls: ListenerTls | None = None,
         plain: bool = False,
+        sites: Iterable[Sequence[str]] = (),
     ) -> None:
         self.folder = broker_dir.absolute()
         self.log = log
@@ -143,6 +147,7 @@ class Broker:
         self.limits = limits or BrokerLimits()
         self.tls = tls
         self.plain = plain
+        self.sites = [*sites]
         self._running: subprocess.Popen[bytes] | None = None
 
     def start(self) -> BrokerAddress:
@@ -177,7 +182,8 @@ class Broker:
         remove_ports(self.folder)
         limits = self.limits.on_disk(self.folder)
         more = limits.configuration(self.folder, self.log.absolute())
-        write_secret(configuration, _configuration(self.folder, self.host, port, self.sync, self.tls) + more)
+        unacked = max_unacked(("fleet/#", *_mappings_beside(self.folder).subscriptions(), *SUBSCRIPTIONS), self.sites)
+        write_secret(configuration, _configuration(self.folder, self.host, port, self.sync, self.tls, unacked) + more)
         with access_lock(self.folder), self.log.open("ab") as log:  # new grants wait until the broker can reload them
             write_secret(self.folder / _TLS, json.dumps(None if self.tls is None else asdict(self.tls)))
             write_secret(self.folder / _ACCESS, _rules(address, self.folder, self.tls))
@@ -399,7 +405,21 @@ def _without_path(_: str) -> Callable[[Any], Any]:
     return lambda _: None
 
 
-def _configuration(folder: Path, host: str, port: int, sync: str, tls: ListenerTls | None) -> str:
+def max_unacked(filters: Iterable[str], sites: Iterable[Sequence[str]] = ()) -> int:
+    """Return the number of messages that may be unacknowledged for each topic filter.
+
+    NATS refuses a topic filter if the filters of its session could exceed `_IN_FLIGHT` messages together. One that
+    ends with ``#`` counts twice, since it also matches the level above.
+
+    Args:
+        filters: topic filters of the first bridge.
+        sites: sites of each further bridge, which has a filter for each of them and one for its canary.
+    """
+    most = max(sum(1 + one.endswith("/#") for one in filters), *(2 * len(one) + 1 for one in sites), 1)
+    return min(MAX_UNACKED, _IN_FLIGHT // most)
+
+
+def _configuration(folder: Path, host: str, port: int, sync: str, tls: ListenerTls | None, unacked: int = MAX_UNACKED) -> str:
     """Return the content of nats.conf, without a monitoring port.
 
     An acknowledged message survives ``kill -9`` with any ``sync_interval``, because the operating
@@ -419,7 +439,7 @@ host: "127.0.0.1"   # the NATS port is local only
 port: -1
 max_payload: {MAX_PAYLOAD_BYTES + OF_NATS_BYTES}
 jetstream {{ store_dir: {quoted(str(folder / "store"))}, max_mem: 64MB, max_file: {SERVER_BYTES}, sync_interval: {sync} }}
-mqtt {{ host: {quoted(host)}, port: {port}, max_ack_pending: {MAX_UNACKED}, ack_wait: {SEND_AGAIN}{of_tls} }}
+mqtt {{ host: {quoted(host)}, port: {port}, max_ack_pending: {unacked}, ack_wait: {SEND_AGAIN}{of_tls} }}
 include "{_ACCESS}"
 """
 
