@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-PATIENCE_S = 240
+PATIENCE_S = 600  # a slow machine needs minutes for what takes seconds elsewhere
 Found = TypeVar("Found")
 
 

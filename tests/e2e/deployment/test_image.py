@@ -13,7 +13,7 @@ import pytest
 from fleetpulse import __version__
 from fleetpulse.paths import ROOT, cache_dir
 
-pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(1800)]
 
 
 def test_a_tree_is_installed_and_starts_without_a_network(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from fleetpulse.reports import judgements, messages
 from tests.support.fleet_command import await_none_left, begin, fleet
 from tests.support.wait import PATIENCE_S, await_that
 
-pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(1800)]
 Started = dict[Service, subprocess.Popen[str]]
 _await = partial(await_that, limit_s=2 * PATIENCE_S)  # four services start at once
 BATCH_EVERY_S = 4

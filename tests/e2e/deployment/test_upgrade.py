@@ -19,7 +19,7 @@ from tests.support.fleet_command import fleet, rows_of
 from tests.support.histories.histories import signal, tick
 from tests.support.histories.recordings import record_rows
 
-pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(1200)]
 RECORDED = ROOT / "tests" / "golden" / "home-1.tar.gz"
 LATER_S = 3 * 3_600
 

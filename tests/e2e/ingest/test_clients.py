@@ -26,11 +26,11 @@ from fleetpulse.reports import judgements
 from fleetpulse.reports import messages as bronze
 from tests.support import wait
 
-pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]  # each wait has its own, shorter limit
+pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(1800)]  # each wait has its own, shorter limit
 CLIENTS = Path(__file__).parents[1] / "clients"
 SETTINGS = 'allowed_lateness = "2s"\ncanary_interval = "500ms"\nsparkplug_host = "fleetpulse"\n'
 POLICY = '[rules]\ntimeout = "10m"\ndeath_grace = "2s"\n'
-await_that = partial(wait.await_that, limit_s=300)  # on a busy machine, a batch takes long
+await_that = partial(wait.await_that, limit_s=600)  # on a busy machine, a batch takes long
 needs_npm = pytest.mark.skipif(not (shutil.which("npm") and shutil.which("node")), reason="Node.js or npm is not installed")
 needs_mosquitto = pytest.mark.skipif(
     not shutil.which("mosquitto_pub"), reason="mosquitto_pub is not installed (package mosquitto-clients)"

@@ -27,7 +27,7 @@ from streaming.landing.landing import Landing
 from tests.support.kafka_node import Node, Producer
 from tests.support.wait import await_that
 
-pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(1800)]
 PART = 5_000  # more than a batch of the bridge
 
 

@@ -29,13 +29,13 @@ from fleetpulse.reports import judgements, messages
 from tests.support import wait
 from tests.support.fleet_command import begin, fleet
 
-pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(1200)]  # each wait has its own, shorter limit
+pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(2400)]  # each wait has its own, shorter limit
 COUNT = int(os.environ.get("FLEET_CLIENTS", "40"))
 OUTAGE_S = float(os.environ.get("FLEET_OUTAGE_S", "6"))
-GRACE_S = 20 if COUNT <= 40 else 60  # on a busy machine, all devices reconnect within it
+GRACE_S = 60  # on a busy machine, all devices reconnect within it
 SETTINGS = 'allowed_lateness = "2s"\ncanary_interval = "500ms"\nreconnect_grace = "20s"\n'
 POLICY = f'[rules]\ntimeout = "30m"\ndeath_grace = "{GRACE_S}s"\n'
-await_that = partial(wait.await_that, limit_s=300)
+await_that = partial(wait.await_that, limit_s=600)
 
 
 class Line:

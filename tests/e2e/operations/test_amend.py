@@ -19,7 +19,7 @@ from fleetpulse.paths import ROOT
 from fleetpulse.reports import judgements
 from tests.support.wait import await_that
 
-pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]  # each wait has its own, shorter limit
+pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(1800)]  # each wait has its own, shorter limit
 SETTINGS = 'allowed_lateness = "2s"\ncanary_interval = "500ms"\n'
 POLICY = '[rules]\ntimeout = "20s"\n'
 DELAY_MS = 4_000  # more than the lateness

@@ -13,7 +13,7 @@ from fleetpulse.core.times import format_instant
 from tests.support.fleet_command import await_none_left, fleet, rows_of
 from tests.support.histories.histories import START
 
-pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]  # each step has its own, shorter limit
+pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(1800)]  # each step has its own, shorter limit
 SPAN_MS = 90 * 60_000
 
 

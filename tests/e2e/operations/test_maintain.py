@@ -17,7 +17,7 @@ from tests.support.fleet_command import await_none_left, begin, fleet, rows_of
 from tests.support.histories.definition import require_equal_to_definition
 from tests.support.wait import PATIENCE_S, await_that
 
-pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(1800)]
 STEPS = {("messages", "join"), ("messages", "checkpoint"), ("messages", "delete")}
 KEEP = Keep(None, None, None, None, None, None, None, None, replaced_ms=30_000)  # longer than a batch
 

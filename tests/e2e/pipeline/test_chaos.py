@@ -14,9 +14,9 @@ from tests.support.fleet_command import await_none_left, begin, fleet
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.extended,
-    pytest.mark.timeout(1800),
+    pytest.mark.timeout(3600),
 ]  # a slow machine waits for two cold starts of the job
-PATIENCE_S = 1500
+PATIENCE_S = 3000
 
 
 @pytest.fixture(autouse=True)

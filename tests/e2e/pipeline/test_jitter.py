@@ -12,7 +12,7 @@ from fleetpulse.reports import judgements, messages
 from tests.support.fleet_command import await_none_left, begin, fleet
 from tests.support.wait import PATIENCE_S, await_that
 
-pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(1800)]
 _DUE_MS = 5_000 + 1_000  # silence after which a device is offline, and the lateness
 
 

@@ -29,7 +29,7 @@ from tests.support.histories.presence_cases import rows_of as rows_of_cases
 from tests.support.histories.recordings import record, record_rows
 from tests.support.wait import PATIENCE_S, await_that
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]  # each step has its own, shorter limit
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]  # each step has its own, shorter limit
 RECORDED_FLEET = Path(os.environ.get("FLEET_RECORDING", ""))
 needs_recording = pytest.mark.skipif(
     not RECORDED_FLEET.is_file(), reason="the recorded fleet is not in this tree; set FLEET_RECORDING to its path"

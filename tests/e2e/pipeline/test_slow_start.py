@@ -14,7 +14,7 @@ from tests.support.histories.histories import START
 from tests.support.histories.recordings import record
 from tests.support.wait import PATIENCE_S
 
-pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(1200)]
 _SLOW_ONCE = """
 import os, sys, time
 

@@ -27,7 +27,7 @@ from tests.support.form import IS_DEFAULT
 from tests.support.histories.histories import START
 from tests.support.histories.recordings import record
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]  # each step has its own, shorter limit
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]  # each step has its own, shorter limit
 DAY_MS = 86_400_000
 SPAN_MS = 120 * 60_000
 SWITCHED = "is current; generation"

@@ -15,7 +15,7 @@ from tests.support.fleet_command import await_none_left, begin, fleet, kill_at
 from tests.support.histories.definition import require_equal_to_definition
 from tests.support.wait import PATIENCE_S, await_that
 
-pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(1800)]
 
 
 def _state(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -30,7 +30,7 @@ from tests.support.homes.homes import empty, land
 
 pytestmark = pytest.mark.spark
 DEPLOYMENT = Deployment(1_000, 300_000)
-PATIENCE_S = 120
+PATIENCE_S = 300
 APPENDS = 25
 
 

@@ -25,7 +25,7 @@ from tests.support.histories.histories import START, positioned, row, signal, ti
 from tests.support.histories.streams import DEPLOYMENT, history, land
 
 pytestmark = pytest.mark.spark
-PATIENCE_S = 120
+PATIENCE_S = 300
 
 
 def _await(query: StreamingQuery, home: Home, received_at_ms: int) -> None:
