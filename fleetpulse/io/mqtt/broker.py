@@ -330,7 +330,7 @@ def renew_access(folder: Path) -> bool:
             raise FleetError(
                 f"the running broker was not reloaded, so access that was just changed is not applied yet: {error}; then run: "
                 f"./fleet access reload",
-                code=error.code,
+                code="access-not-reloaded",
             ) from None
         write_secret(folder / _ACCESS, _rules(service, folder, tls))
         running.send_signal(signal.SIGHUP)

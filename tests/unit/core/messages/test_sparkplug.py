@@ -46,7 +46,7 @@ def expanded(content: bytes, topic: str = "spBv1.0/plant/NBIRTH/line") -> Row:
     return row
 
 
-def refused(topic: str, content: bytes) -> Rejection:
+def rejected(topic: str, content: bytes) -> Rejection:
     row = decode_sparkplug(topic, content, NOW)
     assert isinstance(row, Rejection), row
     return row
@@ -174,7 +174,7 @@ def test_timestamps_are_checked_as_in_other_messages() -> None:
     ],
 )
 def test_a_rejection_gives_its_reason(topic: str, content: bytes, reason: str) -> None:
-    rejection = refused(topic, content)
+    rejection = rejected(topic, content)
     assert rejection.reason == reason
     assert rejection.detail
 
@@ -214,7 +214,7 @@ def test_a_compression_bomb_is_refused_before_it_expands() -> None:
     tracemalloc.start()
     try:
         for bomb in bombs:
-            rejection = refused("spBv1.0/g/NDATA/n", compressed(bomb))
+            rejection = rejected("spBv1.0/g/NDATA/n", compressed(bomb))
             assert (rejection.reason, f"at most {MAX_PAYLOAD_BYTES} bytes" in rejection.detail) == ("size", True)
         assert tracemalloc.get_traced_memory()[1] < 8 * MAX_PAYLOAD_BYTES
     finally:
