@@ -99,7 +99,7 @@ def lint() -> None:
 
     Also check that packages and images are pinned, and look up known vulnerabilities of the packages.
     """
-    from cli.dev.audit import audit
+    from cli.dev.advisories import check_advisories
     from cli.dev.images import image_faults
 
     tools = Path(sys.executable).parent
@@ -123,7 +123,7 @@ def lint() -> None:
         typer.echo("\n".join(faults))
         failed.append("images")
     typer.echo("== advisories")
-    faults, summary = audit()
+    faults, summary = check_advisories()
     typer.echo("\n".join([*faults, f"== advisories: {summary}"]))
     if faults:
         failed.append("advisories")
@@ -181,15 +181,12 @@ def read_lock(path: Path) -> dict[str, tuple[tuple[str, ...], bool]]:
     Returns:
         Versions of each package, and whether pyproject.toml requires the package directly.
     """
+    from cli.dev.components import locked_packages
+
     found: dict[str, tuple[tuple[str, ...], bool]] = {}
-    name = ""
-    for line in path.read_text().splitlines():
-        if "==" in line and not line.startswith((" ", "#")):
-            name, _, rest = line.partition("==")
-            versions, asked_for = found.get(name, _ABSENT)
-            found[name] = ((*versions, rest.split()[0]), asked_for)
-        elif "(pyproject.toml)" in line and name:
-            found[name] = (found[name][0], True)
+    for one in locked_packages(path):
+        versions, asked_for = found.get(one.name, _ABSENT)
+        found[one.name] = ((*versions, one.version), asked_for or one.direct)
     return found
 
 

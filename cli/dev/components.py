@@ -54,17 +54,27 @@ class Package:
     direct: bool
 
 
-def packages(kind: str, folder: Path = ROOT / "requirements") -> Iterator[Package]:
-    """Yield the packages of a lock that some platform installs, in its order."""
-    for entry in _ENTRY.split((folder / f"{kind}.txt").read_text()):
-        pinned = _PINNED.match(entry)
-        if pinned is None or "'never'" in (marker := pinned["marker"] or ""):
-            continue  # a comment, or a package that pyproject.toml overrides
+def packages(kind: str) -> Iterator[Package]:
+    """Yield the packages of a lock that some platform installs, in its order.
+
+    A package that pyproject.toml overrides has a marker that is never true.
+
+    Args:
+        kind: lock file: runtime, operations or dev.
+    """
+    return (one for one in locked_packages(ROOT / "requirements" / f"{kind}.txt") if "'never'" not in one.marker)
+
+
+def locked_packages(path: Path) -> Iterator[Package]:
+    """Yield all packages of a lock file, in its order."""
+    for entry in _ENTRY.split(path.read_text()):
+        if (pinned := _PINNED.match(entry)) is None:
+            continue  # a comment
         users = re.findall(r"^ +#(?:   | via )(\S.*)$", entry, re.MULTILINE)
         yield Package(
             pinned["name"],
             pinned["version"],
-            marker,
+            pinned["marker"] or "",
             tuple(re.findall(r"--hash=sha256:([0-9a-f]{64})", entry)),
             tuple(user for user in users if re.fullmatch(r"[\w.-]+", user)),
             any(user.endswith("(pyproject.toml)") for user in users),

@@ -8,7 +8,8 @@ import psutil
 import pytest
 
 from cli.dev.test_plan import Finished, Form, Part, choose
-from cli.dev.test_run import IDLE_S, IdleCores, Scheduler, Screen, files_of
+from cli.dev.test_run import files_of
+from cli.dev.test_scheduler import IDLE_S, IdleCores, Scheduler, Screen
 from fleetpulse.paths import ROOT
 
 pytestmark = pytest.mark.unit

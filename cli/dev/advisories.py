@@ -21,7 +21,7 @@ _LIMIT_S: Final = 600
 _PROBE_LIMIT_S: Final = 60
 
 
-def audit(root: Path = ROOT, program: Sequence[str] = ()) -> tuple[list[str], str]:
+def check_advisories(root: Path = ROOT, program: Sequence[str] = ()) -> tuple[list[str], str]:
     """Look the locked packages up in PyPI's advisories.
 
     `[tool.fleet.advisories]` in pyproject.toml lists accepted ones: the id of an advisory and the reason.

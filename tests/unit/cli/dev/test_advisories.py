@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cli.dev.audit import LOCK, PROBE, audit
+from cli.dev.advisories import LOCK, PROBE, check_advisories
 
 pytestmark = pytest.mark.unit
 UV = {"name": "uv", "version": "1", "vulns": []}
@@ -31,7 +31,7 @@ def pip_audit(folder: Path, answers: dict[str, Any], accepted: str = "") -> tupl
         "print(json.dumps({'dependencies': answer, 'fixes': []}))\n"
         "sys.exit(any(one.get('vulns') for one in answer))\n"
     )
-    return audit(folder, [sys.executable, "-I", str(folder / "program.py")])
+    return check_advisories(folder, [sys.executable, "-I", str(folder / "program.py")])
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_service_without_an_answer_skips_the_check(tmp_path: Path, probe: Any,
 
 
 def test_a_missing_program_skips_the_check_with_the_reason(tmp_path: Path) -> None:
-    faults, summary = audit(tmp_path, [str(tmp_path / "absent")])
+    faults, summary = check_advisories(tmp_path, [str(tmp_path / "absent")])
     assert faults == [] and summary.startswith("skipped: [Errno 2]")
 
 
