@@ -319,7 +319,8 @@ def _from_rows(
     if not devices and snapshot.devices:
         wanted = "true" if only is None else only.text[:_SHOWN_OF_FILTER]
         raise FleetError(
-            f'no device of snapshot version {snapshot.version} fits "{wanted}"; got 0 of {snapshot.devices:,}; correct it',
+            f'no device of snapshot version {snapshot.version} fits "{wanted}"; got 0 of {snapshot.devices:,}; '
+            f"correct the filter",
             code="filter-fits-none",
         )
     current = home.generation()

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from enum import Enum
-from functools import wraps
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +20,7 @@ from fleetpulse.core.errors import FleetError
 
 if TYPE_CHECKING:
     from fleetpulse.core.audit import Phase
+    from fleetpulse.io.tables.audit import AuditedAction
 
 
 class IfUnwritable(Enum):
@@ -171,7 +172,13 @@ class _Records:
     def __init__(self, home: Path, path: str, arguments: Mapping[str, Any]) -> None:
         self._home, self._path, self._arguments = home, path, arguments
         self._began_s = time.monotonic()
-        self._action: Any = None
+
+    @cached_property
+    def _action(self) -> "AuditedAction":
+        from fleetpulse.core.audit import recorded_arguments
+        from fleetpulse.io.tables.audit import AuditedAction
+
+        return AuditedAction.of_this_process(self._path, recorded_arguments(self._arguments))
 
     def start(self, if_unwritable: IfUnwritable) -> None:
         """Write the first record.
@@ -207,12 +214,9 @@ class _Records:
             )
 
     def _write(self, phase: "Phase", result: str | None = None, duration_ms: int | None = None) -> None:
-        from fleetpulse.core.audit import recorded_arguments
         from fleetpulse.io.home.home import Home
         from fleetpulse.io.tables import audit
 
-        if self._action is None:
-            self._action = audit.AuditedAction.of_this_process(self._path, recorded_arguments(self._arguments))
         audit.write(Home(self._home), self._action, phase, result, duration_ms)
 
 

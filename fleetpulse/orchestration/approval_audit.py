@@ -14,7 +14,6 @@ from fleetpulse.core.audit import Phase, recorded_arguments
 from fleetpulse.io.home.home import Home
 
 _LOG: Final = logging.getLogger(__name__)
-_MISSING: Final = {"timeout": "approval-timeout"}  # Airflow's type of an error -> result
 
 
 def record_answer(home: Path, run: Any, event: Mapping[str, Any], task_id: str) -> None:
@@ -43,6 +42,8 @@ def _write(home: Home, run: Any, event: Mapping[str, Any], task_id: str) -> None
     of_run = "" if run is None else f"{run.dag_id} {run.run_id}"
     triggered_by = None if run is None else run.triggering_user_name
     arguments = recorded_arguments({"task": task_id, "answer": answer, "triggered_by": triggered_by})
-    result = _MISSING.get(str(event.get("error_type")), "approval-invalid") if "error" in event else "ok"
+    result = "ok"
+    if "error" in event:
+        result = "approval-timeout" if event.get("error_type") == "timeout" else "approval-invalid"
     asked_by = ", ".join(part for part in (name, of_run) if part) or None
     audit.write(home, audit.AuditedAction.of_this_process("approval", arguments, asked_by), Phase.FINISHED, result)

@@ -37,13 +37,13 @@ def audited_actions(
     conditions: list[str] = []
     values: list[Any] = []
     for condition, found in (
-        ("epoch_ms(last_at) >= $", since_ms),
-        ("(os_user = $ OR asked_by = $ OR starts_with(asked_by, $ || ', '))", actor),
-        ("(action = $ OR starts_with(action, $ || ' '))", action),
+        ("epoch_ms(last_at) >= ?", since_ms),
+        ("(os_user = ? OR asked_by = ? OR starts_with(asked_by, ? || ', '))", actor),
+        ("(action = ? OR starts_with(action, ? || ' '))", action),
     ):
         if found is not None:
-            conditions.append(condition.replace("$", "?"))
-            values += [found] * condition.count("$")
+            conditions.append(condition)
+            values += [found] * condition.count("?")
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
     limit = "" if last is None else f"LIMIT {last}"
     sql = f"SELECT * EXCLUDE (last_at) FROM ({_ACTIONS}) {where} ORDER BY began_at DESC, id {limit}"

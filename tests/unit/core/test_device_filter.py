@@ -131,7 +131,8 @@ def test_any_other_text_is_refused_at_its_first_wrong_character(text: str, place
 
 def test_columns_of_other_parts_of_a_snapshot_are_no_columns_of_devices() -> None:
     assert {"device_id", "site", "mode", "last_seen", "seq"} < FILTER_COLUMNS.keys()
-    assert not FILTER_COLUMNS.keys() & {"part", "content", "received_at", "message_kind", "code", "digest", "position"}
+    of_others = {"part", "content", "received_at", "presence", "event_time", "position", "connection", "message_kind"}
+    assert not FILTER_COLUMNS.keys() & {*of_others, "device_clock", "code", "digest"}
     assert set(FILTER_COLUMNS.values()) == {"string", "number", "instant"}
 
 
