@@ -271,6 +271,7 @@ class Run:
         self._log: broker_log.BrokerLog | None = None  # of the embedded broker
         self._log_read_s = 0.0
         self._log_reported_s = 0.0
+        self._log_changed = False  # since the last report
         self.address: BrokerAddress | None = None
 
     def __enter__(self) -> Self:
@@ -418,9 +419,10 @@ class Run:
         self._log_read_s = now_s
         if self._log.read(wall_clock_ms()):
             write_status(self.home.run(broker_log.STATUS), self._log.status())
-            if not self.alone and now_s - self._log_reported_s >= _LOG_REPORT_S:
-                self._log_reported_s = now_s
-                typer.echo(f"fleet: {broker_log.refusals_of(self._log.status())}", err=True)
+            self._log_changed = True
+        if self._log_changed and not self.alone and now_s - self._log_reported_s >= _LOG_REPORT_S:
+            self._log_reported_s, self._log_changed = now_s, False
+            typer.echo(f"fleet: {broker_log.refusals_of(self._log.status())}", err=True)
 
     def await_that(self, what: str, reached: Callable[[], bool], patience_s: float) -> None:
         """Wait for a condition, while watching the processes as `watch` does.

@@ -74,16 +74,14 @@ class BrokerAddress:
             return None
         import ssl
 
-        context = ssl.create_default_context()
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            if self.tls.ca:
-                context = ssl.create_default_context(cafile=self.tls.ca)
+            context = ssl.create_default_context(cafile=self.tls.ca or None)
         except OSError as error:
             raise FleetError(
                 f'cannot read the certificate authorities in "{self.tls.ca}" ({_why(error)}); name a PEM file',
                 code="tls-authorities-unreadable",
             ) from None
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
             if self.tls.cert:
                 context.load_cert_chain(self.tls.cert, self.tls.key)

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages.mapping import Mappings, parse_mappings
+from fleetpulse.core.messages.mapping import Mappings
+from fleetpulse.core.messages.mapping_file import parse_mappings
 from fleetpulse.core.messages.sparkplug import SUBSCRIPTIONS
 from fleetpulse.io.mqtt import codec
 from fleetpulse.io.mqtt.acl import SERVICE_USER, access_lock, grants, nats_rules, quoted
@@ -44,6 +45,7 @@ MAX_UNACKED: Final = 8_192  # messages a bridge writes within two seconds, so th
 _IN_FLIGHT: Final = 65_535  # unacknowledged messages of a session, which NATS reserves by topic filter
 OF_NATS_BYTES: Final = 65_536  # NATS counts its headers as payload, and drops an oversized message without an answer
 SEND_AGAIN: Final = "3s"  # redelivery timeout of NATS; it also holds for a bridge that reconnected
+_VALID_MAPPING: Final = "mapping.toml"  # last valid content of the mapping file
 _ACCESS: Final = "access.conf"
 _TLS: Final = "tls.json"
 _HANDSHAKE_S: Final = 10  # a fleet that reconnects at once shares the CPU
@@ -182,11 +184,12 @@ class Broker:
         remove_ports(self.folder)
         limits = self.limits.on_disk(self.folder)
         more = limits.configuration(self.folder, self.log.absolute())
-        unacked = max_unacked(("fleet/#", *_mappings_beside(self.folder).subscriptions(), *SUBSCRIPTIONS), self.sites)
-        write_secret(configuration, _configuration(self.folder, self.host, port, self.sync, self.tls, unacked) + more)
         with access_lock(self.folder), self.log.open("ab") as log:  # new grants wait until the broker can reload them
             write_secret(self.folder / _TLS, json.dumps(None if self.tls is None else asdict(self.tls)))
-            write_secret(self.folder / _ACCESS, _rules(address, self.folder, self.tls))
+            mappings = _mappings_beside(self.folder)
+            unacked = max_unacked(("fleet/#", *mappings.subscriptions(), *SUBSCRIPTIONS), self.sites)
+            write_secret(configuration, _configuration(self.folder, self.host, port, self.sync, self.tls, unacked) + more)
+            write_secret(self.folder / _ACCESS, _rules(address, self.folder, self.tls, mappings))
             self._running = subprocess.Popen(
                 command_with_parent_death_signal([str(program), "-c", str(configuration)]),
                 stdin=subprocess.DEVNULL,
@@ -214,9 +217,9 @@ class Broker:
             try:
                 if (problem := _refusal(address)) is None:
                     return
+            except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+                problem = str(error)
             except ssl.SSLError as error:
-                if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-                    continue
                 self.stop()
                 raise FleetError(
                     f"fleetpulse cannot connect to its own broker on {address} ({error}); the certificate of the broker must "
@@ -332,7 +335,7 @@ def renew_access(folder: Path) -> bool:
                 f"./fleet access reload",
                 code="access-not-reloaded",
             ) from None
-        write_secret(folder / _ACCESS, _rules(service, folder, tls))
+        write_secret(folder / _ACCESS, _rules(service, folder, tls, _mappings_beside(folder)))
         running.send_signal(signal.SIGHUP)
     return True
 
@@ -384,21 +387,30 @@ def _listener_tls(folder: Path) -> ListenerTls | None:
     return None if held is None else ListenerTls(**held)
 
 
-def _rules(service: BrokerAddress, folder: Path, tls: ListenerTls | None) -> str:
+def _rules(service: BrokerAddress, folder: Path, tls: ListenerTls | None, mappings: Mappings) -> str:
     certificates = tls is not None and bool(tls.client_authority)
-    return nats_rules(service, grants(folder), _mappings_beside(folder), certificates=certificates)
+    return nats_rules(service, grants(folder), mappings, certificates=certificates)
 
 
 def _mappings_beside(folder: Path) -> Mappings:
-    """Return the mappings of the home of a broker; access depends only on their topics."""
-    try:
-        content = (folder.parent / "mapping.toml").read_text()
-    except FileNotFoundError:
+    """Return the mappings of the home of a broker; access depends only on their topics.
+
+    While the mapping file has a fault, such as while it is edited, its last valid content counts:
+    devices keep their access, and an access can still be revoked.
+    """
+    path, valid = folder.parent / "mapping.toml", folder / _VALID_MAPPING
+    if not path.exists():
+        valid.unlink(missing_ok=True)
         return Mappings()
     try:
-        return parse_mappings(tomllib.loads(content), _without_path)
-    except (FleetError, tomllib.TOMLDecodeError):
-        return Mappings()  # bridge and landing report the fault, and do not start
+        content = path.read_text()
+        mappings = parse_mappings(tomllib.loads(content), _without_path)
+    except (FleetError, OSError, ValueError):
+        if not valid.exists():
+            return Mappings()  # bridge and landing report the fault, and do not start
+        return parse_mappings(tomllib.loads(valid.read_text()), _without_path)
+    write_secret(valid, content)
+    return mappings
 
 
 def _without_path(_: str) -> Callable[[Any], Any]:

@@ -92,8 +92,10 @@ def limit_streams(folder: Path, pid: int, address: BrokerAddress, limits: Broker
             connection.sendall(b"CONNECT %b\r\nSUB %b 1\r\n" % (json.dumps(login).encode(), _INBOX.encode()))
             for stream, part in _PARTS.items():
                 known = _asked(connection, lines, f"$JS.API.STREAM.INFO.{stream}", {})
-                if known.get("error", {}).get("code") == 404:
-                    continue
+                if error := known.get("error"):
+                    if error.get("code") == 404:
+                        continue
+                    raise ValueError(f"{stream}: {error['description']}")
                 wanted = {**known["config"], "max_bytes": int(part * limits.store_bytes), "discard": "new"}  # deletes nothing
                 if error := _asked(connection, lines, f"$JS.API.STREAM.UPDATE.{stream}", wanted).get("error"):
                     raise ValueError(f"{stream}: {error['description']}")

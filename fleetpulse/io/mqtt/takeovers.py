@@ -4,6 +4,7 @@ Rule: the log names addresses and client ids, not users. One takeover may be a d
 reconnects before the broker has noticed the end of its old connection; many are two clients.
 """
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-READ_BYTES: Final = 4_000_000  # of the end of the log
+READ_BYTES: Final = 4_000_000  # of the end of the log and of its rotated files
 FREQUENT: Final = 3  # takeovers of one client id in an hour that are more than reconnects
 _LINE: Final = re.compile(
     r"\[\d+\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d)\.\d+ \[WRN\] (\S+):\d+ - mid:\d+ - \S+ - "
@@ -47,14 +48,22 @@ def read_takeovers(log: Path, since: datetime | None = None) -> list[Takeover]:
         log: path of the log; it may be absent.
         since: time of the first takeover to count; None counts all.
     """
-    try:
-        with log.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - READ_BYTES))
-            lines = file.read(READ_BYTES).decode(errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
-    return _grouped(lines, since)
+    return _grouped(_end_of(log).decode(errors="replace").splitlines(), since)
+
+
+def _end_of(log: Path) -> bytes:
+    """Return the last bytes of a log, also from rotated files, whose suffixes sort by time."""
+    end = b""
+    for path in (log, *sorted(log.parent.glob(f"{log.name}.*"), reverse=True)):
+        if (left := READ_BYTES - len(end)) <= 0:
+            break
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - left))
+                end = file.read(left) + end
+        except FileNotFoundError:  # absent, or removed by the broker meanwhile
+            continue
+    return end
 
 
 def _grouped(lines: Iterable[str], since: datetime | None) -> list[Takeover]:

@@ -5,9 +5,10 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,10 @@ from fleetpulse.io.mqtt.broker import Broker, ListenerTls, await_admission, rene
 from fleetpulse.io.mqtt.publisher import Publisher
 from fleetpulse.io.mqtt.subscriber import Receiver
 from fleetpulse.io.mqtt.takeovers import read_takeovers
+from tests.support import wait
 from tests.support.refusals import refused
 
+await_that = partial(wait.await_that, limit_s=60, pause_s=0.02)
 HEARTBEAT = "fleet/s/{}/heartbeat"
 
 
@@ -69,11 +72,8 @@ def running(folder: Path, tls: ListenerTls | None) -> Iterator[BrokerAddress]:
         broker.stop()
 
 
-def polled(receiver: Receiver, reached: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + 60
-    while not reached():
-        assert time.monotonic() < deadline_s, f"waited too long: {receiver.problem}"
-        receiver.poll(0.05)
+def await_connection(receiver: Receiver) -> None:
+    await_that(lambda: receiver.poll(0.05) or receiver.connected)
 
 
 def send(address: BrokerAddress, *devices: str) -> None:
@@ -130,7 +130,7 @@ def test_a_certificate_admits_its_user_and_no_other(files: ListenerTls, authorit
     grant_certificate(folder, "pump-1", Role.DEVICE, subject(by_subject))
     with running(tmp_path, files) as own:
         observer, received = Receiver(own, "observer", ("fleet/#",), persistent=False), list[str]()
-        polled(observer, lambda: observer.connected)
+        await_connection(observer)
         grant_certificate(folder, "pump-2", Role.DEVICE, "pump-2@acme.example")
         password = grant(folder, "pump-3", Role.DEVICE)
         assert renew_access(folder)
@@ -145,7 +145,7 @@ def test_a_certificate_admits_its_user_and_no_other(files: ListenerTls, authorit
         assert await_admission(device(by_name))
         send(device(by_subject), "pump-2", "pump-1")
         send(device(by_name), "pump-1", "pump-2")
-        polled(observer, lambda: HEARTBEAT.format("pump-2") in listen())
+        await_that(lambda: HEARTBEAT.format("pump-2") in listen())
         assert received == [HEARTBEAT.format("pump-1"), HEARTBEAT.format("pump-2")]
         assert connack(device(unknown, "pump-3", password), "a") == 0, "a name and a password"
         assert connack(device(unknown), "a") == 5, "a name without the password"
@@ -154,9 +154,7 @@ def test_a_certificate_admits_its_user_and_no_other(files: ListenerTls, authorit
         assert connack(device(None, "pump-3", password), "a") is None
         revoke(folder, "pump-1")
         assert renew_access(folder)
-        deadline_s = time.monotonic() + 60
-        while await_admission(device(by_subject), 0):
-            assert time.monotonic() < deadline_s, "the revoked user is still admitted"
+        await_that(lambda: not await_admission(device(by_subject), 0), what="the revoked user is still admitted")
         assert (observer.connected, observer.connections) == (True, 1)
         observer.close()
 
@@ -167,16 +165,13 @@ def test_a_reload_serves_the_new_certificate_and_keeps_connections(
     folder = tmp_path / "bröker"
     with running(tmp_path, files) as own:
         receiver = Receiver(own, "keeps", ("fleet/#",))
-        polled(receiver, lambda: receiver.connected)
+        await_connection(receiver)
         before = serial_number(own)
         served(tmp_path, authority)
         assert renew_access(folder)
-        deadline_s = time.monotonic() + 60
-        while serial_number(own) == before:
-            assert time.monotonic() < deadline_s, "the broker still shows the old certificate"
+        await_that(lambda: serial_number(own) != before, what="the broker still shows the old certificate")
         send(own, "pump-1")
-        arrived = list[str]()
-        polled(receiver, lambda: arrived.extend(one.topic for one in receiver.poll(0.05)) or arrived)
+        await_that(lambda: receiver.poll(0.05))
         assert receiver.connections == 1
         (tmp_path / "key.pem").write_text("")
         with refused("access-not-reloaded"):
@@ -216,10 +211,10 @@ def test_a_replaced_client_id_is_reported_and_its_messages_stay_with_their_user(
     with running(tmp_path, None) as own:
         thief, owner = (replace(own, username=name, password=password) for name, password in passwords.items())
         victim = Receiver(owner, "pump-2", (control,))
-        polled(victim, lambda: victim.connected)
+        await_connection(victim)
         intruder = Receiver(thief, "pump-2")
-        polled(intruder, lambda: intruder.connected)
-        polled(victim, lambda: not victim.connected)
+        await_connection(intruder)
+        await_that(lambda: victim.poll(0.05) or not victim.connected)
         victim.close()
         with Publisher(own, "sends", patience_s=10) as publisher:
             publisher.publish(control, b"{}")

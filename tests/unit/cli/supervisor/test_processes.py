@@ -8,9 +8,10 @@ import pytest
 from cli.commands.run.job import _Log
 from cli.common.output import cell
 from cli.supervisor import processes
-from cli.supervisor.processes import Job, last_error_line, listener_tls
+from cli.supervisor.processes import Job, Run, last_error_line, listener_tls
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.mqtt.broker import ListenerTls
+from fleetpulse.io.mqtt.broker_log import BrokerLog
 from fleetpulse.settings import Settings
 from tests.support.refusals import refused
 
@@ -106,6 +107,26 @@ def test_deaths_before_the_restart_window_do_not_count(tmp_path: Path, monkeypat
     at_s += 601
     job.watch()
     assert (len(started), job.died) == (2, 2)
+
+
+def test_a_service_reports_failed_logins_once_a_minute_and_omits_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, path = Home(tmp_path / "home"), tmp_path / "broker.log"
+    home.prepare(None)
+    run = Run(home, alone=False)
+    run._log = BrokerLog(path, 0)
+    at_s = 1_000.0
+    monkeypatch.setattr(processes.time, "monotonic", lambda: at_s)
+    reports: list[str] = []
+    for logins in (1, 2, 0, 0):
+        with path.open("a") as log:
+            log.write('[1] 2026/11/27 07:37:23.1 [ERR] 10.0.0.7:1 - mid:2 - "b" - authentication error - User "ann"\n' * logins)
+        run._read_broker_log()
+        reports.append(capsys.readouterr().err)
+        at_s += 31
+    run._log.close()
+    assert ["1 logins" in reports[0], reports[1], "3 logins" in reports[2], reports[3]] == [True, "", True, ""]
 
 
 def test_control_characters_are_escaped_in_the_terminal() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from fleetpulse.io.mqtt.broker import Broker, ListenerTls, _configuration, max_unacked
+from fleetpulse.io.mqtt.broker import Broker, ListenerTls, _configuration, _mappings_beside, max_unacked
 from tests.support.refusals import refused
 
 
@@ -57,6 +57,25 @@ def test_configuration_contains_the_tls_files_and_maps_certificates_only_with_an
 )
 def test_the_filters_of_a_session_share_what_nats_permits_it(filters: list[str], sites: list[list[str]], unacked: int) -> None:
     assert max_unacked(filters, sites) == unacked
+
+
+def test_a_fault_of_the_mapping_file_withdraws_no_access(tmp_path: Path) -> None:
+    folder, path = tmp_path / "broker", tmp_path / "mapping.toml"
+    folder.mkdir()
+    path.write_text('[[mapping]]\ntopic = "tele/{device}/STATE"\nsite = "home"\nkind = "telemetry"\n')
+    granted = _mappings_beside(folder).filters_of_device("plug")
+    assert granted == ("tele/plug/STATE",)
+    path.write_text("[[mapping]]\ntopic = ")
+    assert _mappings_beside(folder).filters_of_device("plug") == granted
+    path.unlink()
+    assert _mappings_beside(folder).filters_of_device("plug") == ()
+
+
+@pytest.mark.parametrize("content", [None, b"[", b"\xff", b"[[mapping]]"])
+def test_without_a_usable_mapping_file_the_broker_has_no_mappings(content: bytes | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "mapping.toml").write_bytes(content)
+    assert _mappings_beside(tmp_path / "broker").rules == ()
 
 
 @pytest.mark.parametrize(

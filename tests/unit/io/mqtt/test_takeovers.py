@@ -24,3 +24,7 @@ def test_takeovers_are_counted_by_client_id_since_an_instant(tmp_path: Path) -> 
     assert (first.first_at, first.last_at) == tuple(datetime(2026, 11, 27, 7, minute, 41, tzinfo=UTC) for minute in (10, 30))
     assert (second.client_id, second.times) == ("pump-1", 1)
     assert [one.times for one in read_takeovers(log, second.first_at)] == [1, 1]
+    log.rename(tmp_path / "broker.log.2026.11.27.07.35.00.000000000")
+    log.write_text(LINE.format(minute="40", address="192.0.2.7", id="pump-2"))
+    newest = read_takeovers(log)[0]
+    assert (newest.times, newest.address) == (3, "192.0.2.7"), "a rotation hides no takeover"
