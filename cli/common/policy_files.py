@@ -4,7 +4,8 @@ import tomllib
 from pathlib import Path
 
 from fleetpulse.core.errors import FleetError, Misuse
-from fleetpulse.core.messages.mapping import Mappings, parse_mappings
+from fleetpulse.core.messages.mapping import Mappings
+from fleetpulse.core.messages.mapping_file import parse_mappings
 from fleetpulse.core.policy import Policy, parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import parse_duration_ms

@@ -11,7 +11,8 @@ from itertools import pairwise
 from typing import Any, Final
 
 from fleetpulse.core.messages.decode import MAX_PAYLOAD_BYTES, decode
-from fleetpulse.core.messages.mapping import Decoded, Decoder, Mappings, parse_mappings, rows_of
+from fleetpulse.core.messages.mapping import Decoded, Decoder, Mappings, rows_of
+from fleetpulse.core.messages.mapping_file import parse_mappings
 from fleetpulse.core.rows import BRIDGE, FROM_DEVICES, Clock, Origin, Row
 from fleetpulse.core.tables import MESSAGES, QUARANTINE
 from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT

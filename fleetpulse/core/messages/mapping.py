@@ -6,19 +6,17 @@ decodes it. A rule takes a message if the pattern matches its topic and ``when``
 
 Rule 1: a payload that is no JSON still proves its device alive, unless it is empty.
 Rule 2: an invalid value costs its field, with a note in the row; never the message.
-Rule 3: the caller compiles paths (JMESPath, see `io.ingest.payload_paths`), so this module imports
-the standard library alone.
+Rule 3: the caller compiles paths (JMESPath, see `io.ingest.payload_paths`), so the core imports the
+standard library alone. `mapping_file` parses the rules.
 """
 
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import product
 from typing import Any, Final, cast
 from zoneinfo import ZoneInfo
 
-from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages.decode import (
     MAX_PAYLOAD_BYTES,
     Address,
@@ -29,21 +27,16 @@ from fleetpulse.core.messages.decode import (
     from_json,
     is_too_deep,
 )
+from fleetpulse.core.messages.topic_filters import covers, overlap
 from fleetpulse.core.rows import FROM_DEVICES, KNOWN_NAMES, Kind, Origin, Row
 from fleetpulse.core.text import MAX_TEXT
 
-UNITS: Final = ("ms", "s", "us", "ns", "iso")
 IGNORE: Final = "ignore"  # as a kind: the message is not a message of a device
-RECEIVED: Final = "received"
 MAX_ITEMS: Final = 1_000  # rows of one message
-MAX_RULES: Final = 500
 RESERVED_LEVELS: Final = ("fleet", "fleetpulse", "replay", "spBv1.0")  # first levels that no rule matches
-_SEVERAL: Final = "..."  # suffix of a placeholder for one or more levels
+SEVERAL: Final = "..."  # suffix of a placeholder for one or more levels
 _JOINT: Final = ":"  # joins the levels of such a placeholder, since an id has no slash
-_PLACEHOLDERS: Final = ("site", "device", "kind", "gateway", "metric")
-_FIELDS: Final = ("seq", "code", "boot", "session", "gateway", "firmware", "uptime_s")
-_OPTIONS: Final = ("topic", "when", "each", "site", "device", "kind", "metrics", "ts", "ts_unit", "ts_zone", "ts_else")
-_KEYS: Final = frozenset({*_OPTIONS, *_FIELDS})
+PLACEHOLDERS: Final = ("site", "device", "kind", "gateway", "metric")
 _KINDS: Final = {kind.value: kind for kind in Kind}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -74,7 +67,7 @@ class KindByValue:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicMapping:
+class MappingRule:
     """One rule.
 
     Attributes:
@@ -128,12 +121,12 @@ class TopicMapping:
         """
         levels: list[str] = []
         for level in self.topic:
-            name = _placeholder(level)
+            name = placeholder(level)
             if name is None:
                 levels.append(level)
             elif name in words:
-                levels.append(words[name].replace(_JOINT, "/") if _is_several(level) else words[name])
-            elif _is_several(level):
+                levels.append(words[name].replace(_JOINT, "/") if is_several(level) else words[name])
+            elif is_several(level):
                 return "/".join([*levels, "#"])
             else:
                 levels.append("+")
@@ -145,16 +138,16 @@ class TopicMapping:
             return True
         if "device" in self.ids or "device" in self.constants:
             return "device" not in self.ids and self.constants["device"] == device_id
-        at = next(place for place, level in enumerate(self.topic) if _placeholder(level) == "device")
+        at = next(place for place, level in enumerate(self.topic) if placeholder(level) == "device")
         levels = topic_filter.split("/")
         following = len(self.topic) - at - 1
-        end = len(levels) - following if _is_several(self.topic[at]) else at + 1
+        end = len(levels) - following if is_several(self.topic[at]) else at + 1
         return _JOINT.join(levels[at:end]) == device_id
 
     def match(self, topic: str) -> dict[str, str] | None:
         """Return the words of the placeholders in a topic; None if the pattern does not match."""
         levels = topic.split("/")
-        several = next((place for place, level in enumerate(self.topic) if _is_several(level)), None)
+        several = next((place for place, level in enumerate(self.topic) if is_several(level)), None)
         extra = len(levels) - len(self.topic)
         if extra < 0 or (several is None and extra):
             return None
@@ -162,22 +155,23 @@ class TopicMapping:
             levels[several : several + extra + 1] = [_JOINT.join(levels[several : several + extra + 1])]
         found = dict(self.constants)
         for level, pattern in zip(levels, self.topic, strict=True):
-            if (name := _placeholder(pattern)) is not None:
+            if (name := placeholder(pattern)) is not None:
                 found[name] = level
             elif pattern not in ("+", level):
                 return None
-        if _placeholder(self.topic[0]) and (levels[0] in RESERVED_LEVELS or levels[0].startswith("$")):
+        if placeholder(self.topic[0]) and (levels[0] in RESERVED_LEVELS or levels[0].startswith("$")):
             return None
         return found
 
 
-def _placeholder(level: str) -> str | None:
+def placeholder(level: str) -> str | None:
     """Return the name of a placeholder; None for a word."""
-    return level[1:-1].removesuffix(_SEVERAL) if level.startswith("{") else None
+    return level[1:-1].removesuffix(SEVERAL) if level.startswith("{") else None
 
 
-def _is_several(level: str) -> bool:
-    return level.endswith(_SEVERAL + "}")
+def is_several(level: str) -> bool:
+    """Return whether a level of a pattern is a placeholder for one or more levels."""
+    return level.endswith(SEVERAL + "}")
 
 
 class Mappings:
@@ -187,10 +181,10 @@ class Mappings:
         rules: the rules; none for a home without mappings.
     """
 
-    def __init__(self, rules: Iterable[TopicMapping] = ()) -> None:
+    def __init__(self, rules: Iterable[MappingRule] = ()) -> None:
         self.rules = tuple(rules)
         self._subscriptions = self.subscriptions()
-        self._known: dict[str, tuple[tuple[TopicMapping, dict[str, str]], ...]] = {}
+        self._known: dict[str, tuple[tuple[MappingRule, dict[str, str]], ...]] = {}
 
     def subscriptions(self) -> tuple[str, ...]:
         """Return the MQTT topic filters of all rules, without a filter that another one covers.
@@ -213,7 +207,7 @@ class Mappings:
         alone = (one for one in filters if all(rule.is_of(device_id, one) for rule in self.rules))
         return tuple(one for one in alone if one.partition("/")[0] not in RESERVED_LEVELS)
 
-    def match(self, topic: str) -> tuple[tuple[TopicMapping, dict[str, str]], ...]:
+    def match(self, topic: str) -> tuple[tuple[MappingRule, dict[str, str]], ...]:
         """Return the rules that match a topic, each with the words of its placeholders and constants."""
         matched = self._known.get(topic)
         if matched is None:
@@ -259,8 +253,8 @@ class Mappings:
 
     @staticmethod
     def taken_by(
-        matched: Iterable[tuple[TopicMapping, dict[str, str]]], payload: bytes
-    ) -> tuple[TopicMapping, dict[str, str], Any] | None:
+        matched: Iterable[tuple[MappingRule, dict[str, str]]], payload: bytes
+    ) -> tuple[MappingRule, dict[str, str], Any] | None:
         """Return the first of some rules that takes a payload, with its words and the payload's content.
 
         No rule takes an empty payload: it clears a retained message.
@@ -276,9 +270,7 @@ class Mappings:
         return None if taken is None else (*taken, content)
 
 
-def first_rule(
-    matched: Iterable[tuple[TopicMapping, dict[str, str]]], content: Any
-) -> tuple[TopicMapping, dict[str, str]] | None:
+def first_rule(matched: Iterable[tuple[MappingRule, dict[str, str]]], content: Any) -> tuple[MappingRule, dict[str, str]] | None:
     """Return the first of some rules whose condition holds, with its words."""
     return next((one for one in matched if one[0].when is None or is_true(one[0].when(content))), None)
 
@@ -294,30 +286,6 @@ def identified_payload(topic: str, payload: bytes) -> bytes:
 def rows_of(decoded: Decoded) -> tuple[Row | Rejection, ...]:
     """Return the rows and rejections of a message."""
     return decoded if isinstance(decoded, tuple) else (decoded,)
-
-
-def covers(wide: str, narrow: str) -> bool:
-    """Return whether an MQTT topic filter matches all topics that another one matches."""
-    ours, theirs = wide.split("/"), narrow.split("/")
-    for place, level in enumerate(ours):
-        if level == "#":
-            return place > 0 or not theirs[0].startswith("$")
-        if place >= len(theirs) or theirs[place] == "#" or level not in ("+", theirs[place]):
-            return False
-        if place == 0 and level == "+" and theirs[0].startswith("$"):
-            return False
-    return len(ours) == len(theirs)
-
-
-def overlap(one: str, other: str) -> bool:
-    """Return whether a topic may match both of two MQTT topic filters."""
-    left, right = one.split("/"), other.split("/")
-    for a, b in zip(left, right, strict=False):
-        if "#" in (a, b):
-            return True
-        if a != b and "+" not in (a, b):
-            return False
-    return len(left) == len(right) or "#" in (*left[len(right) :], *right[len(left) :])
 
 
 def read_payload(payload: bytes) -> Any:
@@ -353,7 +321,7 @@ def is_true(value: Any) -> bool:
 
 
 def _decoded(
-    rule: TopicMapping, words: Mapping[str, str], content: Any, received_at_ms: int, digest: int
+    rule: MappingRule, words: Mapping[str, str], content: Any, received_at_ms: int, digest: int
 ) -> Row | Rejection | tuple[()]:
     found = extract(rule, words, content)
     if not isinstance(found, tuple):
@@ -361,7 +329,7 @@ def _decoded(
     return from_content(*found, received_at_ms, digest, clock_required=rule.ts_required)
 
 
-def extract(rule: TopicMapping, words: Mapping[str, str], content: Any) -> tuple[Address, dict[str, Any]] | Rejection | None:
+def extract(rule: MappingRule, words: Mapping[str, str], content: Any) -> tuple[Address, dict[str, Any]] | Rejection | None:
     """Return address and fields of a message, with the field names of the fleetpulse format.
 
     Args:
@@ -394,7 +362,7 @@ def extract(rule: TopicMapping, words: Mapping[str, str], content: Any) -> tuple
     return Address(words["site"], words["device"], _KINDS[kind]), ours
 
 
-def _kind_of(rule: TopicMapping, words: Mapping[str, str], content: Any) -> str:
+def _kind_of(rule: MappingRule, words: Mapping[str, str], content: Any) -> str:
     if rule.kind is None:
         return words["kind"]
     value = content if rule.kind.path is None else rule.kind.path(content)
@@ -415,7 +383,7 @@ def _whole(value: Any) -> Any:
     return value
 
 
-def _metrics_of(rule: TopicMapping, words: Mapping[str, str], content: Any) -> dict[str, Any] | None:
+def _metrics_of(rule: MappingRule, words: Mapping[str, str], content: Any) -> dict[str, Any] | None:
     value = content if rule.metrics is None else rule.metrics(content)
     if isinstance(value, dict):
         return cast("dict[str, Any]", value)
@@ -424,7 +392,7 @@ def _metrics_of(rule: TopicMapping, words: Mapping[str, str], content: Any) -> d
     return {words.get("metric", "value"): value}
 
 
-def _in_ms(ts: Any, rule: TopicMapping) -> Any:
+def _in_ms(ts: Any, rule: MappingRule) -> Any:
     """Convert a time to epoch milliseconds; an invalid value is returned for `decode` to report."""
     if rule.ts_unit == "iso":
         return _iso_in_ms(ts, rule.ts_zone)
@@ -455,195 +423,3 @@ def _iso_in_ms(ts: Any, zone: ZoneInfo | None) -> Any:
         return (moment - _EPOCH) // _MILLISECOND
     except (ValueError, OverflowError):
         return ts
-
-
-def parse_mappings(content: Mapping[str, Any], compile_path: PathCompiler) -> Mappings:
-    """Parse the content of a mapping file: ``[[mapping]]`` tables, the rules.
-
-    Args:
-        content: content of the TOML file.
-        compile_path: compiler of the paths in it.
-
-    Raises:
-        FleetError: an invalid file; the message lists all faults, one a line.
-    """
-    tables = content.get("mapping")
-    listed = cast("list[Any]", tables) if isinstance(tables, list) else []
-    faults = [f'"{key}" is unknown; a mapping file has [[mapping]] tables only' for key in content if key != "mapping"]
-    if not listed:
-        faults.append("a mapping file must have at least one [[mapping]] table")
-    if len(listed) > MAX_RULES:
-        faults.append(f"a mapping file has at most {MAX_RULES} rules; got {len(listed)}")
-    rules = [_RuleParser(f"mapping {number}", table, compile_path, faults).rule() for number, table in enumerate(listed, 1)]
-    if faults:
-        raise FleetError("the mapping has faults:\n" + "\n".join(f"  {fault}" for fault in faults), code="mapping-faulty")
-    return Mappings(rules)
-
-
-class _RuleParser:
-    """Parser of one rule; it appends faults to a list.
-
-    Args:
-        where: name of the rule in faults.
-        table: content of the rule.
-        compile_path: compiler of paths.
-        faults: list of all faults.
-    """
-
-    def __init__(self, where: str, table: object, compile_path: PathCompiler, faults: list[str]) -> None:
-        self._where, self._compile_path, self._faults = where, compile_path, faults
-        self._table = _table(table) or {}
-
-    def rule(self) -> TopicMapping:
-        """Return the rule; if it has faults, it must not be used."""
-        for key in sorted(self._table.keys() - _KEYS):
-            self._fault(f'"{key}" is unknown; use one of {", ".join(sorted(_KEYS))}')
-        levels = self._topic()
-        constants, ids, fields = dict[str, str](), dict[str, Path](), dict[str, Path]()
-        for name in ("site", "device"):
-            self._source(name, constants, ids, text_is="value")
-        for name in ("ts", *_FIELDS):
-            self._source(name, constants, fields, text_is="path")
-        for name in constants.keys() - {"site", "device", "gateway"}:
-            self._fault(f"{name} must be a path in the payload; only site, device, kind and gateway can be constants")
-        kind = self._kind(constants)
-        known = {*map(_placeholder, levels), *constants, *ids, *(["kind"] if kind else [])}
-        needed = () if constants.get("kind") == IGNORE else ("site", "device", "kind")
-        for name in needed:
-            if name not in known and not (name == "kind" and "kind" in self._table):
-                self._fault(f"{name} is missing; put {{{name}}} into the topic, or set {name} = ...")
-        ts = fields.pop("ts", None)
-        return TopicMapping(
-            levels,
-            constants,
-            kind,
-            self._path("when"),
-            self._path("each"),
-            ids,
-            ts,
-            fields,
-            self._path("metrics"),
-            self._choice("ts_unit", UNITS, "ms"),
-            self._zone(),
-            self._choice("ts_else", (RECEIVED, ""), "") != RECEIVED,
-        )
-
-    def _fault(self, text: str) -> None:
-        self._faults.append(f"{self._where}: {text}")
-
-    def _topic(self) -> tuple[str, ...]:
-        text = self._table.get("topic", "")
-        levels = tuple(str(text).split("/"))
-        if not isinstance(text, str) or not text:
-            self._fault(f'topic must be a pattern of topics, such as "zigbee2mqtt/{{device}}"; got {text!r}')
-            return levels
-        if levels[0] in RESERVED_LEVELS or (levels[0].startswith("$") and levels[0] != "$aws"):
-            self._fault(f'topic must not begin with {", ".join(RESERVED_LEVELS)}, or "$" (except "$aws"); got "{text}"')
-        known = {f"{{{name}{several}}}" for name, several in product(_PLACEHOLDERS, ("", _SEVERAL))}
-        for level in levels:
-            if ("{" in level or "}" in level) and level not in known:
-                names = ", ".join(f"{{{name}}}" for name in _PLACEHOLDERS)
-                self._fault(f'a placeholder is a whole level: {names}, or {{device...}} for several levels; got "{level}"')
-            elif level != "+" and ("+" in level or "#" in level):
-                self._fault(f'a wildcard is a whole level: "+", or a placeholder such as {{device...}} for "#"; got "{level}"')
-        if sum(map(_is_several, levels)) > 1:
-            self._fault(f'a topic has at most one placeholder for several levels; got "{text}"')
-        if levels[0] == "+" or levels[0].startswith("{"):
-            self._check_first_level(levels)
-        return levels
-
-    def _check_first_level(self, levels: tuple[str, ...]) -> None:
-        """Refuse a pattern whose subscription would also match messages in fleetpulse's own format.
-
-        A broker may deliver such a message twice.
-        """
-        if any(map(_is_several, levels)):
-            self._fault("a topic that begins with a placeholder must have a fixed number of levels")
-        elif len(levels) == 4 and (levels[3] in frozenset(Kind) or levels[3] == "+" or levels[3].startswith("{")):
-            self._fault("a topic of four levels that begins with a placeholder must end with a word that is no kind")
-
-    def _source(self, name: str, constants: dict[str, str], paths: dict[str, Path], *, text_is: str) -> None:
-        """Read the source of a field: a text, or a table with ``value`` or ``path``."""
-        source: Any = self._table.get(name)
-        if source is None:
-            return
-        given = {text_is: source} if (table := _table(source)) is None else table
-        which, value = next(iter(given.items()), ("", ""))
-        if len(given) != 1 or which not in ("value", "path") or not isinstance(value, str) or not value:
-            self._fault(f'{name} must be a text, or a table with one of value = "..." and path = "..."; got {_toml(source)}')
-        elif which == "value":
-            constants[name] = value
-        elif (path := self._compiled(name, value)) is not None:
-            paths[name] = path
-
-    def _kind(self, constants: dict[str, str]) -> KindByValue | None:
-        source: Any = self._table.get("kind")
-        if source is None:
-            return None
-        if isinstance(source, str):
-            constants["kind"] = source
-            self._check_kind(source, {*FROM_DEVICES, IGNORE})
-            return None
-        table = _table(source) or {}
-        kinds = _table(table.get("values"))
-        if not kinds or not table.keys() <= {"path", "values", "else"}:
-            self._fault(
-                'kind must be a text, or a table: { values = { online = "birth", offline = "death" } }, with path = "..." for a '
-                f'value in the payload and else = "..." for other values; got {_toml(source)}'
-            )
-            return None
-        by_value = {str(value): str(kind) for value, kind in kinds.items()}
-        otherwise = str(table.get("else", IGNORE))
-        for kind in (*by_value.values(), otherwise):
-            self._check_kind(kind, {*FROM_DEVICES, IGNORE})
-        path = self._compiled("the path of kind", str(table["path"])) if "path" in table else None
-        return KindByValue(path, by_value, otherwise)
-
-    def _check_kind(self, kind: str, known: Iterable[str]) -> None:
-        if kind not in known:
-            self._fault(f'kind must be one of {", ".join(sorted(known))}; got "{kind}"')
-
-    def _path(self, name: str) -> Path | None:
-        source = self._table.get(name)
-        if source is None:
-            return None
-        if not isinstance(source, str) or not source:
-            self._fault(f"{name} must be a path in the payload; got {_toml(source)}")
-            return None
-        return self._compiled(name, source)
-
-    def _compiled(self, name: str, source: str) -> Path | None:
-        try:
-            return self._compile_path(source)
-        except ValueError as error:
-            self._fault(f'{name} is not a path: "{source}": {error}')
-            return None
-
-    def _choice(self, name: str, known: Iterable[str], default: str) -> str:
-        value = self._table.get(name, default)
-        if value not in known:
-            self._fault(f"{name} must be one of {', '.join(word for word in known if word)}; got {_toml(value)}")
-            return default
-        return cast("str", value)
-
-    def _zone(self) -> ZoneInfo | None:
-        name = self._table.get("ts_zone")
-        if name is None:
-            return None
-        try:
-            return ZoneInfo(str(name))
-        except (KeyError, OSError, ValueError):
-            self._fault(f'ts_zone must be a name of the time zone database, such as "Europe/Oslo"; got {_toml(name)}')
-            return None
-
-
-def _table(value: object) -> Mapping[str, Any] | None:
-    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else None
-
-
-def _toml(value: object) -> str:
-    """Return a value of a TOML file as text for an error."""
-    try:
-        return json.dumps(value)[:MAX_TEXT]
-    except (TypeError, ValueError):
-        return str(value)[:MAX_TEXT]

@@ -10,7 +10,7 @@ plain ones.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fleetpulse.columnar.codec.hashing import digests
 from fleetpulse.columnar.compute import pc
-from fleetpulse.core.messages.decode import MAX_DEPTH, NO_TS, as_whole, metrics_text, plain_address
+from fleetpulse.core.messages.decode import MAX_DEPTH, NO_TS, Address, as_whole, metrics_text, plain_address
 from fleetpulse.core.rows import Clock, Kind, hash64
 from fleetpulse.core.text import MAX_TEXT, as_text
 from fleetpulse.core.times import END_OF_TIME_MS, EPOCH_2000_MS
@@ -93,12 +93,12 @@ def decode_plain(topics: pa.Array, payloads: pa.Array, received_at_ms: NDArray[n
         selected: False for each message to skip.
     """
     sizes, brackets, escaped = payload_stats(payloads)
-    addresses, raw = list(map(plain_address, topics.to_pylist())), payloads.to_pylist()
-    known = np.array([address is not None for address in addresses], np.bool_)
+    found = list(map(plain_address, topics.to_pylist()))
+    known = np.array([address is not None for address in found], np.bool_)
     places = np.flatnonzero(known & selected & (sizes <= MOST_BYTES) & (brackets <= MAX_DEPTH))
-    if len(places) < len(raw):
-        chosen = places.tolist()
-        addresses, raw = [addresses[place] for place in chosen], [raw[place] for place in chosen]
+    if len(places) < len(found):
+        found, payloads = [found[place] for place in places.tolist()], payloads.take(pa.array(places))
+    addresses, raw = cast("list[Address]", found), payloads.to_pylist()
     named = named_columns(addresses)
     is_death = pc.equal(named["kind"], Kind.DEATH.value).to_numpy(False)
     plain, contents = _contents(raw, escaped[places], is_death)
@@ -106,10 +106,10 @@ def decode_plain(topics: pa.Array, payloads: pa.Array, received_at_ms: NDArray[n
     read = dict(zip(_FIELDS, values, strict=True))
     for name, expected in named.items():
         _exclude_disagreeing(read[name], expected, plain)
-    return plain_messages(places, named, read, received_at_ms[places], raw, plain)
+    return plain_messages(places, addresses, named, read, received_at_ms[places], raw, plain)
 
 
-def named_columns(addresses: Sequence[Any]) -> dict[str, pa.Array]:
+def named_columns(addresses: Sequence[Address]) -> dict[str, pa.Array]:
     """Return the columns of device, site and kind of addresses."""
     values = zip(*map(_address_fields, addresses), strict=True) if addresses else ((), (), ())
     return {name: pa.array(column, pa.string()) for name, column in zip(_NAMED, values, strict=True)}
@@ -117,6 +117,7 @@ def named_columns(addresses: Sequence[Any]) -> dict[str, pa.Array]:
 
 def plain_messages(
     places: NDArray[np.int64],
+    addresses: Sequence[Address],
     named: Mapping[str, pa.Array],
     read: Mapping[str, list[Any]],
     received_at_ms: NDArray[np.int64],
@@ -127,7 +128,8 @@ def plain_messages(
 
     Args:
         places: index of each message.
-        named: columns of device, site and kind, see `named_columns`.
+        addresses: address of each message.
+        named: their columns, see `named_columns`.
         read: values of each field of `FIELDS`, one for each message; changed in place.
         received_at_ms: time at which the bridge received each message, epoch milliseconds.
         digested: bytes whose digest identifies each message.
@@ -140,7 +142,7 @@ def plain_messages(
         **{name: _wholes(read[name], plain) for name in WHOLES},
         "metrics": _metrics(read["metrics"], plain),
     }
-    hashes = np.fromiter(map(hash64, named["device_id"].to_pylist()), np.int64, len(places))
+    hashes = np.fromiter((hash64(address.device_id) for address in addresses), np.int64, len(places))
     table = pa.table({**named, **columns, "digest": digests(digested), "device_hash": hashes})
     return PlainMessages(places, table) if plain.all() else PlainMessages(places[plain], table.filter(pa.array(plain)))
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fleetpulse.core.messages.decode import MAX_DEPTH, Address, address_fault
-from fleetpulse.core.messages.mapping import Mappings, TopicMapping, extract, first_rule, identified_payload
+from fleetpulse.core.messages.mapping import MappingRule, Mappings, extract, first_rule, identified_payload
 from fleetpulse.core.rows import KNOWN_NAMES
 from fleetpulse.io.ingest.batch_decode import (
     FIELDS,
@@ -54,25 +54,26 @@ def decode_plain_mapped(
         selected: False for each message to skip.
     """
     sizes, brackets, _ = payload_stats(payloads)
-    candidates = selected & (sizes > 0) & (sizes <= MOST_BYTES) & (brackets <= MAX_DEPTH)
-    names, raw = topics.to_pylist(), payloads.to_pylist()
+    candidates = np.flatnonzero(selected & (sizes > 0) & (sizes <= MOST_BYTES) & (brackets <= MAX_DEPTH))
+    chosen = pa.array(candidates)
+    messages = zip(candidates.tolist(), topics.take(chosen).to_pylist(), payloads.take(chosen).to_pylist(), strict=True)
     places, addresses, digested = list[int](), list[Address](), list[bytes]()
     read: dict[str, list[Any]] = {name: [] for name in FIELDS}
-    for place in np.flatnonzero(candidates).tolist():
-        matched = mappings.match(names[place])
-        found = _extracted(matched, raw[place]) if matched else None
+    for place, topic, payload in messages:
+        matched = mappings.match(topic)
+        found = _extracted(matched, payload) if matched else None
         if found is not None:
             address, ours = found
             places.append(place)
             addresses.append(address)
-            digested.append(identified_payload(names[place], raw[place]))
+            digested.append(identified_payload(topic, payload))
             for name in FIELDS:
                 read[name].append(ours.get(name))
     at = np.array(places, np.int64)
-    return plain_messages(at, named_columns(addresses), read, received_at_ms[at], digested, np.ones(len(at), np.bool_))
+    return plain_messages(at, addresses, named_columns(addresses), read, received_at_ms[at], digested, np.ones(len(at), np.bool_))
 
 
-def _extracted(matched: tuple[tuple[TopicMapping, dict[str, str]], ...], payload: bytes) -> tuple[Address, dict[str, Any]] | None:
+def _extracted(matched: tuple[tuple[MappingRule, dict[str, str]], ...], payload: bytes) -> tuple[Address, dict[str, Any]] | None:
     """Return address and fields of a plain message; None for any other."""
     try:
         content = _read(payload)

@@ -14,7 +14,8 @@ from typing import Final
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages.decode import site_fault
-from fleetpulse.core.messages.mapping import Mappings, parse_mappings
+from fleetpulse.core.messages.mapping import Mappings
+from fleetpulse.core.messages.mapping_file import parse_mappings
 from fleetpulse.io.ingest.payload_paths import compile_path
 
 FOLDER: Final = Path(__file__).with_name("mapping_profiles")

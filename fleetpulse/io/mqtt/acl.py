@@ -363,9 +363,7 @@ def mosquitto_rules(known: Iterable[Grant], mappings: Mappings = _NO_MAPPINGS) -
         if is_own and not (one.nodes or one.topics or mappings.filters_of_device(one.login)):
             continue
         lines += ["", f"user {one.login}"]
-        if one.login not in one.devices and _NAME.fullmatch(
-            one.login
-        ):  # the patterns apply to every user, and this user is no device
+        if one.login not in one.devices and _NAME.fullmatch(one.login):  # no device, but the patterns apply
             lines.append(f"topic deny fleet/+/{one.login}/#")
         may_send, may_hear = _topics(one, mappings)
         lines += [f"topic write {topic}" for topic in may_send] + [f"topic read {topic}" for topic in may_hear]

@@ -158,7 +158,7 @@ HUB, OPEN = {"gateway": "zigbee2mqtt"}, {"open": True}
 ONLINE, OFFLINE = {"state": "online"}, {"state": "offline"}
 
 FORMATS: dict[str, list[Message]] = {
-    "presence told by the payload": [
+    "presence by the payload": [
         plug("tele/plug-1/STATE", {"POWER": "FORGED"}, user="plug-2"),
         plug("tele/plug-1/STATE", STATE, heard("plug-1", uptime_s=13, metrics=STATE)),
         plug("tele/plug-1/LWT", "Online", heard("plug-1", "birth"), retained=True),

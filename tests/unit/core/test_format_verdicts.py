@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from fleetpulse.core.judgements import Judgement
-from fleetpulse.core.messages.mapping import Mappings, parse_mappings, rows_of
+from fleetpulse.core.messages.mapping import Mappings, rows_of
+from fleetpulse.core.messages.mapping_file import parse_mappings
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.rows import Origin, Row
@@ -83,7 +84,7 @@ def rule(topic: str, **options: Any) -> Mappings:
             "tasmota",
             [Message(0, "tele/plug/STATE", {"POWER": "ON"}), Message(60, "tele/plug/LWT", "Offline")],
             {"plug": [online(0), dead(90)]},
-            id="a will told by its value",
+            id="a will by its value",
         ),
         pytest.param(
             "tasmota",

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetpulse.core.messages.mapping import Mappings, parse_mappings
+from fleetpulse.core.messages.mapping import Mappings
+from fleetpulse.core.messages.mapping_file import parse_mappings
 from fleetpulse.core.rows import Origin
 from fleetpulse.io.ingest.batch_mapping import decode_plain_mapped
 from fleetpulse.io.ingest.payload_paths import compile_path

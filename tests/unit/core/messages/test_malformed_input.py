@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fleetpulse.core.messages.decode import MAX_PAYLOAD_BYTES, Rejection, decode
-from fleetpulse.core.messages.mapping import parse_mappings
+from fleetpulse.core.messages.mapping_file import parse_mappings
 from fleetpulse.core.messages.replay_envelope import Envelope, wrap
 from fleetpulse.core.rows import BRIDGE, Clock, Origin, Row
 from fleetpulse.io.ingest.payload_paths import compile_path

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from fleetpulse.core.messages.decode import NO_TS, Rejection
-from fleetpulse.core.messages.mapping import MAX_ITEMS, Mappings, covers, parse_mappings, rows_of
+from fleetpulse.core.messages.mapping import MAX_ITEMS, Mappings, rows_of
+from fleetpulse.core.messages.mapping_file import parse_mappings
 from fleetpulse.core.rows import Clock, Origin, Row, identity
 from fleetpulse.io.ingest.payload_paths import compile_path
-from tests.support.refusals import refused
 
 NOW = 1_789_000_000_000
 S = NOW // 1_000
@@ -244,21 +244,6 @@ def test_subscriptions_leave_out_covered_filters() -> None:
     assert mappings.subscriptions() == ("a/#", "b/+/+", "+/status")
 
 
-@pytest.mark.parametrize(
-    ("wide", "narrow", "covered"),
-    [
-        ("a/#", "a/b", True),
-        ("a/+", "a/#", False),
-        ("+/b", "$aws/b", False),
-        ("#", "$aws/b", False),
-        ("a/b", "a", False),
-        ("#", "a", True),
-    ],
-)
-def test_a_filter_covers_another(wide: str, narrow: str, covered: bool) -> None:
-    assert covers(wide, narrow) is covered
-
-
 def test_filters_of_a_device_admit_no_other() -> None:
     rules = [
         {"topic": "tele/{device}/{metric}", "site": "h"},
@@ -293,45 +278,3 @@ def test_a_filter_of_a_device_overlaps_with_no_rule_that_finds_another(
     rules = [{"topic": "a/{device}/{metric}"}, *others]
     mappings = parse_mappings({"mapping": [{"site": "h", "kind": "telemetry", **one} for one in rules]}, compile_path)
     assert mappings.filters_of_device("pump") == filters
-
-
-@pytest.mark.parametrize(
-    ("options", "fault"),
-    [
-        ({"topic": "fleet/{device}"}, "must not begin with"),
-        ({"topic": "$SYS/{device}"}, "must not begin with"),
-        ({"topic": "shelly-+/online"}, "a wildcard is a whole level"),
-        ({"topic": "a/#"}, "a wildcard is a whole level"),
-        ({"topic": "a/{device}-x"}, "a placeholder is a whole level"),
-        ({"topic": "a/{thing}"}, "a placeholder is a whole level"),
-        ({"topic": "a/{device...}/{site...}"}, "at most one placeholder"),
-        ({"topic": "{device...}/x"}, "fixed number of levels"),
-        ({"topic": "{device}/a/b/+"}, "must end with a word"),
-        ({"topic": ""}, "must be a pattern"),
-        ({"topic": 7}, "must be a pattern"),
-        ({"kind": "dance"}, "kind must be one of"),
-        ({"kind": {"values": {"a": "gap"}}}, "kind must be one of"),
-        ({"kind": {"path": "a"}}, "kind must be a text, or a table"),
-        ({"seq": "rxInfo.0.x"}, "write an index in brackets"),
-        ({"seq": {"value": "7"}}, "only site, device, kind and gateway can be constants"),
-        ({"device": {"path": "a", "value": "b"}}, "a table with one of"),
-        ({"when": 3}, "when must be a path"),
-        ({"ts_unit": "h"}, "ts_unit must be one of"),
-        ({"ts_zone": "Mars/Base"}, "ts_zone must be a name"),
-        ({"ts_else": "now"}, "ts_else must be one of"),
-        ({"site": None}, "site is missing"),
-        ({"unknown": 1}, "is unknown"),
-    ],
-)
-def test_an_invalid_rule_is_refused_with_its_fault(options: dict[str, Any], fault: str) -> None:
-    with refused("mapping-faulty", match=fault):
-        rule(**{"topic": "a/{device}", **options})
-
-
-def test_all_faults_of_a_mapping_file_are_listed() -> None:
-    with refused("mapping-faulty") as caught:
-        parse_mappings({"mapping": [{"topic": "a/{thing}", "ts_unit": "h"}], "more": 1}, compile_path)
-    assert len(str(caught.value).splitlines()) == 7
-    for content in ({}, {"mapping": 3}, {"mapping": [3]}, {"mapping": [{}] * 501}):
-        with refused("mapping-faulty"):
-            parse_mappings(content, compile_path)

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from fleetpulse.core.messages.mapping import Mappings, covers, parse_mappings, rows_of
+from fleetpulse.core.messages.mapping import Mappings, rows_of
+from fleetpulse.core.messages.mapping_file import parse_mappings
+from fleetpulse.core.messages.topic_filters import covers
 from fleetpulse.core.rows import Clock, Origin, Row
 from fleetpulse.io.ingest import profiles
 from fleetpulse.io.ingest.payload_paths import compile_path

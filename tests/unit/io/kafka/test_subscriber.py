@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetpulse.core.messages.decode import Rejection, decode
-from fleetpulse.core.messages.mapping import parse_mappings
+from fleetpulse.core.messages.mapping_file import parse_mappings
 from fleetpulse.core.rows import KAFKA, Origin, Row
 from fleetpulse.io.home.home import Home, bridge_job
 from fleetpulse.io.ingest.payload_paths import compile_path

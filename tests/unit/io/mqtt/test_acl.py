@@ -6,7 +6,7 @@ import bcrypt
 import pytest
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages.mapping import parse_mappings
+from fleetpulse.core.messages.mapping_file import parse_mappings
 from fleetpulse.io.ingest.payload_paths import compile_path
 from fleetpulse.io.mqtt.acl import (
     Role,

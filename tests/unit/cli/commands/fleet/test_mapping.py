@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from cli.app import app
 from cli.commands.fleet.mapping import MAX_PATTERNS, Watch, explain
-from fleetpulse.core.messages.mapping import parse_mappings
+from fleetpulse.core.messages.mapping_file import parse_mappings
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.ingest import profiles
 from fleetpulse.io.ingest.payload_paths import compile_path
