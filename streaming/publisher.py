@@ -40,12 +40,14 @@ _BURST_S: Final = 1.0  # after a pause, so many seconds of messages may be sent 
 _CHUNK: Final = 200  # messages between two waits for their acknowledgements
 _VERSIONS: Final = 100  # read at a time
 _POLL_S: Final = 1.0
+_PUMP_S: Final = 0.2  # at most, between two checks of the stop signal
+_STATUS_S: Final = 1.0  # between two writes of the status
 _RETRY_S: Final = 5.0
 _NO_LONGER_READABLE: Final = ("table-version-missing", "file-damaged")  # the log or a file was cleaned up
 
 
-class Line(Protocol):
-    """Connection to a broker, as `Publisher` provides it."""
+class MessagePublisher(Protocol):
+    """Publisher of messages to a broker, such as `Publisher`."""
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Send a message."""
@@ -103,16 +105,21 @@ class VerdictPublisher:
 
     Args:
         home: home of the verdicts.
-        line: connection to the broker.
+        broker: publisher of messages to the broker.
         prefix: prefix of discovery topics; empty for no discovery.
         marker: retained marker of the broker; None if it has none.
         pace: function that waits after a number of messages.
     """
 
     def __init__(
-        self, home: Home, line: Line, prefix: str, marker: bytes | None, pace: Callable[[int], None] = lambda _: None
+        self,
+        home: Home,
+        broker: MessagePublisher,
+        prefix: str,
+        marker: bytes | None,
+        pace: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self.home, self.line, self.prefix = home, line, prefix
+        self.home, self.broker, self.prefix = home, broker, prefix
         self.published = 0
         self._pace, self._marker = pace, marker
         self._log = DeltaLog(home.table(JUDGEMENTS.name))
@@ -177,8 +184,8 @@ class VerdictPublisher:
         before, waiting = self.published, self._messages(devices)
         while chunk := list(islice(waiting, _CHUNK)):
             for topic, payload in chunk:
-                self.line.publish(topic, payload, retain=True)
-            self.line.flush()
+                self.broker.publish(topic, payload, retain=True)
+            self.broker.flush()
             self.published += len(chunk)
             self._pace(len(chunk))
         return self.published - before
@@ -195,8 +202,8 @@ class VerdictPublisher:
         atomic_write(self.home.publisher_position, json.dumps(asdict(position)), sync=not is_marked)
         self._position = position
         if not is_marked:
-            self.line.publish(MARKER, position.marker(), retain=True)
-            self.line.flush()
+            self.broker.publish(MARKER, position.marker(), retain=True)
+            self.broker.flush()
             self._marker = position.marker()
 
 
@@ -223,34 +230,34 @@ def run_publisher(home: Home, prefix: str, stop: StopSignal) -> None:
 def _publish_over_one_connection(home: Home, prefix: str, stop: StopSignal) -> None:
     address = load_address(home.run("broker"))  # a broker that was started again may have another port
     connection = StatusConnection(address, home.session(PUBLISHER))
-    with Publisher(address, "", cancelled=stop.is_set, connection=connection) as line:
+    with Publisher(address, "", cancelled=stop.is_set, connection=connection) as broker:
         marker = connection.await_marker(stop.is_set)
-        publisher = VerdictPublisher(home, line, prefix, marker, _Pace(line, stop))
+        publisher = VerdictPublisher(home, broker, prefix, marker, _Pace(broker, stop))
         is_online, reported_s = False, 0.0
         while not stop.is_set():
             publisher.step()
             if publisher.is_complete and not is_online:
                 connection.publish_online()
                 is_online = True
-            if time.monotonic() - reported_s >= 1.0:
+            if time.monotonic() - reported_s >= _STATUS_S:
                 state = "live" if publisher.is_complete else "publishing all devices"
                 _write_status(home, state, published=publisher.published, version=publisher.version)
                 reported_s = time.monotonic()
             next_s = time.monotonic() + (_POLL_S if publisher.is_complete else 0.0)
             while not stop.is_set() and time.monotonic() < next_s:
-                line.pump(0.2)
+                broker.pump(_PUMP_S)
 
 
 class _Pace:
     """Limit of the rate of messages.
 
     Args:
-        line: connection, which is served meanwhile.
+        broker: publisher of messages, whose connection is served meanwhile.
         stop: signal that ends a wait.
     """
 
-    def __init__(self, line: Publisher, stop: StopSignal) -> None:
-        self._line, self._stop = line, stop
+    def __init__(self, broker: Publisher, stop: StopSignal) -> None:
+        self._broker, self._stop = broker, stop
         self._next_s = 0.0
 
     def __call__(self, count: int) -> None:
@@ -263,7 +270,7 @@ class _Pace:
         while (rest_s := self._next_s - time.monotonic()) > 0:
             if self._stop.is_set():
                 raise FleetError("publishing was stopped; the next start continues", code="publisher-stopped")
-            self._line.pump(min(rest_s, 0.2))
+            self._broker.pump(min(rest_s, _PUMP_S))
 
 
 def _write_status(home: Home, state: str, *, problem: str | None = None, **facts: int) -> None:

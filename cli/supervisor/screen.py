@@ -89,7 +89,7 @@ class Screen:
             parts.append(f"airflow {airflow.get('state', 'starting')}")
         if publisher := self.run.status(PUBLISHER):
             parts.append(f"publisher {publisher.get('state', 'starting')}")
-        jobs = (*bridges.values(), self.run.status("landing"), self.run.status(PUBLISHER))
+        jobs = (*bridges.values(), self.run.status("landing"), publisher)
         parts += dict.fromkeys(
             problem for status in jobs for problem in problems_of(status)
         )  # several bridges may report the same gap

@@ -3,6 +3,8 @@
 They start after the first verdicts, and the stream does not depend on them.
 """
 
+from collections.abc import Sequence
+
 from cli.supervisor.airflow_env import HOST, airflow_home, passwords
 from cli.supervisor.cds import archive_is_ready
 from cli.supervisor.processes import Job, Run
@@ -35,7 +37,29 @@ def airflow_port(port: int) -> int:
     return free_port(HOST, port, refused)
 
 
-class AirflowSidecar:
+class _Sidecar:
+    """Process of a run that is started once, and without which the run continues.
+
+    Args:
+        run: the run.
+        name: name of the process.
+        arguments: its arguments.
+        restarts: number of restarts.
+    """
+
+    def __init__(self, run: Run, name: str, arguments: Sequence[str], restarts: int) -> None:
+        self.run = run
+        self._arguments = name, arguments, restarts
+        self._job: Job | None = None
+
+    def start(self) -> None:
+        """Start the process, unless it was started."""
+        if self._job is None:
+            self._job = self.run.start(*self._arguments)
+            self._job.optional = True
+
+
+class AirflowSidecar(_Sidecar):
     """Airflow of a run.
 
     Args:
@@ -44,9 +68,8 @@ class AirflowSidecar:
     """
 
     def __init__(self, run: Run, port: int) -> None:
-        self.run = run
+        super().__init__(run, "airflow", ["--port", str(port)], _RESTARTS)
         self.port = port
-        self._job: Job | None = None
         self._has_run = False
 
     def invitation(self) -> list[str]:
@@ -64,12 +87,6 @@ class AirflowSidecar:
         lines += [f"user:    {user:9} password: {password}" for user, password in known.items()]
         return [*lines, f'         shown only once, and stored in "{airflow_home(self.run.home) / "passwords.json"}"']
 
-    def start(self) -> None:
-        """Start Airflow, unless it was started."""
-        if self._job is None:
-            self._job = self.run.start("airflow", ["--port", str(self.port)], restarts=_RESTARTS)
-            self._job.optional = True
-
     def supervises(self) -> bool:
         """Return whether Airflow's DAGs supervise the lifecycle job.
 
@@ -80,7 +97,7 @@ class AirflowSidecar:
         return self._has_run
 
 
-class PublisherSidecar:
+class PublisherSidecar(_Sidecar):
     """Publisher of verdicts, if the setting ``publish_verdicts`` is on.
 
     Args:
@@ -89,15 +106,13 @@ class PublisherSidecar:
     """
 
     def __init__(self, run: Run, settings: Settings) -> None:
-        self.run = run
-        self._settings = settings
-        self._job: Job | None = None
+        super().__init__(run, PUBLISHER, (), settings.restarts)
+        self._is_on = settings.publish_verdicts
 
     def start(self) -> None:
         """Start the publisher, unless it was started or the setting is off."""
-        if self._job is None and self._settings.publish_verdicts:
-            self._job = self.run.start(PUBLISHER, restarts=self._settings.restarts)
-            self._job.optional = True
+        if self._is_on:
+            super().start()
 
 
 class ClassArchiveSidecar:

@@ -42,10 +42,7 @@ class DeviceQuota:
 
     def knows(self, topic: str) -> bool:
         """Return whether a topic belongs to no new device."""
-        if not self.limits:
-            return True
-        device = device_of(topic, self._identity) if topic.startswith("fleet/") else None
-        return device is None or hash64(device) in self._known
+        return self._new(topic) is None
 
     def admits(self, topic: str, now_ms: int) -> bool:
         """Return whether the device of a topic is known, or within the quota; it is known then.
@@ -54,7 +51,8 @@ class DeviceQuota:
             topic: topic of a message.
             now_ms: wall clock time; a step backwards adds nothing.
         """
-        if self.knows(topic):
+        number = self._new(topic)
+        if number is None:
             return True
         if now_ms > self._at_ms >= 0:
             self._left = min(self._per_hour, self._left + (now_ms - self._at_ms) * self._per_hour / _HOUR_MS)
@@ -62,15 +60,24 @@ class DeviceQuota:
         if self._left < 1:
             return False
         self._left -= 1
-        self.learn(topic)
+        self._remember(number)
         return True
 
     def learn(self, topic: str) -> None:
         """Remember the device of a topic, which an operator or a recording names."""
-        if not self.knows(topic):
-            number = hash64(device_of(topic, self._identity) or "")
-            self._known.add(number)
-            self._unsaved.append(number)
+        number = self._new(topic)
+        if number is not None:
+            self._remember(number)
+
+    def _new(self, topic: str) -> int | None:
+        """Return `hash64` of the device of a topic; None if the topic belongs to no new device."""
+        device = device_of(topic, self._identity) if self.limits and topic.startswith("fleet/") else None
+        number = None if device is None else hash64(device)
+        return None if number in self._known else number
+
+    def _remember(self, number: int) -> None:
+        self._known.add(number)
+        self._unsaved.append(number)
 
     def save(self) -> None:
         """Append the new devices to the file durably.

@@ -13,6 +13,7 @@ Senders that share a limit also share the spared message of each second.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import repeat
 from math import inf
 from typing import Final
@@ -31,6 +32,7 @@ _LONGEST_AWAY_MS: Final = 3_600_000  # limit of the outage time that adds tokens
 _MOST: Final = 100_000  # number of devices at which quiet ones are forgotten
 OTHER_SENDERS: Final = 50_000  # senders outside of fleet/ with a limit of their own: those of the last `BURST_S` seconds
 BEHIND_NODE: Final = 1_000  # devices of a Sparkplug node with a limit of their own
+_CACHED_TOPICS: Final = 50_000  # topics outside of fleet/ whose sender is remembered: to parse one costs microseconds
 _OTHER: Final = "/"  # first character of a sender outside of fleet/; an id has no slash
 _SPARKPLUG: Final = f"{_OTHER}+/"  # before group, node and device of a sender; no topic has a plus
 _SHARED: Final = f"{_OTHER}#"  # sender that stands for those beyond `OTHER_SENDERS`
@@ -206,6 +208,7 @@ def _sender_at_site(topic: str) -> str:
     return topic.rpartition("/")[0] if topic.count("/") == 3 else topic
 
 
+@lru_cache(maxsize=_CACHED_TOPICS)
 def _other_sender(topic: str) -> str:
     """Return node or device of a valid Sparkplug topic, for all types of messages; any other topic as a whole."""
     source = parse_source(topic) if topic.startswith(SPARKPLUG) else None

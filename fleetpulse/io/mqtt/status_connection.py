@@ -18,7 +18,8 @@ from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.publisher import AT_LEAST_ONCE, Connection
 
 _MARKER_S: Final = 2.0  # after the subscription: a retained message follows at once, and nothing marks its absence
-_SUBSCRIBED_S: Final = 30.0
+_SUBSCRIBED_S: Final = 30.0  # for the answer of the broker to the subscription
+_PUMP_S: Final = 0.1  # at most, between two checks whether the wait was cancelled
 
 
 class StatusConnection(Connection):
@@ -38,6 +39,7 @@ class StatusConnection(Connection):
         super().__init__(address, client_id)
         self.marker: bytes | None = None
         self._subscribed_s: float | None = None
+        self._is_refused = False  # whether the broker refused the subscription
         self._lost = self._online = False
         self.client.will_set(STATUS, OFFLINE, AT_LEAST_ONCE, retain=True)
         self.client.on_message = self._on_message
@@ -54,6 +56,7 @@ class StatusConnection(Connection):
 
     def _on_subscribe(self, client: paho.Client, userdata: Any, mid: int, reasons: Any, properties: Any) -> None:
         self._subscribed_s = time.monotonic()
+        self._is_refused = any(reason.is_failure for reason in reasons)
 
     def _on_message(self, client: paho.Client, userdata: Any, message: paho.MQTTMessage) -> None:
         if message.topic == MARKER and message.retain:
@@ -65,8 +68,8 @@ class StatusConnection(Connection):
         """Wait for the retained marker; return None if it does not arrive.
 
         Raises:
-            FleetError: the broker does not answer the subscription, the connection was lost, or the
-                wait was cancelled.
+            FleetError: the broker refuses the subscription or does not answer it, the connection was
+                lost, or the wait was cancelled.
         """
         limit_s = time.monotonic() + _SUBSCRIBED_S
         while self.marker is None and not (self._subscribed_s and time.monotonic() - self._subscribed_s > _MARKER_S):
@@ -78,7 +81,13 @@ class StatusConnection(Connection):
                     f"{_SUBSCRIBED_S:.0f} s; check that it runs, and that the user may subscribe",
                     code="broker-silent",
                 )
-            self.run_once(0.1)
+            self.run_once(_PUMP_S)
+            if self._is_refused:
+                raise FleetError(
+                    f"the broker at {self.address} refused the subscription to {MARKER} or {STATUS}; allow both for the user of "
+                    f"fleetpulse",
+                    code="subscription-refused",
+                )
         return self.marker
 
     def publish_online(self) -> None:

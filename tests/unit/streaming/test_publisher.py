@@ -230,9 +230,9 @@ def test_changes_during_the_publishing_of_all_devices_are_not_overwritten(
 def test_the_rate_is_limited_and_a_stop_ends_the_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     now_s = [100.0]
     monkeypatch.setattr(publisher_module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
-    line: Any = SimpleNamespace(pump=lambda wait_s: now_s.__setitem__(0, now_s[0] + wait_s))
+    broker: Any = SimpleNamespace(pump=lambda wait_s: now_s.__setitem__(0, now_s[0] + wait_s))
     stop: Any = SimpleNamespace(is_set=lambda: now_s[0] > 200)
-    pace = publisher_module._Pace(line, stop)
+    pace = publisher_module._Pace(broker, stop)
     for _ in range(100):
         pace(publisher_module.RATE_PER_S)
     assert now_s[0] == pytest.approx(199)

@@ -1,5 +1,6 @@
 """Optional processes of a run: the publisher of verdicts runs only if a setting asks for it."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -23,7 +24,8 @@ def test_a_publisher_is_started_once_and_only_if_the_setting_is_on(home: Home) -
     started: list[tuple[str, int]] = []
     jobs: list[SimpleNamespace] = []
 
-    def start(name: str, restarts: int) -> SimpleNamespace:
+    def start(name: str, arguments: Sequence[str], restarts: int) -> SimpleNamespace:
+        assert not arguments
         started.append((name, restarts))
         jobs.append(SimpleNamespace(optional=False))
         return jobs[-1]

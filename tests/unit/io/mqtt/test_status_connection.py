@@ -8,6 +8,7 @@ import pytest
 
 from fleetpulse.core.messages.verdicts import MARKER, OFFLINE, ONLINE, STATUS
 from fleetpulse.io.mqtt.address import BrokerAddress
+from fleetpulse.io.mqtt.publisher import Connection
 from fleetpulse.io.mqtt.status_connection import StatusConnection
 from tests.support.refusals import refused
 
@@ -54,6 +55,13 @@ def test_the_marker_is_the_retained_one(connection: StatusConnection) -> None:
     assert connection.marker is None
     deliver(connection, MARKER, b"{}", retain=True)
     assert connection.await_marker() == b"{}"
+
+
+def test_a_refused_subscription_is_an_error(connection: StatusConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "run_once", lambda *_: None)
+    connection._on_subscribe(connection.client, None, 1, [ACCEPTED, SimpleNamespace(is_failure=True)], None)
+    with refused("subscription-refused"):
+        connection.await_marker()
 
 
 def test_a_lost_connection_is_an_error(connection: StatusConnection) -> None:
