@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from fleetpulse.core.errors import FleetError
+from fleetpulse.core.errors import FleetError, first_line
 
 if TYPE_CHECKING:
     from fleetpulse.core.audit import Phase
@@ -191,7 +191,7 @@ class _Records:
         try:
             self._write(Phase.STARTED)
         except Exception as error:  # no fault of the audit may prevent an emergency command
-            why = f'the audit record of "{self._path}" cannot be written to the home "{self._home}" ({_first_line(error)})'
+            why = f'the audit record of "{self._path}" cannot be written to the home "{self._home}" ({first_line(error)})'
             if if_unwritable is IfUnwritable.REFUSE:
                 raise FleetError(
                     f"{why}; the command is not run without a record; free disk space, or make the table audit writable for "
@@ -209,7 +209,7 @@ class _Records:
         except Exception as error:  # noqa: BLE001 - the command has ended, and its own result counts
             typer.echo(
                 f'warning: the result of "{self._path}" ({result}) cannot be written to the audit of the home "{self._home}" '
-                f"({_first_line(error)})",
+                f"({first_line(error)})",
                 err=True,
             )
 
@@ -218,7 +218,3 @@ class _Records:
         from fleetpulse.io.tables import audit
 
         audit.write(Home(self._home), self._action, phase, result, duration_ms)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

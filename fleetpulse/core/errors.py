@@ -35,3 +35,8 @@ class Misuse(FleetError):
     """Invalid use of a command; the command exits with status 2."""
 
     exit_code: ClassVar[int] = 2
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of the text of an error, at most 300 characters; its class if it has no text."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]

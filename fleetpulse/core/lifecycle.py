@@ -180,6 +180,7 @@ TRANSITIONS: Final[Mapping[tuple[Mode, Trigger], Mode]] = MappingProxyType(
 )
 
 PRESENT: Final = frozenset({Mode.ONLINE, Mode.DEGRADED, Mode.FLAGGED})
+OUT_OF_SERVICE: Final = frozenset({Mode.DECOMMISSIONED, Mode.FORGOTTEN})
 HELD: Final = frozenset({Mode.UPDATING, Mode.MAINTENANCE})
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from fleetpulse.core.lifecycle import Mode
+from fleetpulse.core.lifecycle import OUT_OF_SERVICE, Mode
 from fleetpulse.core.presence.coverage import Coverage
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.tables import JUDGEMENTS
@@ -23,7 +23,7 @@ from fleetpulse.io.tables.tables import fetch, reading
 if TYPE_CHECKING:
     from fleetpulse.io.tables.tables import DuckDBPyConnection
 
-COUNTED: Final = tuple(mode for mode in Mode if mode not in (Mode.DECOMMISSIONED, Mode.FORGOTTEN))
+COUNTED: Final = tuple(mode for mode in Mode if mode not in OUT_OF_SERVICE)
 HEARD: Final = (Mode.ONLINE, Mode.DEGRADED, Mode.FLAGGED)  # modes of a device that was heard within its timeout
 _LISTENED: Final = "(SELECT unnest(?::INT[]) AS shard, unnest(?::BIGINT[]) AS opened_ms, unnest(?::BIGINT[]) AS closed_ms)"
 _SHARDS: Final = "(SELECT unnest(?::VARCHAR[]) AS of_site, unnest(?::INT[]) AS number)"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from fleetpulse.core.judgements import AMENDMENTS, JudgementKind
-from fleetpulse.core.lifecycle import Mode
-from fleetpulse.core.messages.verdicts import GONE, PresentMode
+from fleetpulse.core.lifecycle import OUT_OF_SERVICE, Mode
+from fleetpulse.core.messages.verdicts import PresentMode
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.delta.corruption import reporting_corruption
 from fleetpulse.io.delta.log import DeltaLog
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _CHANGING: Final = (JudgementKind.TRANSITION, *AMENDMENTS)  # kinds that change the mode of a device
 _KINDS: Final = ", ".join(f"'{kind.value}'" for kind in _CHANGING)
-_GONE: Final = ", ".join(f"'{mode.value}'" for mode in sorted(GONE))
+_OUT_OF_SERVICE: Final = ", ".join(f"'{mode.value}'" for mode in sorted(OUT_OF_SERVICE))
 _COLUMNS: Final = (
     """device_id, to_mode AS mode, epoch_ms(event_time) AS since_ms, epoch_ms(last_seen) AS last_seen_ms, "trigger" """
 )
@@ -38,7 +38,7 @@ _PRESENT: Final = f"""
     SELECT device_id, mode, since_ms, last_seen_ms, "trigger", true AS appears FROM wanted LEFT JOIN newest USING (device_id)
     ORDER BY device_id
 """
-_APPEARS: Final = f"bool_or(transition_no = 1 OR from_mode IN ({_GONE})) OVER (PARTITION BY device_id)"
+_APPEARS: Final = f"bool_or(transition_no = 1 OR from_mode IN ({_OUT_OF_SERVICE})) OVER (PARTITION BY device_id)"
 _CHANGED: Final = f"""
     SELECT {_COLUMNS}, {_APPEARS} AS appears FROM appended ANTI JOIN amended USING (device_id) {_FIRST} ORDER BY device_id
 """

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
-from fleetpulse.core.lifecycle import PRESENT, Mode
+from fleetpulse.core.lifecycle import OUT_OF_SERVICE, PRESENT, Mode
 from fleetpulse.core.times import format_instant
 
 STATES: Final = "fleetpulse/state"  # a device's state is below it
@@ -25,7 +25,6 @@ ONLINE: Final = b"online"  # the payloads that Home Assistant expects by default
 OFFLINE: Final = b"offline"
 DISCOVERY_PREFIX: Final = "homeassistant"  # default of Home Assistant
 PUBLISHED: Final = (f"{STATES}/#", STATUS, f"{DISCOVERY_PREFIX}/#")  # topic filters for readers of verdicts
-GONE: Final = frozenset({Mode.DECOMMISSIONED, Mode.FORGOTTEN})
 _SAFE: Final = "/:@"  # kept in a topic, beside letters, digits and _ . - ~
 _ESCAPED: Final = re.compile(rb"[^A-Za-z0-9-]")
 _CONNECTED: Final = ", ".join(f"'{mode.value}'" for mode in sorted(PRESENT))
@@ -81,7 +80,7 @@ def messages(present: PresentMode, prefix: str) -> Iterator[tuple[str, bytes]]:
         present: present mode of the device.
         prefix: prefix of discovery topics; empty for no discovery.
     """
-    gone = present.mode is None or present.mode in GONE
+    gone = present.mode is None or present.mode in OUT_OF_SERVICE
     state = state_topic(present.device_id), b"" if gone else _state(present)
     if not prefix or not (gone or present.appears):
         yield state
@@ -122,7 +121,7 @@ def _discovery(device_id: str) -> bytes:
                     "unique_id": f"{own_id}_mode",  # no other id: an escape has no lower-case letter after _
                     "name": "Mode",
                     "device_class": "enum",
-                    "options": [mode.value for mode in Mode if mode not in GONE],
+                    "options": [mode.value for mode in Mode if mode not in OUT_OF_SERVICE],
                     "value_template": "{{ value_json.mode }}",
                     "json_attributes_topic": topic,
                 },

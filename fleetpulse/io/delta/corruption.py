@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from fleetpulse.core.errors import FleetError
+from fleetpulse.core.errors import FleetError, first_line
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -54,7 +54,7 @@ def corruption_message(error: BaseException) -> str | None:
         damaged = "ArrowInvalid" in names and _OF_A_FILE.search(str(error)) is not None
     else:
         damaged = False
-    return _first_line(error) if damaged else None
+    return first_line(error) if damaged else None
 
 
 def _is_duckdb_file_error(name: str, text: str) -> bool:
@@ -63,10 +63,6 @@ def _is_duckdb_file_error(name: str, text: str) -> bool:
     Inconsistent content of a file is reported by the base class ``Error``.
     """
     return name in ("Error", "IOException") or (name == "InvalidInputException" and _OF_A_FILE.search(text) is not None)
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
 
 
 @contextmanager
@@ -104,7 +100,7 @@ def reporting_corruption_of_file(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowInvalid) as error:
-        raise DamagedError(f'"{path}"', _first_line(error)) from error
+        raise DamagedError(f'"{path}"', first_line(error)) from error
 
 
 def open_table(path: Path) -> "DeltaTable":

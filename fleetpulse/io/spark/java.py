@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from fleetpulse.core.errors import FleetError
+from fleetpulse.core.errors import FleetError, first_line
 from fleetpulse.io.system.fsync import atomic_write
 from fleetpulse.paths import cache_dir
 
@@ -110,8 +110,7 @@ def _reason(error: BaseException) -> str:
     """Return the root cause in one line; the errors above it only repeat it."""
     while (deeper := error.__cause__ or error.__context__) is not None:
         error = deeper
-    lines = str(error).splitlines()
-    return (lines[0] if lines else type(error).__name__)[:200]
+    return first_line(error)
 
 
 def _remember(fetched: Path, home: Path) -> None:
