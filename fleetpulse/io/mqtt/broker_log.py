@@ -137,7 +137,11 @@ def refusals_of(status: Mapping[str, Any]) -> str:
     if failed := status.get("failed_logins"):
         users = ", ".join(f"{count:,} as {user}" for user, count in status["users"].items())
         newest = status["newest"]
-        parts.append(f"{failed:,} logins ({users}; the newest {format_instant(newest['at_ms'])} from {newest['from']})")
+        parts.append(
+            f"{failed:,} login{'s' * (failed > 1)} ({users}; the newest {format_instant(newest['at_ms'])} from {newest['from']})"
+        )
     if refused := status.get("refused"):
-        parts.append(f"{refused:,} messages or subscriptions without the right to them")
+        parts.append(
+            f"{refused:,} message{'s' * (refused > 1)} or subscription{'s' * (refused > 1)} without the right to send or read"
+        )
     return f"the broker refused {' and '.join(parts)} since {format_instant(status['since_ms'])}" if parts else ""
