@@ -137,11 +137,9 @@ def refusals_of(status: Mapping[str, Any]) -> str:
     if failed := status.get("failed_logins"):
         users = ", ".join(f"{count:,} as {user}" for user, count in status["users"].items())
         newest = status["newest"]
-        parts.append(
-            f"{failed:,} login{'s' * (failed > 1)} ({users}; the newest {format_instant(newest['at_ms'])} from {newest['from']})"
-        )
+        logins = "login" if failed == 1 else "logins"
+        parts.append(f"{failed:,} {logins} ({users}; the newest {format_instant(newest['at_ms'])} from {newest['from']})")
     if refused := status.get("refused"):
-        parts.append(
-            f"{refused:,} message{'s' * (refused > 1)} or subscription{'s' * (refused > 1)} without the right to send or read"
-        )
+        requests = "message or subscription" if refused == 1 else "messages or subscriptions"
+        parts.append(f"{refused:,} {requests} without the right to it")
     return f"the broker refused {' and '.join(parts)} since {format_instant(status['since_ms'])}" if parts else ""

@@ -126,7 +126,7 @@ def test_a_service_reports_failed_logins_once_a_minute_and_omits_none(
         reports.append(capsys.readouterr().err)
         at_s += 31
     run._log.close()
-    assert ["1 logins" in reports[0], reports[1], "3 logins" in reports[2], reports[3]] == [True, "", True, ""]
+    assert ["1 login (" in reports[0], reports[1], "3 logins" in reports[2], reports[3]] == [True, "", True, ""]
 
 
 def test_control_characters_are_escaped_in_the_terminal() -> None:
