@@ -14,6 +14,16 @@ def register_process(process: "subprocess.Popen[str]") -> "subprocess.Popen[str]
     return process
 
 
+def descendants_with(process: psutil.Process, argument: str) -> list[psutil.Process]:
+    """Return the running descendants of a process whose command line has this argument; others may end meanwhile."""
+    found: list[psutil.Process] = []
+    for one in process.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # a zombie is one, too
+            if argument in one.cmdline():
+                found.append(one)
+    return found
+
+
 def kill_registered() -> None:
     """Kill the registered processes that still run, with their descendants."""
     left: list[psutil.Process] = []

@@ -93,7 +93,7 @@ def _system_steps() -> list[str]:
 def test_system_packages_of_the_image_are_installed_by_its_own_steps(tmp_path: Path) -> None:
     if not shutil.which("unshare") or _in_a_layer(tmp_path, "true").returncode:
         pytest.skip("a layer over this machine's files cannot be mounted: this needs root on Linux, and overlay file systems")
-    base = re.search(r"^FROM \S+-(\w+)$", (ROOT / "infra" / "images" / "Dockerfile").read_text(), re.MULTILINE)
+    base = re.search(r"^FROM \S+-(\w+)(?:@\S+)?$", (ROOT / "infra" / "images" / "Dockerfile").read_text(), re.MULTILINE)
     assert base
     if f"VERSION_CODENAME={base[1]}\n" not in Path("/etc/os-release").read_text():
         pytest.skip(f"the image is of Debian {base[1]}, and this machine is not")

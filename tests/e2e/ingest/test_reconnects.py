@@ -28,6 +28,7 @@ from fleetpulse.io.system.process import read_status
 from fleetpulse.reports import judgements, messages
 from tests.support import wait
 from tests.support.fleet_command import begin, fleet
+from tests.support.processes import descendants_with
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(2400)]  # each wait has its own, shorter limit
 COUNT = int(os.environ.get("FLEET_CLIENTS", "40"))
@@ -199,7 +200,7 @@ def test_devices_survive_resets_and_a_suspended_bridge_with_the_embedded_broker(
         reconnect(devices)
         reconnect(devices)
         await_landed(home, devices)
-        (bridge,) = (one for one in running.children(recursive=True) if "bridge" in one.cmdline())
+        (bridge,) = descendants_with(running, "bridge")
         bridge.suspend()
         try:
             reconnect(devices)
