@@ -40,7 +40,6 @@ MAX_TOPIC: Final = 512  # characters, twice the maximum of a valid topic
 CONTINUES_MS: Final = 60_000  # history that ended within this time continues live without a gap
 CANARIES: Final = 1_000  # limit of canaries in flight: a backlog delays one per interval
 SLACK_MS: Final = 5_000
-_PREFIX: Final = "fleet/"
 _USUAL_TOPICS: Final = 100_000  # limit of the cache of ordinary topics
 
 
@@ -188,7 +187,7 @@ class BridgeSequencer:
         """Whether a topic is an ordinary one of a live device; caches positive answers."""
         if topic in self._usual:
             return True
-        usual = topic.startswith(_PREFIX) and len(topic) <= MAX_TOPIC and topic.isprintable() and topic != self.canary_topic
+        usual = len(topic) <= MAX_TOPIC and topic.isprintable() and topic != self.canary_topic and not is_command(topic)
         if not usual or self._belongs_to_others(topic) or not self._quota.knows(topic):
             return False
         if len(self._usual) >= _USUAL_TOPICS:

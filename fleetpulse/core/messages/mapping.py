@@ -272,7 +272,11 @@ class Mappings:
 
 def first_rule(matched: Iterable[tuple[MappingRule, dict[str, str]]], content: Any) -> tuple[MappingRule, dict[str, str]] | None:
     """Return the first of some rules whose condition holds, with its words."""
-    return next((one for one in matched if one[0].when is None or is_true(one[0].when(content))), None)
+    for one in matched:
+        when = one[0].when
+        if when is None or is_true(when(content)):
+            return one
+    return None
 
 
 def identified_payload(topic: str, payload: bytes) -> bytes:

@@ -7,6 +7,7 @@ types. All others are left to `Mappings.decode`.
 """
 
 from functools import lru_cache
+from itertools import compress
 from typing import Any, Final
 
 import msgspec
@@ -37,7 +38,7 @@ _TYPES: Final = {
     **dict.fromkeys(WHOLES, _NUMBERS),
     "metrics": frozenset({dict, type(None)}),
 }
-_FIELD_TYPES: Final = tuple((name, _TYPES[name]) for name in FIELDS)
+_FIELD_TYPES: Final = tuple(_TYPES[name] for name in FIELDS)
 _read: Final = msgspec.json.Decoder().decode
 
 
@@ -57,24 +58,37 @@ def decode_plain_mapped(
     candidates = np.flatnonzero(selected & (sizes > 0) & (sizes <= MOST_BYTES) & (brackets <= MAX_DEPTH))
     chosen = pa.array(candidates)
     messages = zip(candidates.tolist(), topics.take(chosen).to_pylist(), payloads.take(chosen).to_pylist(), strict=True)
-    places, addresses, digested = list[int](), list[Address](), list[bytes]()
-    read: dict[str, list[Any]] = {name: [] for name in FIELDS}
+    places, addresses, digested, rows = list[int](), list[Address](), list[bytes](), list[tuple[Any, ...]]()
     for place, topic, payload in messages:
         matched = mappings.match(topic)
         found = _extracted(matched, payload) if matched else None
         if found is not None:
-            address, ours = found
             places.append(place)
-            addresses.append(address)
+            addresses.append(found[0])
             digested.append(identified_payload(topic, payload))
-            for name in FIELDS:
-                read[name].append(ours.get(name))
+            rows.append(tuple(map(found[1].get, FIELDS)))
+    usual = _usual(rows)
+    if not all(usual):
+        places, addresses = list(compress(places, usual)), list(compress(addresses, usual))
+        digested, rows = list(compress(digested, usual)), list(compress(rows, usual))
+    columns = map(list, zip(*rows, strict=True)) if rows else ([] for _ in FIELDS)
+    read = dict(zip(FIELDS, columns, strict=True))
     at = np.array(places, np.int64)
     return plain_messages(at, addresses, named_columns(addresses), read, received_at_ms[at], digested, np.ones(len(at), np.bool_))
 
 
+def _usual(rows: list[tuple[Any, ...]]) -> list[bool]:
+    """Return for each row of fields whether all values have the usual types."""
+    unusual = set[int]()
+    for types, column in zip(_FIELD_TYPES, zip(*rows, strict=True), strict=True) if rows else ():
+        found = list(map(type, column))
+        if not types.issuperset(found):
+            unusual.update(place for place, value_type in enumerate(found) if value_type not in types)
+    return [place not in unusual for place in range(len(rows))]
+
+
 def _extracted(matched: tuple[tuple[MappingRule, dict[str, str]], ...], payload: bytes) -> tuple[Address, dict[str, Any]] | None:
-    """Return address and fields of a plain message; None for any other."""
+    """Return address and fields of a message; None if its payload is no strict JSON, or its row is not the only one."""
     try:
         content = _read(payload)
     except (ValueError, RecursionError):
@@ -83,10 +97,7 @@ def _extracted(matched: tuple[tuple[MappingRule, dict[str, str]], ...], payload:
     if taken is None or taken[0].each is not None:
         return None
     found = extract(*taken, content)
-    if not isinstance(found, tuple) or _fault(found[0]) is not None:
-        return None
-    ours = found[1]
-    return found if all(type(ours.get(name)) in types for name, types in _FIELD_TYPES) else None
+    return found if isinstance(found, tuple) and _fault(found[0]) is None else None
 
 
 _fault: Final = lru_cache(KNOWN_NAMES)(address_fault)

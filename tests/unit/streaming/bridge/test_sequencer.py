@@ -6,7 +6,7 @@ from fleetpulse.core.rows import FLUSH
 from fleetpulse.io.ingest.segments import BridgePosition
 from fleetpulse.io.mqtt.subscriber import Arrived
 from streaming.bridge.rate_limit import BURST_S, RateLimiter
-from streaming.bridge.sequencer import BridgeSequencer
+from streaming.bridge.sequencer import MAX_TOPIC, BridgeSequencer
 from tests.support.sequencers import NOW, TOPIC, Broker, bodies, fly, make, rows, stamps
 
 pytestmark = pytest.mark.unit
@@ -38,6 +38,8 @@ def test_batch_of_messages_has_the_effect_of_single_messages(others: frozenset[s
         messages[30:30] = [
             broker.deliver("fleet/oslo/d/heartbeat"),
             broker.deliver("fleet/_/c/tick"),
+            broker.deliver("spBv1.0/g/NCMD/n"),
+            broker.deliver("foreign/" + "t" * MAX_TOPIC),
             broker.deliver(intake.canary_topic, b"{}"),
         ]
         for now_ms in (NOW - 5, NOW + 7):
