@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from batch.common.progress import ReportProgress
@@ -25,6 +25,7 @@ from fleetpulse.columnar.codec.versions import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.columnar.snapshot.bootstrap import LIMIT_FIELDS
 from fleetpulse.columnar.snapshot.rows import DEVICE
 from fleetpulse.core.device_filter import DeviceFilter
+from fleetpulse.core.dropped_devices import describe_dropped
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition, partitions_of, position_after, unfinished
 from fleetpulse.io.checkpoints.generations import (
@@ -335,6 +336,7 @@ def _from_rows(
     if damaged:
         work.report(f"the state is neither read nor compared; generation {current.number} stopped after batch {stopped.batch}")
     if work.dry:
+        work.report(describe_dropped(_count_dropped(work, chosen, damaged=damaged) if others or only is not None else 0))
         return None
     flush_outbox(home, current.number)
     at = stopped if damaged else drain(work.spark, home, work.report)
@@ -348,6 +350,17 @@ def _from_rows(
     generation = build_and_check(work.spark, home, plan, at, work.report)
     activate_or_hold(work, generation, at)
     return generation
+
+
+def _count_dropped(work: StateOperation, chosen: DataFrame, *, damaged: bool) -> int | None:
+    """Count the devices of the current generation that are not chosen; None if its state is damaged.
+
+    Without a filter, those of them come back that have sent messages since the snapshot.
+    """
+    if damaged:
+        return None
+    present = state_of(work.spark, work.home, work.home.generation()).each.filter(F.col("part") == DEVICE)
+    return present.select("device_id").join(chosen.select("device_id"), "device_id", "left_anti").count()
 
 
 def _recover_from_judgements(

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from batch.state import snapshot
 from batch.state.canary import CanaryPlan, canary
+from batch.state.device_filter import matching_devices
 from batch.state.operations import (
     StateOperation,
     bootstrap,
@@ -29,6 +30,7 @@ from batch.state.operations import (
 )
 from fleetpulse.columnar.snapshot.bootstrap import REGISTERED_SCHEMA
 from fleetpulse.core.device_filter import parse_device_filter
+from fleetpulse.core.dropped_devices import parse_dropped
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import outcome
 from fleetpulse.core.rows import Kind
@@ -188,15 +190,19 @@ def test_a_canary_with_a_different_judgement_is_removed_and_the_judgement_is_nam
 def test_devices_selected_for_a_bootstrap_are_judged_as_in_the_whole_fleet(
     spark: SparkSession, judged: Home, tmp_path: Path
 ) -> None:
-    home = copy_of(judged, tmp_path / "home")
-    bootstrap(StateOperation(spark, home, lambda message: None), find_snapshot(home), parse_device_filter("site = 'north'"))
+    home, only, lines = copy_of(judged, tmp_path / "home"), parse_device_filter("site = 'north'"), list[str]()
+    kept = matching_devices(read_snapshot(spark, home, find_snapshot(home).version or 0).each, only).count()
+    assert bootstrap(StateOperation(spark, home, lines.append, dry=True), find_snapshot(home), only) is None
+    assert parse_dropped("\n".join(lines)) == find_snapshot(home).devices - kept > 0
+    bootstrap(StateOperation(spark, home, lambda message: None), find_snapshot(home), only)
     land(home, ROWS[CUT:], 3)
     judge(spark, home)
     only_north = {row.device_id for row in ROWS if row.site == "north"} - {row.device_id for row in ROWS if row.site != "north"}
     assert len(only_north) > 3
     want = {one: count for one, count in defined(ROWS, DEPLOYMENT).items() if one[1] in only_north}
     assert {one: count for one, count in emitted(home).items() if one[1] in only_north} == want
-    lines, number, taken = list[str](), home.generation().number, find_snapshot(home)
+    number, taken = home.generation().number, find_snapshot(home)
+    lines.clear()
     bootstrap(StateOperation(spark, home, lines.append), taken)
     assert f"generations {taken.generation} and {number} have different devices; they are not compared" in lines
     assert home.generation().number > number, "the second bootstrap restores all devices of the snapshot"
