@@ -6,7 +6,8 @@ filter such as `site = 'north'`. If the variable `FLEET_BOOTSTRAP_SCHEDULE` (a c
 the DAG also runs on that schedule from the newest snapshot. Such a run is a rehearsal with all
 checks.
 
-**What it changes**: plans, stops the stream, creates a new generation, checks it (the gate),
+**What it changes**: plans. If the plan drops devices, another person than you must approve it; the
+question has their number. It then stops the stream, creates a new generation, checks it (the gate),
 switches to it, starts the stream, and waits until it commits. Messages received meanwhile are
 judged afterwards.
 
@@ -49,7 +50,7 @@ def build(*, alarmed: bool = True) -> DAG:
         "fleet_bootstrap",
         __doc__,
         schedule=CONFIG.bootstrap_schedule,
-        within=timedelta(hours=3),
+        within=timedelta(hours=24),
         tags=["state"],
         params=FORM,
         alarmed=alarmed,
@@ -62,7 +63,8 @@ def build(*, alarmed: bool = True) -> DAG:
                 "--at={{ params.at or '' }}",
                 "--only={{ params.only or '' }}",
             ],
-            question=None,
+            question="Bootstrap the state?",
+            if_dropping=True,
         )
     return made
 

@@ -3,9 +3,9 @@
 **When to run it**: after an update whose CHANGELOG asks for it, or before a downgrade to a
 fleetpulse that reads only an older format version.
 
-**What it changes**: plans, and waits until a person approves the plan. It then stops the stream,
-creates a new generation in the other format version, and checks it (the gate). It switches to that
-generation, starts the stream, and waits until it commits.
+**What it changes**: plans, and waits until another person than you approves the plan. It then stops
+the stream, creates a new generation in the other format version, and checks it (the gate). It
+switches to that generation, starts the stream, and waits until it commits.
 
 **If it is red**: the change failed. The first line of `outcome` gives the reason. Its last line
 reports the recovery: the new generation was discarded or rolled back, and the stream was started

@@ -4,9 +4,9 @@
 `./fleet state inspect` reports a skew. The number of partitions limits how many cores the job can
 use.
 
-**What it changes**: plans, and waits until a person approves the plan. It then stops the stream,
-creates a new generation with that many partitions, and checks it (the gate). It switches to that
-generation, starts the stream, and waits until it commits.
+**What it changes**: plans, and waits until another person than you approves the plan. It then stops
+the stream, creates a new generation with that many partitions, and checks it (the gate). It
+switches to that generation, starts the stream, and waits until it commits.
 
 **If it is red**: the change failed. The first line of `outcome` gives the reason, and its last line
 reports the recovery.

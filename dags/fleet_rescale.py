@@ -3,9 +3,9 @@
 **When to run it**: the fleet has outgrown its key groups. Aim at 4,000 to 32,000 devices per key
 group (`./fleet state inspect`, `./fleet plan`).
 
-**What it changes**: plans, and waits until a person approves the plan. It then stops the stream,
-creates a new generation with that many key groups, and checks it (the gate). It switches to that
-generation, starts the stream, and waits until it commits.
+**What it changes**: plans, and waits until another person than you approves the plan. It then stops
+the stream, creates a new generation with that many key groups, and checks it (the gate). It
+switches to that generation, starts the stream, and waits until it commits.
 
 **If it is red**: the change failed. The first line of `outcome` gives the reason, and its last line
 reports the recovery.

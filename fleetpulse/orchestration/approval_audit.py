@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from fleetpulse.core.audit import Phase, recorded_arguments
+from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
 
 _LOG: Final = logging.getLogger(__name__)
 
 
-def record_answer(home: Path, run: Any, event: Mapping[str, Any], task_id: str) -> None:
+def record_answer(home: Path, run: Any, event: Mapping[str, Any], task_id: str, objection: FleetError | None = None) -> None:
     """Write the audit record of an answer, or of an answer that did not come.
 
     Args:
@@ -24,14 +25,15 @@ def record_answer(home: Path, run: Any, event: Mapping[str, Any], task_id: str) 
         run: DAG run with ``dag_id``, ``run_id`` and ``triggering_user_name``; None if unknown.
         event: event of Airflow's approval operator.
         task_id: id of the task that asked.
+        objection: why the answer is not accepted; None if it is.
     """
     try:
-        _write(Home(home), run, event, task_id)
+        _write(Home(home), run, event, task_id, objection)
     except Exception as error:  # noqa: BLE001 - the approval must not fail because of its record
         _LOG.warning('the audit record of "%s" cannot be written to the home "%s": %s', task_id, home, error)
 
 
-def _write(home: Home, run: Any, event: Mapping[str, Any], task_id: str) -> None:
+def _write(home: Home, run: Any, event: Mapping[str, Any], task_id: str, objection: FleetError | None) -> None:
     from fleetpulse.io.tables import audit
 
     if not home.exists():
@@ -45,5 +47,7 @@ def _write(home: Home, run: Any, event: Mapping[str, Any], task_id: str) -> None
     result = "ok"
     if "error" in event:
         result = "approval-timeout" if event.get("error_type") == "timeout" else "approval-invalid"
+    if objection is not None:
+        result = objection.code
     asked_by = ", ".join(part for part in (name, of_run) if part) or None
     audit.write(home, audit.AuditedAction.of_this_process("approval", arguments, asked_by), Phase.FINISHED, result)

@@ -24,25 +24,34 @@ class OrchestrationConfig:
         webhook: URL to which failures are posted as JSON; None to post none.
         bootstrap_schedule: cron line on which the state is bootstrapped from the newest snapshot;
             None for runs by hand only.
+        approvers: names of the users who may approve a change of the state; empty for all who may
+            answer in Airflow.
+        self_approval: whether the user who triggered a run may approve it, if the users are those
+            of Airflow's simple auth manager.
     """
 
     command: str
     home: Path
     webhook: str | None = None
     bootstrap_schedule: str | None = None
+    approvers: tuple[str, ...] = ()
+    self_approval: bool = False
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "OrchestrationConfig":
         """Read the configuration from environment variables.
 
-        These are FLEET_HOME, FLEET_COMMAND, FLEET_WEBHOOK (or FLEET_WEBHOOK_FILE) and
-        FLEET_BOOTSTRAP_SCHEDULE.
+        These are FLEET_HOME, FLEET_COMMAND, FLEET_WEBHOOK (or FLEET_WEBHOOK_FILE),
+        FLEET_BOOTSTRAP_SCHEDULE, FLEET_APPROVERS and FLEET_SELF_APPROVAL. They are no variables of
+        Airflow, which its users can change.
         """
         return cls(
             environment.get("FLEET_COMMAND") or str(ROOT / "fleet"),
             Path(environment.get("FLEET_HOME") or ROOT / ".fleet").absolute(),
             environment.get("FLEET_WEBHOOK") or _secret(environment.get("FLEET_WEBHOOK_FILE")),
             environment.get("FLEET_BOOTSTRAP_SCHEDULE") or None,
+            tuple(name.strip() for name in environment.get("FLEET_APPROVERS", "").split(",") if name.strip()),
+            environment.get("FLEET_SELF_APPROVAL") == "yes",
         )
 
     @property

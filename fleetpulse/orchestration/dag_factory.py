@@ -17,6 +17,7 @@ from airflow.sdk.definitions.param import ParamsDict
 from fleetpulse.orchestration.notifications import deadline, notify_failure
 from fleetpulse.orchestration.operators import (
     FleetOperator,
+    PlanOperator,
     QualityOperator,
     RollbackOperator,
     RunResultOperator,
@@ -27,6 +28,7 @@ from fleetpulse.orchestration.pools import STATE_POOL
 from fleetpulse.orchestration.sensors import Approval, WaitForBatch
 
 OWNER: Final = "fleet operations"
+_PATIENCE: Final = timedelta(hours=12)  # until an approval is no longer waited for
 _LONG: Final = timedelta(hours=2)  # timeout of a verb that creates a generation of a large fleet
 
 
@@ -72,17 +74,24 @@ def fleet_dag(
     )
 
 
-def change_state(arguments: Sequence[str], *, question: str | None) -> None:
+def change_state(arguments: Sequence[str], *, question: str, if_dropping: bool = False) -> None:
     """Add the tasks of a change of the state to the current DAG.
 
     Args:
         arguments: verb that creates the new generation, and its arguments.
-        question: question of the approval, shown above the plan; None for no approval.
+        question: question of the approval, shown above the plan.
+        if_dropping: whether to ask only if the plan drops devices.
     """
-    plan = FleetOperator(task_id="plan", words=[*arguments, "--dry-run", "--once-stopped"], gives="stderr", pool=STATE_POOL)
-    stop = StopStream(task_id="stop")
+    plan = PlanOperator(task_id="plan", words=[*arguments, "--dry-run", "--once-stopped"])
+    approve = Approval(task_id="approve", question=question, if_dropping=if_dropping, response_timeout=_PATIENCE)
+    stop = StopStream(task_id="stop", approved=True)
     act = FleetOperator(
-        task_id="act", words=[*arguments, "--hold", "--json"], gives="json", pool=STATE_POOL, execution_timeout=_LONG
+        task_id="act",
+        words=[*arguments, "--hold", "--json"],
+        gives="json",
+        approved=True,
+        pool=STATE_POOL,
+        execution_timeout=_LONG,
     )
     generation = "{{ ti.xcom_pull(task_ids='act')['generation'] }}"
     gate = QualityOperator(
@@ -92,22 +101,11 @@ def change_state(arguments: Sequence[str], *, question: str | None) -> None:
         pool=STATE_POOL,
         execution_timeout=_LONG,
     )
-    switch = FleetOperator(task_id="switch", words=["state", "switch", generation], pool=STATE_POOL)
+    switch = FleetOperator(task_id="switch", words=["state", "switch", generation], approved=True, pool=STATE_POOL)
     start = StartStream(task_id="start")
     watch = WaitForBatch(task_id="watch", more=2)
     go_back = RollbackOperator(task_id="go_back", made_by="act", last="watch", execution_timeout=_LONG)
-    steps = [plan, *([] if question is None else [_approval(question)]), stop, act, gate, switch, start, watch, go_back]
-    asked_by = None if question is None else "approve"
-    outcome = RunResultOperator(task_id="outcome", of=[step.task_id for step in steps], undone_by="go_back", asked_by=asked_by)
+    steps = [plan, approve, stop, act, gate, switch, start, watch, go_back]
+    outcome = RunResultOperator(task_id="outcome", of=[step.task_id for step in steps], undone_by="go_back", asked_by="approve")
     chain(*steps, outcome)
     go_back.as_teardown(setups=stop)
-
-
-def _approval(question: str) -> Approval:
-    return Approval(
-        task_id="approve",
-        subject=question,
-        body="The plan of the dry run:\n\n{{ ti.xcom_pull(task_ids='plan') | replace('\\n', '\\n\\n') }}\n\n"
-        "The stream stops during the change; messages received meanwhile are judged afterwards.",
-        response_timeout=timedelta(hours=12),
-    )

@@ -11,12 +11,15 @@ Rule 2: the first line of a failure is the error message of the verb.
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
+from fleetpulse.core.errors import FleetError
+from fleetpulse.orchestration.approvals import RunApproval, forget_approval
 from fleetpulse.orchestration.assets import facts_of
 from fleetpulse.orchestration.config import CONFIG, OrchestrationConfig
 from fleetpulse.orchestration.pages import DataDocsLink
@@ -41,6 +44,7 @@ class FleetOperator(BaseOperator):
         gives: kind of the result. ``json``: the object on standard output, or the list of objects
             unless there is exactly one; ``rows``: the list of objects, however many; ``stderr``: the
             text for people on standard error; None: no result, only the log.
+        approved: whether the verb runs only if the plan of the run is approved.
         place: configuration of the installation.
     """
 
@@ -52,12 +56,14 @@ class FleetOperator(BaseOperator):
         *,
         words: Sequence[str],
         gives: Literal["json", "rows", "stderr"] | None = None,
+        approved: bool = False,
         place: OrchestrationConfig = CONFIG,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.words = list(words)
         self.gives = gives
+        self.approved = approved
         self.place = place
         self._verb: Verb | None = None
 
@@ -86,10 +92,14 @@ class FleetOperator(BaseOperator):
         """Run a verb until it ends.
 
         Raises:
-            AirflowFailException: the verb refused or timed out; Airflow does not retry the task.
+            AirflowFailException: the verb refused or timed out, or the plan is not approved; Airflow
+                does not retry the task.
             AirflowException: the verb was killed or could not be started; Airflow may retry the
                 task.
         """
+        if self.approved:
+            with failing(context):
+                RunApproval(self.place, context).require()
         keeps = _MOST_RETURNED if self.gives in ("json", "rows") else None
         line = self.line_of(drop_empty_words(arguments))
         self.log.info("%s", " ".join(line))
@@ -126,6 +136,23 @@ class FleetOperator(BaseOperator):
         for outlet in self.outlets:
             if name := getattr(outlet, "name", ""):
                 context["outlet_events"][outlet].extra.update(facts_of(self.place.home, name))
+
+
+class PlanOperator(FleetOperator):
+    """Print the plan of a change, and save it for the approval of the run.
+
+    Args:
+        words: verb and arguments of a dry run.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(gives="stderr", pool=STATE_POOL, **kwargs)
+
+    def execute(self, context: Mapping[str, Any]) -> str:
+        """Run the verb; return the plan."""
+        plan: str = super().execute(context)
+        RunApproval(self.place, context).save_plan(plan)
+        return plan
 
 
 class Recurring(FleetOperator):
@@ -299,15 +326,25 @@ class RunResultOperator(BaseOperator):
         of: ids of the tasks before it, in their order.
         undone_by: id of the task whose result lists the steps undone; None if the run has none.
         asked_by: id of the approval task, whose *Reject* skips the later tasks; None if the run has
-            none.
+            none. The approval ends with the run.
+        place: configuration of the installation.
     """
 
-    def __init__(self, *, of: Sequence[str], undone_by: str | None = None, asked_by: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        of: Sequence[str],
+        undone_by: str | None = None,
+        asked_by: str | None = None,
+        place: OrchestrationConfig = CONFIG,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(on_failure_callback=None, **kwargs)
         self.as_teardown(on_failure_fail_dagrun=True)
         self.of = list(of)
         self.undone_by = undone_by
         self.asked_by = asked_by
+        self.place = place
 
     def execute(self, context: Mapping[str, Any]) -> str:
         """Check the states of the tasks.
@@ -316,6 +353,8 @@ class RunResultOperator(BaseOperator):
             AirflowFailException: a task failed, or a person ended the run.
         """
         ti = context["ti"]
+        if self.asked_by is not None:
+            forget_approval(self.place, ti)
         states = ti.get_task_states(ti.dag_id, run_ids=[ti.run_id])[ti.run_id]
         failed = [name for name in self.of if states.get(name) == "failed"]
         skipped = [name for name in self.of if states.get(name) == "skipped"]
@@ -331,6 +370,16 @@ class RunResultOperator(BaseOperator):
     def _rejected(self, ti: Any) -> bool:
         """Whether the person rejected the approval."""
         return self.asked_by is not None and _NO in (ti.xcom_pull(task_ids=self.asked_by, key=ANSWERED) or ())
+
+
+@contextmanager
+def failing(context: Mapping[str, Any]) -> Iterator[None]:
+    """Turn a FleetError into a failure of the task without a retry, and publish its text."""
+    try:
+        yield
+    except FleetError as error:
+        publish_reason(context, str(error))
+        raise AirflowFailException(str(error)) from None
 
 
 def publish_reason(context: Mapping[str, Any], reason: str) -> None:

@@ -16,16 +16,20 @@ from typing import Any, ClassVar, Final
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import BaseOperator
+from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferralTimeout
 
+from fleetpulse.core.dropped_devices import parse_dropped
 from fleetpulse.core.times import format_instant, parse_instant_ms
 from fleetpulse.orchestration.approval_audit import record_answer
+from fleetpulse.orchestration.approvals import RunApproval, find_objection, permitted_approvers
 from fleetpulse.orchestration.config import CONFIG, OrchestrationConfig
-from fleetpulse.orchestration.operators import ANSWERED, publish_reason
+from fleetpulse.orchestration.operators import ANSWERED, failing, publish_reason
 from fleetpulse.orchestration.triggers import FrontierPast, Reaching, StreamAtBatch, batch_of
 
 PATIENCE: Final = timedelta(minutes=10)
 SETTLE_S: Final = 5.0
+_SIMPLE: Final = ".SimpleAuthManager"  # end of the class of the auth manager whose users are fixed names
 GRACE: Final = timedelta(minutes=2)  # on top of the timeout: a live trigger ends the wait first, with the details
 
 
@@ -136,31 +140,83 @@ class WaitForFrontier(_Wait):
 
 
 class Approval(ApprovalOperator):
-    """Ask a person for approval; *Reject* skips the later tasks.
+    """Ask a person to approve the plan of the run; *Reject* skips the later tasks.
 
-    A request without an answer in time fails the task and is not repeated. The answer has a record
-    in the table ``audit``.
+    The person must be another one than who triggered the run, see `approvals.find_objection`. A
+    request without an answer in time fails the task and is not repeated. The answer has a record in
+    the table ``audit``.
 
     Args:
+        question: what to approve.
+        if_dropping: whether to ask only if the plan drops devices, or does not tell.
         place: configuration of the installation.
     """
 
-    def __init__(self, *, place: OrchestrationConfig = CONFIG, **kwargs: Any) -> None:
-        super().__init__(retries=1, retry_delay=timedelta(seconds=1), execution_timeout=None, **kwargs)  # see rule 2
+    def __init__(self, *, question: str, if_dropping: bool = False, place: OrchestrationConfig = CONFIG, **kwargs: Any) -> None:
+        super().__init__(
+            subject=question, retries=1, retry_delay=timedelta(seconds=1), execution_timeout=None, **kwargs
+        )  # retries: see rule 2
+        self.if_dropping = if_dropping
         self.place = place
+
+    def execute(self, context: Any) -> Any:
+        """Show the plan, and wait for the answer; approve at once if nobody has to be asked.
+
+        Raises:
+            AirflowFailException: the run has no plan, or nobody may approve it.
+        """
+        run, approval = context["dag_run"], RunApproval(self.place, context)
+        with failing(context):
+            plan = approval.plan()
+            dropped = parse_dropped(plan)
+            if self.if_dropping and dropped == 0:
+                approval.approve("nobody: the plan drops no device")
+                return None
+            approvers = permitted_approvers(self.place, run, self_approval=self._self_approval())
+        if self.if_dropping:
+            number = "An unknown number of" if dropped is None else f"{dropped:,}"
+            self.subject = f"{self.subject} {number} devices are dropped."
+        if _has_simple_users():  # elsewhere, Airflow compares ids that are not the names; `execute_complete` compares both
+            self.assigned_users = [{"id": name, "name": name} for name in approvers] or None
+        by = run.triggering_user_name or f"nobody ({run.run_type})"
+        shown = plan.replace("\n", "\n\n")
+        self.body = (
+            f"Triggered by: {by}\n\nParameters: `{approval.parameters}`\n\nThe plan of the dry run:\n\n{shown}\n\n"
+            "The stream stops during the change; messages received meanwhile are judged afterwards."
+        )
+        return super().execute(context)
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
         """Process the answer.
 
         Raises:
-            AirflowFailException: no answer came in time, or the answer is invalid.
+            AirflowFailException: no answer came in time, the answer is invalid, or the user may not
+                approve this run.
         """
-        record_answer(self.place.home, context.get("dag_run"), event, self.task_id)
+        run, user = context.get("dag_run"), event.get("responded_by_user")
+        objection = None
+        if self.APPROVE in event.get("chosen_options", ()):
+            objection = find_objection(self.place, run, user, self_approval=self._self_approval())
+        record_answer(self.place.home, run, event, self.task_id, objection)
         if "error" in event:
             late = event.get("error_type") == "timeout"
             raise _failure(context, f"no answer within {self.response_timeout}" if late else str(event["error"]))
+        with failing(context):
+            if objection is not None:
+                raise objection
+            if self.APPROVE in event["chosen_options"]:
+                RunApproval(self.place, context).approve(str((user or {}).get("name")))
         context["ti"].xcom_push(key=ANSWERED, value=event["chosen_options"])
         return super().execute_complete(context, event)
+
+    def _self_approval(self) -> bool:
+        """Whether the user who triggered a run may approve it."""
+        return self.place.self_approval and _has_simple_users()
+
+
+def _has_simple_users() -> bool:
+    """Whether the users are those of Airflow's simple auth manager."""
+    return conf.get("core", "auth_manager").endswith(_SIMPLE)
 
 
 def _failure(context: Mapping[str, Any], reason: str) -> AirflowFailException:

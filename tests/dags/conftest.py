@@ -5,6 +5,7 @@ Importing this module sets the environment of Airflow, before the first import o
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,21 @@ def stub(airflow: Path) -> StubCommand:
 
 
 @pytest.fixture
-def run_dag(stub: StubCommand) -> Callable[..., dict[str, str]]:
-    """Return a function that runs a DAG to its end, with all approvals given.
+def run_dag(stub: StubCommand, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
+    """Return a function that runs a DAG to its end, in which bob approves at once.
 
     It returns the final state of each task by its id, and that of the run under "".
     """
 
-    def run(dag: Any, *, mark: str = "approve", **form: Any) -> dict[str, str]:
+    from airflow.providers.standard.operators.hitl import HITLOperator
+
+    def answer(task: Any, context: Any) -> Any:
+        event = {"chosen_options": ["Approve"], "params_input": {}, "responded_at": datetime.now(UTC)}
+        return task.execute_complete(context, {**event, "responded_by_user": {"id": "bob", "name": "bob"}})
+
+    monkeypatch.setattr(HITLOperator, "execute", answer)  # Airflow would wait for its API
+
+    def run(dag: Any, *, mark: str | None = None, **form: Any) -> dict[str, str]:
         from airflow.dag_processing.bundles.manager import DagBundlesManager
         from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
         from airflow.utils.session import create_session

@@ -22,7 +22,7 @@ APPROVED = ["plan", "approve", *_CHANGE]
 EDGES = {  # downstream tasks by DAG; a teardown has an edge from its setup as well
     "fleet_supervise": {"supervise": []},
     "fleet_snapshot": {"snapshot": []},
-    "fleet_bootstrap": ["plan", *_CHANGE],
+    "fleet_bootstrap": APPROVED,
     "fleet_migrate": APPROVED,
     "fleet_repartition": APPROVED,
     "fleet_rescale": APPROVED,

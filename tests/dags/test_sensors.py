@@ -95,7 +95,7 @@ def test_a_missing_approval_fails_with_a_reason_is_audited_and_is_not_requested_
 
     context, home = Context(), Home(tmp_path / "home")
     home.prepare(None)
-    approval = Approval(task_id="approve", subject="Migrate?", response_timeout=timedelta(hours=12), place=place(home.path))
+    approval = Approval(task_id="approve", question="Migrate?", response_timeout=timedelta(hours=12), place=place(home.path))
     with pytest.raises(AirflowFailException, match=f"^{reason}$"):
         approval.execute_complete(context, event)
     assert context.left == {"refused": reason}

@@ -18,10 +18,10 @@ class Context(dict[str, Any]):
         self.left[key] = value
 
 
-def place(home: Path, command: str | None = None) -> Any:
+def place(home: Path, command: str | None = None, **settings: Any) -> Any:
     from fleetpulse.orchestration.config import OrchestrationConfig
 
-    return OrchestrationConfig(command or str(ROOT / "fleet"), home)
+    return OrchestrationConfig(command or str(ROOT / "fleet"), home, **settings)
 
 
 def batch(home: Path, number: int, watermark_ms: int = 5_000) -> None:

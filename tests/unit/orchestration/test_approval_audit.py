@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
 from fleetpulse.orchestration.approval_audit import record_answer
 from fleetpulse.reports.audit import audited_actions
@@ -24,6 +25,11 @@ def test_the_record_of_an_approval_names_the_responder_and_the_run(home: Home) -
     assert json.loads(answered["arguments"]) == {"task": "approve", "answer": "Approve", "triggered_by": "ada"}
     assert (late["asked_by"], late["result"]) == ("fleet_migrate manual__1", "approval-timeout")
     assert audited_actions(home, actor="bob") == [answered]
+
+
+def test_the_record_of_an_approval_that_is_not_accepted_has_the_reason(home: Home) -> None:
+    record_answer(home.path, RUN, ANSWER, "approve", FleetError("no", code="approval-own-run"))
+    assert [one["result"] for one in audited_actions(home)] == ["approval-own-run"]
 
 
 def test_an_approval_does_not_fail_without_its_record(home: Home, caplog: pytest.LogCaptureFixture) -> None:

@@ -125,7 +125,8 @@ def test_deployed_airflow_has_the_environment_of_fleet_up(tmp_path: Path) -> Non
     drop_in = (INFRA / "systemd" / "fleetpulse-airflow-.service.d" / "20-airflow.conf").read_text()
     local_names = set(re.findall(r"^Environment=(\w+)", drop_in, re.MULTILINE))  # addresses, which differ between deployments
     assert local_names == set(SERVICES["airflow-scheduler"]["environment"])
-    from_shell = {"FLEET_WEBHOOK_FILE"}  # ./fleet up gets it from the shell
+    from_shell = {"FLEET_WEBHOOK_FILE", "FLEET_APPROVERS"}  # ./fleet up gets them from the shell
+    assert (expected.pop("FLEET_SELF_APPROVAL"), deployed.pop("FLEET_SELF_APPROVAL")) == ("yes", "no")
     assert {name.removesuffix("_CMD") for name in deployed} == {*expected, *from_shell}
     for name, value in expected.items():
         if name in deployed and name not in local_names and name != "PYTHONPATH":

@@ -1,0 +1,167 @@
+"""Approvals of changes of the state: who may give one, and the proof that it was given.
+
+This module does not depend on Airflow.
+
+Rule 1: the proof is a file of the home. In Airflow, whoever may trigger a run may also mark the
+approval as successful, write XComs, and delete a run and trigger another with the same id. None of
+these writes the file.
+Rule 2: the file belongs to the plan and the parameters of its run. A new plan removes the approval,
+and a run with other parameters does not have it.
+Rule 3: what the person reads comes from this file as well.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.system.fsync import atomic_write
+from fleetpulse.orchestration.config import OrchestrationConfig
+
+_SCHEDULED: Final = "scheduled"  # Airflow's type of a run that the schedule triggered
+
+
+class RunApproval:
+    """File with the plan of a run, and its approval.
+
+    Args:
+        place: configuration of the installation.
+        context: context of a task, with ``dag_run`` and ``params``.
+    """
+
+    def __init__(self, place: OrchestrationConfig, context: Mapping[str, Any]) -> None:
+        run = context["dag_run"]
+        self._name = f"{run.dag_id} {run.run_id}"
+        self._path = _path(place, run)
+        self._parameters = json.dumps(dict(context.get("params") or {}), sort_keys=True, default=str)
+
+    @property
+    def parameters(self) -> str:
+        """Parameters of the run as JSON, without backticks and line breaks."""
+        return self._parameters.replace("`", "\\u0060")
+
+    def save_plan(self, plan: str) -> None:
+        """Write the plan; an earlier approval of this run is void."""
+        self._write({"parameters": self._parameters, "plan": plan})
+
+    def plan(self) -> str:
+        """Return the plan.
+
+        Raises:
+            FleetError: the run has no plan, or has other parameters than its plan.
+        """
+        return str(self._read()["plan"])
+
+    def approve(self, by: str) -> None:
+        """Record that the plan is approved.
+
+        Args:
+            by: name of the person, or the reason why nobody was asked.
+
+        Raises:
+            FleetError: see `plan`.
+        """
+        self._write({**self._read(), "approved_by": by})
+
+    def require(self) -> None:
+        """Check that the plan is approved.
+
+        Raises:
+            FleetError: it is not; see also `plan`.
+        """
+        if not self._read().get("approved_by"):
+            raise FleetError(
+                f'the run "{self._name}" has no approval: nobody answered "Approve" to its plan. A task "approve" that is marked '
+                f'as successful is no approval; clear the tasks "plan" and "approve"',
+                code="approval-missing",
+            )
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self._path.read_text())
+        except (OSError, ValueError) as error:
+            raise FleetError(
+                f'the run "{self._name}" has no plan ({error}); clear the task "plan"', code="approval-plan-missing"
+            ) from None
+        if found["parameters"] != self._parameters:
+            raise FleetError(
+                f'the run "{self._name}" has other parameters than its plan: {self._parameters} instead of '
+                f'{found["parameters"]}; clear the task "plan"',
+                code="approval-parameters-differ",
+            )
+        return found
+
+    def _write(self, content: Mapping[str, Any]) -> None:
+        self._path.parent.mkdir(0o700, parents=True, exist_ok=True)
+        atomic_write(self._path, json.dumps(content), mode=0o600)
+
+
+def forget_approval(place: OrchestrationConfig, run: Any) -> None:
+    """Remove the file of a run, at its end."""
+    _path(place, run).unlink(missing_ok=True)
+
+
+def permitted_approvers(place: OrchestrationConfig, run: Any, *, self_approval: bool) -> Collection[str]:
+    """Return the configured approvers who may answer a run; empty if none are configured.
+
+    Raises:
+        FleetError: all configured approvers are the user who triggered the run.
+    """
+    found = [name for name in place.approvers if self_approval or not _same(name, run.triggering_user_name)]
+    if place.approvers and not found:
+        raise FleetError(
+            f'nobody may approve this run: "{run.triggering_user_name}" triggered it, and is the only approver; add another one '
+            f"to FLEET_APPROVERS, or let somebody else trigger the run",
+            code="approver-none",
+        )
+    return found
+
+
+def find_objection(
+    place: OrchestrationConfig, run: Any, user: Mapping[str, Any] | None, *, self_approval: bool
+) -> FleetError | None:
+    """Return why the approval of a user is not accepted; None if it is.
+
+    Args:
+        place: configuration of the installation.
+        run: DAG run with ``run_type`` and ``triggering_user_name``; the latter is None if unknown.
+        user: responder with ``id`` and ``name``, as Airflow's API has recorded it.
+        self_approval: whether the user who triggered the run may approve it.
+    """
+    names = [str(user[key]) for key in ("name", "id") if user and user.get(key)]
+    if not names:
+        return FleetError("the approval has no user, so it is not accepted; answer as a user", code="approver-unknown")
+    if place.approvers and not any(_same(name, listed) for name in names for listed in place.approvers):
+        return FleetError(
+            f'"{names[0]}" may not approve, so nothing was changed; approvers (FLEET_APPROVERS): {", ".join(place.approvers)}',
+            code="approver-not-listed",
+        )
+    if self_approval:
+        return None
+    if run.triggering_user_name is None:
+        if run.run_type == _SCHEDULED:
+            return None
+        return FleetError(
+            "the user who triggered the run is unknown, so nobody can be told apart from that user; trigger the run in Airflow "
+            "as a user",
+            code="approval-requester-unknown",
+        )
+    if any(_same(name, run.triggering_user_name) for name in names):
+        return FleetError(
+            f'"{names[0]}" triggered this run and cannot approve it, so nothing was changed; trigger it again, and let another '
+            f"person approve",
+            code="approval-own-run",
+        )
+    return None
+
+
+def _same(one: str, other: str | None) -> bool:
+    """Whether two user names may be the same user; some auth managers ignore case."""
+    return other is not None and one.strip().casefold() == other.strip().casefold()
+
+
+def _path(place: OrchestrationConfig, run: Any) -> Path:
+    name = sha256(json.dumps([run.dag_id, run.run_id]).encode()).hexdigest()[:32]
+    return place.data_folder / "approvals" / f"{name}.json"

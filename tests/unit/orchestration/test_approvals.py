@@ -1,0 +1,84 @@
+"""Approvals: whose answer counts, and what counts as an approved plan."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fleetpulse.orchestration.approvals import RunApproval, find_objection, forget_approval, permitted_approvers
+from fleetpulse.orchestration.config import OrchestrationConfig
+from tests.support.refusals import refused
+
+pytestmark = pytest.mark.unit
+PLACE = OrchestrationConfig("fleet", Path("/home"))
+LISTED = replace(PLACE, approvers=("bob", "8"))
+
+
+def run(user: str | None = "ada", kind: str = "manual") -> Any:
+    return SimpleNamespace(dag_id="fleet_rescale", run_id="r", run_type=kind, triggering_user_name=user)
+
+
+@pytest.mark.parametrize(
+    ("place", "of", "name", "self_approval", "code"),
+    [
+        (PLACE, run(), "ada", False, "approval-own-run"),
+        (PLACE, run(), "Ada ", False, "approval-own-run"),
+        (PLACE, run("7"), "ada", False, "approval-own-run"),
+        (PLACE, run(), "ada", True, None),
+        (PLACE, run(), "bob", False, None),
+        (PLACE, run(), "", False, "approver-unknown"),
+        (PLACE, run(), "", True, "approver-unknown"),
+        (PLACE, run(None), "bob", False, "approval-requester-unknown"),
+        (PLACE, run(None), "bob", True, None),
+        (PLACE, run(None, "scheduled"), "bob", False, None),
+        (LISTED, run(), "bob", False, None),
+        (LISTED, run(), "eve", False, "approver-not-listed"),
+        (LISTED, run(), "ada", True, "approver-not-listed"),
+        (LISTED, run("bob"), "bob", False, "approval-own-run"),
+        (replace(PLACE, approvers=("7",)), run("bob"), "ada", False, None),
+    ],
+)
+def test_only_another_user_who_is_an_approver_can_approve(
+    place: OrchestrationConfig, of: Any, name: str, self_approval: bool, code: str | None
+) -> None:
+    found = find_objection(place, of, {"id": "7", "name": name} if name else None, self_approval=self_approval)
+    assert (None if found is None else found.code) == code
+
+
+def test_the_approvers_of_a_run_are_those_who_did_not_trigger_it() -> None:
+    assert permitted_approvers(PLACE, run(), self_approval=False) == []
+    assert permitted_approvers(LISTED, run("bob"), self_approval=False) == ["8"]
+    assert permitted_approvers(LISTED, run("bob"), self_approval=True) == ["bob", "8"]
+    with refused("approver-none", match='"bob" triggered it'):
+        permitted_approvers(replace(PLACE, approvers=("Bob",)), run("bob"), self_approval=False)
+
+
+def test_an_approval_is_that_of_one_plan_with_its_parameters(tmp_path: Path) -> None:
+    place, context = replace(PLACE, home=tmp_path), {"dag_run": run(), "params": {"only": "site = 'a`'"}}
+    approval, of_others = RunApproval(place, context), RunApproval(place, {**context, "params": {"only": None}})
+    with refused("approval-plan-missing"):
+        approval.require()
+    approval.save_plan("3 devices")
+    with refused("approval-missing"):
+        approval.require()
+    approval.approve("bob")
+    approval.require()
+    assert (approval.plan(), "`" in approval.parameters) == ("3 devices", False)
+    with refused("approval-parameters-differ"):
+        of_others.require()
+    approval.save_plan("300 devices")
+    with refused("approval-missing"):
+        approval.require()
+    approval.approve("bob")
+    forget_approval(place, run())
+    with refused("approval-plan-missing"):
+        approval.require()
+
+
+def test_the_configuration_names_approvers_and_allows_self_approval_only_in_so_many_words() -> None:
+    assert (OrchestrationConfig.of({}).approvers, OrchestrationConfig.of({}).self_approval) == ((), False)
+    found = OrchestrationConfig.of({"FLEET_APPROVERS": " ada, bob,", "FLEET_SELF_APPROVAL": "yes"})
+    assert (found.approvers, found.self_approval) == (("ada", "bob"), True)
+    assert not OrchestrationConfig.of({"FLEET_SELF_APPROVAL": "no"}).self_approval
