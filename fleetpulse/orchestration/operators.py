@@ -141,8 +141,7 @@ class FleetOperator(BaseOperator):
 class PlanOperator(FleetOperator):
     """Print the plan of a change, and save it for the approval of the run.
 
-    Args:
-        words: verb and arguments of a dry run.
+    Its verb is a dry run.
     """
 
     def __init__(self, **kwargs: Any) -> None:
