@@ -450,24 +450,33 @@ class Fold:
     def _record_signal(self, device: Device, row: Row) -> None:
         """Record a signal: last seen, runtime, clock, gateway, session and counter.
 
-        A late signal changes neither gateway nor counter; a late birth only names the session.
+        A late signal changes neither gateway nor counter; a late birth names the session, and the
+        counter within its boot. A signal that was sent before the newest one, and delivered behind
+        it, changes neither clock nor session nor counter.
         """
         at_ms, covered = row.at_ms, self.context.coverage(device).covered(row.at_ms)
         gap = covered - device.quiet_covered_ms - device.excused_ms
         present = device.mode in PRESENT or device.mode in HELD or device.mode is Mode.UNREACHABLE
         if device.last_seen_ms is not None and present and gap <= self._rules(device, at_ms).timeout_ms:
             device.runtime_ms += gap
+        is_older = _was_sent_earlier(device, row)
         device.last_seen_ms = device.quiet_since_ms = at_ms
         device.quiet_covered_ms, device.excused_ms = covered, 0
-        if row.trust in FAULTS and row.trust is not device.clock:
-            self.judgements.append(message_judgement(row, JudgementKind.CLOCK, clock_fault(row.trust, offset_ms(row))))
-        device.clock, device.clock_offset_ms = row.trust, offset_ms(row)
+        if not is_older:
+            if row.trust in FAULTS and row.trust is not device.clock:
+                self.judgements.append(message_judgement(row, JudgementKind.CLOCK, clock_fault(row.trust, offset_ms(row))))
+            device.clock, device.clock_offset_ms = row.trust, offset_ms(row)
         newest = device.heard_arrival is None or device.heard_arrival < row.arrival
         if row.trust is not Trust.LATE:
             device.gateway = row.gateway if row.gateway is not None else device.gateway
-            if newest:
+            if newest and not is_older:
                 self._record_counters(device, row)
-        elif newest and row.kind is Kind.BIRTH and row.is_direct:
+            elif row.kind is Kind.BIRTH and _was_sent_later(device, row):
+                self._record_session(device, row)  # an older signal was delivered again, behind it
+                device.seq = row.seq
+        elif newest and not is_older and row.kind is Kind.BIRTH and row.is_direct:
+            if row.boot is not None and row.seq is not None and (row.boot == device.boot or device.seq is None):
+                device.seq = row.seq
             self._record_session(device, row)  # it names the current connection, even if its clock is slow
         if newest:
             device.heard_arrival = row.arrival
@@ -570,6 +579,41 @@ def _is_copy(device: Device, row: Row) -> bool:
     """
     placeless = row.trust in FAULTS or row.at_ms != row.event_time_ms
     return placeless and row.seq is not None and row.seq == device.seq and row.boot in (None, device.boot)
+
+
+def _was_sent_earlier(device: Device, row: Row) -> bool:
+    """Whether a signal was sent before the newest one of its boot, so that it names no newer session.
+
+    Its counter is lower, and its event time is not later. If either event time is invalid, the
+    counter alone decides.
+    """
+    counters = _counters_of_one_boot(device, row)
+    if counters is None or not fell_back(*counters):
+        return False
+    newest_ms, sent_ms = _event_time_of_newest(device), None if row.trust is Trust.INVALID else row.event_time_ms
+    return newest_ms is None or sent_ms is None or sent_ms <= newest_ms
+
+
+def _was_sent_later(device: Device, row: Row) -> bool:
+    """Whether a signal was sent after the newest one of its boot, in whichever order they were received."""
+    counters = _counters_of_one_boot(device, row)
+    return counters is not None and fell_back(counters[1], counters[0])
+
+
+def _counters_of_one_boot(device: Device, row: Row) -> tuple[int, int] | None:
+    """Return the counters of a device and of a signal; None if they cannot be compared.
+
+    Boots are names without an order, and at another site a signal may be of another device.
+    """
+    is_one_boot = row.boot is not None and row.boot == device.boot and row.site == device.current_site
+    return None if not is_one_boot or device.seq is None or row.seq is None else (device.seq, row.seq)
+
+
+def _event_time_of_newest(device: Device) -> int | None:
+    """Return the event time of the newest signal, epoch milliseconds; None if it is invalid."""
+    if device.last_seen_ms is None or device.clock is Trust.ON_TIME:
+        return device.last_seen_ms
+    return None if device.clock_offset_ms is None else device.last_seen_ms + device.clock_offset_ms
 
 
 def fell_back(before: int, after: int) -> bool:

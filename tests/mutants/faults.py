@@ -434,9 +434,16 @@ FAULTS: Final = (
     _fault(
         "late-birth-starts-no-session",
         "fleetpulse/core/fold.py",
-        "elif newest and row.kind is Kind.BIRTH and row.is_direct:",
+        "elif newest and not is_older and row.kind is Kind.BIRTH and row.is_direct:",
         "elif False:",
         "tests/unit/core/presence/test_presence_time.py::test_a_late_birth_names_the_session_so_that_its_will_takes_effect",
+    ),
+    _fault(
+        "older-birth-delivered-again-names-the-session",
+        "fleetpulse/core/fold.py",
+        "            if newest and not is_older:\n",
+        "            if newest:\n",
+        "tests/unit/core/presence/test_presence_time.py::test_inputs_from_the_field_are_judged_correctly",
     ),
     # ---- files and tables
     _fault(

@@ -279,11 +279,37 @@ def _fell_back(before: int, after: int) -> bool:
 
 
 @jit_no_refcount
+def _has_counters_of_one_boot(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
+    """Whether device and signal have counters of one boot, as `core.fold._counters_of_one_boot`."""
+    if rows[j, R_SEQ] < 0 or devices[i, SEQ] < 0 or rows[j, R_BOOT] < 0 or rows[j, R_BOOT] != devices[i, BOOT]:
+        return False
+    return rows[j, R_SITE] == (devices[i, SITE] if devices[i, SPEAKS_FROM] < 0 else devices[i, SPEAKS_FROM])
+
+
+@jit_no_refcount
+def _was_sent_earlier(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
+    """Whether a signal was sent before the newest one of its boot, as `core.fold._was_sent_earlier`."""
+    if not _has_counters_of_one_boot(devices, i, rows, j) or not _fell_back(devices[i, SEQ], rows[j, R_SEQ]):
+        return False
+    if devices[i, LAST_SEEN] == NONE or rows[j, R_TRUST] == _INVALID:
+        return True
+    offset_ms = 0 if devices[i, CLOCK] == _ON_TIME else devices[i, CLOCK_OFFSET]
+    return offset_ms == NONE or rows[j, R_AT] + rows[j, R_OFFSET] <= devices[i, LAST_SEEN] + offset_ms
+
+
+@jit_no_refcount
+def _was_sent_later(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
+    """Whether a signal was sent after the newest one received, as `core.fold._was_sent_later`."""
+    return _has_counters_of_one_boot(devices, i, rows, j) and _fell_back(rows[j, R_SEQ], devices[i, SEQ])
+
+
+@jit_no_refcount
 def _heard(devices: Matrix, world: PackedContext, out: Matrix, n_out: int, i: int, rows: Matrix, j: int) -> int:
     """Record a signal: last seen, runtime, clock.
 
     If it is not late, it can also change reboots, gateway, firmware and site. A late direct birth
-    still names the session.
+    still names the session, and the counter within its boot. A signal that was sent before the
+    newest one, and delivered behind it, changes neither clock nor session nor counter.
 
     Returns:
         Number of output rows.
@@ -295,24 +321,32 @@ def _heard(devices: Matrix, world: PackedContext, out: Matrix, n_out: int, i: in
     present = IS_PRESENT[mode] or IS_HELD[mode] or mode == _UNREACHABLE
     if devices[i, LAST_SEEN] != NONE and present and gap <= timeout_ms:
         devices[i, RUNTIME] += gap
+    is_older = _was_sent_earlier(devices, i, rows, j)
     devices[i, LAST_SEEN] = devices[i, QUIET_SINCE] = at_ms
     devices[i, QUIET_COVERED], devices[i, EXCUSED] = now_covered, 0
     trust, arrival = rows[j, R_TRUST], rows[j, R_ARRIVAL]
-    if trust >= _INVALID and trust != devices[i, CLOCK]:
-        n_out = _note(out, n_out, CLOCK_FAULT, i, j)
-    devices[i, CLOCK] = trust
-    devices[i, CLOCK_OFFSET] = NONE if trust in (_ON_TIME, _INVALID) else rows[j, R_OFFSET]
-    newest = devices[i, HEARD] == NONE or devices[i, HEARD] < arrival
+    if not is_older:
+        if trust >= _INVALID and trust != devices[i, CLOCK]:
+            n_out = _note(out, n_out, CLOCK_FAULT, i, j)
+        devices[i, CLOCK] = trust
+        devices[i, CLOCK_OFFSET] = NONE if trust in (_ON_TIME, _INVALID) else rows[j, R_OFFSET]
+    newest, is_birth = devices[i, HEARD] == NONE or devices[i, HEARD] < arrival, rows[j, R_KIND] == _BIRTH
     if trust != _LATE:
         if rows[j, R_GATEWAY] >= 0:
             devices[i, GATEWAY] = rows[j, R_GATEWAY]
-        if newest:
+        if newest and not is_older:
             n_out = _number(devices, out, n_out, i, rows, j)
-    elif newest and rows[j, R_KIND] == _BIRTH and rows[j, R_DIRECT]:
+        elif is_birth and _was_sent_later(devices, i, rows, j):
+            _name(devices, i, rows, j)
+            devices[i, SEQ] = rows[j, R_SEQ]
+    elif newest and not is_older and is_birth and rows[j, R_DIRECT]:
+        boot = rows[j, R_BOOT]
+        if boot >= 0 and rows[j, R_SEQ] >= 0 and (boot == devices[i, BOOT] or devices[i, SEQ] < 0):
+            devices[i, SEQ] = rows[j, R_SEQ]
         _name(devices, i, rows, j)
     if newest:
         devices[i, HEARD] = arrival
-    if rows[j, R_DIRECT] or rows[j, R_KIND] == _BIRTH:
+    if rows[j, R_DIRECT] or is_birth:
         devices[i, PROVED] = max(devices[i, PROVED], arrival)
     return n_out
 

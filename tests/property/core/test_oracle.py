@@ -31,7 +31,7 @@ SHAPES = {
     ),
     "errors": Shape("a", ["error"], ["policy", "release", "release", "add"]),
     "sequences": Shape("a", ["error"], ["release"], ["escalation", "escalation"]),
-    "wills": Shape("a", ["heartbeat", "heartbeat", "death"], ["policy", "add", "maintain", "gap"]),
+    "wills": Shape("a", ["heartbeat", "birth", "death"], ["policy", "add", "maintain", "gap"]),
     "gateways": Shape("abc", ["heartbeat", "heartbeat", "death"], ["policy", "add", "add", "decommission", "maintain", "gap"]),
     "outages": Shape("a", ["heartbeat", "death"], ["gap", "gap", "gap", "tick"]),
     "service": Shape("a", ["heartbeat", "error"], ["policy", "add", "add", "decommission", "maintain", "update", "release"]),

@@ -178,6 +178,50 @@ def _counters() -> dict[str, Case]:
     }
 
 
+def _redelivered() -> dict[str, Case]:
+    """Return births that a broker delivers again, or for the first time, behind the birth of a newer session.
+
+    In each case the will of the newer session is real, unless the case says otherwise.
+    """
+
+    def birth(device: str, at_s: float, session: str, seq: int, lead_s: float, late_s: float = 0, boot: str = "b") -> Row:
+        return signal(at_s + lead_s, device, "birth", received_s=at_s + late_s, boot=boot, seq=seq, session=session)
+
+    def unset(device: str, at_s: float, session: str, seq: int) -> Row:
+        return row(at_s, f"{device}/birth", ts=5, boot="b", seq=seq, session=session)
+
+    def dies(device: str, session: str) -> Row:
+        return row(720, f"{device}/death", session=session)
+
+    def three(device: str, lead_s: float) -> list[Row]:
+        """Return three births, then the first two again, and the will of the third."""
+        times = ((100, "x", 1), (400, "y", 4), (600, "z", 9))
+        again = [birth(device, at_s, session, seq, lead_s, 603 - at_s) for at_s, session, seq in times[:2]]
+        return [*(birth(device, *one, lead_s) for one in times), *again, dies(device, "z")]
+
+    dead = (750, "online", "offline", "death")
+    anew = [birth("r5", 100, "x", 0, 3_600), signal(4_000, "r5", received_s=400, boot="b", seq=7),
+            birth("r5", 600, "y", 0, 3_600), dies("r5", "y")]  # fmt: skip
+    reset = [birth("r6", 100, "x", 90, 3_600, boot="7"), birth("r6", 600, "y", 0, 3_000, boot="1"), dies("r6", "y")]
+    wraps = [birth("r7", 100, "x", 254, 3_600), birth("r7", 600, "y", 2, 3_600), dies("r7", "y")]
+    behind = [birth("r8", 600, "x", 1, 0, 4), birth("r8", 601, "y", 2, 0), dies("r8", "y")]
+    old_will = [*three("r9", 3_600)[:-1], dies("r9", "y")]
+    return {
+        "older births again, the clock an hour ahead": Case(three("r1", 3_600), {"r1": [_online(100), dead]}),
+        "older births again, the clock an hour behind": Case(three("r2", -3_600), {"r2": [_online(100), dead]}),
+        "older births again, the clock three months behind": Case(three("r3", -8_000_000), {"r3": [_online(100), dead]}),
+        "an older birth again, the clock not set": Case(
+            [unset("r4", 100, "x", 1), unset("r4", 600, "y", 2), unset("r4", 603, "x", 1), dies("r4", "y")],
+            {"r4": [_online(100), dead]},
+        ),
+        "a counter that begins anew with each connection": Case(anew, {"r5": [_online(100), dead]}),
+        "a device that loses boot and counter": Case(reset, {"r6": [_online(100), dead]}, {"r6": 1}),
+        "a counter that wraps with the reconnect": Case(wraps, {"r7": [_online(100), dead]}),
+        "an older birth behind a newer one, the clock right": Case(behind, {"r8": [_online(600), dead]}),
+        "the will of a session whose birth came again": Case(old_will, {"r9": [_online(100)]}),
+    }
+
+
 def _behind(device: str, gateway: str, hours: int) -> list[Row]:
     """Return the signals of an hourly sensor behind a gateway, on the hour."""
     return [signal(3600 * hour, device, gateway=gateway) for hour in range(hours)]
@@ -273,7 +317,7 @@ def _operators() -> dict[str, Case]:
 
 
 CASES: Final[Mapping[str, Case]] = {
-    **_wills(), **_shards(), **_clocks(), **_counters(), **_gateways(), **_identities(), **_operators()
+    **_wills(), **_shards(), **_clocks(), **_counters(), **_redelivered(), **_gateways(), **_identities(), **_operators()
 }  # fmt: skip
 
 

@@ -55,6 +55,8 @@ class Life:
     conflicts: list[int] = field(
         default_factory=list[int]
     )  # instants of reported identity conflicts since its last new registration
+    delayed: set[int] = field(default_factory=set[int])  # indices of signals that were sent before the newest one
+    leading: set[int] = field(default_factory=set[int])  # indices of births that were sent after a signal received later
 
     @property
     def mode(self) -> str:
@@ -188,12 +190,61 @@ class Life:
     def field_of(self, index: int, word: str) -> Any:
         """Return a field of the device, such as boot, before the row at ``index``."""
         value, newest = None, (-1, -1)
-        for old in self.log[:index]:
-            if old.kind in SIGNALS and old.arrival > newest:
-                newest = old.arrival
-                counts = old.trust != "late" or (word in ("boot", "session") and old.kind == "birth" and old.is_direct)
-                value = getattr(old, word) if counts and getattr(old, word) is not None else value
+        for at, old in enumerate(self.log[:index]):
+            if old.kind not in SIGNALS:
+                continue
+            counts, newest = old.arrival > newest, max(newest, old.arrival)
+            named, of_session = getattr(old, word), word in ("session", "boot", "seq")
+            if at in self.leading:
+                counts = of_session
+            elif old.trust == "late":
+                counts = counts and old.kind == "birth" and old.is_direct and of_session
+            if old.trust == "late" and word == "seq" and value is not None:
+                counts = counts and old.boot == self.field_of(at, "boot")
+            if old.trust == "late" and word == "seq" and old.boot is None:
+                counts = False
+            value = named if counts and named is not None and at not in self.delayed else value
         return value
+
+    def sent_by_its_clock(self, index: int) -> int | None:
+        """Return the event time of the newest signal before ``index``, or None.
+
+        A delayed signal counts as heard, but its clock does not.
+        """
+        signals = [at for at, one in enumerate(self.log[:index]) if one.kind in SIGNALS]
+        timed = [self.log[at] for at in signals if at not in self.delayed]
+        if not timed or timed[-1].trust == "invalid":
+            return None
+        ahead = 0 if timed[-1].trust == "on_time" else (timed[-1].event_time or 0) - timed[-1].received_at
+        return self.log[signals[-1]].at + ahead
+
+    def note_order(self, row: Message, index: int) -> None:
+        """Note a signal that was sent earlier than the newest one, or a birth that was sent later but received earlier."""
+        order = self.compare_counters(row, index) if row.kind in SIGNALS else 0
+        received_last = not any(old.arrival >= row.arrival for old in self.log if old.kind in SIGNALS)
+        if order < 0:
+            self.delayed.add(index)
+        elif order > 0 and row.kind == "birth" and row.trust != "late" and not received_last:
+            self.leading.add(index)
+
+    def compare_counters(self, row: Message, index: int) -> int:
+        """Compare a signal with the newest one of its boot, by their counters.
+
+        Returns:
+            1 if it was sent later, -1 if it was sent earlier, and 0 if that is not known.
+        """
+        boot, seq = self.field_of(index, "boot"), self.field_of(index, "seq")
+        if boot is None or seq is None or row.seq is None or row.seq == seq:
+            return 0
+        if row.boot != boot or row.site != self.at(index):
+            return 0
+        less, greater = sorted((seq, row.seq))
+        if any(end - 16 <= greater < end and less < 16 for end in (2**8, 2**16, 2**32)):
+            return 0
+        if row.seq > seq:
+            return 1
+        newest, sent = self.sent_by_its_clock(index), None if row.trust == "invalid" else row.event_time
+        return 0 if newest is not None and sent is not None and sent > newest else -1
 
     def has_rebooted(self, row: Message, index: int) -> bool:
         """Return whether a signal shows a reboot.
@@ -220,7 +271,9 @@ class Life:
         return boot is None or will.boot in (None, boot)
 
     def is_newest(self, row: Message, index: int) -> bool:
-        return row.trust != "late" and not any(old.arrival > row.arrival for old in self.log[:index] if old.kind in SIGNALS)
+        if row.trust == "late" or index in self.delayed:
+            return False
+        return not any(old.arrival > row.arrival for old in self.log[:index] if old.kind in SIGNALS)
 
     def is_updated(self, row: Message, index: int) -> bool:
         """Return whether a signal names another firmware than before."""
@@ -357,6 +410,7 @@ class Life:
         if row.kind == "control":
             return self.control(row)
         index, excused = len(self.log), self.excused(row.at)
+        self.note_order(row, index)
         rebooted = row.kind in SIGNALS and (self.has_rebooted(row, index) or self.is_updated(row, index))
         if row.kind in SIGNALS and self.is_in_conflict(row, index):
             self.conflicts.append(row.at)
@@ -365,7 +419,7 @@ class Life:
         self.log.append(row)
         if row.kind in SIGNALS:
             self.heard.append(Heard(row.at, self.mode, self.class_and_limits(), self.since, excused))
-            self.clocks.append(row.trust)
+            self.clocks.append(self.clocks[-1] if index in self.delayed else row.trust)
         if row.kind in SIGNALS and self.mode in ("provisioned", "offline", "unreachable") and self.death() is None:
             self.move_to(self.live(), "signal")
         if rebooted and self.mode == "updating":
@@ -384,6 +438,7 @@ class Life:
             return
         if self.mode == "decommissioned":
             self.before, self.log, self.since, self.conflicts = [*self.before, *self.log], [], row.at, []
+            self.delayed, self.leading = set(), set()
             self.clocks.append("on_time")
             self.move_to("provisioned", "registered")
         behind = self.gateway(len(self.log))

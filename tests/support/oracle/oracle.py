@@ -27,10 +27,15 @@ Signals and wills:
 - A signal takes effect at its event time or its receipt, whichever is earlier. If its clock is at
   fault, or if it is late and proves life, it takes effect at its receipt. Error, boot and counter
   of a late signal do not count.
-- A late birth that the device delivered itself sets session and boot. Other fields of late signals
-  do not count.
+- A late birth that the device delivered itself sets session and boot. It sets the counter if it
+  names a boot, and the device has that boot, or no counter. Other fields of late signals do not
+  count.
 - The values of boot, session and counter received last count. Those of a signal that was received
-  before an already judged one do not count.
+  before an already judged one do not count, unless it is a birth with a greater counter of the same
+  boot that is not late.
+- A signal of the same boot with a lesser counter was sent earlier, unless its event time is later
+  than that of the newest signal, at the current offset of the device's clock. It counts as heard;
+  neither its clock nor its other fields count.
 - A signal is a copy if its presence time differs from its event time, and it repeats the counter of
   the previous signal.
 - The newest of several wills counts. Its grace period is evaluated like the timeout: at each

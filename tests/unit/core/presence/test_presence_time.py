@@ -5,7 +5,7 @@ import pytest
 from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.presence.presence_time import clock_description
-from fleetpulse.core.replay import outcome, replay
+from fleetpulse.core.replay import Outcome, outcome, replay
 from fleetpulse.core.rows import Trust
 from tests.support.histories.histories import START, changes, row, signal, tick
 from tests.support.histories.presence_cases import CASES, DEPLOYMENT, Case, rows_of
@@ -15,18 +15,18 @@ pytestmark = pytest.mark.unit
 
 @pytest.mark.parametrize("name", CASES)
 def test_inputs_from_the_field_are_judged_correctly(name: str) -> None:
-    check(CASES[name], [CASES[name]])
+    check(CASES[name], outcome(rows_of([CASES[name]]), DEPLOYMENT))
 
 
 def test_inputs_from_the_field_are_judged_alike_together_and_alone() -> None:
     assert len(CASES) > 20
+    result = outcome(rows_of([*CASES.values()]), DEPLOYMENT)
     for case in CASES.values():
-        check(case, [*CASES.values()])
+        check(case, result)
 
 
-def check(case: Case, among: list[Case]) -> None:
-    """Compare the verdicts on a case's devices, judged among others."""
-    result = outcome(rows_of(among), DEPLOYMENT)
+def check(case: Case, result: Outcome) -> None:
+    """Compare the verdicts on a case's devices with those of an outcome."""
     for device_id, expected in case.want.items():
         own = [one for one in result.judgements if one.device_id == device_id]
         assert [one for one in changes(own) if one[0] <= case.until_s] == list(expected), device_id
