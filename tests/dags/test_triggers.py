@@ -246,7 +246,7 @@ def broker(tmp_path: Path) -> Iterator[tuple[Home, BrokerAddress]]:
     """Return a home whose broker runs."""
     home = Home(tmp_path / "home")
     home.prepare(None)
-    running = Broker(home.broker, home.logs / "broker.log", port=0)
+    running = Broker(home.broker, home.broker_log, port=0)
     address = running.start()
     save_address(home.run("broker"), address)
     yield home, address

@@ -71,7 +71,7 @@ def grant(
     if address is not None and address.tls is not None and address.tls.cert:  # this process has no certificate of that user
         note += "; the user also needs a certificate with its name as DNS name or e-mail address"
     elif address is not None and not await_admission(replace(address, username=name, password=password)):
-        note = f'; the broker has the new rules, but does not accept the password yet: see "{Home(home).logs / "broker.log"}"'
+        note = f'; the broker has the new rules, but does not accept the password yet: see "{Home(home).broker_log}"'
     typer.echo(password)
     typer.echo(f'"{name}" has access as {role}; the password is not shown again{note}; {advice}', err=True)
 
@@ -108,9 +108,7 @@ def takeovers(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False) -
     """
     Home(home).record()
     columns = ("client_id", "times", "first_at", "last_at", "address", "replaced_address")
-    show_rows(
-        [asdict(one) for one in read_takeovers(Home(home).logs / "broker.log")], columns, "takeovers", json_lines=json_lines
-    )
+    show_rows([asdict(one) for one in read_takeovers(Home(home).broker_log)], columns, "takeovers", json_lines=json_lines)
 
 
 @access.command("list")

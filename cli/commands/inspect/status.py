@@ -107,7 +107,7 @@ def status_facts(home: Home) -> dict[str, Any]:
     facts["troubles"] = {name: problems for name, status in running.items() if (problems := problems_of(status))}
     facts["broker"] = read_status(home.run(broker_log.STATUS)) if runs(home, Service.BROKER) else {}
     facts["services"] = list(services(home))
-    recent = read_takeovers(home.logs / "broker.log", datetime.now(UTC) - timedelta(hours=1))
+    recent = read_takeovers(home.broker_log, datetime.now(UTC) - timedelta(hours=1))
     facts["takeovers"] = [asdict(one) for one in recent if one.times >= FREQUENT]
     return facts
 

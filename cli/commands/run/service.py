@@ -165,9 +165,7 @@ def check_health(home: Home, name: Service) -> str:
     if name is Service.BROKER:
         address = load_address(home.run("broker"))
         if not await_admission(address, 2.0):
-            raise FleetError(
-                f'the broker on {address} refuses connections; see "{home.logs / "broker.log"}"', code="broker-refuses"
-            )
+            raise FleetError(f'the broker on {address} refuses connections; see "{home.broker_log}"', code="broker-refuses")
         return f"the broker accepts clients on {address}"
     desired = get_desired(home)
     if name is Service.LIFECYCLE and desired.what != RUNNING:

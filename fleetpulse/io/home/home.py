@@ -123,6 +123,11 @@ class Home:
         return self.path / "logs"
 
     @property
+    def broker_log(self) -> Path:
+        """Log file of the embedded broker; rotated files have the time as a suffix."""
+        return self.logs / "broker.log"
+
+    @property
     def mapping(self) -> Path:
         """Mapping file for devices with other message formats; it may be absent."""
         return self.path / "mapping.toml"

@@ -1,4 +1,4 @@
-"""Failed logins and refused messages, counted from the log of the embedded broker.
+"""Lines of the embedded broker's log, and counts of failed logins and refused messages.
 
 NATS has no lock-out: it answers each login at once. A guess needs 192 random bits, since passwords
 are generated; so failures are reported, and their rate is not limited.
@@ -19,12 +19,18 @@ from fleetpulse.core.times import format_instant
 
 STATUS: Final = "broker-log"  # name of the status file with the counts
 _QUOTED: Final = rb'"((?:[^"\\]|\\.)*)"'
-_LINE: Final = re.compile(
-    rb"\[\d+\] \S+ \S+ \[ERR\] (?P<at>\S+):\d+ - [mc]id:\d+ - (?:"
+_CLIENT: Final = rb"\[\d+\] (?P<date>\d{4}/\d\d/\d\d \d\d:\d\d:\d\d)\.\d+ \[%b\] (?P<at>\S+):\d+ - [mc]id:\d+ - "
+_FAILURE: Final = re.compile(
+    _CLIENT % b"ERR"
+    + rb"(?:"
     + _QUOTED
     + rb" - )?(?:(?P<login>authentication error)(?: - User (?P<user>"
     + _QUOTED
     + rb"))?|(?:Publish|Subscription) Violation - )"
+)
+TAKEOVER: Final = re.compile(  # see `fleetpulse.io.mqtt.takeovers`
+    _CLIENT % b"WRN"
+    + rb'\S+ - Replacing old client "(?P<replaced>\S+):\d+ - mid:\d+ - \S+" since both have the same client ID "(?P<id>\S+)"'
 )
 _PIECE_BYTES: Final = 65_536
 _READ_BYTES: Final = 4_194_304  # of one call; the rest follows with the next one
@@ -94,7 +100,7 @@ class BrokerLog:
         return fresh.read(_PIECE_BYTES)
 
     def _count(self, line: bytes, now_ms: int) -> None:
-        found = _LINE.match(line)
+        found = _FAILURE.match(line)
         if found is None:
             return
         if not found["login"]:

@@ -5,19 +5,16 @@ reconnects before the broker has noticed the end of its old connection; many are
 """
 
 import os
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from fleetpulse.io.mqtt.broker_log import TAKEOVER
+
 READ_BYTES: Final = 4_000_000  # of the end of the log and of its rotated files
 FREQUENT: Final = 3  # takeovers of one client id in an hour that are more than reconnects
-_LINE: Final = re.compile(
-    r"\[\d+\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d)\.\d+ \[WRN\] (\S+):\d+ - mid:\d+ - \S+ - "
-    r'Replacing old client "(\S+):\d+ - mid:\d+ - \S+" since both have the same client ID "(\S+)"'
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +45,7 @@ def read_takeovers(log: Path, since: datetime | None = None) -> list[Takeover]:
         log: path of the log; it may be absent.
         since: time of the first takeover to count; None counts all.
     """
-    return _grouped(_end_of(log).decode(errors="replace").splitlines(), since)
+    return _grouped(_end_of(log).split(b"\n"), since)
 
 
 def _end_of(log: Path) -> bytes:
@@ -66,12 +63,14 @@ def _end_of(log: Path) -> bytes:
     return end
 
 
-def _grouped(lines: Iterable[str], since: datetime | None) -> list[Takeover]:
+def _grouped(lines: Iterable[bytes], since: datetime | None) -> list[Takeover]:
     found: dict[str, Takeover] = {}
     for line in lines:
-        if "Replacing old client" not in line or (match := _LINE.fullmatch(line)) is None:
+        if b"Replacing old client" not in line or (match := TAKEOVER.fullmatch(line)) is None:
             continue
-        written, address, replaced, client_id = match.groups()
+        written, address, replaced, client_id = (
+            match[name].decode(errors="replace") for name in ("date", "at", "replaced", "id")
+        )
         at = datetime.strptime(written, "%Y/%m/%d %H:%M:%S").replace(tzinfo=UTC)
         if since is not None and at < since:
             continue

@@ -58,7 +58,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def broker(home: Home) -> Iterator[Broker]:
-    running = Broker(home.broker, home.logs / "broker.log", port=0)
+    running = Broker(home.broker, home.broker_log, port=0)
     save_address(home.run("broker"), running.start())
     yield running
     running.stop()
