@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.mqtt.address import create_secret, write_secret
+from fleetpulse.io.system.secret_files import create_secret, write_secret
 from fleetpulse.paths import ROOT
 
 HOST: Final = "127.0.0.1"

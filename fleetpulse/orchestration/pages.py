@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from airflow.sdk import BaseOperatorLink
 
-from fleetpulse.io.mqtt.address import create_secret
+from fleetpulse.io.system.secret_files import create_secret
 from fleetpulse.orchestration.config import CONFIG, OrchestrationConfig, backtest_folder
 
 PREFIX: Final = "/fleet"

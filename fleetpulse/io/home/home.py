@@ -18,9 +18,9 @@ from fleetpulse.core.rows import BRIDGE, KAFKA
 from fleetpulse.core.times import format_duration
 from fleetpulse.io.checkpoints.checkpoint import judged_up_to
 from fleetpulse.io.checkpoints.generations import Generation, checkpoint_of, load_generations
-from fleetpulse.io.mqtt.address import create_secret, write_secret
 from fleetpulse.io.system.fsync import atomic_write, is_disk_full
 from fleetpulse.io.system.locks import folder_held, lock_holder, named_lock
+from fleetpulse.io.system.secret_files import create_secret, write_secret
 
 HOME_VERSION: Final = 1
 _BY_VERSION_1: Final = "judged_by_version_1_ms"

@@ -25,7 +25,8 @@ from fleetpulse.core.messages.mapping import RESERVED_LEVELS, Mappings
 from fleetpulse.core.messages.sparkplug import COMMANDS, FILTERS, PREFIX, STATE
 from fleetpulse.core.messages.verdicts import PUBLISHED
 from fleetpulse.core.rows import ALERTS, FAILURES, FROM_DEVICES, Kind
-from fleetpulse.io.mqtt.address import BrokerAddress, write_secret
+from fleetpulse.io.mqtt.address import BrokerAddress
+from fleetpulse.io.system.secret_files import write_secret
 
 SERVICE_USER: Final = "fleet"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")

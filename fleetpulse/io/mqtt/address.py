@@ -6,7 +6,6 @@ log, in no ``repr``.
 
 import json
 import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.secret_files import exposed_secret
-from fleetpulse.io.system.fsync import atomic_write, sync_folder
+from fleetpulse.io.system.secret_files import write_secret
 
 if TYPE_CHECKING:
     import ssl
@@ -193,26 +192,3 @@ def load_address(path: Path) -> BrokerAddress:
         raise FleetError(
             f'"{path}" holds no valid broker address ({error}); remove it and start again', code="broker-address-damaged"
         ) from None
-
-
-def create_secret(path: Path, text: str) -> str:
-    """Create a file of mode 600 unless it exists, and return its content.
-
-    Concurrent processes get the same content: that of the first one.
-    """
-    if not path.exists():
-        fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        write_secret(fresh, text)
-        try:
-            os.link(fresh, path)
-        except FileExistsError:
-            pass  # another process was first
-        finally:
-            fresh.unlink()
-        sync_folder(path.parent)
-    return path.read_text()
-
-
-def write_secret(path: Path, text: str) -> None:
-    """Write a file of mode 600 atomically and durably."""
-    atomic_write(path, text, mode=0o600, temporary=path.with_name(f".{path.name}.{os.getpid()}"))

@@ -29,11 +29,12 @@ from fleetpulse.core.messages.mapping_file import parse_mappings
 from fleetpulse.core.messages.sparkplug import SUBSCRIPTIONS
 from fleetpulse.io.mqtt import codec
 from fleetpulse.io.mqtt.acl import SERVICE_USER, access_lock, grants, nats_rules, quoted
-from fleetpulse.io.mqtt.address import DEFAULT_PORT, MAX_PAYLOAD_BYTES, BrokerAddress, Tls, write_secret
+from fleetpulse.io.mqtt.address import DEFAULT_PORT, MAX_PAYLOAD_BYTES, BrokerAddress, Tls
 from fleetpulse.io.mqtt.broker_limits import SERVER_BYTES, BrokerLimits, limit_streams, remove_ports
 from fleetpulse.io.mqtt.broker_program import broker_program
 from fleetpulse.io.system.ports import free_port
 from fleetpulse.io.system.process import command_with_parent_death_signal
+from fleetpulse.io.system.secret_files import write_secret
 
 if TYPE_CHECKING:
     import psutil
