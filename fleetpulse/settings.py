@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, cast
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
+from fleetpulse.core import broker_defaults
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages.decode import site_fault
 from fleetpulse.core.messages.verdicts import DISCOVERY_PREFIX, prefix_fault
@@ -28,7 +29,6 @@ from fleetpulse.core.times import format_duration, parse_duration_ms
 
 _BRIDGE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _LONGEST_JITTER_MS: Final = 86_400_000
-DEFAULT_SYNC: Final = "1s"
 FOREVER: Final = "forever"
 _DAY_MS: Final = 86_400_000
 _HEAP: Final = re.compile(r"([1-9][0-9]{0,5})([mg])")
@@ -288,9 +288,9 @@ class Settings(BaseSettings):
     sparkplug_host: Annotated[str, AfterValidator(_is_host)] = ""
     publish_verdicts: bool = False
     discovery_prefix: Annotated[str, AfterValidator(_is_prefix)] = DISCOVERY_PREFIX
-    broker_sync: Annotated[str, AfterValidator(_is_sync)] = DEFAULT_SYNC
-    broker_store: Annotated[str, AfterValidator(_is_store)] = "8g"
-    broker_connections: Annotated[int, Field(ge=10, le=1_000_000)] = 10_000
+    broker_sync: Annotated[str, AfterValidator(_is_sync)] = broker_defaults.SYNC
+    broker_store: Annotated[str, AfterValidator(_is_store)] = f"{broker_defaults.STORE_GIB}g"
+    broker_connections: Annotated[int, Field(ge=10, le=1_000_000)] = broker_defaults.CONNECTIONS
     broker_certificate: str = ""
     broker_key: str = ""
     broker_authority: str = ""

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from fleetpulse.core import broker_defaults
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages.mapping import Mappings
 from fleetpulse.core.messages.mapping_file import parse_mappings
@@ -135,7 +136,7 @@ class Broker:
         port: int = DEFAULT_PORT,
         *,
         known_as: str | None = None,
-        sync: str = "1s",
+        sync: str = broker_defaults.SYNC,
         limits: BrokerLimits | None = None,
         tls: ListenerTls | None = None,
         plain: bool = False,

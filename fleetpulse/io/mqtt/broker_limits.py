@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from fleetpulse.core import broker_defaults
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.mqtt.acl import quoted
 from fleetpulse.io.mqtt.address import BrokerAddress
 
-MAX_CONNECTIONS: Final = 10_000
 MAX_SUBSCRIPTIONS: Final = 1_000  # of a connection: each filter of a persistent session keeps a file of its own
-STORE_BYTES: Final = 8 * 1_024**3
 LOG_BYTES: Final = 10_000_000
 LOG_FILES: Final = 5  # with the one that is being written
 _PARTS: Final = {"$MQTT_msgs": 1.0, "$MQTT_rmsgs": 0.25, "$MQTT_qos2in": 0.25}  # messages, retained ones, and those of QoS 2
@@ -41,8 +40,8 @@ class BrokerLimits:
         log_files: number of log files that are kept.
     """
 
-    connections: int = MAX_CONNECTIONS
-    store_bytes: int = STORE_BYTES
+    connections: int = broker_defaults.CONNECTIONS
+    store_bytes: int = broker_defaults.STORE_GIB * 1_024**3
     log_bytes: int = LOG_BYTES
     log_files: int = LOG_FILES
 
