@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from enum import Enum, StrEnum
 from typing import Any, Final, cast
 
+from fleetpulse.core.secret_files import SECRET_NAME, SENSITIVE_WORDS
+
 WITHHELD: Final = "***"
 MAX_CHARS: Final = 500  # of one text
 MAX_VALUES: Final = 20  # of one list
 _SCANNED: Final = 4 * MAX_CHARS  # a secret may begin before the cut and be recognised only by its end
-_NAMES: Final = r"passw|passphrase|secret|token|credential|private|api_?key"
-_SECRET_NAME: Final = re.compile(_NAMES, re.IGNORECASE)
 _SECRET_IN_TEXT: Final = re.compile(
-    rf"""((?:{_NAMES})[\w.-]*["']?\s*[=:]\s*)(?:"[^"]*"?|'[^']*'?|[^\s,;&]+)""", re.IGNORECASE
+    rf"""((?:{SENSITIVE_WORDS})[\w.-]*["']?\s*[=:]\s*)(?:"[^"]*"?|'[^']*'?|[^\s,;&]+)""", re.IGNORECASE
 )  # password=..., "token": "..."
 _USER_INFO: Final = re.compile(r"(://)[^/\s@]+@")  # mqtt://user:password@host
 
@@ -44,7 +44,7 @@ def recorded_arguments(arguments: Mapping[str, Any]) -> str:
     given = {
         name.rstrip("_"): value for name, value in arguments.items() if not (value is None or value is False or value in ([], ()))
     }
-    shown = {name: WITHHELD if _SECRET_NAME.search(name) else _recorded(value) for name, value in given.items()}
+    shown = {name: WITHHELD if SECRET_NAME.search(name) else _recorded(value) for name, value in given.items()}
     return json.dumps(shown, ensure_ascii=False)
 
 

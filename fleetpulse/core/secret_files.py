@@ -12,7 +12,8 @@ from typing import Final
 
 from fleetpulse.core.errors import FleetError
 
-SECRET_NAME: Final = re.compile(r"password|secret|jaas|token|credential|\.key$", re.IGNORECASE)  # of an option
+SENSITIVE_WORDS: Final = r"passw|passphrase|secret|jaas|token|credential|private|api_?key|\.key(?![\w.])"  # a regular expression
+SECRET_NAME: Final = re.compile(SENSITIVE_WORDS, re.IGNORECASE)  # of an option or argument
 _READ: Final = 0o044
 _ENTER: Final = 0o011
 

@@ -23,6 +23,7 @@ _SECRET = "hunter2-correct-horse"
         {"only": f"password = '{_SECRET}' AND site = 'north'"},
         {"kafka": [f'sasl.jaas.config=login required username="a" password="{_SECRET} two";']},
         {"body": json.dumps({"client_secret": _SECRET})},
+        {"jaas": _SECRET, "kafka": [f"ssl.keystore.key={_SECRET}"]},
     ],
 )
 def test_a_secret_is_not_recorded(arguments: dict[str, Any]) -> None:
