@@ -12,7 +12,7 @@ Senders that share a limit also share the spared message of each second.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import repeat
 from math import inf
@@ -71,16 +71,16 @@ class RateLimiter:
         own = self._own(topic)
         return own if own in self._left else self._bucket(own)
 
-    def exceeding(self, topics: Sequence[str], now_ms: int, sizes: Sequence[int] | None = None) -> list[int]:
-        """Count messages that arrived together; return places of those beyond a limit.
+    def exceeding(self, topics: Sequence[str], now_ms: int, sizes: Sequence[int] | None = None) -> dict[int, str]:
+        """Count messages that arrived together; return place and `sender` of those beyond a limit.
 
         Args:
-            topics: topics of the messages; see `sender`.
+            topics: topics of the messages.
             now_ms: wall clock time; a step backwards adds no tokens.
             sizes: bytes of the payloads; None for empty ones.
         """
         if self._burst == inf == self._burst_bytes:
-            return []
+            return {}
         if self._outage_start_ms is not None:
             self._last_outage, self._outage_start_ms = (
                 (now_ms, min(max(0, now_ms - self._outage_start_ms), _LONGEST_AWAY_MS)),
@@ -88,7 +88,7 @@ class RateLimiter:
             )
         known, burst, per_ms, (back_ms, away_ms) = self._left, self._burst, self._per_ms, self._last_outage
         own, burst_bytes, bytes_per_ms = self._own, self._burst_bytes, self._bytes_per_ms
-        unknown, beyond = (burst, burst_bytes, -1), list[int]()
+        unknown, beyond = (burst, burst_bytes, -1), dict[int, str]()
         returned = back_ms <= now_ms <= back_ms + away_ms  # the broker queued messages of the outage
         for place, (topic, size) in enumerate(zip(topics, repeat(0, len(topics)) if sizes is None else sizes, strict=True)):
             device = own(topic)
@@ -106,7 +106,7 @@ class RateLimiter:
                 left += away_ms * per_ms
                 bytes_left += away_ms * bytes_per_ms
             if left < 1 or bytes_left < 1:
-                beyond.append(place)
+                beyond[place] = device
                 known[device] = (left, bytes_left, now_ms)
             else:
                 known[device] = (left - 1, bytes_left - size, now_ms)
@@ -160,19 +160,16 @@ class SparedMessages:
     """Messages beyond the limit that are kept for judging: the newest of each second.
 
     Only messages that wait for their segment are covered.
-
-    Args:
-        sender: function from topic to device, see `RateLimiter.sender`.
     """
 
-    def __init__(self, sender: Callable[[str], str]) -> None:
-        self._sender = sender
-        self._places: dict[str, tuple[int, int]] = {}  # by device: the second, and the place of its message
+    def __init__(self) -> None:
+        self._places: dict[str, tuple[int, int]] = {}  # by sender: the second, and the place of its message
 
-    def newest(self, topic: str, received_at_ms: int, place: int) -> int | None:
-        """Spare a message beyond the limit of its device.
+    def newest(self, sender: str, topic: str, received_at_ms: int, place: int) -> int | None:
+        """Spare a message beyond the limit of its sender.
 
         Args:
+            sender: sender of the message, see `RateLimiter.exceeding`.
             topic: topic of the message.
             received_at_ms: time of receipt, epoch milliseconds.
             place: place of its row in the buffer.
@@ -183,9 +180,9 @@ class SparedMessages:
         """
         if topic.startswith(_PREFIX) and topic.rpartition("/")[2] not in _KINDS:
             return place
-        device, second = self._sender(topic), received_at_ms // 1000
-        before = self._places.get(device)
-        self._places[device] = (second, place)
+        second = received_at_ms // 1000
+        before = self._places.get(sender)
+        self._places[sender] = (second, place)
         return before[1] if before is not None and before[0] == second else None
 
     def places(self) -> set[int]:

@@ -95,7 +95,7 @@ class BridgeSequencer:
         self._secret = secret
         self._holds_back = holds_back
         self._floods, self._quota = floods or RateLimiter(0), quota or DeviceQuota()
-        self._spared = SparedMessages(self._floods.sender)
+        self._spared = SparedMessages()
         self._other_canaries = frozenset(f"fleet/{EVERYONE}/{other}/{Kind.TICK.value}" for other in others)
         self._sites, self._takes_foreign = sites, takes_foreign
         self._to_share: tuple[frozenset[str], int] | None = None
@@ -126,7 +126,7 @@ class BridgeSequencer:
     def lost(self, now_ms: int, cause: str = "broker") -> None:
         """Handle a lost connection: drop unacknowledged messages, which are redelivered."""
         dropped, spared_places, self.buffer = self.buffer, self._spared.places(), SegmentBuffer()
-        self._spared = SparedMessages(self._floods.sender)
+        self._spared = SparedMessages()
         for place, (row, token) in enumerate(zip(dropped.rows(), dropped.tokens, strict=True)) if self.live else ():
             if token is None:
                 self.buffer.add(row, None)
@@ -172,16 +172,16 @@ class BridgeSequencer:
         self.last_ms, self._own_last = stamp, False
         self._since_ms = stamp if self._since_ms is None else self._since_ms
         first = self.buffer.add_usual(stamp, topics, payloads, tokens)
-        for place in self._floods.exceeding(topics, now_ms, [*map(len, payloads)]):
-            self._refuse_flood(topics[place], stamp, first + place)
+        for place, sender in self._floods.exceeding(topics, now_ms, [*map(len, payloads)]).items():
+            self._refuse_flood(sender, topics[place], stamp, first + place)
 
-    def _refuse_flood(self, topic: str, received_at_ms: int, place: int) -> None:
-        """Refuse a message beyond its device's limits, or the spared one before it."""
+    def _refuse_flood(self, sender: str, topic: str, received_at_ms: int, place: int) -> None:
+        """Refuse a message beyond its sender's limits, or the spared one before it."""
         is_small = self.buffer.payload_bytes(place) <= SPARED_BYTES
-        refused = self._spared.newest(topic, received_at_ms, place) if is_small else place
+        refused = self._spared.newest(sender, topic, received_at_ms, place) if is_small else place
         if refused is not None:
             self.counts["flooded"] += 1
-            self.buffer.refuse(refused, REASON_FLOOD, self._floods.sender(topic))
+            self.buffer.refuse(refused, REASON_FLOOD, sender)
 
     def _is_usual(self, topic: str) -> bool:
         """Whether a topic is an ordinary one of a live device; caches positive answers."""
@@ -208,13 +208,13 @@ class BridgeSequencer:
         elif is_command(message.topic):
             self._pass_over("commands", message.token)
         else:
-            stamp, place = self._stamp(now_ms), len(self.buffer)
+            stamp, place, topic = self._stamp(now_ms), len(self.buffer), message.topic[:MAX_TOPIC]
             self._row(stamp, message.topic, message.payload, Origin.MQTT, token=message.token)
             if not self._quota.admits(message.topic, now_ms):
                 self.counts["new_devices"] += 1
                 self.buffer.refuse(place, REASON_NEW, EVERYONE)  # invented ids share the rows of a segment
-            elif self._floods.exceeding((message.topic[:MAX_TOPIC],), now_ms, (len(message.payload),)):
-                self._refuse_flood(message.topic[:MAX_TOPIC], stamp, place)
+            elif beyond := self._floods.exceeding((topic,), now_ms, (len(message.payload),)):
+                self._refuse_flood(beyond[0], topic, stamp, place)
 
     def _belongs_to_others(self, topic: str) -> bool:
         if not self._other_canaries:
@@ -424,7 +424,7 @@ class BridgeSequencer:
     def written(self) -> list[AckToken]:
         """Reset the buffer after its segment is on disk; return the tokens to acknowledge."""
         tokens = [token for token in self.buffer.tokens if token is not None] + self.buffer.passed
-        self.buffer, self._spared = SegmentBuffer(), SparedMessages(self._floods.sender)
+        self.buffer, self._spared = SegmentBuffer(), SparedMessages()
         self._durable = self._memory()
         return tokens
 

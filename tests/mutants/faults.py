@@ -273,9 +273,9 @@ FAULTS: Final = (
     _fault(
         "tokens-are-acknowledged-twice",
         "streaming/bridge/sequencer.py",
-        "+ self.buffer.passed\n        self.buffer, self._spared = SegmentBuffer(), SparedMessages(self._floods.sender)\n",
+        "+ self.buffer.passed\n        self.buffer, self._spared = SegmentBuffer(), SparedMessages()\n",
         "+ (passed := self.buffer.passed)\n"
-        "        self.buffer, self._spared = SegmentBuffer(), SparedMessages(self._floods.sender)\n"
+        "        self.buffer, self._spared = SegmentBuffer(), SparedMessages()\n"
         "        self.buffer.passed = passed\n",
         _SEQUENCER_LAWS,
     ),
