@@ -30,12 +30,16 @@ class SegmentBuffer:
         tokens: acknowledgement token of each row's message; None for rows that the bridge created.
         passed: tokens of messages that became no row.
         size_bytes: size of the rows' topics and payloads.
+        limited: reason by place, for messages beyond a limit.
+        original: topic by place as far as it counts towards a limit, for rows whose topic is escaped.
     """
 
     def __init__(self) -> None:
         self.tokens: list[AckToken | None] = []
         self.passed: list[AckToken] = []
         self.size_bytes = 0
+        self.limited: dict[int, Reason] = {}
+        self.original: dict[int, str] = {}
         self._received_ms: list[int] = []
         self._topics: list[str] = []
         self._payloads: list[bytes] = []
@@ -62,6 +66,10 @@ class SegmentBuffer:
         self.size_bytes += sum(map(len, topics)) + sum(map(len, payloads))
         return first
 
+    def topic(self, place: int) -> str:
+        """Return the topic of a row."""
+        return self._topics[place]
+
     def payload_bytes(self, place: int) -> int:
         """Return the size of a row's payload."""
         return len(self._payloads[place])
@@ -85,6 +93,7 @@ class SegmentBuffer:
             self.size_bytes -= size - FLOOD_BYTES
         self._more[place] = (origin, recording, line, command, refused or why, size, digest, None)
         self._refused.setdefault(device, []).append(place)
+        self.limited[place] = why
 
     def rows(self) -> Iterator[SegmentRow]:
         """Yield the rows, one for each message."""

@@ -35,6 +35,7 @@ from streaming.bridge.replay_sequencer import LineAction, RecordingSequencer
 REASON_FLOOD: Final[Reason] = "flood"  # reason to refuse a row
 REASON_NEW: Final[Reason] = "new_device"  # reason to refuse a row
 REASON_TOPIC: Final[Reason] = "topic"  # reason to refuse a row
+COUNTED: Final[Mapping[Reason, str]] = {REASON_FLOOD: "flooded", REASON_NEW: "new_devices"}  # names of counts
 REFUSED_LINES: Final[Mapping[LineAction, Reason]] = {LineAction.DOUBLED: "field", LineAction.CROWDED: "size"}
 MAX_TOPIC: Final = 512  # characters, twice the maximum of a valid topic
 CONTINUES_MS: Final = 60_000  # history that ended within this time continues live without a gap
@@ -130,12 +131,10 @@ class BridgeSequencer:
         for place, (row, token) in enumerate(zip(dropped.rows(), dropped.tokens, strict=True)) if self.live else ():
             if token is None:
                 self.buffer.add(row, None)
-            elif row.refused == REASON_FLOOD:
-                self.counts["flooded"] -= 1
-            elif row.refused == REASON_NEW:
-                self.counts["new_devices"] -= 1
+            elif (why := dropped.limited.get(place)) is not None:
+                self.counts[COUNTED[why]] -= 1
             elif place not in spared_places:
-                self._floods.refund(row.topic, len(row.payload))
+                self._floods.refund(dropped.original.get(place, row.topic), len(row.payload))
         if not self.live:
             self.last_ms, self.last_canary_ms, self.gap_open, history = self._durable
             self.history = history.copy()
@@ -210,6 +209,8 @@ class BridgeSequencer:
         else:
             stamp, place, topic = self._stamp(now_ms), len(self.buffer), message.topic[:MAX_TOPIC]
             self._row(stamp, message.topic, message.payload, Origin.MQTT, token=message.token)
+            if self.buffer.topic(place) != message.topic:
+                self.buffer.original[place] = topic
             if not self._quota.admits(message.topic, now_ms):
                 self.counts["new_devices"] += 1
                 self.buffer.refuse(place, REASON_NEW, EVERYONE)  # invented ids share the rows of a segment

@@ -14,7 +14,7 @@ from fleetpulse.io.mqtt.subscriber import Arrived
 from streaming.bridge import rate_limit
 from streaming.bridge.buffer import FLOOD_BYTES, FLOOD_ROWS
 from streaming.bridge.rate_limit import BURST_S, RateLimiter
-from streaming.bridge.sequencer import REASON_FLOOD, BridgeSequencer
+from streaming.bridge.sequencer import REASON_FLOOD, REASON_TOPIC, BridgeSequencer
 from streaming.landing.merge import Part
 from streaming.landing.rows import decode_parts
 
@@ -54,6 +54,19 @@ def test_dropped_and_redelivered_messages_are_counted_once() -> None:
     for again_ms in (0, 1, 2):
         intake.arrived_together(waiting, NOW + again_ms)
         assert intake.counts["flooded"] == 2, "the newest is spared"
+        intake.lost(NOW + again_ms)
+        assert intake.counts["flooded"] == 0
+
+
+@pytest.mark.parametrize(("topic", "flooded"), [("fleet/s/lo\x01ud/heartbeat", 2), (f"fleet/s/{'long' * 200}/heartbeat", 3)])
+def test_dropped_messages_with_an_invalid_topic_are_counted_once(topic: str, flooded: int) -> None:
+    intake = BridgeSequencer("b", None, floods=RateLimiter(2))
+    intake.go_live(NOW)
+    waiting = [Arrived(topic, b"{}", False, (1, number)) for number in range(2 * BURST_S + 3)]
+    for again_ms in (0, 1, 2):
+        intake.arrived_together(waiting, NOW + again_ms)
+        refused = {row.refused for row in intake.buffer.rows() if row.origin == Origin.MQTT}
+        assert (intake.counts["flooded"], refused) == (flooded, {REASON_TOPIC})
         intake.lost(NOW + again_ms)
         assert intake.counts["flooded"] == 0
 
