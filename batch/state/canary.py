@@ -27,7 +27,7 @@ from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.checkpoints.checkpoint import newest_begun, position_after, query_id
 from fleetpulse.io.checkpoints.generations import Generation, checkpoint_of, discard_generation
-from fleetpulse.io.delta.log import actions_of
+from fleetpulse.io.delta.log import actions_of, appended_files, row_count
 from fleetpulse.io.lifecycle.query import start
 from fleetpulse.io.tables.tables import connect, fetch, open_files
 from fleetpulse.reports.agreement import AS_COMPARED
@@ -153,10 +153,9 @@ class RowCounter:
         """Return the number of rows written so far."""
         while (entry := self._log / f"{self._next:020}.json").exists():
             try:
-                added = [one["add"] for one in actions_of(entry) if "add" in one]
-                self._count += sum(int(json.loads(one["stats"])["numRecords"]) for one in added)
-            except (ValueError, KeyError, TypeError):
-                break  # an entry that is incomplete or has no row count; the count is for display only
+                self._count += sum(map(row_count, appended_files(actions_of(entry))))
+            except ValueError:
+                break  # an incomplete entry; the count is for display only
             self._next += 1
         return self._count
 
@@ -222,4 +221,4 @@ def _files(table: Path, query: str | None, after: int = -1, through: int | None 
         actions = actions_of(commit)
         batches = [one["txn"]["version"] for one in actions if "txn" in one and one["txn"]["appId"] == query]
         if batches and batches[0] > after and (through is None or batches[0] <= through):
-            yield from (table / unquote(one["add"]["path"]) for one in actions if "add" in one)
+            yield from (table / unquote(one["path"]) for one in appended_files(actions))

@@ -293,7 +293,7 @@ def _since(table: Path, seen: int, part: str) -> tuple[int, int]:
 
     Each version that the log no longer contains counts as one row.
     """
-    from fleetpulse.io.delta.log import actions_of
+    from fleetpulse.io.delta.log import actions_of, appended_files, row_count
 
     commits = _commits(table)
     newest = max(commits, default=-1)
@@ -303,13 +303,11 @@ def _since(table: Path, seen: int, part: str) -> tuple[int, int]:
     rows = newest - seen - len(versions)
     for version in versions:
         try:
-            actions = actions_of(table / "_delta_log" / f"{version:0{_DIGITS}d}.json")
+            appended = appended_files(actions_of(table / "_delta_log" / f"{version:0{_DIGITS}d}.json"))
         except FileNotFoundError:
             rows += 1
             continue
-        for added in (action.get("add") for action in actions):
-            if added and added.get("dataChange", True) and added["path"].startswith(part):
-                rows += json.loads(added.get("stats") or "{}").get("numRecords", 1)
+        rows += sum(row_count(added, unknown=1) for added in appended if added["path"].startswith(part))
     return newest, rows
 
 

@@ -16,7 +16,7 @@ from fleetpulse.core.lifecycle import OUT_OF_SERVICE, Mode
 from fleetpulse.core.messages.verdicts import PresentMode
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.delta.corruption import reporting_corruption
-from fleetpulse.io.delta.log import DeltaLog
+from fleetpulse.io.delta.log import DeltaLog, appended_files
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.outbox import is_outbox
 from fleetpulse.io.tables.tables import connect, open_files, query, reading
@@ -94,12 +94,10 @@ def _files(log: DeltaLog, first: int, through: int) -> tuple[list[Path], list[Pa
     amended: list[Path] = []
     for version in range(first, through + 1):
         actions = log.actions(version)
-        if any("remove" in action for action in actions):
-            continue  # the version rewrites rows
         is_late = any(is_outbox(action["txn"]["appId"]) for action in actions if "txn" in action)
-        for added in (action["add"] for action in actions if "add" in action):
+        for added in appended_files(actions):
             kind = added["partitionValues"].get("kind")
-            if kind in _CHANGING and added.get("dataChange", True):
+            if kind in _CHANGING:
                 files = amended if is_late or kind in AMENDMENTS else appended
                 files.append(log.table / unquote(added["path"]))
     return appended, amended

@@ -6,6 +6,7 @@ an error, not a gap. Compacted versions are read from their compacted file, see 
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -20,6 +21,25 @@ def actions_of(commit: Path) -> list[dict[str, Any]]:
     Lines are split at line feeds only: text in an action may contain other Unicode line breaks.
     """
     return [json.loads(line) for line in commit.read_text(encoding="utf-8").split("\n") if line]
+
+
+def appended_files(actions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the content of the ``add`` actions with which a commit appended files.
+
+    A commit that removes files appends none, even if it marks added files as changed data: DELETE
+    does so for files with the remaining rows.
+
+    Args:
+        actions: actions of the commit, see `actions_of`.
+    """
+    if any("remove" in action for action in actions):
+        return []
+    return [action["add"] for action in actions if "add" in action and action["add"].get("dataChange", True)]
+
+
+def row_count(added: Mapping[str, Any], unknown: int = 0) -> int:
+    """Return the number of rows of a file that a commit added; ``unknown`` if it has no statistics."""
+    return int(json.loads(added.get("stats") or "{}").get("numRecords", unknown))
 
 
 def is_committed(folder: Path) -> bool:
@@ -102,24 +122,12 @@ class DeltaLog:
             ) from None
 
     def appended(self, version: int) -> list[tuple[str, int]]:
-        """Return path and number of rows of each file that a version appended.
-
-        A version that removes files appends none, even if it marks added files as changed data:
-        DELETE does so for files with the remaining rows.
+        """Return path and number of rows of each file that a version appended, see `appended_files`.
 
         Raises:
             FleetError: the version is no longer in the log.
         """
-        actions = self.actions(version)
-        files: list[tuple[str, int]] = []
-        for action in actions:
-            add = action.get("add")
-            if "remove" in action:
-                return []
-            if add and add.get("dataChange", True):
-                rows = json.loads(add.get("stats") or "{}").get("numRecords", 0)
-                files.append((str(self.table / unquote(add["path"])), rows))
-        return files
+        return [(str(self.table / unquote(one["path"])), row_count(one)) for one in appended_files(self.actions(version))]
 
     def span(self, version: int, through: int | None = None) -> tuple[list[tuple[str, int]], int]:
         """Return the files that a version appended, and the version to read next.

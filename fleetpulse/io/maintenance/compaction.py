@@ -28,7 +28,7 @@ from fleetpulse.io.delta.appender import parquet_options
 from fleetpulse.io.delta.commits import Added, replace_files
 from fleetpulse.io.delta.compacted import FOLDER, CompactedFile, piece_of, remainder_end, remainder_name
 from fleetpulse.io.delta.corruption import open_table, reporting_corruption_of_file
-from fleetpulse.io.delta.log import actions_of
+from fleetpulse.io.delta.log import actions_of, appended_files
 from fleetpulse.io.maintenance.readers import ReaderPin, oldest_live_pin
 from fleetpulse.io.system.fsync import replace_durably
 from fleetpulse.io.tables.row_accounting import removal_txn
@@ -188,10 +188,7 @@ def _units(table: Path, live: dict[str, BronzeFile], remainder: BronzeFile | Non
 
 
 def _appended(log: Path, version: int, live: dict[str, BronzeFile]) -> tuple[BronzeFile, ...]:
-    actions = actions_of(log / f"{version:020d}.json")
-    if any("remove" in action for action in actions):
-        return ()
-    names = [unquote(action["add"]["path"]) for action in actions if "add" in action]
+    names = [unquote(added["path"]) for added in appended_files(actions_of(log / f"{version:020d}.json"))]
     return tuple(live[name] for name in names if name in live)
 
 

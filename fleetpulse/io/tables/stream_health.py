@@ -18,6 +18,7 @@ import structlog
 from deltalake import DeltaTable
 from pyspark.sql.streaming.query import StreamingQuery
 
+from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.lifecycle import Mode
 from fleetpulse.core.monitoring.health import BatchContext, Progress, to_row
@@ -25,7 +26,7 @@ from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, STREAM_HEALTH
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.checkpoints.generations import load_generations
 from fleetpulse.io.delta.appender import Appender
-from fleetpulse.io.delta.log import DeltaLog, actions_of, holds_table
+from fleetpulse.io.delta.log import DeltaLog, actions_of, appended_files, holds_table, row_count
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables import tables
@@ -80,7 +81,7 @@ class Commits:
                 return None
             self.next += 1
             if batches:
-                added = [one["add"] for one in actions if one.get("add", {}).get("dataChange")]
+                added = appended_files(actions)
                 self._take_summaries(added)
                 if batches[0] == batch_id:
                     return _by_kind(added)
@@ -137,7 +138,7 @@ def _by_kind(added: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     kinds: dict[str, int] = {}
     for file in added:
         kind = file["partitionValues"]["kind"]
-        kinds[kind] = kinds.get(kind, 0) + json.loads(file["stats"])["numRecords"]
+        kinds[kind] = kinds.get(kind, 0) + row_count(file)
     return kinds
 
 
@@ -153,18 +154,11 @@ def rows_between(table: Path, versions: tuple[int, int] | None) -> int | None:
     """
     if versions is None:
         return None
-    rows = 0
-    for version in range(*versions):
-        try:
-            actions = actions_of(table / "_delta_log" / f"{version:020d}.json")
-        except FileNotFoundError:
-            return None
-        if any("remove" in action for action in actions):
-            continue  # the version rewrites or deletes rows
-        for added in (action.get("add") for action in actions):
-            if added and added.get("dataChange", True):
-                rows += json.loads(added.get("stats") or "{}").get("numRecords", 0)
-    return rows
+    log = DeltaLog(table)
+    try:
+        return sum(rows for version in range(*versions) for _, rows in log.appended(version))
+    except FleetError:
+        return None
 
 
 class StreamHealth:
