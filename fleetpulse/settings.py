@@ -25,12 +25,11 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import BRIDGE, KAFKA
 from fleetpulse.core.secret_files import SECRET_NAME, exposed_secret
 from fleetpulse.core.text import MAX_ID_BYTES
-from fleetpulse.core.times import format_duration, parse_duration_ms
+from fleetpulse.core.times import DAY_MS, HOUR_MS, format_duration, parse_duration_ms
 
 _BRIDGE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
-_LONGEST_JITTER_MS: Final = 86_400_000
+_LONGEST_JITTER_MS: Final = DAY_MS
 FOREVER: Final = "forever"
-_DAY_MS: Final = 86_400_000
 _HEAP: Final = re.compile(r"([1-9][0-9]{0,5})([mg])")
 _LEAST_HEAP_MB: Final = 512
 _LEAST_STORE_MB: Final = 64
@@ -53,7 +52,7 @@ def _to_ms_or_forever(value: Any) -> int | None:
 
 
 def _is_a_day(kept_ms: int | None) -> int | None:
-    if kept_ms is not None and kept_ms < _DAY_MS:
+    if kept_ms is not None and kept_ms < DAY_MS:
         raise ValueError(f'a retention must be at least one day, or "{FOREVER}"; write a duration such as "90d"')
     return kept_ms
 
@@ -319,7 +318,7 @@ class Settings(BaseSettings):
     keep_audit: Kept = "365d"  # pyright: ignore[reportAssignmentType]
     keep_quality: Kept = "90d"  # pyright: ignore[reportAssignmentType]
     keep_quality_runs: Annotated[int, Field(ge=1, le=1_000)] = 200
-    keep_replaced: Annotated[Milliseconds, Field(ge=3_600_000)] = "1d"  # pyright: ignore[reportAssignmentType]
+    keep_replaced: Annotated[Milliseconds, Field(ge=HOUR_MS)] = "1d"  # pyright: ignore[reportAssignmentType]
     keep_judgement_versions: Annotated[Milliseconds, Field(ge=60_000)] = "10m"  # pyright: ignore[reportAssignmentType]
 
     def all_bridges(self) -> dict[str, tuple[str, ...]]:

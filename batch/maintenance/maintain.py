@@ -24,7 +24,7 @@ from fleetpulse.core.tables import (
     MESSAGES,
     TABLES,
 )
-from fleetpulse.core.times import format_instant
+from fleetpulse.core.times import HOUR_MS, format_instant
 from fleetpulse.io.checkpoints.generations import checkpoint_of, left_over, load_generations
 from fleetpulse.io.delta.compacted import FOLDER
 from fleetpulse.io.delta.log import holds_table
@@ -38,7 +38,7 @@ from fleetpulse.io.spark import scratch
 _RETIRED_KEPT: Final = 1  # retired generations to keep, regardless of age
 _COMMITTED_MS: Final = 600_000  # age of an abandoned commit file; landing writes one in milliseconds meanwhile
 _TEMPORARY_COMMIT: Final = re.compile(r"\.\d{20}\.json\.[0-9a-f]{32}\.tmp")
-_REPLACED_MS: Final = {JUDGEMENTS.name: vacuum.HOUR_MS}  # its readers open the newest version each time
+_REPLACED_MS: Final = {JUDGEMENTS.name: HOUR_MS}  # its readers open the newest version each time
 
 
 def maintain(

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from fleetpulse.core.times import format_instant
+from fleetpulse.core.times import HOUR_MS, format_instant
 from fleetpulse.io.system.fsync import is_disk_full
 
-AHEAD_MS: Final = 3_600_000  # lead of the newest row that is not reported: rows land meanwhile, and clocks differ
+AHEAD_MS: Final = HOUR_MS  # lead of the newest row that is not reported: rows land meanwhile, and clocks differ
 FULL: Final = "postponed to the next run: the disk is full"
 BUSY: Final = "postponed to the next run: another writer changed the table"
 

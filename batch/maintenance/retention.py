@@ -9,7 +9,7 @@ from batch import amend
 from batch.maintenance.plan import BUSY, Keep, Step, since, unless_disk_full
 from fleetpulse.core.judgements import AMENDMENTS, JudgementKind
 from fleetpulse.core.tables import AUDIT, JUDGEMENTS, QUALITY_FAILURES, QUALITY_RESULTS, QUARANTINE, STREAM_HEALTH
-from fleetpulse.core.times import format_instant
+from fleetpulse.core.times import DAY_MS, format_instant
 from fleetpulse.io.checkpoints.generations import load_generations
 from fleetpulse.io.delta.corruption import open_table
 from fleetpulse.io.home.home import Home
@@ -71,7 +71,7 @@ def _remove(home: Home, aged: _Aged, keep_ms: int, now_ms: int, *, dry_run: bool
     newest_ms = _newest_ms(home, aged)
     if newest_ms is None:
         return
-    cutoff_ms = (min(newest_ms, now_ms) - keep_ms) // vacuum.DAY_MS * vacuum.DAY_MS
+    cutoff_ms = (min(newest_ms, now_ms) - keep_ms) // DAY_MS * DAY_MS
     old = " AND ".join(one for one in (f"{aged.column} < {vacuum.cutoff_text(cutoff_ms)}", aged.condition) if one)
     exceptions = aged.exceptions(home, cutoff_ms) if _count(home, aged.table, old) else ""
     expired = f"{old} AND NOT ({exceptions})" if exceptions else old

@@ -22,7 +22,7 @@ from batch.state.transfer import pack_by_key_group
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import AMENDMENTS, COMPARED, JudgementKind
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
-from fleetpulse.core.times import format_instant
+from fleetpulse.core.times import DAY_MS, format_instant
 from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition, committed_batches, is_settled, position_after, query_id
 from fleetpulse.io.checkpoints.generations import (
     Generation,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _MEMORY: Final = "1GB"  # limit of the comparison; DuckDB spills the rest to disk
 _SHOWN: Final = 5
 _AT_ONCE: Final = 100_000  # judgements in one commit
-_A_DAY_MS: Final = 86_400_000  # longest delay from a batch to its snapshot while the job runs
+_LONGEST_DELAY_MS: Final = DAY_MS  # from a batch to its snapshot while the job runs
 _DURATIONS: Final = ("runtime_ms", "late_by_ms")
 _SAME: Final = ", ".join(f'"{name if name in _DURATIONS else name.removesuffix("_ms")}"' for name in COMPARED)
 _OF_THE_JOB: Final = "kind NOT IN (" + ", ".join(f"'{kind.value}'" for kind in (JudgementKind.SUMMARY, *AMENDMENTS)) + ")"
@@ -84,7 +84,7 @@ def require_judgements_since(home: Home, snapshot: SnapshotInfo) -> None:
         FleetError: maintenance may have removed some of them.
     """
     kept_ms = oldest_kept_ms(home, "late")
-    if kept_ms is not None and kept_ms + _A_DAY_MS > (snapshot.at_ms or 0):
+    if kept_ms is not None and kept_ms + _LONGEST_DELAY_MS > (snapshot.at_ms or 0):
         raise FleetError(
             f"the judgements since snapshot version {snapshot.version} are incomplete: the table is complete only from "
             f"{format_instant(kept_ms)} on (keep_late); name a newer snapshot with --version, restore the "

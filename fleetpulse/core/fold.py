@@ -87,10 +87,11 @@ from fleetpulse.core.presence.shards import Advance, Due
 from fleetpulse.core.registry.device_patch import decode_device, fingerprint
 from fleetpulse.core.registry.registry import limits
 from fleetpulse.core.rows import EVERYONE, POSITION_BITS, SIGNALS, GatewayEvent, Kind, Row, Trust, session_number
+from fleetpulse.core.times import DAY_MS
 
 NO_CODE: Final = "unknown"  # the code of an error that has none
 WRAP_SLACK: Final = 16  # a counter wraps from at most this far below its end to at most this far above zero
-CONFLICT_MS: Final = 86_400_000  # one that returns to a site within it is in conflict; reported at most once in it
+CONFLICT_MS: Final = DAY_MS  # one that returns to a site within it is in conflict; reported at most once in it
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.text import MAX_TEXT, as_text
-from fleetpulse.core.times import format_duration, parse_duration_ms
+from fleetpulse.core.times import DAY_MS, HOUR_MS, format_duration, parse_duration_ms
 
 MAX_ERRORS: Final = 16  # most errors that a rule may count: it bounds the state of a device
 MAX_SEQUENCE: Final = 8
@@ -59,17 +59,17 @@ class Rules:
             delivered it itself.
     """
 
-    timeout_ms: int = 3_600_000
+    timeout_ms: int = HOUR_MS
     death_grace_ms: int = 30_000
-    forget_after_ms: int = 730 * 86_400_000
+    forget_after_ms: int = 730 * DAY_MS
     degraded_errors: int = 3
     degraded_window_ms: int = 600_000
     flagged_codes: tuple[str, ...] = ("reconnaissance", "auth_failed", "escalation")
     flagged_window_ms: int = 1_200_000
-    flagged_hold_ms: int = 86_400_000
-    longest_hold_ms: int = 7 * 86_400_000
+    flagged_hold_ms: int = DAY_MS
+    longest_hold_ms: int = 7 * DAY_MS
     last_errors: int = 5
-    gateway_outage_limit_ms: int = 86_400_000
+    gateway_outage_limit_ms: int = DAY_MS
     late_proves_alive: bool | None = None
 
     def may_hold(self, at_ms: int, until_ms: int) -> bool:

@@ -15,6 +15,7 @@ from fleetpulse.core.presence.coverage import MAX_DEAF
 from fleetpulse.core.presence.presence_time import classify_event_time, with_presence_time
 from fleetpulse.core.presence.shards import Advance, Scope, Shards
 from fleetpulse.core.rows import FOR_EVERYONE, RANK, SIGNALS, Identity, Kind, Row, Trust, for_everyone, identity, order
+from fleetpulse.core.times import DAY_MS
 
 AMENDED: Final = SIGNALS | {Kind.REGISTRY}  # an amended history takes these rows as on time
 
@@ -36,7 +37,7 @@ class Deployment:
     allowed_lateness_ms: int = 60_000
     max_clock_lead_ms: int = 300_000
     verdict_jitter_ms: int = 0
-    max_backlog_ms: int = 31 * 86_400_000
+    max_backlog_ms: int = 31 * DAY_MS
 
     def emitted_through_ms(self, frontier_ms: int) -> int:
         """Return the event time up to which no verdict is held back at a frontier."""

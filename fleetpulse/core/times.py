@@ -10,7 +10,10 @@ from typing import Final
 
 from fleetpulse.core.errors import FleetError
 
-_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+HOUR_MS: Final = 3_600_000
+DAY_MS: Final = 24 * HOUR_MS
+DAY_S: Final = DAY_MS // 1_000
+_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": HOUR_MS, "d": DAY_MS}
 _DURATION: Final = re.compile(r"(\d+)(ms|s|m|h|d)")
 EPOCH_2000_MS: Final = 946_684_800_000  # no device is older: an earlier ts is a clock fault
 _DIGITS: Final = 18  # longest number to parse: Python rejects numbers of thousands of digits
@@ -70,4 +73,4 @@ def parse_instant_ms(text: str) -> int:
             code="instant-invalid",
         )
     since_epoch = moment - datetime(1970, 1, 1, tzinfo=UTC)
-    return since_epoch.days * 86_400_000 + since_epoch.seconds * 1_000 + since_epoch.microseconds // 1_000
+    return since_epoch.days * DAY_MS + since_epoch.seconds * 1_000 + since_epoch.microseconds // 1_000

@@ -14,8 +14,8 @@ from typing import Final
 from fleetpulse.core.policy import Rules
 from fleetpulse.core.rows import KEPT_BYTES, SPARED_BYTES
 from fleetpulse.core.text import MAX_TEXT
+from fleetpulse.core.times import DAY_S
 
-DAY_S: Final = 86_400
 MESSAGE_BYTES: Final = 25  # row of ``messages`` without texts and metrics
 JUDGEMENT_BYTES: Final = 40  # row of ``judgements`` about a message, in files as the job writes them, without texts
 TRANSITION_BYTES: Final = 100  # row of a transition without the texts of its errors

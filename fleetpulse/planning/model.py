@@ -12,10 +12,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from fleetpulse.core.times import DAY_MS, DAY_S
 from fleetpulse.io.tables.adaptive_batching import FEW_ROWS
 from fleetpulse.planning.partition_skew import busiest
 
-DAY_MS: Final = 86_400_000
 MONTH_DAYS: Final = 30
 DEVICES_A_GROUP: Final = (4_000, 32_000)  # least and greatest number of devices in a key group
 _MORE_GROUPS: Final = 3  # additional key groups for a better balance; up to a quarter if that is more
@@ -350,9 +350,9 @@ def snapshots_kept(fleet: Fleet, days: int) -> float:
 
 def storage(fleet: Fleet, figures: Figures, groups: int, batch_s: float, days: int) -> dict[str, float]:
     """Return the bytes of each table after ``days``, with `fleet maintain` applied."""
-    a_day = fleet.messages_per_s * 86_400
+    a_day = fleet.messages_per_s * DAY_S
     kept_days = days if fleet.keep_days is None else min(days, fleet.keep_days)
-    batches = days * 86_400 / batch_s if batch_s else 0.0
+    batches = days * DAY_S / batch_s if batch_s else 0.0
     found = fleet.devices * fleet.changes_a_day * days + a_day * days * (fleet.late_share + fleet.copy_share)
     summaries = min(fleet.devices * fleet.changes_a_day * min(days, 30), batches * groups)
     payload = 60 + fleet.metrics_bytes
@@ -361,5 +361,5 @@ def storage(fleet: Fleet, figures: Figures, groups: int, batch_s: float, days: i
         "judgements": (found + summaries) * figures.judgements.row_bytes,
         "quarantine": a_day * kept_days * fleet.refused_share * (figures.quarantined_bytes + payload),
         "device_snapshots": snapshots_kept(fleet, days) * snapshot_bytes(fleet, figures),
-        "stream_health": min(batches, 7 * 86_400 / batch_s if batch_s else 0.0) * figures.health_bytes,
+        "stream_health": min(batches, 7 * DAY_S / batch_s if batch_s else 0.0) * figures.health_bytes,
     }

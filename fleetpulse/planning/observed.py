@@ -6,12 +6,12 @@ from typing import Any
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEALTH
+from fleetpulse.core.times import DAY_MS
 from fleetpulse.io.checkpoints.checkpoint import committed_batches, position_after
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import query
 from fleetpulse.planning.model import Fleet
 
-_DAY_MS = 86_400_000
 _PLANNED = (MESSAGES, JUDGEMENTS, QUARANTINE, DEVICE_SNAPSHOTS, STREAM_HEALTH)
 
 
@@ -50,10 +50,10 @@ def fleet_of(home: Home, keep_ms: int | None) -> Fleet:
         late_share=kinds.get("late", 0) / messages,
         copy_share=copies / messages,
         refused_share=refused / (messages + refused),
-        changes_a_day=kinds.get("transition", 0) / devices / (span_ms / _DAY_MS),
+        changes_a_day=kinds.get("transition", 0) / devices / (span_ms / DAY_MS),
         metrics_bytes=float(figures["metrics_bytes"]),
         id_bytes=float(figures["id_bytes"]),
-        keep_days=None if keep_ms is None else keep_ms / _DAY_MS,
+        keep_days=None if keep_ms is None else keep_ms / DAY_MS,
     )
 
 

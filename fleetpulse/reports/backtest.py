@@ -11,9 +11,9 @@ from statistics import median
 from typing import Any, Final
 
 from fleetpulse.columnar.backtest.diff import CHANGES, MOVED
-from fleetpulse.columnar.backtest.replay import AFTER, BEFORE, DAY_MS, BacktestResult
+from fleetpulse.columnar.backtest.replay import AFTER, BEFORE, BacktestResult
 from fleetpulse.core.lifecycle import Mode
-from fleetpulse.core.times import format_instant
+from fleetpulse.core.times import DAY_MS, format_instant
 
 ALERTS: Final = frozenset({Mode.OFFLINE, Mode.DEGRADED, Mode.FLAGGED})
 Row = dict[str, Any]

@@ -14,10 +14,10 @@ from typing import Final
 
 from fleetpulse.core.presence.identities import DeviceIdentity, device_of
 from fleetpulse.core.rows import hash64
+from fleetpulse.core.times import HOUR_MS
 from fleetpulse.io.system.fsync import atomic_write, sync_folder
 
 FILE: Final = "known-devices"  # in the folder of the bridge's segments: 8 bytes for each device
-_HOUR_MS: Final = 3_600_000
 _HASH_BYTES: Final = 8
 
 
@@ -55,7 +55,7 @@ class DeviceQuota:
         if number is None:
             return True
         if now_ms > self._at_ms >= 0:
-            self._left = min(self._per_hour, self._left + (now_ms - self._at_ms) * self._per_hour / _HOUR_MS)
+            self._left = min(self._per_hour, self._left + (now_ms - self._at_ms) * self._per_hour / HOUR_MS)
         self._at_ms = now_ms
         if self._left < 1:
             return False

@@ -23,12 +23,13 @@ from fleetpulse.core.messages.sparkplug import PREFIX as SPARKPLUG
 from fleetpulse.core.messages.sparkplug import parse_source
 from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.core.rows import FROM_DEVICES
+from fleetpulse.core.times import HOUR_MS
 
 BURST_S: Final = 60  # burst in seconds of the limit, for messages that a device buffered while it was away
 _FULL_MS: Final = BURST_S * 1000  # time after which a bucket is full
 _PREFIX: Final = "fleet/"
 _KINDS: Final = frozenset(kind.value for kind in FROM_DEVICES)
-_LONGEST_AWAY_MS: Final = 3_600_000  # limit of the outage time that adds tokens: after a week, a flood is a flood
+_LONGEST_AWAY_MS: Final = HOUR_MS  # limit of the outage time that adds tokens: after a week, a flood is a flood
 _MOST: Final = 100_000  # number of devices at which quiet ones are forgotten
 OTHER_SENDERS: Final = 50_000  # senders outside of fleet/ with a limit of their own: those of the last `BURST_S` seconds
 BEHIND_NODE: Final = 1_000  # devices of a Sparkplug node with a limit of their own

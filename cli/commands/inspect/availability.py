@@ -9,10 +9,9 @@ from cli.common.options import DEFAULT_HOME, HomeOption, RowsOption
 from cli.common.output import as_json, as_table, console
 from cli.supervisor.progress import judged_ms
 from fleetpulse.core.errors import FleetError, Misuse
-from fleetpulse.core.times import format_duration, format_instant
+from fleetpulse.core.times import DAY_MS, format_duration, format_instant
 from fleetpulse.io.home.home import Home
 
-_DAY_MS: Final = 86_400_000
 _SHOWN: Final = 50  # rows of the printed table; --json prints all
 _GROUPS: Final = {"site": ("site", "device_class"), "device": ("device_id", "site", "device_class")}
 
@@ -52,7 +51,7 @@ def availability(
             f'cannot show --day {day}: {reached} is judged in "{home}"; name an earlier day, or try again later',
             code="day-not-judged",
         )
-    span = Span(start_ms, min(start_ms + _DAY_MS, judged_to_ms))
+    span = Span(start_ms, min(start_ms + DAY_MS, judged_to_ms))
     when = CoveredSpans.within(known, span, deployment.verdict_jitter_ms)
     rows = [{"day": day, **row} for row in shares(opened, when, _GROUPS[by])]
     if json_lines:

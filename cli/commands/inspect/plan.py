@@ -10,10 +10,10 @@ from cli.common.dry_run import DryRun, Read, print_dry_run, tables_read
 from cli.common.options import DryOption, JsonOption
 from cli.common.output import as_json, as_table, console, measure
 from fleetpulse.core.errors import Misuse
-from fleetpulse.core.times import format_duration, parse_duration_ms
+from fleetpulse.core.times import DAY_MS, format_duration, parse_duration_ms
 from fleetpulse.io.home.home import Home
 from fleetpulse.paths import cache_dir
-from fleetpulse.planning.model import DAY_MS, CapacityPlan, Figures, Fleet, plan
+from fleetpulse.planning.model import CapacityPlan, Figures, Fleet, plan
 
 MeasuredOption = Annotated[
     Path | None, typer.Option("--home", help="Use the tables of this home for options not given, and show its present use.")

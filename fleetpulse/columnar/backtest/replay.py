@@ -30,8 +30,8 @@ from fleetpulse.core.policy import Dated, Policies, from_normalised
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Kind, Row
+from fleetpulse.core.times import DAY_MS
 
-DAY_MS: Final = 86_400_000
 BEFORE, AFTER = "before", "after"
 _NOTHING: Final = judgements_to_batch([])
 

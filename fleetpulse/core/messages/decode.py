@@ -16,13 +16,12 @@ from typing import Any, Final, cast
 
 from fleetpulse.core.rows import EVERYONE, FOR_EVERYONE, FROM_DEVICES, KNOWN_NAMES, RESERVED, Clock, Kind, Origin, Reason, Row
 from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT, as_text
-from fleetpulse.core.times import END_OF_TIME_MS, EPOCH_2000_MS
+from fleetpulse.core.times import DAY_MS, END_OF_TIME_MS, EPOCH_2000_MS
 
 MAX_PAYLOAD_BYTES: Final = 262_144
 MAX_DEPTH: Final = 16
 MAX_AHEAD_DAYS: Final = 366  # of a row that takes effect later: it is pending in the state until then
 NO_TS: Final = "no ts: event_time is received_at"
-_DAY_MS: Final = 86_400_000
 _INSTANTS: Final = ("effective_from", "from", "until", "after")  # fields of reserved kinds
 _TEXT_FIELDS: Final = ("op", "class", "gateway", "why")  # text fields of reserved kinds
 
@@ -265,7 +264,7 @@ def _own_row(address: Address, content: Mapping[str, Any], received_at_ms: int, 
         instant = content.get(name)
         if isinstance(instant, int | float) and not 0 <= instant <= END_OF_TIME_MS:
             raise _Rejected("field", f"{name} must be epoch milliseconds; got {_shown(instant)}")
-    if effective > received_at_ms + MAX_AHEAD_DAYS * _DAY_MS:
+    if effective > received_at_ms + MAX_AHEAD_DAYS * DAY_MS:
         raise _Rejected(
             "field", f"effective_from must be at most {MAX_AHEAD_DAYS} days ahead; got {_shown(effective)}; send it later"
         )

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from fleetpulse.columnar.compute import pc
 from fleetpulse.core.rows import Kind
 from fleetpulse.core.tables import MESSAGES
+from fleetpulse.core.times import DAY_MS
 from fleetpulse.io.delta.appender import parquet_options
 from fleetpulse.io.delta.commits import Added, replace_files
 from fleetpulse.io.delta.compacted import FOLDER, CompactedFile, piece_of, remainder_end, remainder_name
@@ -34,7 +35,6 @@ from fleetpulse.io.system.fsync import replace_durably
 from fleetpulse.io.tables.row_accounting import removal_txn
 from fleetpulse.io.tables.tables import arrow_schema
 
-DAY_MS: Final = 86_400_000
 TARGET_BYTES: Final = 64 * 1024 * 1024  # of a compacted file: some millions of messages in Parquet
 MIN_FILES: Final = 10  # of the current day: so each file is rewritten a few times, not at each maintenance
 _ROW_GROUP: Final = 131_072

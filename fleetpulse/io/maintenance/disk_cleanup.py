@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from fleetpulse.core.times import DAY_S
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.services import in_use
 from fleetpulse.io.spark.scratch import BLOCKS, TEMPORARY
 
 LONG_BYTES: Final = 64 * 1024 * 1024
-DAY_S: Final = 86_400
 
 
 def old_logs(home: Home, keep_ms: int | None, now_s: float) -> list[Path]:

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from fleetpulse.core.times import format_instant
+from fleetpulse.core.times import DAY_MS, HOUR_MS, format_instant
 from fleetpulse.io.delta.commits import write_log_checkpoint
 from fleetpulse.io.delta.corruption import open_table
 from fleetpulse.io.delta.log import actions_of
@@ -26,8 +26,6 @@ from fleetpulse.io.delta.spark_conflicts import commit_verified
 from fleetpulse.io.system.fsync import is_disk_full
 from fleetpulse.io.tables.snapshots import note_of
 
-HOUR_MS: Final = 3_600_000
-DAY_MS: Final = 24 * HOUR_MS
 UNKNOWN_KEPT_MS: Final = 7 * DAY_MS  # files that no log names: a writer may have been interrupted by a sleep of the machine
 SMALL_BYTES: Final = 32 * 1024 * 1024
 MIN_FILES: Final = 10  # small files of a partition: fewer are not worth rewriting

@@ -23,7 +23,7 @@ from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.lifecycle import Mode
 from fleetpulse.core.monitoring.health import BatchContext, Progress, to_row
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, STREAM_HEALTH
-from fleetpulse.core.times import format_instant
+from fleetpulse.core.times import DAY_MS, format_instant
 from fleetpulse.io.checkpoints.generations import load_generations
 from fleetpulse.io.delta.appender import Appender
 from fleetpulse.io.delta.log import DeltaLog, actions_of, appended_files, holds_table, row_count
@@ -32,7 +32,7 @@ from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables import tables
 
 _LOG: Final = structlog.get_logger("stream_health")
-KEPT_MS: Final = 7 * 86_400_000
+KEPT_MS: Final = 7 * DAY_MS
 _MODES: Final = frozenset(mode.value for mode in Mode)
 _QUEUED: Final = 1_000  # rows kept in memory while the table cannot be written
 _EVERY_S: Final = 5.0  # interval between appends: one commit per batch would be five a second

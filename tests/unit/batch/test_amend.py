@@ -19,9 +19,8 @@ from fleetpulse.core.registry.device_patch import decode_device, encode_device, 
 from fleetpulse.core.replay import outcome, replay
 from fleetpulse.core.rows import Kind, Origin
 from fleetpulse.core.tables import JUDGEMENTS
-from fleetpulse.core.times import parse_instant_ms
+from fleetpulse.core.times import DAY_MS, parse_instant_ms
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.maintenance.compaction import DAY_MS
 from fleetpulse.io.tables import tables
 from fleetpulse.reports import judgements, time_travel
 from tests.support.histories.histories import START, row, signal, tick

@@ -17,9 +17,8 @@ from fleetpulse.core.policy import Policy, parse_policy
 from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.rows import Kind, Row
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.core.times import format_instant
+from fleetpulse.core.times import DAY_MS, format_instant
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.maintenance.compaction import DAY_MS
 from fleetpulse.io.tables.bronze_slices import pieces_of, slices_of
 from fleetpulse.reports.backtest import Backtest, verdicts
 from fleetpulse.reports.backtest_html import page

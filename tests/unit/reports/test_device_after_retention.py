@@ -6,8 +6,8 @@ import pytest
 
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.times import DAY_MS
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.maintenance.compaction import DAY_MS
 from fleetpulse.reports import judgements
 from tests.support.histories.histories import START, row, signal, tick
 from tests.support.homes.homes import JudgedHome, apply_retention

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetpulse.columnar.backtest.diff import CHANGES
-from fleetpulse.columnar.backtest.replay import DAY_MS, BacktestRequest, BacktestResult, DualReplay, merge_results
+from fleetpulse.columnar.backtest.replay import BacktestRequest, BacktestResult, DualReplay, merge_results
 from fleetpulse.columnar.codec.arrow import is_signal, signals_to_batch
 from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.replay import outcome
 from fleetpulse.core.rows import EVERYONE, FOR_EVERYONE, Kind, Row, key_group
+from fleetpulse.core.times import DAY_MS
 from fleetpulse.io.tables.bronze_slices import BronzePiece, slices_of
 from tests.support.floors import Floor
 from tests.support.histories.backtests import by_hand, changes_of, instead, sides

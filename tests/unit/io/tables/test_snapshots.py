@@ -12,10 +12,11 @@ from cli.app import app
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS
+from fleetpulse.core.times import DAY_MS
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.state_reader import reporting_corruption_of_snapshot
 from fleetpulse.io.maintenance.readers import reader_pins
-from fleetpulse.io.maintenance.vacuum import DAY_MS, kept_versions
+from fleetpulse.io.maintenance.vacuum import kept_versions
 from fleetpulse.io.tables import snapshots as snapshot_table
 from fleetpulse.io.tables.snapshots import NOTE_FORM, files_of, find_snapshot, is_whole, shown_snapshot, snapshots
 from tests.support.homes.homes import take_snapshot
