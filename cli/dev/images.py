@@ -17,9 +17,11 @@ FILES: Final = ("docker-compose.yml", "infra/images/Dockerfile")
 OWN: Final = "fleetpulse"  # built from this tree
 _LIMIT_S: Final = 120
 _IMAGE: Final = re.compile(
-    r"^(?P<before> *image: +|FROM +)(?P<name>[^\s:@]+)(?::(?P<tag>[^\s@]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?(?=\s|$)",
-    re.MULTILINE,
+    r"(?P<before>^ *image: +|^[ \t]*FROM +(?:--\S+ +)*|^[ \t]*(?:COPY|ADD) +(?:--\S+ +)*?--from=|--mount=\S*?\bfrom=)"
+    r"(?P<name>[^\s:@,]+)(?::(?P<tag>[^\s@,]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?(?=[\s,]|$)",
+    re.MULTILINE | re.IGNORECASE,
 )
+_STAGE: Final = re.compile(r"^[ \t]*FROM +.*\sAS +(\S+)", re.MULTILINE | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,22 @@ class Image:
 
 
 def images(root: Path = ROOT) -> Iterator[Image]:
-    """Yield the images in the Compose file and the Dockerfile, except this project's own."""
+    """Yield the images in the Compose file and the Dockerfile, except this project's own.
+
+    A stage of the Dockerfile is no image.
+    """
     for file in FILES:
-        for found in _IMAGE.finditer((root / file).read_text()):
-            if found["name"] != OWN:
+        text = (root / file).read_text()
+        for found in _IMAGE.finditer(text):
+            if _is_foreign(found, text):
                 yield Image(file, found["name"], found["tag"] or "", found["digest"] or "")
+
+
+def _is_foreign(found: re.Match[str], text: str) -> bool:
+    """Return whether a name in a file is that of an image which is not built from this tree."""
+    name = found["name"].lower()
+    is_stage = not found["tag"] and (name.isdecimal() or name in {one.lower() for one in _STAGE.findall(text)})
+    return name not in (OWN, "scratch") and not is_stage
 
 
 def image_faults(root: Path = ROOT) -> list[str]:
@@ -82,10 +95,10 @@ def pin_images(root: Path = ROOT, docker: Sequence[str] = ("docker",)) -> list[s
         path = root / file
         text = path.read_text()
         pinned = _IMAGE.sub(
-            lambda found: (
-                found[0]
-                if found["name"] == OWN
-                else f"{found['before']}{found['name']}:{found['tag']}@{digests[found['name'], found['tag']]}"
+            lambda found, text=text: (
+                f"{found['before']}{found['name']}:{found['tag']}@{digests[found['name'], found['tag']]}"
+                if _is_foreign(found, text)
+                else found[0]
             ),
             text,
         )

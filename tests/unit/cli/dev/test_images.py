@@ -17,7 +17,13 @@ services:
   other:
     image: redis:8@{OLD}
 """
-DOCKERFILE = "FROM python:3.11-slim{}\nCOPY --from=nothing a b\n"
+DOCKERFILE = f"""FROM --platform=$BUILDPLATFORM python:3.11-slim{{}} AS build
+COPY --chown=1:1 --from=busybox:1.37@{OLD} a b
+RUN --mount=type=bind,from=alpine:3.22@{OLD},target=/a --mount=from=build,target=/b true
+FROM scratch
+COPY --from=build a b
+COPY --from=0 a b
+"""
 
 
 def tree(folder: Path, pinned: str = "") -> Path:
@@ -55,9 +61,11 @@ def test_tags_are_looked_up_and_pinned(tmp_path: Path, pinned: str) -> None:
         f"postgres:17.5-bookworm is {NEW}, before: {pinned[1:] or 'none'}",
         f"redis:8 is {NEW}, before: {OLD}",
         f"python:3.11-slim is {NEW}, before: {pinned[1:] or 'none'}",
+        f"busybox:1.37 is {NEW}, before: {OLD}",
+        f"alpine:3.22 is {NEW}, before: {OLD}",
     ]
     assert (root / FILES[0]).read_text() == COMPOSE.format(f"@{NEW}").replace(OLD, NEW)
-    assert (root / FILES[1]).read_text() == DOCKERFILE.format(f"@{NEW}")
+    assert (root / FILES[1]).read_text() == DOCKERFILE.format(f"@{NEW}").replace(OLD, NEW)
 
 
 @pytest.mark.parametrize(
