@@ -19,8 +19,7 @@ import typer
 from fleetpulse.core.errors import FleetError, first_line
 
 if TYPE_CHECKING:
-    from fleetpulse.core.audit import Phase
-    from fleetpulse.io.tables.audit import AuditedAction
+    from fleetpulse.io.tables.audit import AuditedAction, AuditTable
 
 
 class IfUnwritable(Enum):
@@ -180,6 +179,13 @@ class _Records:
 
         return AuditedAction.of_this_process(self._path, recorded_arguments(self._arguments))
 
+    @cached_property
+    def _table(self) -> "AuditTable":
+        from fleetpulse.io.home.home import Home
+        from fleetpulse.io.tables.audit import AuditTable
+
+        return AuditTable(Home(self._home))
+
     def start(self, if_unwritable: IfUnwritable) -> None:
         """Write the first record.
 
@@ -189,7 +195,7 @@ class _Records:
         from fleetpulse.core.audit import Phase
 
         try:
-            self._write(Phase.STARTED)
+            self._table.write(self._action, Phase.STARTED)
         except Exception as error:  # no fault of the audit may prevent an emergency command
             why = f'the audit record of "{self._path}" cannot be written to the home "{self._home}" ({first_line(error)})'
             if if_unwritable is IfUnwritable.REFUSE:
@@ -205,16 +211,10 @@ class _Records:
         from fleetpulse.core.audit import Phase
 
         try:
-            self._write(Phase.FINISHED, result, round((time.monotonic() - self._began_s) * 1000))
+            self._table.write(self._action, Phase.FINISHED, result, round((time.monotonic() - self._began_s) * 1000))
         except Exception as error:  # noqa: BLE001 - the command has ended, and its own result counts
             typer.echo(
                 f'warning: the result of "{self._path}" ({result}) cannot be written to the audit of the home "{self._home}" '
                 f"({first_line(error)})",
                 err=True,
             )
-
-    def _write(self, phase: "Phase", result: str | None = None, duration_ms: int | None = None) -> None:
-        from fleetpulse.io.home.home import Home
-        from fleetpulse.io.tables import audit
-
-        audit.write(Home(self._home), self._action, phase, result, duration_ms)

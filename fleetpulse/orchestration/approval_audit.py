@@ -34,7 +34,7 @@ def record_answer(home: Path, run: Any, event: Mapping[str, Any], task_id: str, 
 
 
 def _write(home: Home, run: Any, event: Mapping[str, Any], task_id: str, objection: FleetError | None) -> None:
-    from fleetpulse.io.tables import audit
+    from fleetpulse.io.tables.audit import AuditedAction, AuditTable
 
     if not home.exists():
         return
@@ -50,4 +50,4 @@ def _write(home: Home, run: Any, event: Mapping[str, Any], task_id: str, objecti
     if objection is not None:
         result = objection.code
     asked_by = ", ".join(part for part in (name, of_run) if part) or None
-    audit.write(home, audit.AuditedAction.of_this_process("approval", arguments, asked_by), Phase.FINISHED, result)
+    AuditTable(home).write(AuditedAction.of_this_process("approval", arguments, asked_by), Phase.FINISHED, result)

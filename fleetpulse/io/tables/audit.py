@@ -1,6 +1,6 @@
 """Audit records in the table ``audit``: one row at the start of an action, one at its end.
 
-Rule 1: a row is durable when `write` returns.
+Rule 1: a row is durable when `AuditTable.write` returns.
 Rule 2: the user of the operating system is a fact. The requester and the address are claims of the
 environment, which that user can set.
 """
@@ -10,6 +10,7 @@ import json
 import secrets
 import socket
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -67,28 +68,41 @@ class AuditedAction:
         )
 
 
-def write(home: Home, action: AuditedAction, phase: Phase, result: str | None = None, duration_ms: int | None = None) -> None:
-    """Append a record of an action; create the table if it does not exist.
+class AuditTable:
+    """Writer of records, which opens the table once.
 
     Args:
         home: home of the table.
-        action: the action.
-        phase: whether it starts, or has ended.
-        result: ``ok`` or an error code; None at the start.
-        duration_ms: duration of the action, milliseconds; None at the start.
-
-    Raises:
-        FleetError: the table is damaged, or has another form.
-        OSError: the record cannot be written to the disk.
     """
-    path = home.table(AUDIT.name)
-    if not holds_table(path):
-        with folder_held(path.parent):  # two first commands at once
-            tables.create(home, AUDIT)
-    end = {"phase": phase.value, "result": result, "duration_ms": duration_ms}
-    row = _as_table({"recorded_at": format_instant(wall_clock_ms()), **asdict(action), **end})
-    appender = Appender(path)
-    appender.commit(write_files(path, row, with_statistics=False), {})
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    @cached_property
+    def _appender(self) -> Appender:
+        path = self._home.table(AUDIT.name)
+        if not holds_table(path):
+            with folder_held(path.parent):  # two first commands at once
+                tables.create(self._home, AUDIT)
+        return Appender(path)
+
+    def write(self, action: AuditedAction, phase: Phase, result: str | None = None, duration_ms: int | None = None) -> None:
+        """Append a record of an action; create the table if it does not exist.
+
+        Args:
+            action: the action.
+            phase: whether it starts, or has ended.
+            result: ``ok`` or an error code; None at the start.
+            duration_ms: duration of the action, milliseconds; None at the start.
+
+        Raises:
+            FleetError: the table is damaged, or has another form.
+            OSError: the record cannot be written to the disk.
+        """
+        end = {"phase": phase.value, "result": result, "duration_ms": duration_ms}
+        row = _as_table({"recorded_at": format_instant(wall_clock_ms()), **asdict(action), **end})
+        appender = self._appender
+        appender.commit(write_files(appender.path, row, with_statistics=False), {})
 
 
 def _as_table(row: dict[str, str | int | None]) -> pa.Table:

@@ -6,7 +6,7 @@ import pytest
 
 from fleetpulse.core.audit import Phase
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.tables.audit import AuditedAction, write
+from fleetpulse.io.tables.audit import AuditedAction, AuditTable
 from fleetpulse.reports.audit import UNFINISHED, audited_actions
 
 pytestmark = pytest.mark.unit
@@ -20,8 +20,9 @@ def test_first_actions_at_the_same_time_are_all_recorded(home: Home) -> None:
     actions = [_action(f"device add {number}") for number in range(4)]
 
     def act(action: AuditedAction) -> None:
-        write(home, action, Phase.STARTED)
-        write(home, action, Phase.FINISHED, "ok", 7)
+        table = AuditTable(home)
+        table.write(action, Phase.STARTED)
+        table.write(action, Phase.FINISHED, "ok", 7)
 
     threads = [threading.Thread(target=act, args=(one,), daemon=True) for one in actions]
     for thread in threads:
@@ -33,9 +34,10 @@ def test_first_actions_at_the_same_time_are_all_recorded(home: Home) -> None:
 
 
 def test_actions_are_selected_by_instant_actor_and_first_words(home: Home) -> None:
-    write(home, _action("access grant", "ada, fleet_migrate manual__1"), Phase.FINISHED, "ok", 1)
-    write(home, _action("access revoke", user="ada"), Phase.FINISHED, "ok", 1)
-    write(home, _action("accessory", "adam"), Phase.STARTED)
+    table = AuditTable(home)
+    table.write(_action("access grant", "ada, fleet_migrate manual__1"), Phase.FINISHED, "ok", 1)
+    table.write(_action("access revoke", user="ada"), Phase.FINISHED, "ok", 1)
+    table.write(_action("accessory", "adam"), Phase.STARTED)
     everything = audited_actions(home)
     assert [(one["action"], one["result"]) for one in everything] == [
         ("access grant", "ok"),
@@ -51,6 +53,8 @@ def test_actions_are_selected_by_instant_actor_and_first_words(home: Home) -> No
 
 
 def test_text_of_any_language_and_line_breaks_is_recorded_as_it_is(home: Home) -> None:
-    write(home, AuditedAction("amend", '{"device": "Pümpe\\n\u2028"}', "rööt", "a\nb\x1b", "höst", "::1"), Phase.STARTED)
+    AuditTable(home).write(
+        AuditedAction("amend", '{"device": "Pümpe\\n\u2028"}', "rööt", "a\nb\x1b", "höst", "::1"), Phase.STARTED
+    )
     [row] = audited_actions(home)
     assert (row["arguments"], row["os_user"], row["asked_by"]) == ('{"device": "Pümpe\\n\u2028"}', "rööt", "a\nb\x1b")
