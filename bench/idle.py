@@ -27,7 +27,7 @@ from typing import Any, Final
 import psutil
 
 from bench.folders import own_folder
-from bench.measure import Meter, pss_bytes
+from bench.measure import Meter, arguments_of, pss_bytes
 from cli.common.output import as_json, as_table, console
 from cli.supervisor.processes import ROOT
 from fleetpulse.core.errors import FleetError
@@ -127,7 +127,7 @@ class _Fleet(Thread):
 def _part_of(process: psutil.Process) -> str:
     """Return the part of a run that a process belongs to, by command lines."""
     for one in (process, *process.parents()):
-        arguments = one.cmdline()
+        arguments = arguments_of(one)
         if any("nats-server" in argument for argument in arguments):
             return "broker"
         if "job" in arguments:
@@ -251,7 +251,7 @@ def _await(reached: Any, what: str) -> None:
 
 def _keeps_classes(tree: psutil.Process) -> bool:
     with suppress(psutil.Error):
-        return any("classes" in one.cmdline() for one in tree.children())
+        return any("classes" in arguments_of(one) for one in tree.children())
     return False
 
 

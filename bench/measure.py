@@ -77,6 +77,14 @@ def pss_bytes(tree: psutil.Process) -> int | None:
     return found
 
 
+def arguments_of(process: psutil.Process) -> list[str]:
+    """Return the command line of a process; empty if it has ended, also if nobody has reaped it yet."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
 def _members(tree: psutil.Process) -> list[psutil.Process]:
     try:
         return [tree, *tree.children(recursive=True)]
