@@ -21,7 +21,7 @@ from fleetpulse.core.device import Device, EvaluationContext
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.fold import next_due
 from fleetpulse.core.lifecycle import HELD, Mode
-from fleetpulse.core.policy import Policies, Policy
+from fleetpulse.core.policy import Policies
 from fleetpulse.core.presence.coverage import Coverage
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.registry.registry import ADD
@@ -169,10 +169,6 @@ def roaming(tables: OpenedTables, shards: Shards) -> pa.Table:
     )
 
 
-def _has_late_rules(policy: Policy) -> bool:
-    return any(rules.late_proves_alive is not None for rules in (policy.rules, *policy.classes.values()))
-
-
 def job_position(home: Home) -> EvaluationPoint | None:
     """Return the position of the job; None if it has judged nothing yet."""
     judged = judged_up_to(home.checkpoint)
@@ -206,7 +202,7 @@ def position_from(home: Home, newest_ms: int, shards: Shards, policies: Policies
         any(_chosen_before(record, one.number) - record.with_chosen_devices(one.number) for one in ever_current(record)),
         deployment.max_clock_lead_ms,
         deployment.max_backlog_ms,
-        any(_has_late_rules(dated.policy) for dated in policies.dated),
+        any(dated.policy.has_late_rules for dated in policies.dated),
     )
 
 

@@ -96,6 +96,11 @@ class Policy:
         """Return the rules of a class."""
         return self.classes.get(device_class, self.rules)
 
+    @property
+    def has_late_rules(self) -> bool:
+        """Whether ``late_proves_alive`` is set for some class."""
+        return any(rules.late_proves_alive is not None for rules in (self.rules, *self.classes.values()))
+
     def normalised(self) -> dict[str, Any]:
         """Return the stored form: every rule of every class, durations in milliseconds."""
         return {

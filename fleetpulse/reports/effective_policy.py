@@ -1,7 +1,7 @@
 """Policy rules in force for a device at an instant, from the landed rows."""
 
 from fleetpulse.core.device import EvaluationContext
-from fleetpulse.core.policy import Rules
+from fleetpulse.core.policy import Policy, Rules
 from fleetpulse.core.registry.registry import class_at
 from fleetpulse.core.replay import outcome
 from fleetpulse.io.home.home import Home
@@ -19,10 +19,13 @@ def rules_at(home: Home, device_id: str, instant_ms: int) -> tuple[str, Rules] |
         instant_ms: instant at which the rules are in force, epoch milliseconds.
     """
     known = world(home, None)
-    if known is None:
-        return None
+    return None if known is None else rules_in(home, known.policies.at(instant_ms).policy, device_id, instant_ms)
+
+
+def rules_in(home: Home, policy: Policy, device_id: str, instant_ms: int) -> tuple[str, Rules]:
+    """Return a device's class at an instant, and the rules that a policy has for it."""
     device_class = class_at(registry.entries(home, device_id), instant_ms)
-    return device_class, known.policies.at(instant_ms).policy.of(device_class)
+    return device_class, policy.of(device_class)
 
 
 def world(home: Home, through_ms: int | None) -> EvaluationContext | None:

@@ -18,10 +18,12 @@ from cli.common.output import as_json, as_shown, console
 from cli.common.policy_files import load_mappings
 from cli.supervisor.progress import judged_ms
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.fold import proves_alive
 from fleetpulse.core.judgements import clock_fault
 from fleetpulse.core.messages.decode import Rejection
 from fleetpulse.core.messages.mapping import Mappings, rows_of
 from fleetpulse.core.messages.sparkplug import PREFIX
+from fleetpulse.core.policy import Policies, Rules
 from fleetpulse.core.presence.coverage import ShardProgress
 from fleetpulse.core.presence.identities import DeviceIdentity, identified
 from fleetpulse.core.presence.presence_time import FAULTS, classify_event_time, offset_ms, with_presence_time
@@ -76,13 +78,16 @@ class PrintedMessage:
     row: Row | None = None
 
 
-def predict_result(shown: PrintedMessage, shards: Shards | None, deployment: Deployment) -> tuple[PrintedMessage, MessageResult]:
+def predict_result(
+    shown: PrintedMessage, shards: Shards | None, deployment: Deployment, rules_of: Callable[[Row], Rules] = lambda _: Rules()
+) -> tuple[PrintedMessage, MessageResult]:
     """Predict the result of a decoded message on arrival.
 
     Args:
         shown: decoded message.
         shards: coverage according to the landed rows; None if there are none.
         deployment: limits for lateness, clock lead and backlog.
+        rules_of: function that returns the rules of a device, by a late message of it.
 
     Returns:
         The message with its presence time, and its result as known on arrival.
@@ -91,14 +96,14 @@ def predict_result(shown: PrintedMessage, shards: Shards | None, deployment: Dep
     listening = (shards or Shards.begin(shown.received_at_ms)).of(shown.row.site)
     listening = listening.read(shown.received_at_ms, deployment.allowed_lateness_ms)
     row = read_with(shown.row, listening.frontier_ms, deployment)
-    return replace(shown, row=row), _predicted(row, listening, deployment)
+    return replace(shown, row=row), _predicted(row, listening, deployment, rules_of)
 
 
-def _predicted(row: Row, listening: ShardProgress, deployment: Deployment) -> MessageResult:
+def _predicted(row: Row, listening: ShardProgress, deployment: Deployment, rules_of: Callable[[Row], Rules]) -> MessageResult:
     if row.trust is Trust.LATE and listening.frontier_ms is not None and row.event_time_ms is not None:
         late_by = format_duration(listening.frontier_ms - row.event_time_ms)
-        counts = "it counts only as a sign of life" if row.is_direct else "it counts only after ./fleet amend"
-        return MessageResult("late", f"late by {late_by}: behind the frontier; {counts}")
+        counts = "as a sign of life" if proves_alive(row, rules_of(row)) else "after ./fleet amend"
+        return MessageResult("late", f"late by {late_by}: behind the frontier; it counts only {counts}")
     fault = f"{clock_fault(row.trust, offset_ms(row))}, so it is judged at {_AT_RECEIVED}; " if row.trust in FAULTS else ""
     due_ms = listening.due_at(row.at_ms, deployment.allowed_lateness_ms)
     if due_ms is None:
@@ -263,6 +268,8 @@ class Listener:
         self._judged_ms: int | None = None
         self._asked_s = self._covered_s = float("-inf")
         self._shards: Shards | None = None
+        self._policies: Policies | None = None  # read for the first late message after coverage gaps were read
+        self._rules: dict[str, Rules] = {}  # by device, according to these policies
         self._reported_forgotten = 0
 
     def show_earlier(self, last: int, before_ms: int) -> None:
@@ -300,10 +307,26 @@ class Listener:
 
         if time.monotonic() - self._covered_s > _COVERAGE_S:
             self._shards, self._covered_s = judgements.shards(self.home, None), time.monotonic()
-        shown, known = predict_result(shown, self._shards, self.deployment)
+            self._policies = None
+            self._rules.clear()
+        shown, known = predict_result(shown, self._shards, self.deployment, self._rules_of)
         if known.state == "waiting" and not self.followed.add(shown):
             known = MessageResult("duplicate", "a copy of a pending message: only the first one counts")
         self._print(shown, known)
+
+    def _rules_of(self, row: Row) -> Rules:
+        """Return the rules in force for the device of a late message; the class only matters if rules differ."""
+        from fleetpulse.reports.effective_policy import rules_in, world
+
+        if self._policies is None:
+            known = world(self.home, None)
+            self._policies = Policies() if known is None else known.policies
+        policy = self._policies.at(row.received_at_ms).policy
+        if not policy.has_late_rules:
+            return policy.rules
+        if row.device_id not in self._rules:
+            self._rules[row.device_id] = rules_in(self.home, policy, row.device_id, row.received_at_ms)[1]
+        return self._rules[row.device_id]
 
     def follow(self) -> None:
         """Show pending messages again after they have been judged."""

@@ -1,12 +1,15 @@
 """Results that `fleet listen` shows for a message: on arrival, and after its judgement."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from cli.commands.inspect.listen import (
     CANARY,
     REMEMBERED,
+    Listener,
     MessageResult,
     PendingMessages,
     PrintedMessage,
@@ -15,11 +18,16 @@ from cli.commands.inspect.listen import (
     verdicts,
 )
 from fleetpulse.core.messages.mapping import Mappings
+from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row
+from fleetpulse.core.tables import DEVICES
 from fleetpulse.io.mqtt.subscriber import Arrived
-from tests.support.histories.histories import START, signal
+from fleetpulse.io.system.wall_clock import wall_clock_ms
+from fleetpulse.io.tables import tables
+from tests.support.histories.histories import START, registry_entries, row, signal, tick
+from tests.support.homes.homes import empty, land
 
 pytestmark = pytest.mark.unit
 DEPLOYMENT = Deployment(60_000, 300_000)
@@ -50,6 +58,23 @@ def test_the_lateness_of_a_message_is_its_distance_behind_the_frontier() -> None
     relayed = result_of(signal(0, received_s=90, gateway="g"))
     assert relayed.state == "late" and relayed.text.endswith("; it counts only after ./fleet amend")
     assert result_of(signal(0, received_s=59.9)).state == "waiting"
+
+
+@pytest.mark.parametrize(("proves", "of_class"), [(True, "as a sign of life"), (False, "after ./fleet amend")])
+def test_a_rule_of_a_class_decides_whether_its_late_messages_count_at_once(
+    proves: bool, of_class: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = parse_policy({"classes": {"sensor": {"late_proves_alive": proves}}}).normalised()
+    home, entry = empty(tmp_path / "home", DEPLOYMENT), row(1, "fleet/site/s/registry", op="add", **{"class": "sensor"})
+    land(home, [row(0, "fleet/_/_/policy", policy=policy, effective_from_s=-1), entry, tick(9)], 1)
+    landed = [{**one, "origin": "command", "bridge": "b", "segment": 1} for one in registry_entries([entry])]
+    tables.append(home, DEVICES, tables.to_table(DEVICES, landed), "test", 1)
+    listener = Listener(home, "#", json_lines=True)
+    for device, gateway in (("s", "g"), ("s", None), ("other", "g"), ("other", None)):
+        payload = json.dumps({"ts": wall_clock_ms() - 3_600_000, "gateway": gateway})
+        listener.show_message(arrived(f"fleet/site/{device}/heartbeat", payload.encode()))
+    counts = [json.loads(line)["fate"].partition("it counts only ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert counts == [of_class, of_class, "after ./fleet amend", "as a sign of life"]
 
 
 def test_a_coverage_gap_extends_the_wait_and_an_open_gap_has_no_end() -> None:
