@@ -319,7 +319,8 @@ def renew_access(folder: Path) -> bool:
         Whether a server runs.
 
     Raises:
-        FleetError: a TLS file cannot be used any more; the server would refuse to reload anything.
+        FleetError: a TLS file cannot be used any more; the server would refuse to reload anything. Or
+            the record of the TLS files is missing or damaged.
     """
     folder = folder.absolute()
     with access_lock(folder):  # the lock covers read and write, so that no concurrent call writes older grants
@@ -384,9 +385,21 @@ def _port(host: str, port: int) -> int:
 
 
 def _listener_tls(folder: Path) -> ListenerTls | None:
-    """Return the TLS files with which the running server was started."""
-    held = json.loads((folder / _TLS).read_text())
-    return None if held is None else ListenerTls(**held)
+    """Return the TLS files with which the running server was started.
+
+    Raises:
+        FleetError: the record of these files is missing or damaged.
+    """
+    path = folder / _TLS
+    try:
+        held = json.loads(path.read_text())
+        return None if held is None else ListenerTls(**held)
+    except (OSError, ValueError, TypeError) as error:
+        raise FleetError(
+            f'"{path}" must name the TLS files of the running broker, and cannot be read ({error}); stop the broker and start it '
+            f"again, which writes the file and applies all access",
+            code="broker-tls-unknown",
+        ) from None
 
 
 def _rules(service: BrokerAddress, folder: Path, tls: ListenerTls | None, mappings: Mappings) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from fleetpulse.io.mqtt.broker import Broker, ListenerTls, _configuration, _mappings_beside, max_unacked
+from fleetpulse.io.mqtt.broker import Broker, ListenerTls, _configuration, _listener_tls, _mappings_beside, max_unacked
 from tests.support.refusals import refused
 
 
@@ -57,6 +57,14 @@ def test_configuration_contains_the_tls_files_and_maps_certificates_only_with_an
 )
 def test_the_filters_of_a_session_share_what_nats_permits_it(filters: list[str], sites: list[list[str]], unacked: int) -> None:
     assert max_unacked(filters, sites) == unacked
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"certificate": "a"}', "[]"])
+def test_a_missing_or_damaged_record_of_the_tls_files_is_reported(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "tls.json").write_text(content)
+    with refused("broker-tls-unknown", match="start it"):
+        _listener_tls(tmp_path)
 
 
 def test_a_fault_of_the_mapping_file_withdraws_no_access(tmp_path: Path) -> None:
