@@ -20,7 +20,8 @@ FIELDS: Final = (
 ODD: Final = (
     *(None, True, 0, -1, 1.5, NOW, NOW / 1000, NOW * 1000, 2**63 - 1, 2**63, 10**30, 1e308, "", "d", "s", "heartbeat", "open"),
     *("close", "add", "2023-11-14T22:13:20Z", "9999-12-31T23:59:59Z", "1700000000", "\x00", "\ud800", "\u202e", "x" * 257),
-    *({}, [], {"at": NOW}, {"at": 1e300}, {"b": "x"}, 10**4_298, {"at": 10**4_298}),  # Python converts at most 4,300 digits
+    *("nan", "-inf", {}, [], {"at": NOW}, {"at": 1e300}, {"at": "nan"}, {"b": "x"}),
+    *(10**4_298, {"at": 10**4_298}),  # Python converts at most 4,300 digits
 )
 TOKENS: Final = (
     '"',

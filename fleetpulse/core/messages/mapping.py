@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from math import isfinite
 from typing import Any, Final, cast
 from zoneinfo import ZoneInfo
 
@@ -139,10 +140,14 @@ class MappingRule:
         if "device" in self.ids or "device" in self.constants:
             return "device" not in self.ids and self.constants["device"] == device_id
         at = next(place for place, level in enumerate(self.topic) if placeholder(level) == "device")
+        several = next((place for place, level in enumerate(self.topic) if is_several(level)), len(self.topic))
         levels = topic_filter.split("/")
-        following = len(self.topic) - at - 1
-        end = len(levels) - following if is_several(self.topic[at]) else at + 1
-        return _JOINT.join(levels[at:end]) == device_id
+        if at < several:
+            return levels[at : at + 1] == [device_id]
+        if levels[-1] == "#":
+            return False  # the place of the device depends on the length of the topic
+        end = max(0, len(levels) - (len(self.topic) - at - 1))
+        return _JOINT.join(levels[at if at == several else end - 1 : end]) == device_id
 
     def match(self, topic: str) -> dict[str, str] | None:
         """Return the words of the placeholders in a topic; None if the pattern does not match."""
@@ -404,6 +409,8 @@ def _in_ms(ts: Any, rule: MappingRule) -> Any:
         try:
             number = float(ts)
         except ValueError:
+            return ts
+        if not isfinite(number):
             return ts
         ts = int(ts) if ts.strip().isdecimal() and len(ts) < 30 else number
     if not isinstance(ts, int | float) or isinstance(ts, bool) or not abs(ts) <= _MAX_TS:

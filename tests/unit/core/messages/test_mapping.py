@@ -1,13 +1,17 @@
 """Mappings: messages of foreign devices become rows, and an invalid mapping is refused."""
 
 import json
+import random
+from itertools import product
 from typing import Any
 
 import pytest
 
+from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages.decode import NO_TS, Rejection
 from fleetpulse.core.messages.mapping import MAX_ITEMS, Mappings, rows_of
 from fleetpulse.core.messages.mapping_file import parse_mappings
+from fleetpulse.core.messages.topic_filters import covers
 from fleetpulse.core.rows import Clock, Origin, Row, identity
 from fleetpulse.io.ingest.payload_paths import compile_path
 
@@ -161,7 +165,7 @@ def test_times_of_all_units_are_read(unit: str, zone: str | None, ts: Any) -> No
     assert (one.event_time_ms, one.clock, one.note) == (NOW, Clock.DEVICE, None)
 
 
-@pytest.mark.parametrize("ts", [3.45, 0, "soon", [], True, "2026-09-10T00:26:40", 10**30, "9" * 5_000])
+@pytest.mark.parametrize("ts", [3.45, 0, "soon", "nan", "-inf", "1e999", [], True, "2026-09-10T00:26:40", 10**30, "9" * 5_000])
 def test_an_invalid_time_is_a_clock_fault_unless_the_time_of_receipt_replaces_it(ts: Any) -> None:
     unit = "iso" if isinstance(ts, str) and "T" in ts else "s"
     fault = row(rule("a/{device}", ts="t", ts_unit=unit), "a/d", {"t": ts})
@@ -270,6 +274,11 @@ def test_filters_of_a_device_admit_no_other() -> None:
         ([{"topic": "a/+/x", "device": "pump"}], ("a/pump/+",)),
         ([{"topic": "a/+/x", "device": "other"}], ()),
         ([{"topic": "{device}/pump/x"}], ("pump/pump/x",)),
+        ([{"topic": "a/{site...}/{device}"}], ()),
+        ([{"topic": "a/{site...}/{device}/x"}], ("a/pump/+",)),
+        ([{"topic": "b/{device}/{metric...}"}], ("a/pump/+", "b/pump/#")),
+        ([{"topic": "b/{device}/{metric...}"}, {"topic": "b/{device...}/x"}], ("a/pump/+", "b/pump/x")),
+        ([{"topic": "b/{site...}/{device}"}], ("a/pump/+",)),
     ],
 )
 def test_a_filter_of_a_device_overlaps_with_no_rule_that_finds_another(
@@ -278,3 +287,22 @@ def test_a_filter_of_a_device_overlaps_with_no_rule_that_finds_another(
     rules = [{"topic": "a/{device}/{metric}"}, *others]
     mappings = parse_mappings({"mapping": [{"site": "h", "kind": "telemetry", **one} for one in rules]}, compile_path)
     assert mappings.filters_of_device("pump") == filters
+
+
+def test_no_topic_of_a_device_is_a_message_of_another() -> None:
+    """Random rules over random topics: whatever the filters of a device match, each rule finds that device."""
+    chance, rest = random.Random(3), ("a", "pump", "other", "+", "{site}", "{site...}", "{metric...}", "{kind}")
+    topics = ["/".join(levels) for size in range(2, 6) for levels in product(("a", "pump", "other"), repeat=size)]
+    checked = 0
+    for _ in range(300):
+        drawn = [["a", *chance.sample([chance.choice(("{device}", "{device...}")), chance.choice(rest)], 2)] for _ in range(2)]
+        tables = [{"topic": "/".join([*one, *chance.choices(("a", "+"), k=chance.randint(0, 1))])} for one in drawn]
+        try:
+            mappings = parse_mappings({"mapping": [{"site": "h", "kind": "telemetry", **one} for one in tables]}, compile_path)
+        except FleetError:  # two placeholders for several levels
+            continue
+        filters = mappings.filters_of_device("pump")
+        for topic in (one for one in topics if any(covers(allowed, one) for allowed in filters)):
+            assert {words["device"] for _, words in mappings.match(topic)} <= {"pump"}, (tables, filters, topic)
+            checked += 1
+    assert checked > 500, "the rules must grant something"
