@@ -8,7 +8,7 @@ from typing import Final
 from batch import amend
 from batch.maintenance.plan import BUSY, Keep, Step, since, unless_disk_full
 from fleetpulse.core.judgements import AMENDMENTS, JudgementKind
-from fleetpulse.core.tables import AUDIT, JUDGEMENTS, QUALITY_FAILURES, QUALITY_RESULTS, QUARANTINE, STREAM_HEALTH
+from fleetpulse.core.tables import AUDIT, GATEWAYS, JUDGEMENTS, QUALITY_FAILURES, QUALITY_RESULTS, QUARANTINE, STREAM_HEALTH
 from fleetpulse.core.times import DAY_MS, format_instant
 from fleetpulse.io.checkpoints.generations import load_generations
 from fleetpulse.io.delta.corruption import open_table
@@ -51,6 +51,7 @@ def _aged(keep: Keep) -> tuple[_Aged, ...]:
     kinds = ", ".join(f"'{kind.value}'" for kind in _OF_MESSAGES)
     return (
         _Aged(QUARANTINE.name, "received_at", keep.quarantine_ms, QUARANTINE.name),
+        _Aged(GATEWAYS.name, "received_at", keep.messages_ms, GATEWAYS.name, "", _newest_of_gateways),
         _Aged(STREAM_HEALTH.name, "began_at", keep.stream_health_ms, STREAM_HEALTH.name),
         _Aged(QUALITY_RESULTS.name, "began_at", keep.quality_ms, QUALITY_RESULTS.name),
         _Aged(QUALITY_FAILURES.name, "began_at", keep.quality_ms, QUALITY_FAILURES.name),
@@ -122,6 +123,18 @@ def _promise_late(home: Home, expired: str) -> None:
     sql = f"SELECT epoch_ms(max(received_at)) AS newest FROM judgements WHERE {expired} AND {LATE}"
     if (newest_ms := tables.query(home, sql)[0]["newest"]) is not None:
         promise(home, CAME_LATE, newest_ms + 1)
+
+
+def _newest_of_gateways(home: Home, cutoff_ms: int) -> str:
+    """Return the condition for old records of gateways to keep: the newest of each, which landing restores.
+
+    A place may be that of two bridges; then one record more is kept.
+    """
+    sql = f"""SELECT place FROM {GATEWAYS.name}
+        QUALIFY 1 = row_number() OVER (PARTITION BY device_id ORDER BY received_at DESC, place DESC)
+            AND received_at < {vacuum.cutoff_text(cutoff_ms)} ORDER BY place"""
+    places = [str(one["place"]) for one in tables.query(home, sql, tables=[GATEWAYS.name])]
+    return f"place IN ({', '.join(places)})" if places else ""
 
 
 def _newest_summaries(home: Home, cutoff_ms: int) -> str:

@@ -14,7 +14,7 @@ from deltalake.exceptions import DeltaError
 from batch.maintenance import retention
 from batch.maintenance.maintain import maintain
 from batch.maintenance.plan import FULL
-from fleetpulse.core.tables import AUDIT, DEVICE_SNAPSHOTS, JUDGEMENTS, QUARANTINE
+from fleetpulse.core.tables import AUDIT, DEVICE_SNAPSHOTS, GATEWAYS, JUDGEMENTS, QUARANTINE
 from fleetpulse.io.checkpoints.generations import begin_generation, checkpoint_of, load_generations, save_generations
 from fleetpulse.io.home.exclusive import exclusive_state_change
 from fleetpulse.io.home.home import Home
@@ -66,6 +66,25 @@ def test_audit_records_are_kept_for_their_own_time(home: Home) -> None:
 
     assert kept(None) == ["0", "100", "150"]
     assert kept(90 * DAY_MS) == ["100", "150"]
+
+
+def test_records_of_gateways_are_removed_except_the_newest_of_each(home: Home) -> None:
+    """A device that names a new session in each message must not fill the disk for ever."""
+    given = [("a", 0), ("a", 1), ("a", 1), ("a", 90), ("b", 1), ("b", 2), ("c", 91)]
+    arrival = {"event": "session", "origin": "mqtt", "bridge": "bridge-1", "segment": 1}
+    rows = [
+        {**arrival, "device_id": device, "received_at_ms": START + day * DAY_MS, "session": str(place), "place": place}
+        for place, (device, day) in enumerate(given)
+    ]
+    tables.append(home, GATEWAYS, tables.to_table(GATEWAYS, rows), "bridge-1", 1)
+
+    def kept(messages_ms: int | None) -> list[int]:
+        run_maintain(home, replace(KEEP, messages_ms=messages_ms))
+        return [one["place"] for one in tables.query(home, "SELECT place FROM gateways ORDER BY place", tables=[GATEWAYS.name])]
+
+    assert kept(None) == [0, 1, 2, 3, 4, 5, 6]
+    assert kept(60 * DAY_MS) == [3, 5, 6]
+    assert kept(60 * DAY_MS) == [3, 5, 6]
 
 
 def test_late_messages_are_kept_until_amend_has_processed_them(home: Home) -> None:
