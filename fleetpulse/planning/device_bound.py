@@ -13,13 +13,15 @@ from typing import Final
 
 from fleetpulse.core.policy import Rules
 from fleetpulse.core.rows import KEPT_BYTES, SPARED_BYTES
-from fleetpulse.core.text import MAX_TEXT
+from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.times import DAY_S
 
 MESSAGE_BYTES: Final = 25  # row of ``messages`` without texts and metrics
 JUDGEMENT_BYTES: Final = 40  # row of ``judgements`` about a message, in files as the job writes them, without texts
 TRANSITION_BYTES: Final = 100  # row of a transition without the texts of its errors
-REFUSED_BYTES: Final = 70  # row of ``quarantine`` without its payload
+REFUSED_BYTES: Final = 70  # row of ``quarantine`` without its payload and topic
+GATEWAY_BYTES: Final = 12  # row of ``gateways`` without its texts
+MAX_TOPIC_BYTES: Final = 512  # of a topic in ``quarantine``
 _MOST_TEXT: Final = 4 * MAX_TEXT  # bytes of a text field
 
 
@@ -64,22 +66,24 @@ class DeviceLimits:
 def bytes_a_day(limits: DeviceLimits) -> dict[str, float]:
     """Return the greatest growth of each table by one device, in bytes a day.
 
-    A message is decoded or refused, so the sum of ``messages``, ``judgements`` and ``quarantine``
-    exceeds the growth of all tables. Bursts are not included: each adds the messages of a minute.
+    A message is decoded or refused, so the sum of ``messages``, ``judgements``, ``gateways`` and
+    ``quarantine`` exceeds the growth of all tables. Bursts are not included: each adds the messages of a minute.
 
     Returns:
-        ``messages``; ``judgements`` about messages; ``transitions``; ``quarantine`` for messages
+        ``messages``; ``judgements`` about messages; ``gateways``; ``transitions``; ``quarantine`` for messages
         that cannot be decoded; ``floods`` for rows of quarantine beyond the limits.
     """
     rows, content, rules = limits.accepted_per_s, limits.content_per_s, limits.rules
-    of_texts = min(content, rows * 2 * _MOST_TEXT)  # boot and gateway
+    of_texts = min(content, rows * 2 * _MOST_TEXT)  # boot, and gateway or session
+    of_sites = rows * MAX_ID_BYTES  # a device may name another site in each topic
     changes = 2 / max(1, rules.death_grace_ms) + 2 * rules.degraded_errors / rules.degraded_window_ms
     changes = min(rows, changes * 1_000)  # a second; each is caused by a message, or reversed by one
     a_second = {
-        "messages": rows * MESSAGE_BYTES + content,
-        "judgements": rows * JUDGEMENT_BYTES + of_texts,
+        "messages": rows * MESSAGE_BYTES + of_sites + content,
+        "judgements": rows * JUDGEMENT_BYTES + of_sites + of_texts,
+        "gateways": rows * GATEWAY_BYTES + of_texts,
         "transitions": changes * (TRANSITION_BYTES + rules.last_errors * _MOST_TEXT),
-        "quarantine": rows * REFUSED_BYTES + min(content, rows * KEPT_BYTES),
-        "floods": limits.segments_per_s * limits.flood_rows * (REFUSED_BYTES + limits.flood_bytes),
+        "quarantine": rows * (REFUSED_BYTES + MAX_TOPIC_BYTES) + min(content, rows * KEPT_BYTES),
+        "floods": limits.segments_per_s * limits.flood_rows * (REFUSED_BYTES + MAX_TOPIC_BYTES + limits.flood_bytes),
     }
     return {table: each * DAY_S for table, each in a_second.items()}

@@ -37,7 +37,7 @@ REASON_NEW: Final[Reason] = "new_device"  # reason to refuse a row
 REASON_TOPIC: Final[Reason] = "topic"  # reason to refuse a row
 COUNTED: Final[Mapping[Reason, str]] = {REASON_FLOOD: "flooded", REASON_NEW: "new_devices"}  # names of counts
 REFUSED_LINES: Final[Mapping[LineAction, Reason]] = {LineAction.DOUBLED: "field", LineAction.CROWDED: "size"}
-MAX_TOPIC: Final = 512  # characters, twice the maximum of a valid topic
+MAX_TOPIC: Final = 512  # bytes, nearly twice the longest topic of a device
 CONTINUES_MS: Final = 60_000  # history that ended within this time continues live without a gap
 CANARIES: Final = 1_000  # limit of canaries in flight: a backlog delays one per interval
 SLACK_MS: Final = 5_000
@@ -186,7 +186,7 @@ class BridgeSequencer:
         """Whether a topic is an ordinary one of a live device; caches positive answers."""
         if topic in self._usual:
             return True
-        usual = len(topic) <= MAX_TOPIC and topic.isprintable() and topic != self.canary_topic and not is_command(topic)
+        usual = _is_storable(topic) and topic != self.canary_topic and not is_command(topic)
         if not usual or self._belongs_to_others(topic) or not self._quota.knows(topic):
             return False
         if len(self._usual) >= _USUAL_TOPICS:
@@ -406,7 +406,7 @@ class BridgeSequencer:
     def _row(
         self, received_at_ms: int, topic: str, payload: bytes, origin: Origin, *, token: AckToken | None = None, **more: Any
     ) -> None:
-        if len(topic) > MAX_TOPIC or not topic.isprintable():  # applies to history, too
+        if not _is_storable(topic):  # applies to history, too
             topic, more["refused"] = ascii(topic[:MAX_TOPIC])[1:-1][:MAX_TOPIC], REASON_TOPIC
         self.buffer.add(SegmentRow(received_at_ms, topic, payload, origin.value, **more), token)
         self.last_ms, self._own_last = received_at_ms, False
@@ -431,6 +431,12 @@ class BridgeSequencer:
 
     def _memory(self) -> tuple[int | None, int | None, bool, RecordingSequencer]:
         return self.last_ms, self.last_canary_ms, self.gap_open, self.history.copy()
+
+
+def _is_storable(topic: str) -> bool:
+    """Return whether a topic is short and printable enough to be stored as it is."""
+    fits = len(topic) <= MAX_TOPIC and topic.isprintable()
+    return fits and (topic.isascii() or len(topic.encode()) <= MAX_TOPIC)
 
 
 def _json(content: Mapping[str, Any]) -> bytes:

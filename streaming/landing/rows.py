@@ -47,7 +47,7 @@ _REFUSALS: Final[Mapping[Reason, str]] = {
     "(./fleet device add), or raise the setting",
     "field": "a gap row must not share its received_at with another gap row of its bridge; their order would be unknown",
     "size": f"a recording may have at most {MAX_RECORDED:,} bridges with an open gap, or with a gap row at one instant",
-    "topic": "a topic must have at most 512 characters, all printable; it is stored escaped and truncated",
+    "topic": "a topic must have at most 512 bytes, all of printable characters; it is stored escaped and truncated",
 }
 _NO_MAPPINGS: Final = Mappings()
 _ORIGINS: Final = {origin.value: origin for origin in Origin}

@@ -1,6 +1,7 @@
 """Bound of the disk space that one device can fill: row costs, limits of the bridge, and the page about them."""
 
 import base64
+import json
 import random
 import re
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 from fleetpulse.columnar.fold.judgement_batches import judgements_to_batch
 from fleetpulse.core.judgements import JudgementKind, clock_behind, message_judgement
 from fleetpulse.core.messages.decode import decode
+from fleetpulse.core.presence.gateways import Gateways
 from fleetpulse.core.rows import Kind, Row
-from fleetpulse.core.tables import MESSAGES, QUARANTINE
+from fleetpulse.core.tables import GATEWAYS, MESSAGES, QUARANTINE
+from fleetpulse.core.text import MAX_ID_BYTES
 from fleetpulse.io.delta.appender import write_files
 from fleetpulse.io.ingest.segments import SegmentRow, rows_table
 from fleetpulse.io.lifecycle.judgement_sink import files_of, with_table_columns
@@ -24,7 +27,7 @@ from fleetpulse.settings import Settings
 from streaming.bridge import buffer
 from streaming.bridge.bridge import BridgeSettings
 from streaming.bridge.rate_limit import BURST_S, RateLimiter
-from streaming.bridge.sequencer import BridgeSequencer
+from streaming.bridge.sequencer import MAX_TOPIC, BridgeSequencer
 from streaming.landing.merge import Part
 from streaming.landing.rows import decode_parts
 
@@ -58,13 +61,21 @@ def test_judgements_about_hostile_messages_cost_at_most_the_bound(tmp_path: Path
     assert _size(tmp_path) <= count * (device_bound.JUDGEMENT_BYTES + text)
 
 
-@pytest.mark.parametrize(("name", "per_row"), [("small", 0), ("metrics", 600), ("undecodable", 600), ("flood", 128)])
+@pytest.mark.parametrize(
+    ("name", "per_row"),
+    [("small", 0), ("metrics", 600), ("sites", MAX_ID_BYTES), ("undecodable", 600), ("topics", 0), ("flood", 128)],
+)
 def test_landed_rows_of_hostile_messages_cost_at_most_the_bound(tmp_path: Path, name: str, per_row: int) -> None:
     chance, rows = _random(), list[SegmentRow]()
     for number in range(5_000):
         at_ms = NOW + 10 * number
-        payload, more = chance.randbytes(per_row), {}
-        if name == "small":
+        topic, payload, more = TOPIC, chance.randbytes(per_row), {}
+        if name == "sites":
+            topic, payload = f"fleet/{chance.randbytes(MAX_ID_BYTES // 2).hex()}/pump-1/telemetry", b"{}"
+        elif name == "topics":
+            site = "".join(chr(0x20000 + chance.randrange(40_000)) for _ in range((device_bound.MAX_TOPIC_BYTES - 30) // 4))
+            topic = f"fleet/{site}/pump-1/telemetry"
+        elif name == "small":
             payload = b'{"ts":%d,"seq":%d}' % (at_ms - chance.randrange(31 * 86_400_000), chance.randrange(2**31))
         elif name == "metrics":
             payload = b'{"metrics":{"a":"%s"}}' % base64.b64encode(payload)[: per_row - 20]
@@ -75,16 +86,32 @@ def test_landed_rows_of_hostile_messages_cost_at_most_the_bound(tmp_path: Path, 
                 "payload_digest": chance.randrange(2**63),
                 "messages": number,
             }
-        rows.append(SegmentRow(at_ms, TOPIC, payload, "mqtt", **more))
+        rows.append(SegmentRow(at_ms, topic, payload, "mqtt", **more))
     landed = decode_parts([Part("bridge-1", 1, 0, rows_table(rows))], decode)
     places = {table: {"bridge-1": 0} for table in ("messages", "quarantine", "coverage", "devices", "gateways")}
     written = {table.name: found for table, found in landed.by_table(places) if found.num_rows}
-    expected, cost = (
-        (QUARANTINE, device_bound.REFUSED_BYTES) if name in ("undecodable", "flood") else (MESSAGES, device_bound.MESSAGE_BYTES)
-    )
+    expected, cost = MESSAGES, device_bound.MESSAGE_BYTES
+    if name in ("undecodable", "topics", "flood"):
+        expected, cost = QUARANTINE, device_bound.REFUSED_BYTES + (device_bound.MAX_TOPIC_BYTES if name == "topics" else 0)
     assert written.keys() == {expected.name}
     write_files(tmp_path, written[expected.name])
     assert _size(tmp_path) <= len(rows) * (cost + per_row)
+
+
+@pytest.mark.parametrize("text", [0, 256])
+def test_records_of_a_hostile_gateway_cost_at_most_the_bound(tmp_path: Path, text: int) -> None:
+    chance, rows = _random(), list[SegmentRow]()
+    for number in range(2_000):
+        session = base64.b64encode(chance.randbytes(text))[:text].decode() or str(number)
+        payload = json.dumps({"gateway": "pump-1", "session": session}).encode()
+        rows.append(SegmentRow(NOW + 10 * number, TOPIC, payload, "mqtt"))
+    landed = decode_parts([Part("bridge-1", 1, 0, rows_table(rows))], decode)
+    landed.mark_gateway_events(Gateways(60_000))
+    places = {table: {"bridge-1": 0} for table in ("messages", "quarantine", "coverage", "devices", "gateways")}
+    [records] = [found for table, found in landed.by_table(places) if table is GATEWAYS]
+    assert records.num_rows == len(rows)
+    write_files(tmp_path, records)
+    assert _size(tmp_path) <= len(rows) * (device_bound.GATEWAY_BYTES + text)
 
 
 @pytest.mark.parametrize("size", [20, 700, 5_000, 100_000])
@@ -118,6 +145,7 @@ def test_limits_of_the_bound_are_those_in_force(tmp_path: Path) -> None:
     limits, bridge = DeviceLimits(), BridgeSettings(tmp_path, None, tmp_path, BrokerAddress("127.0.0.1", 1883), "session")
     assert (limits.messages_per_s, limits.bytes_per_s) == (SETTINGS.flood_limit, SETTINGS.flood_bytes)
     assert (limits.flood_rows, limits.flood_bytes) == (buffer.FLOOD_ROWS, buffer.FLOOD_BYTES)
+    assert device_bound.MAX_TOPIC_BYTES == MAX_TOPIC
     by_time = 1 / bridge.flush_interval_s
     assert limits.segments_per_s >= by_time + 20_000 / bridge.max_rows, "20,000 messages a second"
 

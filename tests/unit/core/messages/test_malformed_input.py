@@ -59,8 +59,9 @@ def packet(topic: bytes) -> bytes:
         (b"$share/g/fleet/s/d/heartbeat", "$share/g/fleet/s/d/heartbeat"),
         (b"", ""),
         (b"\x00" * 65_535, ("\\x00" * MAX_TOPIC)[:MAX_TOPIC]),
+        (("fleet/s/" + "\U00020000" * 200).encode(), ("fleet/s/" + "\\U00020000" * 200)[:MAX_TOPIC]),  # 808 bytes
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_a_malformed_topic_is_quarantined_with_a_bounded_reason(topic: bytes, kept: str) -> None:
     [published] = Reader(MAX_PAYLOAD_BYTES).feed(packet(topic))
