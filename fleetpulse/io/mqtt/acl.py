@@ -38,6 +38,7 @@ _SENT: Final = ("fleet/#", f"{ALERTS}/#")  # operators may publish
 _MQTT_ONLY: Final = 'allowed_connection_types: ["MQTT", "MQTT_WS"]'  # no other user logs in at the broker's NATS port
 _LOCAL_TOO: Final = 'allowed_connection_types: ["MQTT", "MQTT_WS", "STANDARD"]'  # fleetpulse sets limits there
 _NO_SUBJECT: Final = frozenset(" \t\n\r\f*>")  # characters that no literal word of a NATS subject can have
+_INTERNAL_LEVELS: Final = ("$JS", "$MQTT", "$SYS", "_INBOX")  # first levels of NATS's own subjects
 _NO_MAPPINGS: Final = Mappings()
 _LONGEST_SUBJECT: Final = 1_024
 _ROUNDS: Final = 5  # passwords are random, so a costlier hash would only slow down each login
@@ -312,7 +313,9 @@ def nats_rules(
             continue
         may_send, may_hear = _subjects(one, mappings)
         login = f"user: {quoted(one.login)}" + ("" if one.certificate else f", password: {quoted(one.hashed)}")
-        allowed = f"publish: {{ allow: {quoted(may_send)} }}, subscribe: {{ allow: {quoted(may_hear)} }}"
+        denied = [_subject(topic) for topic in _reserved(_topics(one, mappings)[0])]
+        except_for = f", deny: {quoted(denied)}" if denied else ""
+        allowed = f"publish: {{ allow: {quoted(may_send)}{except_for} }}, subscribe: {{ allow: {quoted(may_hear)} }}"
         users.append(f"{{ {login}, {_MQTT_ONLY}, permissions: {{ {allowed} }} }}")
     return "authorization { users: [\n  " + "\n  ".join(users) + "\n] }\n"
 
@@ -350,6 +353,18 @@ def _topics(one: Grant, mappings: Mappings) -> tuple[list[str], list[str]]:
     return may_send, [*may_hear, *([f"{STATE}+"] if one.nodes else [])]
 
 
+def _reserved(may_send: Sequence[str]) -> list[str]:
+    """Return the MQTT topic filters that a user must not publish on, although one of its filters covers them.
+
+    A mapping whose topics begin with a placeholder gives a device filters that begin with ``+``. No rule matches
+    topics of fleetpulse and of the broker itself, see `mapping.RESERVED_LEVELS`.
+    """
+    if not any(topic.startswith("+/") for topic in may_send):
+        return []
+    granted = {topic.partition("/")[0] for topic in may_send}
+    return [f"{level}/#" for level in (*RESERVED_LEVELS, *_INTERNAL_LEVELS) if level not in granted]
+
+
 def mosquitto_rules(known: Iterable[Grant], mappings: Mappings = _NO_MAPPINGS) -> str:
     """Return the same rules as a Mosquitto ``acl_file``.
 
@@ -367,5 +382,6 @@ def mosquitto_rules(known: Iterable[Grant], mappings: Mappings = _NO_MAPPINGS) -
         if one.login not in one.devices and _NAME.fullmatch(one.login):  # no device, but the patterns apply
             lines.append(f"topic deny fleet/+/{one.login}/#")
         may_send, may_hear = _topics(one, mappings)
+        lines += [f"topic deny {topic}" for topic in _reserved(may_send)]
         lines += [f"topic write {topic}" for topic in may_send] + [f"topic read {topic}" for topic in may_hear]
     return "\n".join(lines) + "\n"

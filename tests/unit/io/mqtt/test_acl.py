@@ -76,6 +76,21 @@ def test_a_device_may_publish_what_a_mapping_gives_it_and_a_gateway_its_topics(t
     assert "topic write out/#" in mosquitto_rules([plug, gateway], mappings)
 
 
+def test_a_mapping_that_begins_with_a_placeholder_gives_no_reserved_topic(tmp_path: Path) -> None:
+    """A device must not write lines of a replay, verdicts, or requests to the broker's store."""
+    grant(tmp_path, "pump-1", Role.DEVICE)
+    grant(tmp_path, "edge-1", Role.DEVICE, ["edge-1"], ["plant/line"])
+    table = {"topic": "{site}/{device}", "kind": "telemetry"}
+    edge, pump = nats_rules(SERVICE, known := grants(tmp_path), parse_mappings({"mapping": [table]}, compile_path)).split("\n")[
+        2:4
+    ]
+    assert '"*.pump-1"' in pump
+    assert 'deny: ["fleetpulse.>", "replay.>", "spBv1//0.>", "$JS.>", "$MQTT.>", "$SYS.>", "_INBOX.>"]' in pump
+    assert 'deny: ["fleetpulse.>", "replay.>", "$JS.>", "$MQTT.>", "$SYS.>", "_INBOX.>"]' in edge
+    assert "topic deny replay/#" in mosquitto_rules(known, parse_mappings({"mapping": [table]}, compile_path))
+    assert "deny" not in nats_rules(SERVICE, known)
+
+
 @pytest.mark.parametrize(
     "topic", ["", "#", "+/a", "fleet/#", "fleetpulse/x", "$SYS/#", "/", "/#", "a b", "a*", "a/>", "spBv1.0/#", "a#"]
 )
