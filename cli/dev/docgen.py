@@ -78,7 +78,7 @@ def policy() -> str:
     text += 'A policy is a TOML file. It has `unknown_devices = "admit"` or `"quarantine"`, the rules of all classes in '
     text += "`[rules]`, and the exceptions of one class in `[classes.NAME]`.\n`fleet policy check FILE` shows the result.\n"
     text += (
-        f"A policy lists at most {MAX_CLASSES} classes. A name or an error code has 1 to {MAX_TEXT} printable characters. The "
+        f"A policy can have at most {MAX_CLASSES} classes. A name or an error code has 1 to {MAX_TEXT} printable characters. The "
     )
     text += f"stored policy has at most {MAX_BYTES:,} bytes, because every key group keeps a copy.\n\n"
     text += '```toml\nunknown_devices = "admit"\n\n[rules]\ntimeout = "30m"\ndegraded.errors = 5\n\n'

@@ -278,12 +278,12 @@ class Fold:
         operation = content.get("op")
         if operation == "decommission":
             if device is None:
-                self._refuse(row, "there is no such device to decommission")
+                self._refuse(row, "unknown device")
             else:
                 self._transition(device, Trigger.DECOMMISSION, at_ms, row)
             return device
         if operation != "add":
-            self._refuse(row, f'a registry row adds or decommissions; got "{operation}"')
+            self._refuse(row, f'op of a registry row must be "add" or "decommission"; got "{operation}"')
             return device
         try:
             timeout_ms, death_grace_ms = limits(content)
@@ -345,10 +345,10 @@ class Fold:
         content, at_ms = row.contents(), row.at_ms
         operation = content.get("op")
         if device is None or device.mode is Mode.DECOMMISSIONED:
-            self._refuse(row, "there is no such device in service")
+            self._refuse(row, "unknown or decommissioned device")
         elif operation == "release":
             if device.mode is not Mode.UPDATING and device.flagged_until_ms is None:
-                self._refuse(row, f"release ends an update or a flag; the device is {device.mode}, without either")
+                self._refuse(row, f"release ends an update or a flag; the device has neither, and is {device.mode}")
                 return
             device.flagged_until_ms = None
             device.progress = ()
@@ -356,20 +356,20 @@ class Fold:
         elif operation in ("maintain", "update"):
             until, rules = content.get("until"), self._rules(device, at_ms)
             if type(until) is not int or not rules.may_hold(at_ms, until):
-                self._refuse(row, f"until lies after the command, by {rules.longest_hold_ms} ms at most; got {until}")
+                self._refuse(row, f"until must lie after the command, by at most {rules.longest_hold_ms} ms; got {until}")
                 return
             trigger = Trigger.MAINTAIN if operation == "maintain" else Trigger.UPDATE
             self._transition(device, trigger, at_ms, row)
             device.held_until_ms = until
         else:
-            self._refuse(row, f'a control row maintains, updates or releases; got "{operation}"')
+            self._refuse(row, f'op of a control row must be "maintain", "update" or "release"; got "{operation}"')
 
     def _correct(self, device: Device | None, row: Row) -> Device | None:
         """Replace the state by the amended one if the row's fingerprint matches."""
         content, at_ms = row.contents(), row.at_ms
         covered_ms = self.context.covered(row.site if device is None else device.current_site, at_ms)
         if content.get("was") != fingerprint(device, covered_ms, at_ms):
-            self._refuse(row, "the device has moved on since this was worked out: amend again")
+            self._refuse(row, "the device has changed since the correction was computed; amend again")
             return device
         try:
             amended = decode_device(row.device_id, content.get("device"), lambda site: self.context.covered(site, at_ms))
@@ -378,7 +378,7 @@ class Fold:
             return device
         due = next_due(amended, self.context) if amended is not None else None
         if due is not None and due[0] < at_ms:
-            self._refuse(row, "what is due of the device by now has not acted in what it is to be: amend again")
+            self._refuse(row, "a deadline of the corrected device has passed already; amend again")
             return device
         before = device.mode if device is not None else Mode.PROVISIONED
         after = amended.mode if amended is not None else Mode.FORGOTTEN

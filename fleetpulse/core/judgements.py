@@ -32,11 +32,11 @@ REASONS: Final[Mapping[JudgementKind, str]] = MappingProxyType(
     {
         JudgementKind.DUPLICATE: "the copy received first counts",
         JudgementKind.AFTER_DECOMMISSION: "the device is out of service",
-        JudgementKind.UNKNOWN_DEVICE: "nobody registered this device, or it was forgotten since: register it (again)",
-        JudgementKind.RETRACT: "late messages say otherwise",
+        JudgementKind.UNKNOWN_DEVICE: "the device is not registered, or was forgotten; register it (again)",
+        JudgementKind.RETRACT: "retracted because of late messages",
     }
 )
-CORRECTED_ENTRY: Final = "a corrected entry of the registry says otherwise"  # reason of a retraction without late messages
+CORRECTED_ENTRY: Final = "retracted because of a corrected registry entry"  # reason of a retraction without late messages
 AMENDMENTS: Final = (JudgementKind.RETRACT, JudgementKind.ADD)
 LISTED: Final = (  # judgements of messages beside transitions
     JudgementKind.LATE,
@@ -70,7 +70,7 @@ def identity_conflict(site: str, other: str) -> str:
         site: site of the signals now, and before they came from ``other``.
         other: site of the signals in between.
     """
-    return f'one id speaks from "{other}" and "{site}" in turn: two devices, or one that is moved about; give one another id'
+    return f'one id sends from "{other}" and "{site}" in turn (two devices, or one that moves); give one of them another id'
 
 
 def clock_behind(lead_ms: int) -> str:
@@ -79,7 +79,7 @@ def clock_behind(lead_ms: int) -> str:
     Args:
         lead_ms: event time less ``received_at``, milliseconds.
     """
-    return f"clock behind by {format_duration(-lead_ms)}, or held up on the way"
+    return f"clock behind by {format_duration(-lead_ms)}, or delayed in transit"
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,16 +120,16 @@ class Policy:
     def beyond_bounds(self) -> list[str]:
         """Return a fault for each bound that the policy exceeds."""
         if len(self.classes) > MAX_CLASSES:  # a policy this large is not checked further
-            return [f"a policy lists at most {MAX_CLASSES} classes; got {len(self.classes):,}; let some share one"]
+            return [f"a policy can have at most {MAX_CLASSES} classes; got {len(self.classes):,}; let devices share some"]
         faults = [
-            f"the name of a class has 1 to {MAX_TEXT} printable characters, as devices' classes do; got {_shown(name)!a}, "
-            f"which has {len(name):,}"
+            f"the name of a class must have 1 to {MAX_TEXT} printable characters; got {_shown(name)!a} with {len(name):,}"
             for name in self.classes
             if as_text(name) is None
         ]
         if not faults and (size := len(self._stored())) > MAX_BYTES:
             faults = [
-                f"a policy has at most {MAX_BYTES:,} bytes as it is stored; got {size:,}; list fewer classes, or shorter codes"
+                f"a policy can have at most {MAX_BYTES:,} bytes in its stored form; got {size:,}; list fewer classes or "
+                f"shorter codes"
             ]
         return faults
 
@@ -191,9 +191,7 @@ def _are_codes(value: Any) -> bool:
 
 def _codes(value: Any) -> tuple[str, ...]:
     if not _are_codes(value):
-        rule = (
-            f"must be a list of 1 to {MAX_SEQUENCE} error codes, each of 1 to {MAX_TEXT} printable characters, as they are sent"
-        )
+        rule = f"must be a list of 1 to {MAX_SEQUENCE} error codes, each with 1 to {MAX_TEXT} printable characters"
         raise FleetError(f"{rule}; got {_shown(value)}", code="policy-value-invalid")
     return tuple(value)
 
@@ -334,12 +332,12 @@ def from_row(content: Any) -> Policy:
         PolicyFault: a policy that `parse_policy` cannot return.
     """
     if not isinstance(content, Mapping):
-        raise PolicyFault(["not a stored policy of this version: it is no object"])
+        raise PolicyFault(["not a stored policy of this version: not an object"])
     policy = from_normalised(cast("Mapping[str, Any]", content))
-    faults = [] if policy.unknown_devices in ("admit", "quarantine") else ["unknown_devices is neither admit nor quarantine"]
+    faults = [] if policy.unknown_devices in ("admit", "quarantine") else ['unknown_devices must be "admit" or "quarantine"']
     for where, rules in (("rules", policy.rules), *((f"classes.{name}", rules) for name, rules in policy.classes.items())):
         misfits = [rule.key for name, rule in RULES.items() if not rule.fits(getattr(rules, name))]
-        faults += [f"{where}.{key} is beyond what it may be" for key in misfits]
+        faults += [f"{where}.{key} is outside its bounds" for key in misfits]
         if not misfits and rules.forget_after_ms <= rules.timeout_ms:
             faults.append(f"{where}.forget_after must be longer than timeout")
     if faults := faults or policy.beyond_bounds():

@@ -110,14 +110,14 @@ class LatenessFilter:
         if operation == "open" and type(since_ms) is int:
             shards = shards.read(read_before(row), self.deployment.allowed_lateness_ms)
             if not shards.has_room_for(row.device_id):
-                reason = f"at most {MAX_DEAF:,} bridges do not listen at the same time; the gap of the others goes on without it"
+                reason = f"at most {MAX_DEAF:,} bridges can have an open gap; this one was not recorded"
                 self.judgements.append(message_judgement(row, JudgementKind.REFUSED, reason))
                 return shards
             return shards.open_gap(row.received_at_ms, since_ms, row.device_id, Scope.of_gap(content))
         if operation == "close" and type(until_ms) is int:
             return shards.close_gap(row.received_at_ms, until_ms, row.device_id)
         self.judgements.append(
-            message_judgement(row, JudgementKind.REFUSED, "a gap row opens from an instant or closes until one")
+            message_judgement(row, JudgementKind.REFUSED, "a gap row must be an open with from, or a close with until")
         )
         return shards
 
@@ -134,7 +134,7 @@ class LatenessFilter:
         least_ms = shards.least_frontier_ms
         emitted_ms = None if least_ms is None else self.deployment.emitted_through_ms(least_ms)
         if self.policies.after(emitted_ms) >= MAX_AHEAD:
-            reason = f"at most {MAX_AHEAD:,} policies wait to take effect; give it again when some have"
+            reason = f"at most {MAX_AHEAD:,} policies can be pending; send it again later"
             self.judgements.append(message_judgement(row, JudgementKind.REFUSED, reason))
             return
         dated = Dated(row.event_time_ms, row.received_at_ms, policy.version, policy)
@@ -145,7 +145,7 @@ class LatenessFilter:
         assert row.event_time_ms is not None, "a will counts when it is received; a row of a reserved kind names an instant"
         if frontier_ms is None or row.event_time_ms > frontier_ms or self._amends(row.kind, row.event_time_ms):
             return True
-        self.judgements.append(message_judgement(row, JudgementKind.REFUSED, "effective_from lies in what has been judged"))
+        self.judgements.append(message_judgement(row, JudgementKind.REFUSED, "effective_from must lie beyond the frontier"))
         return False
 
     def _amends(self, kind: Kind, event_time_ms: int) -> bool:

@@ -93,7 +93,9 @@ def decode_device(device_id: str, encoded: Any, covered: Callable[[str], int]) -
     if not wrong:
         wrong = [name for name, torn in _TORN.items() if torn(values)]
     if wrong:
-        raise ValueError(f"a row that corrects carries a device as amend writes it; wrong: {', '.join(wrong)[:200]}")
+        raise ValueError(
+            f"invalid device in the correction row, which amend did not write; invalid fields: {', '.join(wrong)[:200]}"
+        )
     read: dict[str, Any] = {name: values[name] for name in _CHECKS if name not in _SINCE.values()}
     read |= {name: tuple(values[name]) for name in _LISTS}
     read |= {"mode": Mode(values["mode"]), "clock": Trust(values["clock"])}

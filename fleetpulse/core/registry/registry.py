@@ -81,7 +81,7 @@ def limits(content: Mapping[str, Any]) -> tuple[int | None, int | None]:
     for name in LIMITS:
         value = content.get(name)
         if value is not None and not RULES[name].fits(value):
-            rule = f"a device's own {RULES[name].key} is whole milliseconds within the bounds of the policy's"
+            rule = f"{RULES[name].key} of a device must be whole milliseconds within the bounds of the policy rule"
             raise ValueError(f"{rule}; got {value!r}"[:200])
     return content.get(LIMITS[0]), content.get(LIMITS[1])
 

@@ -156,7 +156,7 @@ def test_correction_is_refused_and_replaced_if_the_device_has_newer_signals(judg
         *correction_rows(home, 121), signal(125), tick(140)
     )  # received after the correction was made, before it takes effect
     reasons = [one["reason"] for one in judgements.unjudged(home, "refused")]
-    assert reasons == ["the device has moved on since this was worked out: amend again"]
+    assert reasons == ["the device has changed since the correction was computed; amend again"]
     [result] = amend_home(home, AmendRequest())
     assert result.corrected
     assert agrees_with_definition(home)
@@ -170,7 +170,7 @@ def test_correction_received_after_its_effective_time_was_judged_is_refused(judg
     home = judged.home
     amend_home(home, AmendRequest())
     judged.land_and_judge(*correction_rows(home, 180), tick(181))
-    assert [one["reason"] for one in judgements.unjudged(home, "refused")] == ["effective_from lies in what has been judged"]
+    assert [one["reason"] for one in judgements.unjudged(home, "refused")] == ["effective_from must lie beyond the frontier"]
 
 
 def test_amend_applies_a_corrected_registry_entry_from_its_effective_time(judged: JudgedHome) -> None:

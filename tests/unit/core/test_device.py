@@ -130,7 +130,7 @@ def test_a_release_ends_an_update_or_a_flag_and_is_otherwise_refused() -> None:
         rows = positioned([signal(10), *holds, release, tick(50)])
         refused = [one.reason for one in replay(rows, DEPLOYMENT) if one.kind is JudgementKind.REFUSED]
         mode = "maintenance" if holds else "online"
-        assert refused == [f"release ends an update or a flag; the device is {mode}, without either"]
+        assert refused == [f"release ends an update or a flag; the device has neither, and is {mode}"]
 
 
 def test_a_command_is_accepted_only_for_an_instant_after_the_frontier() -> None:
@@ -369,6 +369,6 @@ def test_a_forgotten_device_is_listed_as_unknown_until_it_is_registered_again() 
     added, again = (row(at, "d/registry", op="add") for at in (5, 600))
     judgements = replay([quarantining, added, signal(10), signal(500), again, signal(610), tick(630)], DEPLOYMENT)
     assert [(one.event_time_ms, one.reason) for one in judgements if one.kind is JudgementKind.UNKNOWN_DEVICE] == [
-        (START + 500_000, "nobody registered this device, or it was forgotten since: register it (again)")
+        (START + 500_000, "the device is not registered, or was forgotten; register it (again)")
     ]
     assert [one[2] for one in changes(judgements)] == ["online", "offline", "forgotten", "online"]

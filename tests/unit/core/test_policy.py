@@ -28,11 +28,11 @@ def _classes(count: int, code: str = "E", name: str = "") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        (_classes(501), "a policy lists at most 500 classes; got 501"),
-        (_classes(1, name="c" * 256), "the name of a class has 1 to 256 printable characters"),
-        ({"classes": {"": {}}}, "got '', which has 0"),
-        (_classes(90, "E" * 256), "a policy has at most 200,000 bytes as it is stored; got 2"),
-        ({"rules": {"flagged": {"codes": ["E" * 257]}}}, "1 to 8 error codes, each of 1 to 256 printable characters"),
+        (_classes(501), "a policy can have at most 500 classes; got 501"),
+        (_classes(1, name="c" * 256), "the name of a class must have 1 to 256 printable characters"),
+        ({"classes": {"": {}}}, "got '' with 0"),
+        (_classes(90, "E" * 256), "a policy can have at most 200,000 bytes in its stored form; got 2"),
+        ({"rules": {"flagged": {"codes": ["E" * 257]}}}, "1 to 8 error codes, each with 1 to 256 printable characters"),
         ({"rules": {"flagged": {"codes": ["E"] * 9}}}, "1 to 8 error codes"),
     ],
 )

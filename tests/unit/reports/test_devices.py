@@ -106,7 +106,7 @@ def test_listed_modes_equal_those_of_the_definition(tmp_path: Path) -> None:
     assert {name: one["mode"] for name, one in shown.items() if one["mode"] != "unjudged"} == {
         name: device.mode.value for name, device in defined.items()
     }
-    assert shown["never"]["reason"] == "effective_from lies in what has been judged"
+    assert shown["never"]["reason"] == "effective_from must lie beyond the frontier"
 
 
 def test_last_seen_of_a_fast_clock_is_the_time_of_receipt(tmp_path: Path) -> None:
