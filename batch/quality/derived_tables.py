@@ -102,16 +102,21 @@ class DerivedTables:
         self.tables.put_state(state.files)
         try:
             heads = evidence.heads_of(self.tables)
-            self._of_state = evidence.state_position(self._home, heads.worlds[0], state.about)
+            self._of_state = evidence.state_position(self._home, heads.contexts[0], state.about)
         except DAMAGED as error:
             self._unread = f"the position of the state cannot be read: {error!r}"
             return
         about, self._known = state.about, evidence.by_bronze(self._home, self._of_state.newest_ms)
-        facts = {"subject": state.subject, "key_groups": about.key_groups, "devices": heads.devices, "worlds": len(heads.worlds)}
+        facts = {
+            "subject": state.subject,
+            "key_groups": about.key_groups,
+            "devices": heads.devices,
+            "contexts": len(heads.contexts),
+        }
         stated = {"stated_newest_ms": about.newest_ms, "stated_frontier_ms": about.frontier_ms or 0}
         job_ms = None if self._judged is None else self._judged.frontier_ms
         more = {"frontier_before_ms": state.before_ms, "job_frontier_ms": job_ms, "chosen": state.chosen}
-        listens = {"listens_as_bronze": evidence.has_same_coverage(heads.worlds[0], self._known)}
+        listens = {"listens_as_bronze": evidence.has_same_coverage(heads.contexts[0], self._known)}
         self.tables.put("taken", one_row({**self._of_state.row(), **facts, **stated, **more, **listens}))
 
     def skip_reason(self, suite: Suite) -> str:
@@ -153,13 +158,13 @@ class DerivedTables:
         if self._judged is not None and "defined" in missing:
             self.tables.put("defined", self._judge_again(self._judged)[0])
         if self._judged is not None and "deadlines" in missing:
-            self.tables.put("roaming", evidence.roaming(self.tables, self._judged.world.shards))
+            self.tables.put("roaming", evidence.roaming(self.tables, self._judged.context.shards))
             self.tables.put("deadlines", evidence.deadlines(self.tables, self._judged))
         if self._of_state is not None and "pending" in missing:
             self.tables.put("pending", evidence.pending(self.tables))
         if self._of_state is not None and "shards" in missing:
             self.tables.put("shards", self._of_state.shards())
-            self.tables.put("roaming", evidence.roaming(self.tables, self._of_state.world.shards))
+            self.tables.put("roaming", evidence.roaming(self.tables, self._of_state.context.shards))
         if self._of_state is not None and "dues" in missing:
             self.tables.put("dues", evidence.next_deadlines(self.tables, self._of_state, self._known))
         if self._of_state is not None and "own_rows" in missing:

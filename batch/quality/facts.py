@@ -15,7 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from batch.quality.rejudge import Origin, ever_current, origin_of
-from fleetpulse.columnar.codec.world_json import world_from_plain
+from fleetpulse.columnar.codec.context_json import context_from_plain
 from fleetpulse.columnar.snapshot.rows import GROUP, OWN_ROW, shared_context
 from fleetpulse.core.device import Device, EvaluationContext
 from fleetpulse.core.errors import FleetError
@@ -83,7 +83,7 @@ class EvaluationPoint:
 
     Attributes:
         newest_ms: ``received_at`` of the newest row judged.
-        world: coverage and policies.
+        context: coverage and policies.
         frontier_ms: greatest frontier of all shards.
         settled_ms: instant up to which no shard holds a verdict back.
         others_ms: frontier of the sites that no gap row names.
@@ -106,7 +106,7 @@ class EvaluationPoint:
     """
 
     newest_ms: int
-    world: EvaluationContext
+    context: EvaluationContext
     frontier_ms: int
     settled_ms: int
     others_ms: int
@@ -146,7 +146,7 @@ class EvaluationPoint:
 
     def shards(self) -> pa.Table:
         """Return the sites that gap rows name, with frontier and settled instant."""
-        shards = self.world.shards
+        shards = self.context.shards
         sites = [site for shard_sites in shards.sites for site in sorted(shard_sites)]
         instants = [shards.of(site).frontier_ms or _BEFORE_ALL for site in sites]
         settled = _instants(one - self.held_back_ms for one in instants)
@@ -264,7 +264,7 @@ def deadlines(tables: OpenedTables, point: EvaluationPoint) -> pa.Table:
     due_ms: list[int | None] = []
     for one in _rows(found):
         at_ms, excuses_ms, entries = one["at_ms"], excused[one["device_id"]], own.get(one["device_id"])
-        if at_ms is None or at_ms > (point.world.shards.of(one["site"]).frontier_ms or _BEFORE_ALL):
+        if at_ms is None or at_ms > (point.context.shards.of(one["site"]).frontier_ms or _BEFORE_ALL):
             due_ms.append(at_ms)  # judged after this position
             continue
         if entries is None and point.own_limits:  # a list may have given the device its own timeout
@@ -272,17 +272,19 @@ def deadlines(tables: OpenedTables, point: EvaluationPoint) -> pa.Table:
             continue
         before = [timeout_ms for since_ms, timeout_ms in entries or () if since_ms <= at_ms]
         timeout_ms = before[-1] if before else None
-        base_ms = _silent(one, point.world, timeout_ms)
+        base_ms = _silent(one, point.context, timeout_ms)
         later = base_ms is not None and at_ms is not None and at_ms > base_ms and at_ms in excuses_ms
         later_deadlines = (
-            _silent(one, point.world, timeout_ms, since_ms) for since_ms in excuses_ms if at_ms is not None and since_ms <= at_ms
+            _silent(one, point.context, timeout_ms, since_ms)
+            for since_ms in excuses_ms
+            if at_ms is not None and since_ms <= at_ms
         )
         due_ms.append(at_ms if later or at_ms in later_deadlines else base_ms)
     names = ("device_id", "life", "transition_no", "event_time", "last_seen")
     return pa.table({**{name: found[name] for name in names}, "deadline": _instants(due_ms)})
 
 
-def _silent(one: Mapping[str, Any], world: EvaluationContext, own_ms: int | None, from_ms: int = _BEFORE_ALL) -> int | None:
+def _silent(one: Mapping[str, Any], context: EvaluationContext, own_ms: int | None, from_ms: int = _BEFORE_ALL) -> int | None:
     """Return the instant at which a device had been silent for its timeout.
 
     This is the first such instant from `from_ms` on. The timeout is that of the device, or else of
@@ -291,9 +293,9 @@ def _silent(one: Mapping[str, Any], world: EvaluationContext, own_ms: int | None
     """
     quiet_ms = one["seen_ms"] if one["seen_ms"] is not None else max(one["life_ms"] or 0, one["registered_ms"] or 0)
     least_ms = max(quiet_ms, one["since_ms"] or quiet_ms, from_ms)
-    coverage = world.shards.of(one["site"]).coverage
+    coverage = context.shards.of(one["site"]).coverage
     covered_ms = coverage.covered(quiet_ms)
-    for dated, since_ms, end_ms in world.policies.spans(least_ms):
+    for dated, since_ms, end_ms in context.policies.spans(least_ms):
         timeout_ms = dated.policy.of(one["device_class"]).timeout_ms if own_ms is None else own_ms
         due_ms = coverage.earliest(covered_ms + timeout_ms)
         if due_ms is not None and (end_ms is None or max(due_ms, since_ms, least_ms) < end_ms):
@@ -325,12 +327,12 @@ class KeyGroupHeaders:
     """Header rows of the key groups of a state.
 
     Attributes:
-        worlds: distinct headers, as JSON; a sound state has one.
+        contexts: distinct headers, as JSON; a sound state has one.
         devices: number of devices in all key groups when the state was taken; None if a header
             lacks it.
     """
 
-    worlds: tuple[str, ...]
+    contexts: tuple[str, ...]
     devices: int | None
 
 
@@ -348,15 +350,15 @@ def heads_of(tables: OpenedTables) -> KeyGroupHeaders:
     return KeyGroupHeaders(tuple(sorted({shared_context([one]) for one in rows})), None if None in counts else sum(counts))
 
 
-def state_position(home: Home, world: str, about: SnapshotInfo) -> EvaluationPoint:
+def state_position(home: Home, context: str, about: SnapshotInfo) -> EvaluationPoint:
     """Return the position of a state.
 
     Args:
         home: the home.
-        world: header of a key group, as JSON.
+        context: header of a key group, as JSON.
         about: metadata of the snapshot, or of the generation's state.
     """
-    shards, policies = world_from_plain(json.loads(world))
+    shards, policies = context_from_plain(json.loads(context))
     origin = origin_of(home, shards.newest_ms, about.generation, about.version)
     return position_from(home, shards.newest_ms, shards, policies, origin)
 
@@ -380,12 +382,12 @@ def by_bronze(home: Home, newest_ms: int) -> Outcome:
     return outcome(rows_through(home, (), newest_ms), home.deployment())
 
 
-def has_same_coverage(world: str, known: Outcome) -> bool:
+def has_same_coverage(context: str, known: Outcome) -> bool:
     """Return whether a state has the frontier, gaps and policies that bronze gives.
 
     Gaps and policies that the state has pruned are not compared.
     """
-    shards, policies = world_from_plain(json.loads(world))
+    shards, policies = context_from_plain(json.loads(context))
     expected = known.shards
     if expected is None or (expected.frontiers_ms, expected.sites) != (shards.frontiers_ms, shards.sites):
         return False
@@ -413,7 +415,7 @@ def next_deadlines(tables: OpenedTables, point: EvaluationPoint, known: Outcome)
     """
     rows: list[tuple[str, int | None, str | None, int | None]] = []
     for one in _devices(tables):
-        due = next_due(one, point.world)
+        due = next_due(one, point.context)
         at_ms, act = (None, None) if due is None else (due[0], due[1].value)
         rows.append((one.device_id, at_ms, act, _covered(one, point, known)))
     ids, instants, acts, covered_ms = zip(*rows, strict=True) if rows else ((), (), (), ())
@@ -430,7 +432,7 @@ def _covered(device: Device, point: EvaluationPoint, known: Outcome) -> int | No
     """
     if known.shards is None:
         return None
-    in_bronze, in_state = (shards.of(device.current_site) for shards in (known.shards, point.world.shards))
+    in_bronze, in_state = (shards.of(device.current_site) for shards in (known.shards, point.context.shards))
     if device.quiet_since_ms < max(point.kept_ms, in_bronze.coverage.start_ms):
         return None
     frontier_ms = in_state.frontier_ms or _BEFORE_ALL

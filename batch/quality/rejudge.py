@@ -196,14 +196,14 @@ def _restored_groups(home: Home, origin: Origin, first_ms: int) -> tuple[list[Ke
     heads = rows_of_snapshot(home, origin.snapshot, f"{rows} part = '{GROUP}'")
     shared_sql = f"{rows} part = '{OWN_ROW}' AND device_id = '{EVERYONE}' AND key_group = 0"  # equal in all groups
     shared = shared_rows(rows_of_snapshot(home, origin.snapshot, shared_sql)["content"].to_pylist())
-    world = shared_context(heads["content"].to_pylist())
+    context = shared_context(heads["content"].to_pylist())
     restored: list[KeyGroup] = []
     chunks: list[dict[int, bytes]] = []
     for number in range(origin.snapshot.key_groups):
         group_rows = rows_of_snapshot(
             home, origin.snapshot, f"{rows} key_group = ? AND part NOT IN ('{GROUP}', '{PENDING}')", [number]
         )
-        [group] = restore_group(number, group_rows, shared, world, home.deployment(), STORED_FORM).to_pylist()
+        [group] = restore_group(number, group_rows, shared, context, home.deployment(), STORED_FORM).to_pylist()
         restored.append(KeyGroup.from_bytes(group["block"]))
         chunks.append({chunk["number"]: chunk["rows"] for chunk in group["chunks"]})
     return restored, chunks

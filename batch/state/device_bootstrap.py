@@ -8,7 +8,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from fleetpulse.columnar.codec.world_json import world_from_plain
+from fleetpulse.columnar.codec.context_json import context_from_plain
 from fleetpulse.columnar.snapshot.bootstrap import bootstrap_groups, validated_devices
 from fleetpulse.columnar.snapshot.rows import DEVICE, GROUP, shared_context, snapshot_rows
 from fleetpulse.core.device import EvaluationContext
@@ -61,8 +61,8 @@ def rows_of_devices(
     Raises:
         FleetError: see `devices_at`.
     """
-    world = shared_context(row.content for row in state.filter(F.col("part") == GROUP).select("content").collect())
-    shards, policies = world_from_plain(json.loads(world))
+    context = shared_context(row.content for row in state.filter(F.col("part") == GROUP).select("content").collect())
+    shards, policies = context_from_plain(json.loads(context))
     devices = devices_at(listed, shards.least_frontier_ms)
     frontier_ms = shards.frontier_ms
     assert frontier_ms is not None, "devices_at refuses a list without a frontier"

@@ -42,7 +42,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.state_reader import SnapshotRows, read_snapshot, reporting_corruption_of_snapshot, rows_as_given
 from fleetpulse.io.tables.outbox import flush_outbox
 from fleetpulse.io.tables.snapshots import SnapshotInfo
-from fleetpulse.reports.effective_policy import world
+from fleetpulse.reports.effective_policy import evaluation_context
 from fleetpulse.reports.judgements import shards
 
 Listed = Callable[[int | None], pa.Table]
@@ -414,7 +414,7 @@ def bootstrap_devices(work: StateOperation, listed: Listed, named: str) -> Gener
     if work.dry:
         return None
     at = drain(work.spark, home, work.report)
-    known = world(home, at.newest_ms)
+    known = evaluation_context(home, at.newest_ms)
     assert known is not None, "a judged home has received rows"
     state = state_of(work.spark, home, current, at).each
     rows = rows_as_given(rows_of_devices(work.spark, state, listed, known, home.deployment()))

@@ -117,7 +117,7 @@ def _equal_snapshot(
 
 def _comparable(rows: SnapshotRows) -> tuple[object, ...]:
     account = with_checksum(rows).account
-    return account.sums, account.world, account.waiting, sorted(account.pending)
+    return account.sums, account.context, account.waiting, sorted(account.pending)
 
 
 def _unwritten(info: SnapshotInfo) -> SnapshotInfo:

@@ -87,13 +87,13 @@ def build_key_groups(
         deployment: allowed lateness, clock lead and jitter.
     """
     assert packed.parcels is not None, "key groups are built from packed rows only"
-    world, of_all = packed.account.world, shared_rows(packed.account.waiting)
+    context, of_all = packed.account.context, shared_rows(packed.account.waiting)
     rows = packed.parcels.filter(F.col("rows").isNotNull()).select("place", "rows")
     empty = spark.range(key_groups).select(F.col("id").cast("int").alias("place"))
 
     def restored(key: tuple[pa.Scalar, ...], table: pa.Table) -> pa.Table:
         group_rows = rows_of(table["rows"].drop_null().to_pylist())
-        return restore_group(key[0].as_py(), group_rows, of_all, world, deployment, form)
+        return restore_group(key[0].as_py(), group_rows, of_all, context, deployment, form)
 
     return rows.unionByName(empty, allowMissingColumns=True).groupBy("place").applyInArrow(restored, _SEEDS)
 
@@ -105,7 +105,7 @@ def compare(before: TransferredRows, after: TransferredRows, generation: Generat
         FleetError: the generations differ; the text names some devices that do.
     """
     was, now = before.account, after.account
-    if (was.sums, was.world, was.waiting) == (now.sums, now.world, now.waiting):
+    if (was.sums, was.context, was.waiting) == (now.sums, now.context, now.waiting):
         return
     lost, more = _only_in(before.rows.each, after.rows.each), _only_in(after.rows.each, before.rows.each)
     raise FleetError(
@@ -118,7 +118,7 @@ def compare(before: TransferredRows, after: TransferredRows, generation: Generat
 
 def _of_all(was: SnapshotFacts, now: SnapshotFacts) -> str:
     """Describe differences in the parts that all key groups share; empty if equal."""
-    differs = {"frontier, gaps or policies": was.world != now.world, "rows for all devices": was.waiting != now.waiting}
+    differs = {"frontier, gaps or policies": was.context != now.context, "rows for all devices": was.waiting != now.waiting}
     found = " and ".join(name for name, differing in differs.items() if differing)
     return f"the parts that all key groups share differ ({found}); " if found else ""
 

@@ -310,7 +310,7 @@ def corrections(
 
 
 def _corrections(
-    both: Histories, device_ids: Iterable[str], sites: Mapping[str, str], world: EvaluationContext, frontier_ms: int, at_ms: int
+    both: Histories, device_ids: Iterable[str], sites: Mapping[str, str], context: EvaluationContext, frontier_ms: int, at_ms: int
 ) -> list[Correction]:
     """Return a correction row for each device whose states differ at an instant.
 
@@ -318,7 +318,7 @@ def _corrections(
         both: histories, judged up to the instant before ``at_ms``.
         device_ids: devices of one shard.
         sites: current site of each device.
-        world: coverage and frontiers of the sites at ``at_ms``.
+        context: coverage and frontiers of the sites at ``at_ms``.
         frontier_ms: present frontier of the shard, epoch milliseconds.
         at_ms: instant at which the rows take effect, epoch milliseconds.
     """
@@ -329,7 +329,7 @@ def _corrections(
             continue
         was, amended = both.judged.devices.get(device_id), both.amended.devices.get(device_id)
         if amended is not None:
-            reached_ms = world.shards.of(amended.current_site).frontier_ms
+            reached_ms = context.shards.of(amended.current_site).frontier_ms
             if reached_ms is None or reached_ms < at_ms - 1:
                 continue  # the frontier of its shard is behind: a later amend corrects it
             amended = replace(amended, transition_no=last_no.get((device_id, amended.life_ms), 0))
@@ -337,8 +337,8 @@ def _corrections(
         payload = {
             "effective_from": at_ms,
             "frontier_ms": frontier_ms,
-            "was": fingerprint(was, world.covered(site, at_ms), at_ms),
-            "device": None if amended is None else encode_device(amended, world.covered(amended.current_site, at_ms), at_ms),
+            "was": fingerprint(was, context.covered(site, at_ms), at_ms),
+            "device": None if amended is None else encode_device(amended, context.covered(amended.current_site, at_ms), at_ms),
         }
         found.append(Correction(device_id, payload, site))
     return found

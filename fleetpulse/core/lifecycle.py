@@ -53,7 +53,7 @@ removes the state, and the next signal or registration starts a new life.
 Invariants:
 
 Rule 1: only ``TRANSITIONS`` decides which mode follows which. An absent pair has no effect.
-The tables of the compiled fold (`columnar.jit.world`) and docs/reference/lifecycle.md are generated
+The tables of the compiled fold (`columnar.jit.context`) and docs/reference/lifecycle.md are generated
 from it.
 Rule 2: degraded and flagged are facts beside presence; `next_mode` alone maps facts to a mode.
 Rule 3: only ``AMENDED`` is not in the table: it leads to the mode that the amended history of the

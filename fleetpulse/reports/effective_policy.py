@@ -18,7 +18,7 @@ def rules_at(home: Home, device_id: str, instant_ms: int) -> tuple[str, Rules] |
         device_id: id of the device; an unregistered device has the default class.
         instant_ms: instant at which the rules are in force, epoch milliseconds.
     """
-    known = world(home, None)
+    known = evaluation_context(home, None)
     return None if known is None else rules_in(home, known.policies.at(instant_ms).policy, device_id, instant_ms)
 
 
@@ -28,7 +28,7 @@ def rules_in(home: Home, policy: Policy, device_id: str, instant_ms: int) -> tup
     return device_class, policy.of(device_class)
 
 
-def world(home: Home, through_ms: int | None) -> EvaluationContext | None:
+def evaluation_context(home: Home, through_ms: int | None) -> EvaluationContext | None:
     """Return coverage and all policies, by the rows received up to an instant.
 
     Policies that are no longer in force are included. None before the first row.

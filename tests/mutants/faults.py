@@ -53,7 +53,7 @@ INTERPRETED: Final = (
 
 
 def jit_no_refcount(function: Any) -> Any:
-    if function.__module__.rpartition(".")[2] not in ("kernel", "deadlines", "world", "ordering"):
+    if function.__module__.rpartition(".")[2] not in ("kernel", "deadlines", "context", "ordering"):
         return njit(**_FLAGS)(function)
     return lambda *arguments: _plain(function(*arguments))
 """,
@@ -99,8 +99,8 @@ FAULTS: Final = (
             Change("fleetpulse/core/fold.py", "start > rules.flagged_window_ms", "start >= rules.flagged_window_ms"),
             Change(
                 "fleetpulse/columnar/jit/kernel.py",
-                "start_ms > world.rules[policy, of_class, FLAGGED_WINDOW]",
-                "start_ms >= world.rules[policy, of_class, FLAGGED_WINDOW]",
+                "start_ms > context.rules[policy, of_class, FLAGGED_WINDOW]",
+                "start_ms >= context.rules[policy, of_class, FLAGGED_WINDOW]",
             ),
         ),
         (f"{_DEVICE}::test_a_sequence_flags_a_device_if_it_ends_by_the_end_of_the_window",),

@@ -316,10 +316,10 @@ class Listener:
 
     def _rules_of(self, row: Row) -> Rules:
         """Return the rules in force for the device of a late message; the class only matters if rules differ."""
-        from fleetpulse.reports.effective_policy import rules_in, world
+        from fleetpulse.reports.effective_policy import evaluation_context, rules_in
 
         if self._policies is None:
-            known = world(self.home, None)
+            known = evaluation_context(self.home, None)
             self._policies = Policies() if known is None else known.policies
         policy = self._policies.at(row.received_at_ms).policy
         if not policy.has_late_rules:

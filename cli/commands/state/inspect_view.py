@@ -24,7 +24,7 @@ def show_inspected(found: dict[str, Any]) -> None:
     for group in groups:
         modes.update(group["modes"])
     newest = _instant(at["newest_ms"])
-    frontiers = [group["world"]["frontier_ms"] for group in groups if group["world"]["frontier_ms"] is not None]
+    frontiers = [group["context"]["frontier_ms"] for group in groups if group["context"]["frontier_ms"] is not None]
     lines = {
         "generation": f"{generation['number']}, made by {generation['made_by']}; stored form {generation['form']}",
         "batch": f"{at['batch']}; bronze is read up to version {at['version']}, received {newest}",

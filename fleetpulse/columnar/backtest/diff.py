@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.fold.judgement_batches import JUDGEMENT_SCHEMA
-from fleetpulse.columnar.jit.world import Int64s
+from fleetpulse.columnar.jit.context import Int64s
 
 ADDED, GONE, MOVED = CHANGES = ("added", "gone", "moved")
 DIFFERENCE_SCHEMA: Final = pa.schema(

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from fleetpulse.columnar.codec.arrow import READING, WRITING
 from fleetpulse.columnar.jit.cache import jit_cached, jit_no_refcount
+from fleetpulse.columnar.jit.context import NONE, Int64s, Vocabulary
 from fleetpulse.columnar.jit.layout import Matrix
 from fleetpulse.columnar.jit.take import as_text, of_one_length
-from fleetpulse.columnar.jit.world import NONE, Int64s, Vocabulary
 
 _WIDTHS: Final = ((8, np.uint8), (16, np.uint16), (32, np.uint32), (64, np.uint64))
 

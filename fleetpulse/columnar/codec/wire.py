@@ -16,8 +16,8 @@ import pyarrow as pa
 from fleetpulse.columnar.codec.arrow import SIGNAL_SCHEMA
 from fleetpulse.columnar.codec.packing import Packed, Unpacked, extent, narrow
 from fleetpulse.columnar.compute import pc
+from fleetpulse.columnar.jit.context import Int64s
 from fleetpulse.columnar.jit.take import of_one_length
-from fleetpulse.columnar.jit.world import Int64s
 
 _PLAIN: Final = pa.ipc.IpcWriteOptions(use_threads=False)
 _NARROW: Final = ((2**7, pa.int8()), (2**15, pa.int16()), (2**31, pa.int32()))

@@ -18,9 +18,9 @@ from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.fold.judgement_batches import judgements_to_batch, rejections, transitions_to_batch
 from fleetpulse.columnar.fold.ordering import arrivals, in_order
 from fleetpulse.columnar.jit import kernel, layout
+from fleetpulse.columnar.jit.context import NEVER, NONE, Int64s, PackedContext, packed_context
 from fleetpulse.columnar.jit.layout import TRUSTS
 from fleetpulse.columnar.jit.string_index import KNOWN, NOTHING, OTHER, compare, places_of, text_of
-from fleetpulse.columnar.jit.world import NEVER, NONE, Int64s, PackedContext, world_arrays
 from fleetpulse.columnar.state.devices import Devices
 from fleetpulse.core.fold import NO_CODE, Fold
 from fleetpulse.core.fold import EvaluationContext as CoreWorld
@@ -123,7 +123,7 @@ class FoldCall:
 
     def _arrays(self, shard: int) -> PackedContext:
         devices, coverage = self._devices, self._advance.shards.listenings[shard].coverage
-        return world_arrays(coverage, self._policies, devices.classes.words, devices.codes, devices.sequences)
+        return packed_context(coverage, self._policies, devices.classes.words, devices.codes, devices.sequences)
 
     def shards_of_devices(self) -> Int64s:
         """Return the shard number of each device's current site; -1 without state."""
@@ -282,11 +282,11 @@ class FoldCall:
         )
         if len(events):
             rows, order = _merged(rows, order, events)
-        world, first = self._arrays(shard), 0
+        context, first = self._arrays(shard), 0
         before = devices.rows[:, layout.BOOT].copy()
         while first < len(rows):
             buffer = self._room(len(rows) - first)
-            first, n_out = kernel.apply_rows(devices.rows, devices.memory, world, rows, first, buffer)
+            first, n_out = kernel.apply_rows(devices.rows, devices.memory, context, rows, first, buffer)
             self._note(buffer[:n_out], order)
         self._signals = signals
         after = devices.rows[:, layout.BOOT]
@@ -351,10 +351,10 @@ class FoldCall:
         Returns:
             The least distance from a device's instant to its next deadline, or `NEVER`.
         """
-        world, first, left_ms = self._arrays(shard), 0, NEVER
+        context, first, left_ms = self._arrays(shard), 0, NEVER
         while first < len(rows):
             buffer = self._room(len(rows) - first)
-            first, n_out, left = kernel.advance_time(rows, self._devices.memory, world, through_ms, settled_ms, first, buffer)
+            first, n_out, left = kernel.advance_time(rows, self._devices.memory, context, through_ms, settled_ms, first, buffer)
             left_ms = min(left_ms, left)
             if places is not None:
                 buffer[:n_out, layout.T_DEVICE] = places[buffer[:n_out, layout.T_DEVICE]]

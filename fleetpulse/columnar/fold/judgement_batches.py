@@ -14,6 +14,7 @@ import pyarrow as pa
 from fleetpulse.columnar.codec.arrow import KINDS
 from fleetpulse.columnar.codec.packing import firsts, in_use
 from fleetpulse.columnar.compute import pc
+from fleetpulse.columnar.jit.context import MODES, NONE, TRIGGERS, Int64s
 from fleetpulse.columnar.jit.layout import (
     T_AT,
     T_CLASS,
@@ -34,7 +35,6 @@ from fleetpulse.columnar.jit.layout import (
     TRUSTS,
     Matrix,
 )
-from fleetpulse.columnar.jit.world import MODES, NONE, TRIGGERS, Int64s
 from fleetpulse.columnar.state.devices import Devices
 from fleetpulse.core.judgements import Judgement, JudgementKind
 from fleetpulse.core.policy import Policies

@@ -15,15 +15,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fleetpulse.columnar.codec.arrow import SIGNAL_SCHEMA, batch_to_rows, rows_to_batch
+from fleetpulse.columnar.codec.context_json import context_from_plain, context_to_plain
 from fleetpulse.columnar.codec.versions import STORED_FORM
-from fleetpulse.columnar.codec.world_json import world_from_plain, world_to_plain
 from fleetpulse.columnar.fold.judge import DueRows, FoldCall
 from fleetpulse.columnar.fold.judgement_batches import JUDGEMENT_SCHEMA, judgements_to_batch
 from fleetpulse.columnar.fold.ordering import by_shard, frontiers, shards_of, split_late
 from fleetpulse.columnar.fold.pending import PendingRows, Read, pending_from_plain, pending_to_plain, span_ms
+from fleetpulse.columnar.jit.context import NEVER, NONE, Vocabulary, packed_context
 from fleetpulse.columnar.jit.kernel import jitter_delays
 from fleetpulse.columnar.jit.take import taken
-from fleetpulse.columnar.jit.world import NEVER, NONE, Vocabulary, world_arrays
 from fleetpulse.columnar.state.codec import from_stored, to_stored
 from fleetpulse.columnar.state.devices import Devices
 from fleetpulse.core.judgements import Judgement, JudgementKind
@@ -249,10 +249,10 @@ class KeyGroup:
                 return
             for shard, shard_signals in by_shard(signals.slice(start, end - start), base):
                 listening = base.listenings[shard]
-                world = world_arrays(listening.coverage, Policies(), (), Vocabulary(), Vocabulary())
+                context = packed_context(listening.coverage, Policies(), (), Vocabulary(), Vocabulary())
                 start_ms = NONE if listening.frontier_ms is None else listening.frontier_ms
                 received_ms = shard_signals["received_at_ms"].to_numpy()
-                reached = frontiers(world, received_ms, deployment.allowed_lateness_ms, listening.newest_ms, start_ms)
+                reached = frontiers(context, received_ms, deployment.allowed_lateness_ms, listening.newest_ms, start_ms)
                 split = split_late(shard_signals, reached, deployment)
                 on_time.setdefault(shard, []).append(split.kept)
                 judgements.extend(split.judgements)
@@ -359,7 +359,7 @@ class KeyGroup:
             form: format version, see `columnar.codec.versions`.
         """
         known: dict[str, Any] = {
-            **world_to_plain(self.shards, self.policies),
+            **context_to_plain(self.shards, self.policies),
             "waiting": pending_to_plain(self.waiting),
             "counts": self.counts,
             "due_ms": self.due_ms,
@@ -374,7 +374,7 @@ class KeyGroup:
             FleetError: the format version is unknown.
         """
         devices, known = from_stored(stored)
-        shards, policies = world_from_plain(known)
+        shards, policies = context_from_plain(known)
         waiting = pending_from_plain(known["waiting"], len(shards))
         return cls(shards, policies, devices, waiting, known["counts"], known["due_ms"])
 

@@ -15,9 +15,9 @@ from fleetpulse.columnar.codec.arrow import KINDS, SIGNAL_SCHEMA
 from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.fold.judgement_batches import rejections
 from fleetpulse.columnar.jit.cache import jit_cached, jit_no_refcount
+from fleetpulse.columnar.jit.context import Int64s, PackedContext, covered, greatest
 from fleetpulse.columnar.jit.layout import TRUSTS
 from fleetpulse.columnar.jit.take import filtered
-from fleetpulse.columnar.jit.world import Int64s, PackedContext, covered, greatest
 from fleetpulse.core.judgements import JudgementKind, clock_behind
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment
@@ -30,25 +30,27 @@ _ON_TIME, _LATE, _INVALID, _AHEAD, _BEHIND = (
 _DEATH: Final = KINDS.index(Kind.DEATH)
 
 
-def frontiers(world: PackedContext, received_ms: Int64s, lateness_ms: int, newest_ms: int, frontier_ms: int) -> Int64s:
+def frontiers(context: PackedContext, received_ms: Int64s, lateness_ms: int, newest_ms: int, frontier_ms: int) -> Int64s:
     """Return the frontier at each row, as `ShardProgress.read`; `NONE` before the first.
 
     Args:
-        world: coverage, constant over all rows.
+        context: coverage, constant over all rows.
         received_ms: ``received_at`` of each row.
         lateness_ms: allowed lateness.
         newest_ms: newest ``received_at`` before the rows.
         frontier_ms: frontier before the rows, or `NONE`.
     """
     found = np.empty(len(received_ms), np.int64)
-    _reach(world, received_ms, lateness_ms, newest_ms, frontier_ms, found)
+    _reach(context, received_ms, lateness_ms, newest_ms, frontier_ms, found)
     return found
 
 
 @jit_no_refcount
-def _reach(world: PackedContext, received_ms: Int64s, lateness_ms: int, newest_ms: int, frontier_ms: int, found: Int64s) -> None:
+def _reach(
+    context: PackedContext, received_ms: Int64s, lateness_ms: int, newest_ms: int, frontier_ms: int, found: Int64s
+) -> None:
     for row in range(len(received_ms)):
-        reach = greatest(world, covered(world, max(newest_ms, received_ms[row])) - lateness_ms)
+        reach = greatest(context, covered(context, max(newest_ms, received_ms[row])) - lateness_ms)
         found[row] = max(frontier_ms, reach)
 
 

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from fleetpulse.columnar.codec.arrow import SIGNAL_SCHEMA, from_bytes, to_bytes
 from fleetpulse.columnar.codec.wire import from_wire, to_wire, to_wires
+from fleetpulse.columnar.jit.context import Int64s
 from fleetpulse.columnar.jit.take import filtered, taken
-from fleetpulse.columnar.jit.world import Int64s
 
 Read = Callable[[int], bytes]
 MAX_CHUNKS: Final = 64  # maximum number of chunks of signals, and of other rows, before a compaction

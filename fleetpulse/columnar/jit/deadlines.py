@@ -6,6 +6,21 @@ Rule: of two deadlines at the same instant, the one that `next_due` checks first
 from typing import Final
 
 from fleetpulse.columnar.jit.cache import jit_no_refcount
+from fleetpulse.columnar.jit.context import (
+    DEATH_GRACE,
+    EFFECTIVE,
+    FORGET_AFTER,
+    IS_HELD,
+    IS_PRESENT,
+    MODES,
+    NEVER,
+    NONE,
+    OUTAGE_LIMIT,
+    TIMEOUT,
+    TRIGGERS,
+    PackedContext,
+    earliest,
+)
 from fleetpulse.columnar.jit.layout import (
     CLASS,
     CLASS_SINCE,
@@ -25,21 +40,6 @@ from fleetpulse.columnar.jit.layout import (
     QUIET_SINCE,
     Matrix,
 )
-from fleetpulse.columnar.jit.world import (
-    DEATH_GRACE,
-    EFFECTIVE,
-    FORGET_AFTER,
-    IS_HELD,
-    IS_PRESENT,
-    MODES,
-    NEVER,
-    NONE,
-    OUTAGE_LIMIT,
-    TIMEOUT,
-    TRIGGERS,
-    PackedContext,
-    earliest,
-)
 from fleetpulse.core.lifecycle import Mode, Trigger
 
 _PROVISIONED: Final = MODES.index(Mode.PROVISIONED)
@@ -56,7 +56,7 @@ _FORGET: Final = TRIGGERS.index(Trigger.FORGET)
 
 
 @jit_no_refcount
-def limit_of(devices: Matrix, world: PackedContext, i: int, policy: int, rule: int) -> int:
+def limit_of(devices: Matrix, context: PackedContext, i: int, policy: int, rule: int) -> int:
     """Return a limit of a device: its own if it has one, else by one policy.
 
     See `Device.rules`.
@@ -66,18 +66,18 @@ def limit_of(devices: Matrix, world: PackedContext, i: int, policy: int, rule: i
         own = devices[i, OWN_TIMEOUT]
     elif rule == DEATH_GRACE:
         own = devices[i, OWN_GRACE]
-    return world.rules[policy, devices[i, CLASS], rule] if own == NONE else own
+    return context.rules[policy, devices[i, CLASS], rule] if own == NONE else own
 
 
 @jit_no_refcount
-def _reached(devices: Matrix, world: PackedContext, i: int, least_ms: int, since: int, rule: int, listening: bool) -> int:
+def _reached(devices: Matrix, context: PackedContext, i: int, least_ms: int, since: int, rule: int, listening: bool) -> int:
     """Return the first instant from ``least_ms`` on at which a limit is reached.
 
     The policy and class in force at that instant give the limit.
 
     Args:
         devices: rows of the devices.
-        world: coverage and policies.
+        context: coverage and policies.
         i: index of the device.
         least_ms: earliest possible result.
         since: start of the limit, as covered time or event time.
@@ -87,23 +87,23 @@ def _reached(devices: Matrix, world: PackedContext, i: int, least_ms: int, since
     Returns:
         The instant, or `NEVER` if the limit is not reached.
     """
-    count = len(world.rules)
+    count = len(context.rules)
     least_ms = max(least_ms, devices[i, CLASS_SINCE])
     for policy in range(count):
-        end_ms = world.rules[policy + 1, 0, EFFECTIVE] if policy + 1 < count else NEVER
+        end_ms = context.rules[policy + 1, 0, EFFECTIVE] if policy + 1 < count else NEVER
         if end_ms <= least_ms:
             continue
-        reached = since + limit_of(devices, world, i, policy, rule)
-        due_ms = earliest(world, reached) if listening else reached
+        reached = since + limit_of(devices, context, i, policy, rule)
+        due_ms = earliest(context, reached) if listening else reached
         if due_ms != NONE:
-            due_ms = max(due_ms, world.rules[policy, 0, EFFECTIVE], least_ms)
+            due_ms = max(due_ms, context.rules[policy, 0, EFFECTIVE], least_ms)
             if due_ms < end_ms:
                 return due_ms
     return NEVER
 
 
 @jit_no_refcount
-def next_due(devices: Matrix, world: PackedContext, i: int) -> tuple[int, int]:
+def next_due(devices: Matrix, context: PackedContext, i: int) -> tuple[int, int]:
     """Return the earliest deadline of a device and its trigger.
 
     If two are at the same instant, the one checked first acts.
@@ -117,19 +117,19 @@ def next_due(devices: Matrix, world: PackedContext, i: int) -> tuple[int, int]:
         outage_ms = devices[i, OUTAGE]
         trigger = _SILENCE
         if outage_ms == NONE:
-            due_ms = _reached(devices, world, i, quiet_since_ms, quiet_ms, TIMEOUT, True)
+            due_ms = _reached(devices, context, i, quiet_since_ms, quiet_ms, TIMEOUT, True)
         else:
             since_ms = devices[i, OUTAGE_COVERED]
-            due_ms = _reached(devices, world, i, max(least_ms, outage_ms), since_ms, OUTAGE_LIMIT, True)
+            due_ms = _reached(devices, context, i, max(least_ms, outage_ms), since_ms, OUTAGE_LIMIT, True)
         death_ms = devices[i, DEATH]
         if mode != _PROVISIONED and death_ms != NONE:
             covered_ms = devices[i, DEATH_COVERED]
-            dead_ms = _reached(devices, world, i, max(least_ms, death_ms), covered_ms, DEATH_GRACE, True)
+            dead_ms = _reached(devices, context, i, max(least_ms, death_ms), covered_ms, DEATH_GRACE, True)
             if dead_ms < due_ms:
                 due_ms, trigger = dead_ms, _WILL
         if outage_ms != NONE and IS_PRESENT[mode]:
             since_ms = devices[i, OUTAGE_COVERED]
-            cut_off_ms = _reached(devices, world, i, max(least_ms, outage_ms), since_ms, DEATH_GRACE, True)
+            cut_off_ms = _reached(devices, context, i, max(least_ms, outage_ms), since_ms, DEATH_GRACE, True)
             if cut_off_ms < due_ms:
                 due_ms, trigger = cut_off_ms, _GATEWAY_DEATH
     if held_ms != NONE and held_ms < due_ms:
@@ -139,11 +139,11 @@ def next_due(devices: Matrix, world: PackedContext, i: int) -> tuple[int, int]:
     if devices[i, FLAGGED_UNTIL] != NONE and devices[i, FLAGGED_UNTIL] < due_ms:
         due_ms, trigger = devices[i, FLAGGED_UNTIL], _HOLD_OVER
     if mode == _OFFLINE:
-        forget_ms = _reached(devices, world, i, quiet_since_ms, quiet_ms, FORGET_AFTER, True)
+        forget_ms = _reached(devices, context, i, quiet_since_ms, quiet_ms, FORGET_AFTER, True)
         if forget_ms < due_ms:
             due_ms, trigger = forget_ms, _FORGET
     if mode == _DECOMMISSIONED:
-        forget_ms = _reached(devices, world, i, least_ms, least_ms, FORGET_AFTER, False)
+        forget_ms = _reached(devices, context, i, least_ms, least_ms, FORGET_AFTER, False)
         if forget_ms < due_ms:
             due_ms, trigger = forget_ms, _FORGET
     return due_ms, trigger

@@ -12,6 +12,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetpulse.columnar.jit.cache import jit_cached, jit_no_refcount
+from fleetpulse.columnar.jit.context import (
+    DEATH_GRACE,
+    DEGRADED_ERRORS,
+    DEGRADED_WINDOW,
+    FLAGGED_HOLD,
+    FLAGGED_WINDOW,
+    FOLLOWING,
+    IS_HELD,
+    IS_PRESENT,
+    LAST_ERRORS,
+    LATE_PROVES,
+    MODES,
+    NEVER,
+    NONE,
+    QUARANTINES,
+    SEQUENCE,
+    STEPS,
+    TIMEOUT,
+    TRIGGERS,
+    Int64s,
+    PackedContext,
+    covered,
+    policy_at,
+)
 from fleetpulse.columnar.jit.deadlines import limit_of, next_due
 from fleetpulse.columnar.jit.layout import (
     ABSENT,
@@ -98,30 +122,6 @@ from fleetpulse.columnar.jit.layout import (
     UNKNOWN_DEVICE,
     Matrix,
 )
-from fleetpulse.columnar.jit.world import (
-    DEATH_GRACE,
-    DEGRADED_ERRORS,
-    DEGRADED_WINDOW,
-    FLAGGED_HOLD,
-    FLAGGED_WINDOW,
-    FOLLOWING,
-    IS_HELD,
-    IS_PRESENT,
-    LAST_ERRORS,
-    LATE_PROVES,
-    MODES,
-    NEVER,
-    NONE,
-    QUARANTINES,
-    SEQUENCE,
-    STEPS,
-    TIMEOUT,
-    TRIGGERS,
-    Int64s,
-    PackedContext,
-    covered,
-    in_force,
-)
 from fleetpulse.core.fold import CONFLICT_MS, WRAP_SLACK
 from fleetpulse.core.lifecycle import Mode, Trigger
 from fleetpulse.core.policy import MAX_SEQUENCE
@@ -159,25 +159,25 @@ _SIGNAL, _SILENCE, _ERRORS, _RECOVERED, _SEQUENCE, _HOLD_OVER, _UNTIL, _UPDATED,
 
 
 @jit_no_refcount
-def _is_cut_off(devices: Matrix, world: PackedContext, i: int, at_ms: int) -> bool:
+def _is_cut_off(devices: Matrix, context: PackedContext, i: int, at_ms: int) -> bool:
     """Whether a device's gateway is dead, and the grace is over."""
     if devices[i, OUTAGE_COVERED] == NONE:
         return False
-    grace_ms = limit_of(devices, world, i, in_force(world, at_ms), DEATH_GRACE)
-    return covered(world, at_ms) - devices[i, OUTAGE_COVERED] >= grace_ms
+    grace_ms = limit_of(devices, context, i, policy_at(context, at_ms), DEATH_GRACE)
+    return covered(context, at_ms) - devices[i, OUTAGE_COVERED] >= grace_ms
 
 
 @jit_no_refcount
-def _end_outage(devices: Matrix, world: PackedContext, i: int, at_ms: int) -> None:
+def _end_outage(devices: Matrix, context: PackedContext, i: int, at_ms: int) -> None:
     """End the outage of a device's gateway, if any: silence counts again."""
     if devices[i, OUTAGE_COVERED] != NONE:
-        devices[i, EXCUSED] += covered(world, at_ms) - devices[i, OUTAGE_COVERED]
+        devices[i, EXCUSED] += covered(context, at_ms) - devices[i, OUTAGE_COVERED]
         devices[i, OUTAGE] = devices[i, OUTAGE_COVERED] = NONE
 
 
 @jit_no_refcount
-def _change(
-    devices: Matrix, memory: Matrix, world: PackedContext, out: Matrix, n_out: int, i: int, trigger: int, at_ms: int, row: int
+def _transition(
+    devices: Matrix, memory: Matrix, context: PackedContext, out: Matrix, n_out: int, i: int, trigger: int, at_ms: int, row: int
 ) -> int:
     """Apply a trigger by the transition table and write the transition to ``out``.
 
@@ -191,7 +191,7 @@ def _change(
     if target == _ONLINE:
         if devices[i, LAST_SEEN] == NONE:
             target = _PROVISIONED
-        elif IS_HELD[mode] and _is_cut_off(devices, world, i, at_ms):
+        elif IS_HELD[mode] and _is_cut_off(devices, context, i, at_ms):
             target = _UNREACHABLE
         elif devices[i, FLAGGED_UNTIL] != NONE:
             target = _FLAGGED
@@ -199,7 +199,7 @@ def _change(
             target = _DEGRADED
     if target == mode:
         return n_out
-    policy, slot = in_force(world, at_ms), devices[i, MEMORY]
+    policy, slot = policy_at(context, at_ms), devices[i, MEMORY]
     devices[i, NUMBER] += 1
     out[n_out, T_WHAT], out[n_out, T_DEVICE], out[n_out, T_AT], out[n_out, T_ROW] = TRANSITION, i, at_ms, row
     out[n_out, T_FROM], out[n_out, T_TO], out[n_out, T_TRIGGER], out[n_out, T_NUMBER] = mode, target, trigger, devices[i, NUMBER]
@@ -209,7 +209,7 @@ def _change(
     out[n_out, T_SHOWN] = 0
     if slot >= 0:
         known = memory[slot, N_CODES]
-        shown = min(known, world.rules[policy, devices[i, CLASS], LAST_ERRORS])
+        shown = min(known, context.rules[policy, devices[i, CLASS], LAST_ERRORS])
         out[n_out, T_SHOWN] = shown
         for one in range(shown):
             out[n_out, T_CODES + one] = memory[slot, CODES + known - shown + one]
@@ -217,13 +217,13 @@ def _change(
     if not IS_HELD[target]:
         devices[i, HELD_UNTIL] = NONE
     if target in (_OFFLINE, _DECOMMISSIONED):
-        _end_outage(devices, world, i, at_ms)
+        _end_outage(devices, context, i, at_ms)
     return n_out + 1
 
 
 @jit_no_refcount
 def _expire(
-    devices: Matrix, memory: Matrix, world: PackedContext, out: Matrix, n_out: int, i: int, before_ms: int
+    devices: Matrix, memory: Matrix, context: PackedContext, out: Matrix, n_out: int, i: int, before_ms: int
 ) -> tuple[int, int]:
     """Fire the deadlines of a device before ``before_ms``, earliest first.
 
@@ -231,7 +231,7 @@ def _expire(
         Number of output rows, and the next deadline (`NEVER` without one).
     """
     while devices[i, MODE] != ABSENT:
-        due_ms, trigger = next_due(devices, world, i)
+        due_ms, trigger = next_due(devices, context, i)
         if due_ms >= before_ms:
             return n_out, due_ms
         if trigger == _RECOVERED:
@@ -242,22 +242,22 @@ def _expire(
             devices[i, HELD_UNTIL] = NONE
         elif trigger == _SILENCE and devices[i, OUTAGE] != NONE:
             devices[i, OUTAGE] = devices[i, OUTAGE_COVERED] = NONE
-            devices[i, EXCUSED] = covered(world, due_ms) - devices[i, QUIET_COVERED]
-        n_out = _change(devices, memory, world, out, n_out, i, trigger, due_ms, -1)
+            devices[i, EXCUSED] = covered(context, due_ms) - devices[i, QUIET_COVERED]
+        n_out = _transition(devices, memory, context, out, n_out, i, trigger, due_ms, -1)
         if devices[i, MODE] == _FORGOTTEN:
             devices[i, MODE] = ABSENT
     return n_out, NEVER
 
 
 @jit_no_refcount
-def _born(devices: Matrix, memory: Matrix, world: PackedContext, i: int, rows: Matrix, j: int) -> None:
+def _new_device(devices: Matrix, memory: Matrix, context: PackedContext, i: int, rows: Matrix, j: int) -> None:
     """Start a life with a signal; the class is the default class (number 0)."""
     at_ms = rows[j, R_AT]
     slot = devices[i, MEMORY]
     devices[i, :] = NONE
     devices[i, SITE], devices[i, CLASS] = rows[j, R_SITE], 0
     devices[i, GATEWAY] = -1 if rows[j, R_TRUST] == _LATE else rows[j, R_GATEWAY]
-    devices[i, LIFE], devices[i, QUIET_SINCE], devices[i, QUIET_COVERED] = at_ms, at_ms, covered(world, at_ms)
+    devices[i, LIFE], devices[i, QUIET_SINCE], devices[i, QUIET_COVERED] = at_ms, at_ms, covered(context, at_ms)
     devices[i, MODE], devices[i, NUMBER], devices[i, MODE_SINCE], devices[i, CLASS_SINCE] = _PROVISIONED, 0, at_ms, at_ms
     devices[i, BOOT], devices[i, SEQ], devices[i, REBOOTS], devices[i, RUNTIME], devices[i, EXCUSED] = -1, -1, 0, 0, 0
     devices[i, CLOCK] = _ON_TIME
@@ -304,7 +304,7 @@ def _was_sent_later(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
 
 
 @jit_no_refcount
-def _heard(devices: Matrix, world: PackedContext, out: Matrix, n_out: int, i: int, rows: Matrix, j: int) -> int:
+def _record_signal(devices: Matrix, context: PackedContext, out: Matrix, n_out: int, i: int, rows: Matrix, j: int) -> int:
     """Record a signal: last seen, runtime, clock.
 
     If it is not late, it can also change reboots, gateway, firmware and site. A late direct birth
@@ -315,9 +315,9 @@ def _heard(devices: Matrix, world: PackedContext, out: Matrix, n_out: int, i: in
         Number of output rows.
     """
     at_ms, mode = rows[j, R_AT], devices[i, MODE]
-    now_covered = covered(world, at_ms)
+    now_covered = covered(context, at_ms)
     gap = now_covered - devices[i, QUIET_COVERED] - devices[i, EXCUSED]
-    timeout_ms = limit_of(devices, world, i, in_force(world, at_ms), TIMEOUT)
+    timeout_ms = limit_of(devices, context, i, policy_at(context, at_ms), TIMEOUT)
     present = IS_PRESENT[mode] or IS_HELD[mode] or mode == _UNREACHABLE
     if devices[i, LAST_SEEN] != NONE and present and gap <= timeout_ms:
         devices[i, RUNTIME] += gap
@@ -327,7 +327,7 @@ def _heard(devices: Matrix, world: PackedContext, out: Matrix, n_out: int, i: in
     trust, arrival = rows[j, R_TRUST], rows[j, R_ARRIVAL]
     if not is_older:
         if trust >= _INVALID and trust != devices[i, CLOCK]:
-            n_out = _note(out, n_out, CLOCK_FAULT, i, j)
+            n_out = _list(out, n_out, CLOCK_FAULT, i, j)
         devices[i, CLOCK] = trust
         devices[i, CLOCK_OFFSET] = NONE if trust in (_ON_TIME, _INVALID) else rows[j, R_OFFSET]
     newest, is_birth = devices[i, HEARD] == NONE or devices[i, HEARD] < arrival, rows[j, R_KIND] == _BIRTH
@@ -335,15 +335,15 @@ def _heard(devices: Matrix, world: PackedContext, out: Matrix, n_out: int, i: in
         if rows[j, R_GATEWAY] >= 0:
             devices[i, GATEWAY] = rows[j, R_GATEWAY]
         if newest and not is_older:
-            n_out = _number(devices, out, n_out, i, rows, j)
+            n_out = _record_counters(devices, out, n_out, i, rows, j)
         elif is_birth and _was_sent_later(devices, i, rows, j):
-            _name(devices, i, rows, j)
+            _record_session(devices, i, rows, j)
             devices[i, SEQ] = rows[j, R_SEQ]
     elif newest and not is_older and is_birth and rows[j, R_DIRECT]:
         boot = rows[j, R_BOOT]
         if boot >= 0 and rows[j, R_SEQ] >= 0 and (boot == devices[i, BOOT] or devices[i, SEQ] < 0):
             devices[i, SEQ] = rows[j, R_SEQ]
-        _name(devices, i, rows, j)
+        _record_session(devices, i, rows, j)
     if newest:
         devices[i, HEARD] = arrival
     if rows[j, R_DIRECT] or is_birth:
@@ -352,7 +352,7 @@ def _heard(devices: Matrix, world: PackedContext, out: Matrix, n_out: int, i: in
 
 
 @jit_no_refcount
-def _name(devices: Matrix, i: int, rows: Matrix, j: int) -> None:
+def _record_session(devices: Matrix, i: int, rows: Matrix, j: int) -> None:
     """Record the session and boot that a signal names."""
     if rows[j, R_BOOT] >= 0:
         devices[i, BOOT] = rows[j, R_BOOT]
@@ -361,7 +361,7 @@ def _name(devices: Matrix, i: int, rows: Matrix, j: int) -> None:
 
 
 @jit_no_refcount
-def _number(devices: Matrix, out: Matrix, n_out: int, i: int, rows: Matrix, j: int) -> int:
+def _record_counters(devices: Matrix, out: Matrix, n_out: int, i: int, rows: Matrix, j: int) -> int:
     """Record session, boot, counter, firmware and site of the newest signal received.
 
     Returns:
@@ -370,13 +370,13 @@ def _number(devices: Matrix, out: Matrix, n_out: int, i: int, rows: Matrix, j: i
     boot, seq = rows[j, R_BOOT], rows[j, R_SEQ]
     current_site = devices[i, SITE] if devices[i, SPEAKS_FROM] < 0 else devices[i, SPEAKS_FROM]
     if rows[j, R_SITE] != current_site:
-        n_out = _moved(devices, out, n_out, i, rows, j, current_site)
+        n_out = _record_move(devices, out, n_out, i, rows, j, current_site)
     elif boot >= 0 and devices[i, BOOT] >= 0:
         if boot != devices[i, BOOT]:
             devices[i, REBOOTS] += 1
     elif seq >= 0 and devices[i, SEQ] >= 0 and _fell_back(devices[i, SEQ], seq):
         devices[i, REBOOTS] += 1
-    _name(devices, i, rows, j)
+    _record_session(devices, i, rows, j)
     if seq >= 0:
         devices[i, SEQ] = seq
     if rows[j, R_FIRMWARE] >= 0:
@@ -385,7 +385,7 @@ def _number(devices: Matrix, out: Matrix, n_out: int, i: int, rows: Matrix, j: i
 
 
 @jit_no_refcount
-def _moved(devices: Matrix, out: Matrix, n_out: int, i: int, rows: Matrix, j: int, current_site: int) -> int:
+def _record_move(devices: Matrix, out: Matrix, n_out: int, i: int, rows: Matrix, j: int, current_site: int) -> int:
     """Record a signal from another site than ``current_site``; report an identity conflict.
 
     The conflict is reported if the device returns to its previous site within a day.
@@ -398,30 +398,30 @@ def _moved(devices: Matrix, out: Matrix, n_out: int, i: int, rows: Matrix, j: in
     if is_back and (devices[i, CONFLICT] == NONE or at_ms - devices[i, CONFLICT] >= CONFLICT_MS):
         devices[i, CONFLICT] = at_ms
         out[n_out, T_SITE] = current_site
-        n_out = _note(out, n_out, IDENTITY_CONFLICT, i, j)
+        n_out = _list(out, n_out, IDENTITY_CONFLICT, i, j)
     devices[i, SPOKE_FROM], devices[i, MOVED] = current_site, at_ms
     devices[i, SPEAKS_FROM] = -1 if site == devices[i, SITE] else site
     return n_out
 
 
 @jit_no_refcount
-def _advance(memory: Matrix, slot: int, world: PackedContext, policy: int, of_class: int, code: int, at_ms: int) -> bool:
+def _advance(memory: Matrix, slot: int, context: PackedContext, policy: int, of_class: int, code: int, at_ms: int) -> bool:
     """Advance the flagged sequence by one code; True if that completes it.
 
     The latest start of each prefix is kept.
     """
     count = 0
-    while count < MAX_SEQUENCE and world.rules[policy, of_class, STEPS + count] >= 0:
+    while count < MAX_SEQUENCE and context.rules[policy, of_class, STEPS + count] >= 0:
         count += 1
-    if memory[slot, PROGRESS_OF] != world.rules[policy, of_class, SEQUENCE]:
+    if memory[slot, PROGRESS_OF] != context.rules[policy, of_class, SEQUENCE]:
         for step in range(count - 1):
             memory[slot, PROGRESS + step] = NONE
     complete = False
     for step in range(count - 1, -1, -1):
-        if world.rules[policy, of_class, STEPS + step] != code:
+        if context.rules[policy, of_class, STEPS + step] != code:
             continue
         start_ms = at_ms if step == 0 else memory[slot, PROGRESS + step - 1]
-        if start_ms == NONE or at_ms - start_ms > world.rules[policy, of_class, FLAGGED_WINDOW]:
+        if start_ms == NONE or at_ms - start_ms > context.rules[policy, of_class, FLAGGED_WINDOW]:
             continue
         if step == count - 1:
             complete = True
@@ -430,21 +430,21 @@ def _advance(memory: Matrix, slot: int, world: PackedContext, policy: int, of_cl
     memory[slot, PROGRESS_OF] = -1
     for step in range(count - 1):
         if memory[slot, PROGRESS + step] != NONE:
-            memory[slot, PROGRESS_OF] = world.rules[policy, of_class, SEQUENCE]
+            memory[slot, PROGRESS_OF] = context.rules[policy, of_class, SEQUENCE]
     return complete
 
 
 @jit_no_refcount
-def _error(devices: Matrix, memory: Matrix, world: PackedContext, out: Matrix, n_out: int, i: int, rows: Matrix, j: int) -> int:
+def _error(devices: Matrix, memory: Matrix, context: PackedContext, out: Matrix, n_out: int, i: int, rows: Matrix, j: int) -> int:
     """Update the facts with an error: degraded by count, flagged by sequence.
 
     Returns:
         Number of output rows.
     """
     at_ms, slot, of_class = rows[j, R_AT], devices[i, MEMORY], devices[i, CLASS]
-    policy = in_force(world, at_ms)
-    least_ms = at_ms - world.rules[policy, of_class, DEGRADED_WINDOW]
-    needed, shown = world.rules[policy, of_class, DEGRADED_ERRORS], world.rules[policy, of_class, LAST_ERRORS]
+    policy = policy_at(context, at_ms)
+    least_ms = at_ms - context.rules[policy, of_class, DEGRADED_WINDOW]
+    needed, shown = context.rules[policy, of_class, DEGRADED_ERRORS], context.rules[policy, of_class, LAST_ERRORS]
     count = 0
     for one in range(max(0, memory[slot, N_TIMES] + 1 - needed), memory[slot, N_TIMES]):
         if memory[slot, TIMES + one] >= least_ms:
@@ -460,52 +460,52 @@ def _error(devices: Matrix, memory: Matrix, world: PackedContext, out: Matrix, n
         memory[slot, CODES + known - skipped] = rows[j, R_CODE]
     memory[slot, N_CODES] = known + 1 - skipped
     if count + 1 == needed:
-        devices[i, DEGRADED_UNTIL] = memory[slot, TIMES] + world.rules[policy, of_class, DEGRADED_WINDOW]
-        n_out = _change(devices, memory, world, out, n_out, i, _ERRORS, at_ms, j)
-    if _advance(memory, slot, world, policy, of_class, rows[j, R_CODE], at_ms):
-        devices[i, FLAGGED_UNTIL] = at_ms + world.rules[policy, of_class, FLAGGED_HOLD]
-        n_out = _change(devices, memory, world, out, n_out, i, _SEQUENCE, at_ms, j)
+        devices[i, DEGRADED_UNTIL] = memory[slot, TIMES] + context.rules[policy, of_class, DEGRADED_WINDOW]
+        n_out = _transition(devices, memory, context, out, n_out, i, _ERRORS, at_ms, j)
+    if _advance(memory, slot, context, policy, of_class, rows[j, R_CODE], at_ms):
+        devices[i, FLAGGED_UNTIL] = at_ms + context.rules[policy, of_class, FLAGGED_HOLD]
+        n_out = _transition(devices, memory, context, out, n_out, i, _SEQUENCE, at_ms, j)
     return n_out
 
 
 @jit_no_refcount
-def _note(out: Matrix, n_out: int, kind: int, i: int, j: int) -> int:
+def _list(out: Matrix, n_out: int, kind: int, i: int, j: int) -> int:
     out[n_out, T_WHAT], out[n_out, T_DEVICE], out[n_out, T_ROW] = kind, i, j
     return n_out + 1
 
 
 @jit_no_refcount
-def _apply(devices: Matrix, memory: Matrix, world: PackedContext, out: Matrix, n_out: int, rows: Matrix, j: int) -> int:
+def _apply(devices: Matrix, memory: Matrix, context: PackedContext, out: Matrix, n_out: int, rows: Matrix, j: int) -> int:
     """Apply one signal or will; return the number of output rows."""
     i, at_ms, late = rows[j, R_DEVICE], rows[j, R_AT], rows[j, R_TRUST] == _LATE
     if rows[j, R_KIND] == _DEATH:
         alive = devices[i, MODE] != ABSENT and devices[i, MODE] != _DECOMMISSIONED
         if alive and devices[i, PROVED] < rows[j, R_ARRIVAL] and _is_of_its_session(devices, i, rows, j):
-            devices[i, DEATH], devices[i, DEATH_COVERED] = at_ms, covered(world, at_ms)
+            devices[i, DEATH], devices[i, DEATH_COVERED] = at_ms, covered(context, at_ms)
         return n_out
     absent = devices[i, MODE] == ABSENT
-    if late and not _proves_alive(world, 0 if absent else devices[i, CLASS], rows, j):
+    if late and not _proves_alive(context, 0 if absent else devices[i, CLASS], rows, j):
         return n_out
     if absent:
-        if world.rules[in_force(world, at_ms), 0, QUARANTINES]:
-            return n_out if late else _note(out, n_out, UNKNOWN_DEVICE, i, j)
-        _born(devices, memory, world, i, rows, j)
+        if context.rules[policy_at(context, at_ms), 0, QUARANTINES]:
+            return n_out if late else _list(out, n_out, UNKNOWN_DEVICE, i, j)
+        _new_device(devices, memory, context, i, rows, j)
     if devices[i, MODE] == _DECOMMISSIONED:
-        return n_out if late else _note(out, n_out, AFTER_DECOMMISSION, i, j)
+        return n_out if late else _list(out, n_out, AFTER_DECOMMISSION, i, j)
     copied, reboots, firmware = _is_copy(devices, i, rows, j), devices[i, REBOOTS], devices[i, FIRMWARE]
-    _end_outage(devices, world, i, at_ms)
-    n_out = _heard(devices, world, out, n_out, i, rows, j)
+    _end_outage(devices, context, i, at_ms)
+    n_out = _record_signal(devices, context, out, n_out, i, rows, j)
     devices[i, DEATH] = devices[i, DEATH_COVERED] = NONE
-    n_out = _change(devices, memory, world, out, n_out, i, _SIGNAL, at_ms, j)
+    n_out = _transition(devices, memory, context, out, n_out, i, _SIGNAL, at_ms, j)
     if devices[i, REBOOTS] > reboots or (firmware >= 0 and devices[i, FIRMWARE] != firmware):
-        n_out = _change(devices, memory, world, out, n_out, i, _UPDATED, at_ms, j)
+        n_out = _transition(devices, memory, context, out, n_out, i, _UPDATED, at_ms, j)
     if rows[j, R_KIND] == _ERROR and not (late or copied):
-        n_out = _error(devices, memory, world, out, n_out, i, rows, j)
+        n_out = _error(devices, memory, context, out, n_out, i, rows, j)
     return n_out
 
 
 @jit_no_refcount
-def _gateway(devices: Matrix, memory: Matrix, world: PackedContext, out: Matrix, n_out: int, rows: Matrix, j: int) -> int:
+def _gateway(devices: Matrix, memory: Matrix, context: PackedContext, out: Matrix, n_out: int, rows: Matrix, j: int) -> int:
     """Apply the death or return of a device's gateway, as `core.fold.Fold`.
 
     Returns:
@@ -516,11 +516,11 @@ def _gateway(devices: Matrix, memory: Matrix, world: PackedContext, out: Matrix,
     if mode == ABSENT:
         return n_out
     if rows[j, R_KIND] == GATEWAY_RETURN:
-        _end_outage(devices, world, i, at_ms)
-        return _change(devices, memory, world, out, n_out, i, _GATEWAY_RETURN, at_ms, -1)
+        _end_outage(devices, context, i, at_ms)
+        return _transition(devices, memory, context, out, n_out, i, _GATEWAY_RETURN, at_ms, -1)
     is_unaffected = mode in (_OFFLINE, _DECOMMISSIONED) or devices[i, OUTAGE] != NONE
     if not is_unaffected and devices[i, PROVED] < rows[j, R_ARRIVAL]:
-        devices[i, OUTAGE], devices[i, OUTAGE_COVERED] = at_ms, covered(world, at_ms)
+        devices[i, OUTAGE], devices[i, OUTAGE_COVERED] = at_ms, covered(context, at_ms)
     return n_out
 
 
@@ -534,9 +534,9 @@ def _is_of_its_session(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
 
 
 @jit_no_refcount
-def _proves_alive(world: PackedContext, of_class: int, rows: Matrix, j: int) -> bool:
+def _proves_alive(context: PackedContext, of_class: int, rows: Matrix, j: int) -> bool:
     """Whether a late signal proves that its device was alive when it was received."""
-    rule = world.rules[in_force(world, rows[j, R_AT]), of_class, LATE_PROVES]
+    rule = context.rules[policy_at(context, rows[j, R_AT]), of_class, LATE_PROVES]
     return rows[j, R_DIRECT] != 0 if rule == NONE else rule != 0
 
 
@@ -552,7 +552,7 @@ def _is_copy(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
 
 
 @jit_no_refcount
-def _settle(devices: Matrix, i: int, least: int) -> None:
+def _drop_settled_arrivals(devices: Matrix, i: int, least: int) -> None:
     """Forget arrival positions that no later row can precede, as `core.fold.drop_settled_arrivals`."""
     for field in (HEARD, PROVED):
         if devices[i, field] < least:
@@ -598,7 +598,7 @@ def matrix(
 
 
 @jit_no_refcount
-def apply_rows(devices: Matrix, memory: Matrix, world: PackedContext, rows: Matrix, first: int, out: Matrix) -> tuple[int, int]:
+def apply_rows(devices: Matrix, memory: Matrix, context: PackedContext, rows: Matrix, first: int, out: Matrix) -> tuple[int, int]:
     """Judge rows from ``first`` on, and fire the timers that lie between them.
 
     Returns:
@@ -613,11 +613,11 @@ def apply_rows(devices: Matrix, memory: Matrix, world: PackedContext, rows: Matr
         of_gateway = rows[j, R_KIND] in (GATEWAY_DEATH, GATEWAY_RETURN)
         if of_gateway and (devices[i, MODE] == ABSENT or devices[i, GATEWAY] != rows[j, R_GATEWAY]):
             continue  # no longer its gateway: not a row of the device, so its timers do not fire
-        n_out, _ = _expire(devices, memory, world, out, n_out, i, rows[j, R_AT])
+        n_out, _ = _expire(devices, memory, context, out, n_out, i, rows[j, R_AT])
         if of_gateway:
-            n_out = _gateway(devices, memory, world, out, n_out, rows, j)
+            n_out = _gateway(devices, memory, context, out, n_out, rows, j)
         else:
-            n_out = _apply(devices, memory, world, out, n_out, rows, j)
+            n_out = _apply(devices, memory, context, out, n_out, rows, j)
     return len(rows), n_out
 
 
@@ -641,11 +641,11 @@ def jitter_delays(offsets: NDArray[np.int32], text: NDArray[np.uint8], width_ms:
 
 @jit_no_refcount
 def advance_time(
-    devices: Matrix, memory: Matrix, world: PackedContext, through_ms: Int64s, frontier_ms: int, first: int, out: Matrix
+    devices: Matrix, memory: Matrix, context: PackedContext, through_ms: Int64s, frontier_ms: int, first: int, out: Matrix
 ) -> tuple[int, int, int]:
     """Fire the timers of each device from ``first`` on, up to its ``through_ms``.
 
-    Each device is then settled at the frontier, see `_settle`.
+    Each device is then settled at the frontier, see `_drop_settled_arrivals`.
 
     Returns:
         Index of the device to resume with, number of output rows, and the least distance from a
@@ -656,8 +656,8 @@ def advance_time(
     for i in range(first, len(devices)):
         if n_out + MAX_OUT_ROWS_PER_ROW > len(out):
             return i, n_out, left_ms
-        n_out, due_ms = _expire(devices, memory, world, out, n_out, i, through_ms[i] + 1)
+        n_out, due_ms = _expire(devices, memory, context, out, n_out, i, through_ms[i] + 1)
         if due_ms != NEVER:
             left_ms = min(left_ms, due_ms - through_ms[i])
-        _settle(devices, i, least)
+        _drop_settled_arrivals(devices, i, least)
     return len(devices), n_out, left_ms

@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from fleetpulse.columnar.jit.cache import jit_no_refcount
-from fleetpulse.columnar.jit.world import Int64s
+from fleetpulse.columnar.jit.context import Int64s
 
 _SEED: Final = np.uint64(secrets.randbits(64))
 _FIRST, _SECOND, _SHORT = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(29)  # odd, without pattern

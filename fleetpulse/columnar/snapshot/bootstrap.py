@@ -19,6 +19,7 @@ from fleetpulse.columnar.codec.hashing import hashes_of
 from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.fold.judge import FoldCall
 from fleetpulse.columnar.fold.key_group import KeyGroup
+from fleetpulse.columnar.jit.context import MODES, NONE, Int64s
 from fleetpulse.columnar.jit.layout import (
     BOOT,
     CLASS,
@@ -43,7 +44,6 @@ from fleetpulse.columnar.jit.layout import (
     SPEAKS_FROM,
     SPOKE_FROM,
 )
-from fleetpulse.columnar.jit.world import MODES, NONE, Int64s
 from fleetpulse.columnar.state.devices import Devices
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.lifecycle import Mode

@@ -18,14 +18,14 @@ import numpy as np
 import pyarrow as pa
 
 from fleetpulse.columnar.codec.arrow import NO_SIGNALS, ROW_SCHEMA, SIGNAL_SCHEMA, batch_to_rows, batch_to_signals, from_bytes
+from fleetpulse.columnar.codec.context_json import context_from_plain, context_to_plain
 from fleetpulse.columnar.codec.hashing import digests, hashes_of
 from fleetpulse.columnar.codec.wire import from_wire
-from fleetpulse.columnar.codec.world_json import world_from_plain, world_to_plain
 from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.fold.judgement_batches import event_times
 from fleetpulse.columnar.fold.key_group import KeyGroup
+from fleetpulse.columnar.jit.context import MODES, NONE, Vocabulary
 from fleetpulse.columnar.jit.layout import BOOT, CLOCK, DEVICE_FIELDS, MEMORY, MODE, SEQ, TRUSTS
-from fleetpulse.columnar.jit.world import MODES, NONE, Vocabulary
 from fleetpulse.columnar.snapshot.bootstrap import BOOTSTRAP_SCHEMA
 from fleetpulse.columnar.state.deltas import WORDS
 from fleetpulse.columnar.state.devices import Devices
@@ -85,13 +85,13 @@ def snapshot_rows(
     written |= dict(step.chunks)
     signals, others = _left(group, written)
     group_facts = {"bytes": len(block), "form": head_of(block)["version"], "devices": len(group.devices)}
-    world = {**world_to_plain(group.shards, group.policies), **group_facts}
+    context = {**context_to_plain(group.shards, group.policies), **group_facts}
     return [
         _devices(key_group, group.devices),
         *[_signals(key_group, one) for one in signals if one.num_rows],
         _plain(key_group, OWN_ROW, [_row_to_plain(row) for row in others], [row.device_id for row in others]),
         _plain(key_group, PENDING, step.judgements.to_pylist(), step.judgements["device_id"].to_pylist()),
-        _plain(key_group, GROUP, [world], [EVERYONE]),
+        _plain(key_group, GROUP, [context], [EVERYONE]),
     ]
 
 
@@ -200,18 +200,18 @@ def shared_context(groups: Iterable[str]) -> str:
         FleetError: there is no group, or the groups differ.
     """
     contents = (json.loads(one).items() for one in groups)
-    worlds = {json.dumps({name: value for name, value in one if name not in OF_ONE_GROUP}, sort_keys=True) for one in contents}
-    if len(worlds) != 1:
+    contexts = {json.dumps({name: value for name, value in one if name not in OF_ONE_GROUP}, sort_keys=True) for one in contents}
+    if len(contexts) != 1:
         raise FleetError(
-            f"the key groups of a snapshot must share coverage, frontiers and policies; got {len(worlds)} different ones; "
+            f"the key groups of a snapshot must share coverage, frontiers and policies; got {len(contexts)} different ones; "
             f"the snapshot is damaged or mixed from several: use another snapshot",
             code="snapshot-damaged",
         )
-    return worlds.pop()
+    return contexts.pop()
 
 
 def restore_group(
-    key_group: int, rows: pa.Table, shared: Sequence[Row], world: str, deployment: Deployment, form: int
+    key_group: int, rows: pa.Table, shared: Sequence[Row], context: str, deployment: Deployment, form: int
 ) -> pa.Table:
     """Create a key group from snapshot rows, as one row of `BOOTSTRAP_SCHEMA`.
 
@@ -220,11 +220,11 @@ def restore_group(
         rows: its devices, signals and own rows, columns of `SNAPSHOT_SCHEMA`; rows of other parts
             are ignored.
         shared: rows that are pending in every group.
-        world: coverage, frontiers and policies, see `shared_context`.
+        context: coverage, frontiers and policies, see `shared_context`.
         deployment: lateness, clock lead and jitter.
         form: format version of the stored form.
     """
-    shards, policies = world_from_plain(json.loads(world))
+    shards, policies = context_from_plain(json.loads(context))
     group = KeyGroup(shards, policies, _to_devices(rows.filter(pc.equal(rows["part"], DEVICE))))
     signals = _to_signals(rows.filter(pc.equal(rows["part"], SIGNAL)))
     own = rows.filter(pc.and_(pc.equal(rows["part"], OWN_ROW), pc.not_equal(rows["device_id"], EVERYONE)))
@@ -249,7 +249,7 @@ def outcome_of(rows: pa.Table) -> Outcome:
     def of(part: str) -> pa.Table:
         return rows.filter(pc.equal(rows["part"], part))
 
-    shards, policies = world_from_plain(json.loads(shared_context(of(GROUP)["content"].to_pylist())))
+    shards, policies = context_from_plain(json.loads(shared_context(of(GROUP)["content"].to_pylist())))
     devices = _to_devices(of(DEVICE))
     known = (devices.get(place) for place in range(len(devices)))
     others = _to_rows(of(OWN_ROW))

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from fleetpulse.columnar.codec.arrow import from_bytes, to_bytes
 from fleetpulse.columnar.compute import pc
-from fleetpulse.columnar.jit.world import Int64s
+from fleetpulse.columnar.jit.context import Int64s
 from fleetpulse.columnar.snapshot.checksum import Fingerprint, added, fingerprint
 from fleetpulse.columnar.snapshot.rows import GROUP, OWN_ROW, PENDING, SNAPSHOT_SCHEMA, shared_context
 from fleetpulse.core.errors import FleetError
@@ -91,13 +91,13 @@ class SnapshotFacts:
 
     Attributes:
         sums: fingerprint of the devices and of their pending rows.
-        world: coverage, frontiers and policies, see `rows.shared_context`.
+        context: coverage, frontiers and policies, see `rows.shared_context`.
         waiting: rows that are pending in every key group, as JSON, in order.
         pending: judgements that are not emitted yet, as JSON.
     """
 
     sums: Fingerprint
-    world: str
+    context: str
     waiting: tuple[str, ...]
     pending: tuple[str, ...]
 

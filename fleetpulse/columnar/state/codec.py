@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from fleetpulse.columnar.codec.packing import Packed, Unpacked, firsts, in_use, set_firsts
 from fleetpulse.columnar.codec.versions import STORED_FORM
+from fleetpulse.columnar.jit.context import MODES, NONE, Int64s, Vocabulary
 from fleetpulse.columnar.jit.layout import (
     CLASS,
     CODES,
@@ -35,7 +36,6 @@ from fleetpulse.columnar.jit.layout import (
     TIMES,
     Matrix,
 )
-from fleetpulse.columnar.jit.world import MODES, NONE, Int64s, Vocabulary
 from fleetpulse.columnar.state.deltas import FIELDS, NUMBERS, WORDS, distances, restore
 from fleetpulse.columnar.state.devices import Devices, memory_rows
 from fleetpulse.core.errors import FleetError

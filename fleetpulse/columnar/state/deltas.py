@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from fleetpulse.columnar.jit.cache import jit_no_refcount
+from fleetpulse.columnar.jit.context import NONE, Int64s
 from fleetpulse.columnar.jit.layout import (
     BOOT,
     CLASS_SINCE,
@@ -28,7 +29,6 @@ from fleetpulse.columnar.jit.layout import (
     RUNTIME,
     Matrix,
 )
-from fleetpulse.columnar.jit.world import NONE, Int64s
 
 NUMBERS: Final = ("life_ms", "last_seen_ms", "quiet_since_ms", "quiet_covered_ms", "mode", "transition_no", "mode_since_ms",
                   "class_since_ms", "seq", "reboots", "runtime_ms", "degraded_until_ms", "flagged_until_ms", "held_until_ms",

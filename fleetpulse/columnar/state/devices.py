@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fleetpulse.columnar.compute import pc
+from fleetpulse.columnar.jit.context import MODES, NONE, Int64s, Vocabulary
 from fleetpulse.columnar.jit.layout import (
     ABSENT,
     CLASS,
@@ -35,7 +36,6 @@ from fleetpulse.columnar.jit.layout import (
     Matrix,
 )
 from fleetpulse.columnar.jit.string_index import places_of, text_of
-from fleetpulse.columnar.jit.world import MODES, NONE, Int64s, Vocabulary
 from fleetpulse.core.fold import Device
 from fleetpulse.core.policy import DEFAULT_CLASS
 

@@ -205,11 +205,11 @@ _SNAPSHOT: Final = Suite(
     ("state", "taken"),
     f"""
     SELECT taken.subject, taken.frontier, taken.job_frontier, taken.frontier_before, taken.key_groups, taken.devices,
-        taken.worlds,
+        taken.contexts,
         (SELECT count(*) FROM state WHERE part = 'device') AS found, (SELECT count(*) FROM state WHERE part = 'group') AS groups,
         (SELECT count(*) FROM state WHERE part = 'group') = taken.key_groups
             AND (SELECT count(DISTINCT key_group) FROM state WHERE part = 'group') = taken.key_groups AS every_key_group_is_there,
-        taken.worlds = 1 AS all_stand_at_one_instant,
+        taken.contexts = 1 AS all_stand_at_one_instant,
         (SELECT count(*) FROM state WHERE part = 'device') = taken.devices AS as_many_devices_as_were_counted,
         coalesce(taken.frontier = taken.stated_frontier, false) AND coalesce(taken.newest = taken.stated_newest, true)
             AS stands_where_it_was_taken,
@@ -233,6 +233,6 @@ _SNAPSHOT: Final = Suite(
         ),
         holds("is_recent", "a snapshot is at most two days behind the frontier of the job", Severity.WARNING),
     ),
-    ("frontier", "frontier_before", "job_frontier", "key_groups", "groups", "worlds", "devices", "found"),
+    ("frontier", "frontier_before", "job_frontier", "key_groups", "groups", "contexts", "devices", "found"),
 )
 OF_STATE: Final = (_SNAPSHOT, _STATE, _AS_JUDGED, _WAITING)

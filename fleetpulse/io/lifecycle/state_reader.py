@@ -21,7 +21,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from fleetpulse.columnar.codec.world_json import world_from_plain
+from fleetpulse.columnar.codec.context_json import context_from_plain
 from fleetpulse.columnar.snapshot.rows import SNAPSHOT_SCHEMA, head_of, snapshot_rows
 from fleetpulse.columnar.snapshot.shuffle import PARCEL_SCHEMA, partition_rows, whole
 from fleetpulse.core.errors import FleetError
@@ -97,7 +97,7 @@ class KeyGroupOverview:
         modes: number of devices by mode, as last emitted in a summary.
         waiting: number of pending messages.
         timer_ms: time of the registered timer, epoch milliseconds; None without a timer.
-        world: coverage, frontier and policies, see `columnar.codec.world_json`.
+        context: coverage, frontier and policies, see `columnar.codec.context_json`.
     """
 
     partition: int
@@ -109,7 +109,7 @@ class KeyGroupOverview:
     modes: Mapping[str, int]
     waiting: int
     timer_ms: int | None
-    world: Mapping[str, Any]
+    context: Mapping[str, Any]
 
 
 _HEADS: Final = "partition int, key_group int, block_bytes long, waiting_bytes long, timer long, head string"
@@ -147,7 +147,7 @@ def frontier_of(groups: Sequence[KeyGroupOverview], newest_ms: int | None, deplo
     """Return the frontier after all groups judged the newest row, epoch milliseconds."""
     if newest_ms is None or not groups:
         return None
-    return world_from_plain(groups[0].world)[0].read(newest_ms, deployment.allowed_lateness_ms).frontier_ms
+    return context_from_plain(groups[0].context)[0].read(newest_ms, deployment.allowed_lateness_ms).frontier_ms
 
 
 def _heads(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -144,11 +144,11 @@ def _wakes_in_time(group: KeyGroup, deployment: Deployment) -> None:
     That is the instant of the first deadline or pending row. After a flush, the timer may be set as
     if no verdict were delayed by a jitter.
     """
-    world, devices = EvaluationContext(group.shards, group.policies), _devices(group)
+    context, devices = EvaluationContext(group.shards, group.policies), _devices(group)
     delays = group._delays(deployment.verdict_jitter_ms).tolist()
     of = group.shards.of
     its = zip(devices, delays, strict=True)
-    due = [(of(one.current_site), found[0], delay) for one, delay in its if (found := next_due(one, world))]
+    due = [(of(one.current_site), found[0], delay) for one, delay in its if (found := next_due(one, context))]
     waits = zip(group.shards.listenings, (one.first_ms() for one in group.waiting), strict=True)
     waits = [(listening, at) for listening, at in waits if at is not None]
 

@@ -15,7 +15,7 @@ from deltalake import CommitProperties, write_deltalake
 from batch.quality import facts
 from batch.quality.derived_tables import DerivedTables, snapshot_state
 from fleetpulse.columnar.codec.arrow import is_signal, signals_to_batch
-from fleetpulse.columnar.codec.world_json import world_from_plain
+from fleetpulse.columnar.codec.context_json import context_from_plain
 from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.fold.key_group import KeyGroup
 from fleetpulse.columnar.snapshot.rows import snapshot_rows
@@ -120,10 +120,10 @@ def write_state(
         generation: generation in the metadata.
     """
     said = state if like is None else like
-    world = json.loads(next(row["content"] for row in said.to_pylist() if row["part"] == "group"))
-    frontier_ms = world_from_plain(world)[0].frontier_ms
+    context = json.loads(next(row["content"] for row in said.to_pylist() if row["part"] == "group"))
+    frontier_ms = context_from_plain(context)[0].frontier_ms
     count = sum(part == "device" for part in said["part"].to_pylist()) if devices is None else devices
-    about = SnapshotInfo(generation, 1, bronze, world["newest_ms"], frontier_ms, count, key_groups)
+    about = SnapshotInfo(generation, 1, bronze, context["newest_ms"], frontier_ms, count, key_groups)
     note = {name: value for name, value in asdict(replace(about)).items() if name not in ("version", "at_ms")}
     properties = CommitProperties(custom_metadata={"userMetadata": json.dumps(note)})
     path = str(home.table(DEVICE_SNAPSHOTS.name))

@@ -50,7 +50,7 @@ def restored_from(snapshot: pa.Table, groups: int, deployment: Deployment, versi
     chunks: dict[int, dict[int, bytes]] = {}
     for group in range(groups):
         group_rows = rows_of(one["rows"] for one in sent if one["rows"] is not None and one["place"] == group)
-        [one] = restore_group(group, group_rows, shared, known.world, deployment, version).to_pylist()
+        [one] = restore_group(group, group_rows, shared, known.context, deployment, version).to_pylist()
         stored[group] = one["block"]
         chunks[group] = {chunk["number"]: chunk["rows"] for chunk in one["chunks"]}
         assert head_of(one["block"])["version"] == version

@@ -153,8 +153,8 @@ def test_sums_are_equal_for_packed_and_unpacked_rows(key_groups: int | None) -> 
 
 
 def test_pending_broadcast_rows_that_differ_between_key_groups_are_refused() -> None:
-    world = json.dumps({"frontier_ms": 1, "bytes": 7})
-    facts = [(place, GROUP, world) for place in (0, 1)] + [(place, OWN_ROW, json.dumps({"kind": "death"})) for place in (0, 1)]
+    context = json.dumps({"frontier_ms": 1, "bytes": 7})
+    facts = [(place, GROUP, context) for place in (0, 1)] + [(place, OWN_ROW, json.dumps({"kind": "death"})) for place in (0, 1)]
     sums = (None, SUMS, "{}")
     assert collect_facts([*facts, sums]).waiting == (json.dumps({"kind": "death"}),)
     for damaged in (facts[:-1], [*facts, facts[-1]], [*facts[:-1], (1, OWN_ROW, json.dumps({"kind": "birth"}))]):

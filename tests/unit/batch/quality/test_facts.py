@@ -251,17 +251,17 @@ def test_lost_pending_message_is_found_although_another_is_duplicated(pending_ho
 
 def test_coverage_of_a_state_is_compared_by_gaps_frontier_and_policies(clean: Home) -> None:
     with opened_tables(clean) as (tables, _):
-        [world] = heads_of(tables).worlds
-    known = by_bronze(clean, json.loads(world)["newest_ms"])
-    assert has_same_coverage(world, known)
-    policies = json.loads(world)["policies"]
+        [context] = heads_of(tables).contexts
+    known = by_bronze(clean, json.loads(context)["newest_ms"])
+    assert has_same_coverage(context, known)
+    policies = json.loads(context)["policies"]
     differences: list[dict[str, Any]] = [
         {"gaps": [[START + 900_000, None]], "deaf": ["b"]},
-        {"frontier_ms": json.loads(world)["frontier_ms"] - 1},
+        {"frontier_ms": json.loads(context)["frontier_ms"] - 1},
         {"policies": [*policies[:-1], {**policies[-1], "received_at_ms": 7}]},
     ]
     for difference in differences:
-        assert not has_same_coverage(json.dumps({**json.loads(world), **difference}), known)
+        assert not has_same_coverage(json.dumps({**json.loads(context), **difference}), known)
 
 
 def test_retention_during_a_replay_skips_the_affected_suites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

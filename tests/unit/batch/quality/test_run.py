@@ -202,7 +202,7 @@ DEFECTS = {
         "snapshot", "stands where it was taken", "taken", "UPDATE taken SET stated_newest = stated_newest + INTERVAL 1 SECOND"),
     "a coverage gap that is not in the state": Defect(
         "snapshot", "listened as bronze says", "taken", "UPDATE taken SET listens_as_bronze = false"),
-    "key groups at different instants": Defect("snapshot", "all stand at one instant", "taken", "UPDATE taken SET worlds = 2"),
+    "key groups at different instants": Defect("snapshot", "all stand at one instant", "taken", "UPDATE taken SET contexts = 2"),
     "a frontier older than that of the previous snapshot": Defect(
         "snapshot", "frontier does not run backwards", "taken",
         "UPDATE taken SET frontier_before = frontier + INTERVAL 1 SECOND"),

@@ -95,7 +95,7 @@ def _number(value: int | bool | None) -> int:
     return NONE if value is None else int(value)
 
 
-def world_arrays(
+def packed_context(
     coverage: Coverage, policies: Policies, classes: Sequence[str], codes: Vocabulary, sequences: Vocabulary
 ) -> PackedContext:
     """Return coverage and policies as arrays.
@@ -125,9 +125,9 @@ assert all(name in Rules.__slots__ for name in RULES), "RULES names fields of co
 
 
 @jit_no_refcount
-def covered(world: PackedContext, instant_ms: int) -> int:
+def covered(context: PackedContext, instant_ms: int) -> int:
     """Return c(t), as `Coverage.covered`."""
-    listening = world.listening
+    listening = context.listening
     if instant_ms <= listening[0]:
         return listening[1]
     missed = 0
@@ -139,12 +139,12 @@ def covered(world: PackedContext, instant_ms: int) -> int:
 
 
 @jit_no_refcount
-def earliest(world: PackedContext, covered_ms: int) -> int:
+def earliest(context: PackedContext, covered_ms: int) -> int:
     """Return the earliest t with ``c(t) >= covered_ms``, as `Coverage.earliest`.
 
     `NONE` if an open gap prevents it.
     """
-    listening = world.listening
+    listening = context.listening
     at_ms, reached = listening[0], listening[1]
     for gap in range(2, len(listening), 2):
         span = listening[gap] - at_ms
@@ -157,12 +157,12 @@ def earliest(world: PackedContext, covered_ms: int) -> int:
 
 
 @jit_no_refcount
-def greatest(world: PackedContext, covered_ms: int) -> int:
+def greatest(context: PackedContext, covered_ms: int) -> int:
     """Return the greatest t with ``c(t) <= covered_ms``, as `Coverage.greatest`.
 
     `NONE` if there is none.
     """
-    listening = world.listening
+    listening = context.listening
     at_ms, reached = listening[0], listening[1]
     if covered_ms < reached:
         return NONE
@@ -175,9 +175,9 @@ def greatest(world: PackedContext, covered_ms: int) -> int:
 
 
 @jit_no_refcount
-def in_force(world: PackedContext, instant_ms: int) -> int:
+def policy_at(context: PackedContext, instant_ms: int) -> int:
     """Return the index of the policy in force at an instant, as `Policies.at`."""
-    policy = len(world.rules) - 1
-    while policy > 0 and world.rules[policy, 0, EFFECTIVE] > instant_ms:
+    policy = len(context.rules) - 1
+    while policy > 0 and context.rules[policy, 0, EFFECTIVE] > instant_ms:
         policy -= 1
     return policy

@@ -10,7 +10,7 @@ from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.rows import BRIDGE
 
 
-def world_to_plain(shards: Shards, policies: Policies) -> dict[str, Any]:
+def context_to_plain(shards: Shards, policies: Policies) -> dict[str, Any]:
     """Return coverage and frontier of every shard, and policies, as JSON values."""
     plain = {
         **_listening_to_plain(shards.listenings[0]),
@@ -21,8 +21,8 @@ def world_to_plain(shards: Shards, policies: Policies) -> dict[str, Any]:
     return {**plain, "shards": others} if others else plain
 
 
-def world_from_plain(known: Mapping[str, Any]) -> tuple[Shards, Policies]:
-    """Inverse of `world_to_plain`; further entries are ignored."""
+def context_from_plain(known: Mapping[str, Any]) -> tuple[Shards, Policies]:
+    """Inverse of `context_to_plain`; further entries are ignored."""
     others = known.get("shards", ())
     listenings = tuple(_listening_from_plain(one) for one in (known, *others))
     shards = Shards(listenings, tuple(frozenset(one["sites"]) for one in others))
