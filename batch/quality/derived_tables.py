@@ -94,7 +94,7 @@ class DerivedTables:
         landed = span(home)
         self._landed_ms = 0 if landed is None else landed[1]
         if judged is not None:
-            tables.put("stand", one_row({**judged.row(), "landed_ms": self._landed_ms + 1}))
+            tables.put("job", one_row({**judged.row(), "landed_before_ms": self._landed_ms + 1}))
         if state is not None:
             self._open(state)
 
@@ -113,17 +113,17 @@ class DerivedTables:
             "devices": heads.devices,
             "contexts": len(heads.contexts),
         }
-        stated = {"stated_newest_ms": about.newest_ms, "stated_frontier_ms": about.frontier_ms or 0}
+        stated = {"stated_newest_received_ms": about.newest_ms, "stated_frontier_ms": about.frontier_ms or 0}
         job_ms = None if self._judged is None else self._judged.frontier_ms
-        more = {"frontier_before_ms": state.before_ms, "job_frontier_ms": job_ms, "chosen": state.chosen}
-        listens = {"listens_as_bronze": evidence.has_same_coverage(heads.contexts[0], self._known)}
-        self.tables.put("taken", one_row({**self._of_state.row(), **facts, **stated, **more, **listens}))
+        more = {"frontier_before_ms": state.before_ms, "job_frontier_ms": job_ms, "has_chosen_devices": state.chosen}
+        agrees = {"follows_from_bronze": evidence.has_same_coverage(heads.contexts[0], self._known)}
+        self.tables.put("checked", one_row({**self._of_state.row(), **facts, **stated, **more, **agrees}))
 
     def skip_reason(self, suite: Suite) -> str:
         """Return the reason to skip a suite; empty if it can be evaluated."""
-        if "landed" in suite.reads:
+        if "landing_counts" in suite.reads:
             return "" if self.tables.counted else _NOT_COUNTED
-        if "stand" in suite.reads and self._judged is None:
+        if "job" in suite.reads and self._judged is None:
             return _NOTHING_JUDGED
         of_state = "state" in suite.reads
         if of_state and self._state is None:
@@ -150,13 +150,13 @@ class DerivedTables:
         if "state" in suite.reads and self._unread:
             raise FleetError(self._unread, code="snapshot-position-missing")
         missing = {*suite.reads} - {*self.tables.made}
-        if self.tables.counted is not None and "landed" in missing:
+        if self.tables.counted is not None and "landing_counts" in missing:
             removed = {f"removed_{name}": self.tables.removed.get(name, 0) for name in (MESSAGES.name, QUARANTINE.name)}
-            self.tables.put("landed", one_row({**self.tables.counted.numbers(), **removed}))
+            self.tables.put("landing_counts", one_row({**self.tables.counted.numbers(), **removed}))
         if "declared_columns" in missing:
             self.tables.put("declared_columns", evidence.declared_columns(self._home))
-        if self._judged is not None and "defined" in missing:
-            self.tables.put("defined", self._judge_again(self._judged)[0])
+        if self._judged is not None and "expected_judgements" in missing:
+            self.tables.put("expected_judgements", self._judge_again(self._judged)[0])
         if self._judged is not None and "deadlines" in missing:
             self.tables.put("roaming", evidence.roaming(self.tables, self._judged.context.shards))
             self.tables.put("deadlines", evidence.deadlines(self.tables, self._judged))
@@ -165,12 +165,12 @@ class DerivedTables:
         if self._of_state is not None and "shards" in missing:
             self.tables.put("shards", self._of_state.shards())
             self.tables.put("roaming", evidence.roaming(self.tables, self._of_state.context.shards))
-        if self._of_state is not None and "dues" in missing:
-            self.tables.put("dues", evidence.next_deadlines(self.tables, self._of_state, self._known))
-        if self._of_state is not None and "own_rows" in missing:
-            self.tables.put("own_rows", evidence.own_rows(self.tables))
-        if self._of_state is not None and "defined_state" in missing:
-            self.tables.put("defined_state", self._judge_again(self._of_state)[1])
+        if self._of_state is not None and "next_deadlines" in missing:
+            self.tables.put("next_deadlines", evidence.next_deadlines(self.tables, self._of_state, self._known))
+        if self._of_state is not None and "reserved_rows" in missing:
+            self.tables.put("reserved_rows", evidence.reserved_rows(self.tables))
+        if self._of_state is not None and "expected_devices" in missing:
+            self.tables.put("expected_devices", self._judge_again(self._of_state)[1])
 
     def _judge_again(self, point: EvaluationPoint) -> tuple[pa.Table, pa.Table]:
         assert point.origin is not None, "why_not skips suites without an origin"

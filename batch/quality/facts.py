@@ -44,17 +44,18 @@ _SILENCES: Final = """
     SELECT * FROM (
         SELECT device_id, life, transition_no, event_time, last_seen, device_class, trigger,
             epoch_ms(event_time) AS at_ms, epoch_ms(last_seen) AS seen_ms, epoch_ms(life) AS life_ms,
-            epoch_ms(lag(event_time) OVER its) AS since_ms, site, gateway, lag(gateway) OVER its AS gateway_before,
-            epoch_ms(max(CASE WHEN trigger = 'registered' THEN event_time END) OVER before) AS registered_ms
+            epoch_ms(lag(event_time) OVER life_so_far) AS since_ms, site, gateway,
+            lag(gateway) OVER life_so_far AS gateway_before,
+            epoch_ms(max(CASE WHEN trigger = 'registered' THEN event_time END) OVER earlier) AS registered_ms
         FROM judgements WHERE kind = 'transition'
-            AND event_time <= (SELECT frontier FROM stand)
+            AND event_time <= (SELECT frontier FROM job)
             AND device_id NOT IN (SELECT device_id FROM messages WHERE kind = 'correct')
             AND device_id NOT IN (SELECT device_id FROM roaming)
-        WINDOW its AS (PARTITION BY device_id, life ORDER BY transition_no),
-            before AS (PARTITION BY device_id, life ORDER BY transition_no ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING))
+        WINDOW life_so_far AS (PARTITION BY device_id, life ORDER BY transition_no),
+            earlier AS (PARTITION BY device_id, life ORDER BY transition_no ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING))
         AS silent
-    WHERE trigger = 'silence' AND event_time > (SELECT since FROM stand)
-        AND coalesce(last_seen, life, event_time) >= (SELECT greatest(kept, since) FROM stand)
+    WHERE trigger = 'silence' AND event_time > (SELECT replayed_after FROM job)
+        AND coalesce(last_seen, life, event_time) >= (SELECT greatest(retained_since, replayed_after) FROM job)
         AND NOT EXISTS (SELECT 1 FROM messages AS other WHERE other.gateway_event IS NOT NULL
             AND other.device_id IN (silent.gateway, silent.gateway_before) AND other.received_at <= silent.event_time
             AND other.received_at >= coalesce(silent.last_seen, silent.life))
@@ -86,62 +87,63 @@ class EvaluationPoint:
         context: coverage and policies.
         frontier_ms: greatest frontier of all shards.
         settled_ms: instant up to which no shard holds a verdict back.
-        others_ms: frontier of the sites that no gap row names.
-        least_ms: least frontier of all shards.
+        other_sites_frontier_ms: frontier of the sites that no gap row names.
+        least_frontier_ms: least frontier of all shards.
         held_back_ms: longest time that a verdict is held back.
-        kept_ms: retention floor of bronze.
-        told_ms: retention floor of judgements about messages that were not judged, by
+        retained_since_ms: retention floor of bronze.
+        listed_since_ms: retention floor of judgements about messages that were not judged, by
             ``received_at`` and by event time.
         origin: origin from which bronze can be judged again up to this position; None if there is
             none.
-        lines: whether bronze and quarantine have all lines of all recordings.
-        listed: whether some devices were bootstrapped from a list; no transitions of their past
-            were emitted.
+        has_all_lines: whether bronze and quarantine have all lines of all recordings.
+        has_listed_devices: whether some devices were bootstrapped from a list; no transitions of
+            their past were emitted.
         own_limits: whether such a list gave some devices limits of their own.
-        went_back: whether a generation with a part of the devices was rolled back. Messages of the
-            other devices were then judged later, in their earlier lives, and nothing was emitted.
+        was_rolled_back: whether a generation with a part of the devices was rolled back. Messages
+            of the other devices were then judged later, in their earlier lives, and nothing was
+            emitted.
         lead_ms: maximum clock lead of a device.
         backlog_ms: maximum age of a message.
-        late_rules: whether a policy sets ``late_proves_alive`` for some class.
+        has_late_rules: whether a policy sets ``late_proves_alive`` for some class.
     """
 
     newest_ms: int
     context: EvaluationContext
     frontier_ms: int
     settled_ms: int
-    others_ms: int
-    least_ms: int
+    other_sites_frontier_ms: int
+    least_frontier_ms: int
     held_back_ms: int
-    kept_ms: int
-    told_ms: int
+    retained_since_ms: int
+    listed_since_ms: int
     origin: Origin | None
-    lines: bool
-    listed: bool
+    has_all_lines: bool
+    has_listed_devices: bool
     own_limits: bool
-    went_back: bool
+    was_rolled_back: bool
     lead_ms: int
     backlog_ms: int
-    late_rules: bool
+    has_late_rules: bool
 
     def row(self) -> dict[str, Any]:
         """Return the values as a row for `one_row`."""
         return {
-            "newest_ms": self.newest_ms,
+            "newest_received_ms": self.newest_ms,
             "frontier_ms": self.frontier_ms,
             "settled_ms": self.settled_ms,
-            "others_ms": self.others_ms,
-            "others_settled_ms": self.others_ms - self.held_back_ms,
-            "least_ms": self.least_ms,
-            "kept_ms": self.kept_ms,
-            "told_ms": self.told_ms,
-            "since_ms": self.origin.frontier_ms if self.origin else _BEFORE_ALL,
-            "since_received_ms": self.origin.newest_ms if self.origin else _BEFORE_ALL,
-            "lines": self.lines,
-            "listed": self.listed,
-            "went_back": self.went_back,
+            "other_sites_frontier_ms": self.other_sites_frontier_ms,
+            "other_sites_settled_ms": self.other_sites_frontier_ms - self.held_back_ms,
+            "least_frontier_ms": self.least_frontier_ms,
+            "retained_since_ms": self.retained_since_ms,
+            "listed_since_ms": self.listed_since_ms,
+            "replayed_after_ms": self.origin.frontier_ms if self.origin else _BEFORE_ALL,
+            "replayed_after_received_ms": self.origin.newest_ms if self.origin else _BEFORE_ALL,
+            "has_all_lines": self.has_all_lines,
+            "has_listed_devices": self.has_listed_devices,
+            "was_rolled_back": self.was_rolled_back,
             "lead_ms_": self.lead_ms,
             "backlog_ms_": self.backlog_ms,
-            "late_rules": self.late_rules,
+            "has_late_rules": self.has_late_rules,
         }
 
     def shards(self) -> pa.Table:
@@ -150,7 +152,9 @@ class EvaluationPoint:
         sites = [site for shard_sites in shards.sites for site in sorted(shard_sites)]
         instants = [shards.of(site).frontier_ms or _BEFORE_ALL for site in sites]
         settled = _instants(one - self.held_back_ms for one in instants)
-        return pa.table({"of_site": pa.array(sites, pa.string()), "judged_to": _instants(instants), "settled_to": settled})
+        return pa.table(
+            {"shard_site": pa.array(sites, pa.string()), "shard_frontier": _instants(instants), "shard_settled": settled}
+        )
 
 
 def roaming(tables: OpenedTables, shards: Shards) -> pa.Table:
@@ -369,7 +373,7 @@ def pending(tables: OpenedTables) -> pa.Table:
     return delta.to_table(JUDGEMENTS, map(json.loads, contents))
 
 
-def own_rows(tables: OpenedTables) -> pa.Table:
+def reserved_rows(tables: OpenedTables) -> pa.Table:
     """Return the pending rows of registry and operators, and those for all devices."""
     rows = tables.arrow(f"SELECT content FROM state WHERE part = '{OWN_ROW}'")["content"].to_pylist()
     found = [json.loads(one) for one in rows]
@@ -393,10 +397,10 @@ def has_same_coverage(context: str, known: Outcome) -> bool:
         return False
     dated = [one.pruned(shards.least_frontier_ms) for one in (known.policies, policies)]
     both = zip(expected.listenings, shards.listenings, strict=True)
-    return dated[0] == dated[1] and all(_listens_alike(one.coverage, other.coverage) for one, other in both)
+    return dated[0] == dated[1] and all(_have_same_gaps(one.coverage, other.coverage) for one, other in both)
 
 
-def _listens_alike(one: Coverage, other: Coverage) -> bool:
+def _have_same_gaps(one: Coverage, other: Coverage) -> bool:
     since_ms = max(one.start_ms, other.start_ms)
     return _gaps_from(one, since_ms) == _gaps_from(other, since_ms)
 
@@ -419,8 +423,12 @@ def next_deadlines(tables: OpenedTables, point: EvaluationPoint, known: Outcome)
         at_ms, act = (None, None) if due is None else (due[0], due[1].value)
         rows.append((one.device_id, at_ms, act, _covered(one, point, known)))
     ids, instants, acts, covered_ms = zip(*rows, strict=True) if rows else ((), (), (), ())
-    columns = {"due_id": pa.array(ids, pa.string()), "due_at": _instants(instants), "due_to": pa.array(acts, pa.string())}
-    return pa.table({**columns, "quiet_covered_due_ms": pa.array(covered_ms, pa.int64())})
+    columns = {
+        "deadline_id": pa.array(ids, pa.string()),
+        "next_deadline": _instants(instants),
+        "next_trigger": pa.array(acts, pa.string()),
+    }
+    return pa.table({**columns, "expected_covered_ms": pa.array(covered_ms, pa.int64())})
 
 
 def _covered(device: Device, point: EvaluationPoint, known: Outcome) -> int | None:
@@ -433,7 +441,7 @@ def _covered(device: Device, point: EvaluationPoint, known: Outcome) -> int | No
     if known.shards is None:
         return None
     in_bronze, in_state = (shards.of(device.current_site) for shards in (known.shards, point.context.shards))
-    if device.quiet_since_ms < max(point.kept_ms, in_bronze.coverage.start_ms):
+    if device.quiet_since_ms < max(point.retained_since_ms, in_bronze.coverage.start_ms):
         return None
     frontier_ms = in_state.frontier_ms or _BEFORE_ALL
     since_ms = in_bronze.coverage.covered(frontier_ms) - in_bronze.coverage.covered(device.quiet_since_ms)

@@ -11,7 +11,7 @@ import pytest
 from tests.support.airflow import COMMAND, OF_AIRFLOW, STUB, StubCommand, built
 
 pytestmark = OF_AIRFLOW
-GATE = 'suite "transitions": 3 rows fail "numbers without gap or repeat", first: device pump-1, life 1, number 4'
+GATE = 'suite "transitions": 3 rows fail "numbered without gap or repeat", first: device pump-1, life 1, number 4'
 RunDag = Callable[[Any], dict[str, str]]
 
 

@@ -97,20 +97,21 @@ class Suite:
 
 DERIVED_TABLES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "stand": "one row: position of the lifecycle job",
+        "job": "one row: position of the lifecycle job",
         "shards": "frontier of each site that a gap row names",
         "roaming": "devices with messages from sites of several shards",
-        "landed": "one row: number of rows that landing has read from the bridges' segments, number of those in quarantine, "
-        "and number of rows that maintenance has removed from each table",
+        "landing_counts": "one row: number of rows that landing has read from the bridges' segments, number of those in "
+        "quarantine, and number of rows that maintenance has removed from each table",
         "declared_columns": "declared columns, with the stored type",
-        "defined": "judgements that follow from bronze when it is judged again",
+        "expected_judgements": "judgements that follow from bronze when it is judged again",
         "deadlines": "deadline at which each silent device had to be offline",
         "state": "rows of a snapshot, or of the state of a generation",
-        "taken": "one row: position of that state",
+        "checked": "one row: position of that state",
         "pending": "judgements of that state that are not emitted yet",
-        "dues": "next deadline of each device of that state, and covered time at the start of its silence, by the gaps in bronze",
-        "own_rows": "pending rows of that state from the registry and operators, and for all key groups",
-        "defined_state": "devices that follow from bronze when it is judged again up to that position",
+        "next_deadlines": "next deadline of each device of that state, and covered time at the start of its silence, by the "
+        "gaps in bronze",
+        "reserved_rows": "pending rows of that state from the registry and operators, and for all key groups",
+        "expected_devices": "devices that follow from bronze when it is judged again up to that position",
     }
 )
 _WORDS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = MappingProxyType(
@@ -147,7 +148,7 @@ def of_table(table: Table) -> Suite:
     """Return the suite of a table's declaration: required columns, known values, key."""
     required = [column.name for column in table.columns if column.required]
     expectations = [
-        Expectation(f"{name} is there", Form.PRESENT, name, f"every row of `{table.name}` has a value in `{name}`")
+        Expectation(f"{name} is present", Form.PRESENT, name, f"every row of `{table.name}` has a value in `{name}`")
         for name in required
     ]
     for (name, column), known_values in _WORDS.items():

@@ -88,4 +88,4 @@ def test_quality_check_from_a_snapshot_reports_only_lost_verdicts(
     transitions = [one for one in judgements.to_pyarrow_table().to_pylist() if one["kind"] == "transition"]
     last = max(transitions, key=lambda one: one["event_time"])
     judgements.delete(f"kind = 'transition' AND device_id = '{last['device_id']}' AND transition_no = {last['transition_no']}")
-    assert ("verdicts", "none is lost") in failed_expectations(home)
+    assert ("verdicts", "none is missing") in failed_expectations(home)

@@ -33,7 +33,7 @@ pytestmark = [
 ]
 DEPLOYMENT = Deployment(30_000, 20_000)
 # Suites that find damage, with all kinds of expectations among them.
-SUITES = ("transitions", "verdicts", "accounts", "quarantine table", "coverage spans", "state", "waiting", "snapshot")
+SUITES = ("transitions", "verdicts", "accounts", "quarantine table", "coverage spans", "state", "pending messages", "snapshot")
 
 
 def damaged(path: Path) -> Home:
@@ -99,6 +99,6 @@ def test_the_gate_accepts_a_sound_state_and_names_damaged_devices(spark: SparkSe
     ):
         pytest.fail("the gate accepted damaged rows")
     assert f'"is not missing", first: device_id {ids[1]}' in str(refused.value)
-    assert f'"mode is that of its transition", first: device_id {ids[0]}' in str(refused.value)
+    assert f'"mode equals that of its transition", first: device_id {ids[0]}' in str(refused.value)
     assert len(snapshots(home)) == before
     assert list(folder_of(spark).glob("state-*")) == []

@@ -86,13 +86,13 @@ def test_device_from_a_list_may_emit_transition_two_first(clean: Home) -> None:
                  WHERE device_id || life || transition_no = (SELECT min(device_id || life || transition_no) FROM judgements
                                                              WHERE kind = 'transition' AND transition_no = 1)"""
     others_removed = "DELETE FROM judgements WHERE device_id <> 'listed'"
-    assert "numbers without gap or repeat" in failures_in(clean, "transitions", ("judgements", f"{change}; {others_removed}"))
-    listed = ("stand", "UPDATE stand SET listed = true")
-    assert "numbers without gap or repeat" not in failures_in(
+    assert "numbered without gap or repeat" in failures_in(clean, "transitions", ("judgements", f"{change}; {others_removed}"))
+    listed = ("job", "UPDATE job SET has_listed_devices = true")
+    assert "numbered without gap or repeat" not in failures_in(
         clean, "transitions", ("judgements", f"{change}; {others_removed}"), listed
     )
     skipping = change.replace("transition_no = 2,", "transition_no = 3,")
-    assert "numbers without gap or repeat" in failures_in(
+    assert "numbered without gap or repeat" in failures_in(
         clean, "transitions", ("judgements", f"{skipping}; {others_removed}"), listed
     )
 
@@ -114,7 +114,7 @@ def test_unemitted_transitions_after_a_rollback_from_chosen_devices_pass(tmp_pat
     home = judged_home(
         tmp_path / "home", rows, DEPLOYMENT, [*complete.judgements, *meanwhile.judgements, *rolled_back.judgements]
     )
-    assert "numbers without gap or repeat" in failures_in(home, "transitions"), "the record has no choice of devices"
+    assert "numbered without gap or repeat" in failures_in(home, "transitions"), "the record has no choice of devices"
 
     save_generations(
         home.lifecycle, generations_from({}, {"generation": 1, "only": "device_id = 'a'"}, {"generation": 1, "batch": 5})
@@ -122,8 +122,8 @@ def test_unemitted_transitions_after_a_rollback_from_chosen_devices_pass(tmp_pat
     home.checkpoint.parent.joinpath("gen-0001").rename(home.checkpoint)
     assert failures_in(home, "transitions") == {}
     backward = "UPDATE judgements SET transition_no = 0 WHERE kind = 'transition' AND transition_no = 6"
-    assert "numbers without gap or repeat" in failures_in(home, "transitions", ("judgements", backward))
-    chosen = ("taken", "UPDATE taken SET chosen = true")
+    assert "numbered without gap or repeat" in failures_in(home, "transitions", ("judgements", backward))
+    chosen = ("checked", "UPDATE checked SET has_chosen_devices = true")
     assert (failures_in(home, "state", chosen), list(failures_in(home, "state"))) == ({}, ["is not stale"])
 
 
@@ -178,7 +178,7 @@ def test_opened_tables_exclude_rows_that_land_later(tmp_path: Path) -> None:
         assert tables.count("SELECT * FROM messages") == len(history) + 1
 
 
-NEWEST = "(SELECT newest FROM stand)"
+NEWEST = "(SELECT newest_received FROM job)"
 
 
 @pytest.mark.parametrize(("received", "fails"), [(f"{NEWEST} - INTERVAL 1 SECOND", True), (NEWEST, False)])
@@ -187,19 +187,19 @@ def test_missing_line_of_a_recording_fails_only_before_the_newest_row(received: 
     beyond = f"""INSERT INTO quarantine BY NAME SELECT 'b' AS bridge, 1 AS place, 'r' AS recording, 7 AS line,
                  {received} AS received_at"""
     failed = failures_in(clean, "recordings", ("messages", first), ("quarantine", beyond))
-    assert ("no line is lost" in failed) == fails
-    lines_removed = ("stand", "UPDATE stand SET lines = false")
+    assert ("no line is missing" in failed) == fails
+    lines_removed = ("job", "UPDATE job SET has_all_lines = false")
     assert failures_in(clean, "recordings", ("messages", first), ("quarantine", beyond), lines_removed) == {}
 
 
 @pytest.mark.parametrize("case", ["at the newest row", "before the retention floor"])
 def test_missing_listing_passes_if_its_row_may_be_unread_or_removed(case: str, clean: Home) -> None:
     when = {"at the newest row": NEWEST, "before the retention floor": "TIMESTAMPTZ '2001-01-01 00:00:00+00'"}[case]
-    first_late = "kind = 'late' AND received_at = (SELECT min(received_at) FROM defined WHERE kind = 'late')"
-    floor = ("stand", "UPDATE stand SET told = TIMESTAMPTZ '2002-01-01 00:00:00+00'")
-    moved = ("defined", f"UPDATE defined SET received_at = {when} WHERE {first_late}")
+    first_late = "kind = 'late' AND received_at = (SELECT min(received_at) FROM expected_judgements WHERE kind = 'late')"
+    floor = ("job", "UPDATE job SET listed_since = TIMESTAMPTZ '2002-01-01 00:00:00+00'")
+    moved = ("expected_judgements", f"UPDATE expected_judgements SET received_at = {when} WHERE {first_late}")
     removed = ("judgements", f"DELETE FROM judgements WHERE {first_late}")
-    assert failures_in(clean, "accounts", removed) == {"none is lost": 1}
+    assert failures_in(clean, "accounts", removed) == {"none is missing": 1}
     assert failures_in(clean, "accounts", removed, moved, floor) == {}
 
 
@@ -209,8 +209,8 @@ def test_retention_floors_limit_recording_lines_and_listed_messages(tmp_path: Pa
     before = position_from(home, START, shards, Policies(), Origin())
     (home.path / "kept.json").write_text(json.dumps({"quarantine": START, "late": START}))
     after = position_from(home, START, shards, Policies(), Origin())
-    assert (before.lines, before.told_ms) == (True, 0)
-    assert (after.lines, after.told_ms) == (False, START + DEPLOYMENT.max_clock_lead_ms)
+    assert (before.has_all_lines, before.listed_since_ms) == (True, 0)
+    assert (after.has_all_lines, after.listed_since_ms) == (False, START + DEPLOYMENT.max_clock_lead_ms)
 
 
 @pytest.fixture(scope="module")
@@ -229,16 +229,18 @@ def pending_home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     ("which", "kind"),
     [
         ("device_id = 'device-1'", "registry"),
-        ("received_at = (SELECT max(received_at) FROM own_rows WHERE device_id = '_') AND device_id = '_'", "death"),
+        ("received_at = (SELECT max(received_at) FROM reserved_rows WHERE device_id = '_') AND device_id = '_'", "death"),
         ("device_id <> '_'", "registry"),
     ],
 )
 def test_lost_or_duplicated_pending_row_is_found(which: str, kind: str, pending_home: Home) -> None:
-    assert failures_in(pending_home, "waiting") == {}
+    assert failures_in(pending_home, "pending messages") == {}
     condition = f"{which} AND kind = '{kind}'"
-    assert failures_in(pending_home, "waiting", ("own_rows", f"DELETE FROM own_rows WHERE {condition}")) == {"none is lost": 1}
-    duplicated = f"INSERT INTO own_rows SELECT * FROM own_rows WHERE {condition}"
-    assert failures_in(pending_home, "waiting", ("own_rows", duplicated)) == {"none is made up": 1}
+    assert failures_in(pending_home, "pending messages", ("reserved_rows", f"DELETE FROM reserved_rows WHERE {condition}")) == {
+        "none is missing": 1
+    }
+    duplicated = f"INSERT INTO reserved_rows SELECT * FROM reserved_rows WHERE {condition}"
+    assert failures_in(pending_home, "pending messages", ("reserved_rows", duplicated)) == {"none is extra": 1}
 
 
 def test_lost_pending_message_is_found_although_another_is_duplicated(pending_home: Home) -> None:
@@ -246,7 +248,7 @@ def test_lost_pending_message_is_found_although_another_is_duplicated(pending_ho
     swapped = f"""INSERT INTO state SELECT * FROM state WHERE part = 'signal' AND event_time =
                       (SELECT max(event_time) FROM state WHERE part = 'signal' AND event_time > {oldest});
                   DELETE FROM state WHERE part = 'signal' AND event_time = {oldest}"""
-    assert failures_in(pending_home, "waiting", ("state", swapped)).keys() == {"none is lost", "none is made up"}
+    assert failures_in(pending_home, "pending messages", ("state", swapped)).keys() == {"none is missing", "none is extra"}
 
 
 def test_coverage_of_a_state_is_compared_by_gaps_frontier_and_policies(clean: Home) -> None:
@@ -340,8 +342,8 @@ def test_retraction_of_a_verdict_delayed_by_jitter_passes(tmp_path: Path) -> Non
     [amended, *_] = amend_home(home, AmendRequest())
     assert (amended.device_id, amended.retracted) == ("d", 1)
     assert failures_in(home, "amendments") == {}
-    settled = ("stand", "UPDATE stand SET settled = frontier")
-    assert failures_in(home, "amendments", settled) == {"takes back what was said": 1}
+    settled = ("job", "UPDATE job SET settled = frontier")
+    assert failures_in(home, "amendments", settled) == {"retracts an emitted transition": 1}
 
 
 def test_outdated_snapshot_is_a_warning_and_does_not_shut_the_gate(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ SPAN = "(SELECT min(received_at) FROM coverage WHERE op = 'close')"
 
 DEFECTS = {
     "a lost transition": Defect(
-        "transitions", "numbers without gap or repeat", "judgements",
+        "transitions", "numbered without gap or repeat", "judgements",
         f"DELETE FROM judgements WHERE {TRANSITION} AND transition_no = 1"),
     "a duplicated transition": Defect(
         "judgements table", "key is unique", "judgements",
@@ -62,95 +62,95 @@ DEFECTS = {
         "transitions", "allowed by the table", "judgements",
         "UPDATE judgements SET to_mode = 'decommissioned' WHERE trigger = 'signal'"),
     "a wrong previous mode": Defect(
-        "transitions", "from mode is the to mode before", "judgements",
+        "transitions", "starts in the previous mode", "judgements",
         "UPDATE judgements SET from_mode = 'flagged' WHERE trigger = 'silence'"),
     "a gap in the transition numbers": Defect(
-        "transitions", "numbers without gap or repeat", "judgements",
+        "transitions", "numbered without gap or repeat", "judgements",
         f"UPDATE judgements SET transition_no = transition_no + 7 WHERE {NEWEST}"),
     "transitions out of order": Defect(
-        "transitions", "in the order of time", "judgements",
+        "transitions", "in order of time", "judgements",
         f"UPDATE judgements SET event_time = life - INTERVAL 1 HOUR WHERE {NEWEST}"),
     "a transition in the future": Defect(
-        "transitions", "not before its time", "judgements",
+        "transitions", "not beyond bronze", "judgements",
         f"UPDATE judgements SET event_time = TIMESTAMPTZ '2100-01-01 00:00:00+00' WHERE {NEWEST}"),
     "a signal seen after the transition": Defect(
-        "transitions", "seen before", "judgements",
+        "transitions", "last seen is not later", "judgements",
         f"UPDATE judgements SET last_seen = event_time + INTERVAL 1 SECOND WHERE {TRANSITION} AND trigger = 'silence'"),
     "a decreasing runtime": Defect(
-        "transitions", "runtime grows", "judgements", f"UPDATE judgements SET runtime_ms = -1 WHERE {NEWEST}"),
+        "transitions", "runtime never decreases", "judgements", f"UPDATE judgements SET runtime_ms = -1 WHERE {NEWEST}"),
     "a verdict without a policy": Defect(
-        "transitions", "by a policy", "judgements", f"UPDATE judgements SET policy_version = NULL WHERE {NEWEST}"),
+        "transitions", "names its policy", "judgements", f"UPDATE judgements SET policy_version = NULL WHERE {NEWEST}"),
     "an offline transition one second late": Defect(
-        "deadlines", "offline exactly at the deadline", "judgements",
+        "deadlines", "is at its deadline", "judgements",
         f"UPDATE judgements SET event_time = event_time + INTERVAL 1 SECOND WHERE trigger = 'silence' AND {TRANSITION}"),
     "an offline transition one second early": Defect(
-        "deadlines", "offline exactly at the deadline", "judgements",
+        "deadlines", "is at its deadline", "judgements",
         f"UPDATE judgements SET event_time = event_time - INTERVAL 1 SECOND WHERE trigger = 'silence' AND {TRANSITION}"),
     "a lost newest transition": Defect(
-        "verdicts", "none is lost", "judgements", f"DELETE FROM judgements WHERE {NEWEST}"),
+        "verdicts", "none is missing", "judgements", f"DELETE FROM judgements WHERE {NEWEST}"),
     "an invented transition": Defect(
-        "verdicts", "none is made up", "judgements",
+        "verdicts", "none is extra", "judgements",
         f"INSERT INTO judgements SELECT * REPLACE ('nobody' AS device_id) FROM judgements WHERE {TRANSITION} LIMIT 1"),
     "a wrong class": Defect(
-        "verdicts", "none is made up", "judgements", f"UPDATE judgements SET device_class = 'other' WHERE {NEWEST}"),
+        "verdicts", "none is extra", "judgements", f"UPDATE judgements SET device_class = 'other' WHERE {NEWEST}"),
     "a wrong runtime": Defect(
-        "verdicts", "none is made up", "judgements", f"UPDATE judgements SET runtime_ms = runtime_ms + 1 WHERE {NEWEST}"),
+        "verdicts", "none is extra", "judgements", f"UPDATE judgements SET runtime_ms = runtime_ms + 1 WHERE {NEWEST}"),
     "a message neither judged nor listed": Defect(
-        "accounts", "none is lost", "judgements", f"DELETE FROM judgements WHERE kind = 'late' AND {FIRST_LATE}"),
+        "accounts", "none is missing", "judgements", f"DELETE FROM judgements WHERE kind = 'late' AND {FIRST_LATE}"),
     "an unlisted duplicate": Defect(
-        "accounts", "none is lost", "judgements", "DELETE FROM judgements WHERE kind = 'duplicate'"),
+        "accounts", "none is missing", "judgements", "DELETE FROM judgements WHERE kind = 'duplicate'"),
     "a message listed twice": Defect(
-        "accounts", "none is made up", "judgements",
+        "accounts", "none is extra", "judgements",
         f"INSERT INTO judgements SELECT * FROM judgements WHERE kind = 'late' AND {FIRST_LATE} LIMIT 1"),
     "a listed message that is not in bronze": Defect(
         "listed", "is in bronze", "messages",
         "DELETE FROM messages WHERE received_at = (SELECT min(received_at) FROM judgements WHERE kind = 'late')"),
     "a message listed without a reason": Defect(
-        "listed", "says why", "judgements", "UPDATE judgements SET reason = NULL WHERE kind = 'late'"),
+        "listed", "has a reason", "judgements", "UPDATE judgements SET reason = NULL WHERE kind = 'late'"),
     "a late message with negative lateness": Defect(
-        "listed", "says how late", "judgements", "UPDATE judgements SET late_by_ms = -1 WHERE kind = 'late'"),
+        "listed", "has its lateness", "judgements", "UPDATE judgements SET late_by_ms = -1 WHERE kind = 'late'"),
     "an unlisted fast clock": Defect(
         "clocks", "is listed", "judgements", "DELETE FROM judgements WHERE kind IN ('clock', 'duplicate', 'after_decommission')"),
     "a null key": Defect(
-        "messages table", "device_id is there", "messages", "UPDATE messages SET device_id = NULL WHERE kind = 'heartbeat'"),
+        "messages table", "device_id is present", "messages", "UPDATE messages SET device_id = NULL WHERE kind = 'heartbeat'"),
     "an unknown kind of message": Defect(
         "messages table", "kind is known", "messages", "UPDATE messages SET kind = 'ping' WHERE kind = 'heartbeat'"),
     "an unknown mode": Defect(
         "judgements table", "to_mode is known", "judgements", f"UPDATE judgements SET to_mode = 'asleep' WHERE {NEWEST}"),
     "a quarantined message without a reason": Defect(
-        "quarantine table", "reason is there", "quarantine",
+        "quarantine table", "reason is present", "quarantine",
         "INSERT INTO quarantine BY NAME SELECT 'b' AS bridge, 1 AS place, 'fleet/x' AS topic"),
     "a message quarantined twice": Defect(
         "quarantine table", "key is unique", "quarantine",
         "INSERT INTO quarantine BY NAME SELECT 'b' AS bridge, 1 AS place, 'json' AS reason FROM range(2)"),
     "a message lost from bronze": Defect(
-        "conservation", "no message is lost", "messages",
+        "conservation", "no message is missing", "messages",
         "DELETE FROM messages WHERE received_at = (SELECT min(received_at) FROM messages)"),
     "a duplicated message in bronze": Defect(
-        "conservation", "no message is made up", "messages", "INSERT INTO messages SELECT * FROM messages LIMIT 1"),
+        "conservation", "no message is extra", "messages", "INSERT INTO messages SELECT * FROM messages LIMIT 1"),
     "a lost quarantined message": Defect(
-        "conservation", "none is lost from quarantine", "quarantine", "DELETE FROM quarantine"),
+        "conservation", "none is missing in quarantine", "quarantine", "DELETE FROM quarantine"),
     "a lost line of a recording": Defect(
-        "recordings", "no line is lost", "messages",
+        "recordings", "no line is missing", "messages",
         "UPDATE messages SET recording = 'r', line = 2 + (SELECT count(*) FROM messages) WHERE kind = 'tick' OR true"),
     "a recording line that landed twice": Defect(
-        "recordings", "no line came twice", "messages", "UPDATE messages SET recording = 'r', line = 0"),
+        "recordings", "no line is repeated", "messages", "UPDATE messages SET recording = 'r', line = 0"),
     "a coverage gap closed without being opened": Defect(
-        "coverage spans", "closes what was open", "coverage", "DELETE FROM coverage WHERE op = 'open'"),
+        "coverage spans", "closes an open gap", "coverage", "DELETE FROM coverage WHERE op = 'open'"),
     "a coverage gap that ends before its start": Defect(
-        "coverage spans", "ends after it began", "coverage",
+        "coverage spans", "ends after its start", "coverage",
         "UPDATE coverage SET \"at\" = \"at\" - INTERVAL 1 HOUR WHERE op = 'close'"),
     "overlapping coverage gaps": Defect(
-        "coverage spans", "no two overlap", "coverage",
+        "coverage spans", "gaps do not overlap", "coverage",
         "UPDATE coverage SET \"at\" = \"at\" - INTERVAL 2 MINUTE WHERE op = 'open'"),
     "a coverage gap that is never closed": Defect(
         "coverage spans", "is closed", "coverage",
         "UPDATE coverage SET op = 'open', received_at = received_at - INTERVAL 2 HOUR"),
     "a retraction without a transition": Defect(
-        "amendments", "takes back what was said", "judgements",
+        "amendments", "retracts an emitted transition", "judgements",
         "INSERT INTO judgements BY NAME SELECT 'retract' AS kind, 'd' AS device_id, 9 AS transition_no, 1 AS amendment_no"),
     "a lost amendment": Defect(
-        "amendments", "numbers without gap or repeat", "judgements",
+        "amendments", "numbered without gap or repeat", "judgements",
         "INSERT INTO judgements BY NAME SELECT 'add' AS kind, 'd' AS device_id, 2 AS amendment_no"),
     "a device lost from the state": Defect(
         "state", "is not missing", "state", f"DELETE FROM state WHERE part = 'device' AND {DEVICE}"),
@@ -158,10 +158,10 @@ DEFECTS = {
         "state", "is known", "state",
         f"INSERT INTO state SELECT * REPLACE ('nobody' AS device_id) FROM state WHERE part = 'device' AND {DEVICE}"),
     "a duplicated device in the state": Defect(
-        "state", "is there once", "state", f"INSERT INTO state SELECT * FROM state WHERE part = 'device' AND {DEVICE}"),
+        "state", "is unique", "state", f"INSERT INTO state SELECT * FROM state WHERE part = 'device' AND {DEVICE}"),
     "an unknown mode in the state": Defect("state", "mode is known", "state", f"UPDATE state SET mode = 'asleep' WHERE {DEVICE}"),
     "a mode that differs from the transition": Defect(
-        "state", "mode is that of its transition", "state", f"UPDATE state SET mode = 'updating' WHERE {DEVICE}"),
+        "state", "mode equals that of its transition", "state", f"UPDATE state SET mode = 'updating' WHERE {DEVICE}"),
     "a stale device": Defect(
         "state", "is not stale", "state",
         f"UPDATE state SET transition_no = transition_no - 1 WHERE part = 'device' AND {DEVICE}"),
@@ -174,40 +174,44 @@ DEFECTS = {
         "state", "last seen is the newest signal judged", "state",
         "UPDATE state SET last_seen = last_seen - INTERVAL 1 SECOND, quiet_since = quiet_since - INTERVAL 1 SECOND "
         f"WHERE {DEVICE}"),
-    "a lost runtime": Defect("state", "runtime goes on", "state", f"UPDATE state SET runtime_ms = -1 WHERE {DEVICE}"),
+    "a lost runtime": Defect(
+        "state", "runtime includes that of its transition", "state", f"UPDATE state SET runtime_ms = -1 WHERE {DEVICE}"),
     "online past the deadline": Defect(
-        "state", "nothing is overdue", "state",
+        "state", "no deadline is overdue", "state",
         f"UPDATE state SET mode = 'online', quiet_covered_ms = quiet_covered_ms - 3600000 WHERE {DEVICE}"),
     "a changed field of the state": Defect(
-        "state as judged", "is as bronze says", "state",
+        "state as judged", "equals the expected device", "state",
         f"UPDATE state SET reboots = reboots + 1 WHERE part = 'device' AND {DEVICE}"),
     "a lost pending message": Defect(
-        "waiting", "none is lost", "state", "DELETE FROM state WHERE part = 'signal'"),
+        "pending messages", "none is missing", "state", "DELETE FROM state WHERE part = 'signal'"),
     "a duplicated pending message": Defect(
-        "waiting", "none is made up", "state", "INSERT INTO state SELECT * FROM state WHERE part = 'signal'"),
+        "pending messages", "none is extra", "state", "INSERT INTO state SELECT * FROM state WHERE part = 'signal'"),
     "a lost key group": Defect(
-        "snapshot", "every key group is there", "state", "DELETE FROM state WHERE part = 'group'"),
+        "snapshot", "has every key group", "state", "DELETE FROM state WHERE part = 'group'"),
     "fewer devices than counted": Defect(
-        "snapshot", "as many devices as were counted", "state", f"DELETE FROM state WHERE part = 'device' AND {DEVICE}"),
+        "snapshot", "has the counted devices", "state", f"DELETE FROM state WHERE part = 'device' AND {DEVICE}"),
     "a missing value of a device": Defect(
-        "state", "its values are there", "state", f"UPDATE state SET runtime_ms = NULL WHERE part = 'device' AND {DEVICE}"),
+        "state", "has its required values", "state", f"UPDATE state SET runtime_ms = NULL WHERE part = 'device' AND {DEVICE}"),
     "a device in another key group": Defect(
         "state", "is in its key group", "state", f"UPDATE state SET key_group = 1 WHERE part = 'device' AND {DEVICE}"),
     "a mode without an end": Defect(
-        "state", "its mode has an end", "state", f"UPDATE state SET mode = 'degraded', degraded_until = NULL WHERE {DEVICE}"),
+        "state", "temporary mode has an end", "state",
+        f"UPDATE state SET mode = 'degraded', degraded_until = NULL WHERE {DEVICE}"),
     "wrong covered time of a silence": Defect(
-        "state", "covered as we listened", "state",
+        "state", "covered time follows from gaps", "state",
         f"UPDATE state SET quiet_covered_ms = quiet_covered_ms + 9000 WHERE {DEVICE}"),
     "a state older than its metadata": Defect(
-        "snapshot", "stands where it was taken", "taken", "UPDATE taken SET stated_newest = stated_newest + INTERVAL 1 SECOND"),
+        "snapshot", "position equals that of its checkpoint", "checked",
+        "UPDATE checked SET stated_newest_received = stated_newest_received + INTERVAL 1 SECOND"),
     "a coverage gap that is not in the state": Defect(
-        "snapshot", "listened as bronze says", "taken", "UPDATE taken SET listens_as_bronze = false"),
-    "key groups at different instants": Defect("snapshot", "all stand at one instant", "taken", "UPDATE taken SET contexts = 2"),
+        "snapshot", "coverage follows from bronze", "checked", "UPDATE checked SET follows_from_bronze = false"),
+    "key groups at different instants": Defect(
+        "snapshot", "key groups are at one instant", "checked", "UPDATE checked SET contexts = 2"),
     "a frontier older than that of the previous snapshot": Defect(
-        "snapshot", "frontier does not run backwards", "taken",
-        "UPDATE taken SET frontier_before = frontier + INTERVAL 1 SECOND"),
+        "snapshot", "frontier never decreases", "checked",
+        "UPDATE checked SET frontier_before = frontier + INTERVAL 1 SECOND"),
     "an outdated snapshot": Defect(
-        "snapshot", "is recent", "taken", "UPDATE taken SET job_frontier = frontier + INTERVAL 49 HOUR"),
+        "snapshot", "is recent", "checked", "UPDATE checked SET job_frontier = frontier + INTERVAL 49 HOUR"),
     "a column of another type": Defect(
         "columns", "as declared", "declared_columns", "UPDATE declared_columns SET stored = 'string' WHERE declared = 'long'"),
 }  # fmt: skip
@@ -247,10 +251,10 @@ def test_planted_defect_is_found_by_its_suite(defect_name: str, clean: Home, exp
 def test_every_expectation_has_a_planted_defect() -> None:
     expectations = {(suite.name, one.name) for suite in SUITES for one in suite.expectations if one.form == "holds"}
     of_volume = {
-        ("volume", one) for one in ("not half of usual", "not thrice as usual", "is fresh", "is heard each day")
+        ("volume", one) for one in ("at least half of the median", "at most three times the median", "is fresh", "sends each day")
     }  # planted in another test
     covered = {(one.suite, one.expectation) for one in DEFECTS.values()} | of_volume
-    uncovered = {("stream_health table", "key is unique"), ("state as judged", "is there"), ("state as judged", "is due")}
+    uncovered = {("stream_health table", "key is unique"), ("state as judged", "is present"), ("state as judged", "is expected")}
     assert len(DEFECTS) > 20
     assert expectations - covered == uncovered  # their defects are those of other suites
 
@@ -278,11 +282,15 @@ def test_site_with_unusual_volume_is_reported(clean: Home, expectations: Expecta
     suite = NAMED["volume"]
     with opened_tables(clean) as (tables, _):
         tables.connection.execute(VOLUME)
-        plant(tables, "stand", "UPDATE stand SET landed = TIMESTAMPTZ '2024-01-01 10:00:00Z'")
+        plant(tables, "job", "UPDATE job SET landed_before = TIMESTAMPTZ '2024-01-01 10:00:00Z'")
         results = results_of(expectations, tables, suite)
     failing_sites = {name: sorted(row["site"] for row in one.shown) for name, one in results.items()}
-    volumes = {"not half of usual": ["drops", "stops"], "not thrice as usual": ["floods"], "is fresh": ["stops"]}
-    assert failing_sites == {**volumes, "is heard each day": ["dead"]}
+    volumes = {
+        "at least half of the median": ["drops", "stops"],
+        "at most three times the median": ["floods"],
+        "is fresh": ["stops"],
+    }
+    assert failing_sites == {**volumes, "sends each day": ["dead"]}
     assert {one.severity for one in suite.expectations} == {"warning"}
 
 
@@ -296,7 +304,17 @@ def test_sound_home_has_no_failures(clean: Home) -> None:
     assert report.docs is not None
     assert report.docs.exists()
     rows = {one.suite: one.rows for one in report.suite_runs}
-    names = ("transitions", "deadlines", "verdicts", "accounts", "listed", "clocks", "state", "waiting", "coverage spans")
+    names = (
+        "transitions",
+        "deadlines",
+        "verdicts",
+        "accounts",
+        "listed",
+        "clocks",
+        "state",
+        "pending messages",
+        "coverage spans",
+    )
     assert all(rows[name] for name in names), "the history has rows for each of these suites"
 
 

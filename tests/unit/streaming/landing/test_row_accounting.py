@@ -170,10 +170,10 @@ def test_lost_message_without_effect_is_found_by_conservation_only(tmp_path: Pat
     delta.append_of(home, MESSAGES, delta.from_columns(MESSAGES, {}, 0), counters.numbers())
     report = run(home)
     assert [(one.suite, one.expectation) for one in report.findings() if one.outcome != "passed"] == [
-        ("conservation", "no message is lost")
+        ("conservation", "no message is missing")
     ]
     [found] = report.gate_failures()
-    assert found.sentence() == f'suite "conservation": 1 row fails "no message is lost", first: taken {counters.taken}'
+    assert found.sentence() == f'suite "conservation": 1 row fails "no message is missing", first: taken {counters.taken}'
     row = {"quarantined": 1, "in_messages": len(history) - 1, "removed_messages": 0, "in_quarantine": 1, "removed_quarantine": 0}
     assert [one for _, one in found.examples] == [row]
 
@@ -182,9 +182,9 @@ def test_lost_rows_of_quarantine_and_rows_of_another_writer_are_found(home: Home
     write(home, BRIDGE, 1, mixed(1))
     Landing(home).step()
     DeltaTable(str(home.table(QUARANTINE.name))).delete("reason = 'json'")
-    assert failures(home) == ["none is lost from quarantine"]
+    assert failures(home) == ["none is missing in quarantine"]
     delta.append(home, MESSAGES, delta.to_table(MESSAGES, [{"received_at_ms": BEGIN_MS}]), "another", 1)
-    assert failures(home) == ["no message is made up", "none is lost from quarantine"]
+    assert failures(home) == ["no message is extra", "none is missing in quarantine"]
 
 
 def test_rows_that_land_during_a_run_of_the_suite_fail_no_expectation(home: Home) -> None:
@@ -212,7 +212,7 @@ def test_compaction_loses_no_row_and_rows_removed_by_retention_are_counted(tmp_p
     assert 0 < landed(home) < counters.taken
     assert counted(home) == counters
     DeltaTable(str(home.table(MESSAGES.name))).delete("kind = 'policy'")
-    assert failures(home) == ["no message is lost"]
+    assert failures(home) == ["no message is missing"]
 
 
 def test_rows_removed_from_quarantine_by_retention_are_counted(home: Home) -> None:
@@ -225,7 +225,7 @@ def test_rows_removed_from_quarantine_by_retention_are_counted(home: Home) -> No
     assert [(step.table, step.rows) for step in steps if step.did == "remove"] == [(QUARANTINE.name, REFUSED)]
     assert (quarantined(home), failures(home)) == (REFUSED, [])
     DeltaTable(str(home.table(QUARANTINE.name))).delete("reason = 'json'")
-    assert failures(home) == ["none is lost from quarantine"]
+    assert failures(home) == ["none is missing in quarantine"]
 
 
 def test_counters_that_start_after_a_retention_include_the_removed_rows(tmp_path: Path) -> None:
