@@ -233,7 +233,7 @@ def on_spark(session: "SparkSession", request: BacktestRequest, slices: Sequence
         slices: slices of bronze, in order.
         key_groups: number of key groups.
     """
-    usual = session.conf.get(_RECORDS) or ""
+    previous = session.conf.get(_RECORDS) or ""
     session.conf.set(_RECORDS, str(_BLOCKS_A_BATCH))
     numbers = session.createDataFrame([(each.number,) for each in slices], "slice int")
     packed = numbers.mapInArrow(_packer(list(slices), key_groups, request.started_ms), _SHUFFLED)
@@ -241,7 +241,7 @@ def on_spark(session: "SparkSession", request: BacktestRequest, slices: Sequence
     try:
         found = ordered.mapInArrow(_folder(request), "found binary").collect()  # a row per key group
     finally:
-        session.conf.set(_RECORDS, usual)
+        session.conf.set(_RECORDS, previous)
     return merge_results(BacktestResult.from_bytes(bytes(row.found)) for row in found)
 
 

@@ -1,6 +1,6 @@
 """Constant load: a fixed number of devices, of which some leave and others join.
 
-It has all kinds of operator actions, too.
+It includes all kinds of operator actions.
 
 Rule 1: the number of a step is its random seed, so the same number gives the same step.
 Rule 2: the size of a key group is bounded by the living devices and the allowed lateness; growth

@@ -214,7 +214,7 @@ class Maintenance:
             if code:
                 output = self._log.read_text(errors="replace").strip().splitlines()
                 raise FleetError(
-                    f"./fleet maintain ended with exit code {code}: {output[-1] if output else 'it said nothing'}",
+                    f"./fleet maintain ended with exit code {code}: {output[-1] if output else 'it printed nothing'}",
                     code="maintain-failed",
                 )
             self._process, self.done = None, self.done + 1

@@ -9,7 +9,7 @@ and compares the verdicts. The figures are the result of the task `backtest`, wh
 of charts (*Report*). With `spark`, the page alone is the result.
 
 **If it is red**: the policy has faults, or the range is not retained. The first line of the failure
-tells which.
+shows which.
 
 **How to undo it**: there is nothing to undo.
 """

@@ -3,7 +3,7 @@
 Rule 1: a change is published at least once, in order. A position in the home names the newest
 version that was published; it is written after the broker acknowledged all messages. A repeated
 message has the same content.
-Rule 2: the retained marker at the broker says how far the messages there go. If the broker lost
+Rule 2: the retained marker at the broker names the last version published. If the broker lost
 messages, publishing continues from the marker. If the marker does not belong to the position, or the
 log lacks a version, the modes of all devices are published again.
 Rule 3: memory and rate are bounded: all devices are published in parts, and new verdicts between

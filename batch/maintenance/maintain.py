@@ -1,6 +1,6 @@
 """Maintenance of tables and logs while the jobs run, within reader pins.
 
-Rule 1: the retention floor is raised (`retention_floor.promise`) before the first row is removed.
+Rule 1: the retention floor is raised (`retention_floor.raise_floor`) before the first row is removed.
 Rule 2: every step can be killed and repeated; the next run removes leftovers.
 Rule 3: a step that conflicts with another writer is postponed to the next run: the jobs have
 priority.
@@ -30,7 +30,7 @@ from fleetpulse.io.delta.compacted import FOLDER
 from fleetpulse.io.delta.log import holds_table
 from fleetpulse.io.home.exclusive import exclusive_maintenance, pause_state_changes
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.home.retention_floor import promise
+from fleetpulse.io.home.retention_floor import raise_floor
 from fleetpulse.io.maintenance import compaction, disk_cleanup, vacuum
 from fleetpulse.io.maintenance.readers import ReaderPin, newest_job_commit, oldest_live_pin, reader_pins
 from fleetpulse.io.spark import scratch
@@ -152,7 +152,7 @@ def _drop(home: Home, table: Path, planned: compaction.CompactionPlan, now_ms: i
     note = since(f"received before {format_instant(planned.cutoff_ms)}", planned.newest_ms, now_ms)
     rows = compaction.count_expired(table, planned)
     if not dry_run:
-        promise(home, MESSAGES.name, planned.cutoff_ms)
+        raise_floor(home, MESSAGES.name, planned.cutoff_ms)
         if compaction.drop_expired(table, planned) is None:
             note, rows = BUSY, 0
     return Step(MESSAGES.name, "remove", len(parts), sum(part.size_bytes for part in parts), rows, note)

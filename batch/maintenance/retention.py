@@ -13,7 +13,7 @@ from fleetpulse.core.times import DAY_MS, format_instant
 from fleetpulse.io.checkpoints.generations import load_generations
 from fleetpulse.io.delta.corruption import open_table
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.home.retention_floor import oldest_kept_ms, promise
+from fleetpulse.io.home.retention_floor import oldest_kept_ms, raise_floor
 from fleetpulse.io.maintenance import vacuum
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.row_accounting import removal_txn
@@ -86,7 +86,7 @@ def _remove(home: Home, aged: _Aged, keep_ms: int, now_ms: int, *, dry_run: bool
     if not dry_run:
         if aged.exceptions is _not_amended:
             _promise_late(home, expired)
-        promise(home, aged.promised, cutoff_ms)
+        raise_floor(home, aged.promised, cutoff_ms)
         table = home.table(aged.table)
         counted = removal_txn(open_table(table), expired_rows) if aged.table == QUARANTINE.name else None
         if vacuum.remove_rows(table, expired, counted) is None:
@@ -119,10 +119,10 @@ def _promise_late(home: Home, expired: str) -> None:
     This floor is separate: the removal of other judgements about messages does not raise it.
     """
     if oldest_kept_ms(home, CAME_LATE) is None:
-        promise(home, CAME_LATE, oldest_kept_ms(home, "late") or 0)
+        raise_floor(home, CAME_LATE, oldest_kept_ms(home, "late") or 0)
     sql = f"SELECT epoch_ms(max(received_at)) AS newest FROM judgements WHERE {expired} AND {LATE}"
     if (newest_ms := tables.query(home, sql)[0]["newest"]) is not None:
-        promise(home, CAME_LATE, newest_ms + 1)
+        raise_floor(home, CAME_LATE, newest_ms + 1)
 
 
 def _newest_of_gateways(home: Home, cutoff_ms: int) -> str:

@@ -140,7 +140,7 @@ class Report:
 
 
 def _plain(one: Finding) -> dict[str, Any]:
-    examples = [{"key": key, "says": values} for key, values in one.examples[:5]]
+    examples = [{"key": key, "values": values} for key, values in one.examples[:5]]
     return {**{name: value for name, value in asdict(one).items() if name != "suite"}, "examples": examples}
 
 

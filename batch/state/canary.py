@@ -1,6 +1,6 @@
 """Canary: run a new generation beside the current one on live input, and compare.
 
-Rule 1: the running generation is unaffected, but for one stop at the end, while the two are
+Rule 1: the running generation is not affected, except for one stop at the end, while the two are
 compared.
 Rule 2: the new generation's judgements go to a scratch table. Judgements that were pending in its
 initial state count as emitted by it: the running generation emits them later.
@@ -77,7 +77,7 @@ def canary(work: StateOperation, verb: str, trial: CanaryPlan) -> Generation:
         plan.rows, plan.key_groups
     ) as packed:  # read first: the running job removes a batch from its checkpoint twenty batches later
         new = build(spark, home, plan, packed, began, report)
-    scratch = home.lifecycle / f"told-{new.number:04d}"
+    scratch = home.lifecycle / f"scratch-{new.number:04d}"
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         report(

@@ -26,7 +26,7 @@ def hold(home: Home, generation: Generation, at: CheckpointPosition, report: Rep
     """Record a new generation as held, with the position of the current one."""
     sync_checkpoint(home.lifecycle, generation.number)
     record = load_generations(home.lifecycle)
-    held = replace(generation, status=HELD, stands={**asdict(at), "beside": record.current})
+    held = replace(generation, status=HELD, position={**asdict(at), "beside": record.current})
     save_generations(home.lifecycle, record.with_one(held))
     report(
         f"generation {generation.number} is made, and held; activate it: ./fleet state switch {generation.number}, or remove it: "
@@ -51,12 +51,13 @@ def switch(home: Home, number: int, report: ReportProgress, *, dry: bool = False
         report(f"generation {number} is already current")
         return
     generation = _held(home, number)
-    at = {name: value for name, value in generation.stands.items() if name != "beside"}
+    at = {name: value for name, value in generation.position.items() if name != "beside"}
     now = position_after(home.checkpoint)
-    if generation.stands["beside"] != record.current or asdict(now) != at or not is_settled(home.checkpoint):
+    if generation.position["beside"] != record.current or asdict(now) != at or not is_settled(home.checkpoint):
         raise FleetError(
-            f"generation {number} was made beside generation {generation.stands['beside']} after batch {at['batch']}; generation "
-            f"{record.current} is at batch {now.batch} now; remove it: ./fleet state discard {number}, and make it again",
+            f"generation {number} was made beside generation {generation.position['beside']} after batch {at['batch']}; "
+            f"generation {record.current} is at batch {now.batch} now; remove it: ./fleet state discard {number}, "
+            f"and make it again",
             code="generation-outdated",
         )
     report(f"generation {record.current} stopped after batch {now.batch}; generation {number} continues from there")

@@ -65,7 +65,7 @@ def checkpoint_facts(home: Home, at: CheckpointPosition, now_ms: int) -> dict[st
     newest = [{**asdict(one), "age_ms": now_ms - (one.at_ms or now_ms)} for one in snapshots(home)[:1]]
     return {
         "generation": asdict(home.generation()),
-        "stand": asdict(at),
+        "position": asdict(at),
         "watermark_ms": watermark_after(checkpoint, at.batch),
         "batches": {"oldest": batches[0], "newest": batches[-1]},
         "unfinished": unfinished(checkpoint),

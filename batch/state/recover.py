@@ -109,7 +109,7 @@ def recover_from_snapshot(
         FleetError: judgements emitted since do not follow from the snapshot; nothing has changed.
     """
     through = max(DeltaLog(home.table(MESSAGES.name)).latest() + 1, plan.bronze)
-    at, scratch = CheckpointPosition(-1, through, snapshot.newest_ms, plan.partitions), home.lifecycle / "told-again"
+    at, scratch = CheckpointPosition(-1, through, snapshot.newest_ms, plan.partitions), home.lifecycle / "scratch-again"
     try:
         with pack_by_key_group(plan.rows, plan.key_groups) as packed:
             pending = packed.account.pending

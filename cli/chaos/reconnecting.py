@@ -77,11 +77,11 @@ class ReconnectingDevice:
             if time.monotonic() > deadline_s:
                 return False
             time.sleep(0.01)
-        born = self.speak(Kind.BIRTH)
+        born = self.send(Kind.BIRTH)
         self.sessions += born
         return born
 
-    def speak(self, kind: Kind = Kind.HEARTBEAT) -> bool:
+    def send(self, kind: Kind = Kind.HEARTBEAT) -> bool:
         """Send a signal; return whether the broker acknowledged it in time."""
         if self._client is None or not self._client.is_connected():
             return False
@@ -175,7 +175,7 @@ class ReconnectingDevices:
             turn += 1
             if turn > len(self._devices) and self._random.random() < _RESETS:
                 device.reset()
-            if not device.speak():
+            if not device.send():
                 device.connect()
         for device in self._devices:
             device.leave()

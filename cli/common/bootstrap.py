@@ -68,7 +68,7 @@ def ensure(root: Path, venv: Path, cache: Path, kind: str) -> None:
         if is_ready(root, venv, kind):
             return  # another start installed it while this one waited
         kind = kind_to_install(venv, kind)
-        say(f"installing the {kind} environment into {venv} (once; {TAKES[kind]})")
+        print_message(f"installing the {kind} environment into {venv} (once; {TAKES[kind]})")
         uv = find_uv(root, cache)
         create_venv(uv, venv)
         sync(uv, root, venv, kind)
@@ -100,7 +100,7 @@ def only_one(path: Path, wait_s: float) -> Iterator[None]:
                         f"another ./fleet is still installing after {wait_s:.0f} s (it holds {path}); stop it and try again."
                     ) from None
                 if not reported:
-                    say("another ./fleet is installing; waiting for it")
+                    print_message("another ./fleet is installing; waiting for it")
                     reported = True
                 time.sleep(0.2)
         yield
@@ -124,7 +124,7 @@ def find_uv(root: Path, cache: Path, *, pinned: bool = False) -> Path:
     lock, stamp, uv = root / "requirements" / "uv.txt", home / "fleet.txt", home / "bin" / "uv"
     if uv.exists() and stamp.exists() and stamp.read_bytes() == lock.read_bytes():
         return uv
-    say("installing uv into the project's cache")
+    print_message("installing uv into the project's cache")
     shutil.rmtree(home, ignore_errors=True)
     call([sys.executable, "-m", "venv", str(home)], "cannot create a virtual environment for uv", VENV_CURE)
     pip = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -218,7 +218,7 @@ def gist(output: str) -> str:
     return (causes or lines or ["no output"])[-1][:300].rstrip(".")
 
 
-def say(text: str) -> None:
+def print_message(text: str) -> None:
     """Print a message to standard error; standard output belongs to the command."""
     print(f"fleet: {text}", file=sys.stderr, flush=True)
 
@@ -234,13 +234,13 @@ def main(arguments: Sequence[str]) -> int:
     try:
         ensure(root, venv, cache, kind)
     except EnvironmentFault as fault:
-        say(str(fault))
+        print_message(str(fault))
         return 1
     except OSError as fault:
-        say(f"cannot write the environment ({fault}); check permissions and free disk space, and try again.")
+        print_message(f"cannot write the environment ({fault}); check permissions and free disk space, and try again.")
         return 1
     except KeyboardInterrupt:
-        say("stopped; the next start resumes where this one stopped.")
+        print_message("stopped; the next start resumes where this one stopped.")
         return 1
     return 0
 

@@ -62,7 +62,7 @@ def console() -> "Console":
     return Console() if sys.stdout.isatty() else Console(width=_WIDTH_OF_FILES)
 
 
-def say(line: str) -> None:
+def report_progress(line: str) -> None:
     """Print a progress message to standard error; standard output is for results."""
     typer.echo(line, err=True)
 

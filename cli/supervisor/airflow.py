@@ -55,11 +55,11 @@ def run_airflow(home: Home, port: int, stop: StopSignal) -> None:
             died too often.
     """
     status = _AirflowStatus(home, port)
-    status.say("installing", problem="")
+    status.report("installing", problem="")
     install = [sys.executable, "-I", "-B", str(BOOTSTRAP), str(ROOT), "operations"]
     _await(install, dict(os.environ), "installing Airflow", _INSTALL_S, stop)
     settings = {**os.environ, **environment(home, port)}
-    status.say("preparing")
+    status.report("preparing")
     _await(
         [sys.executable, "-P", "-m", "fleetpulse.orchestration.database"],
         settings,
@@ -71,7 +71,7 @@ def run_airflow(home: Home, port: int, stop: StopSignal) -> None:
         return
     parts = [Part(home, name, arguments, settings) for name, arguments in PARTS.items()]
     try:
-        status.say("starting")
+        status.report("starting")
         for part in parts:
             part.start()
         limit = time.monotonic() + _READY_S
@@ -80,7 +80,7 @@ def run_airflow(home: Home, port: int, stop: StopSignal) -> None:
                 part.watch()
             if status.state != "running":
                 if _answers(port):
-                    status.say("running")
+                    status.report("running")
                 elif time.monotonic() > limit:
                     raise FleetError(
                         f"Airflow does not answer on port {port} after {_READY_S:.0f} s; see its logs: "
@@ -103,7 +103,7 @@ class _AirflowStatus:
         self.url = f"http://{HOST}:{port}"
         self.state = ""
 
-    def say(self, state: str, problem: str = "") -> None:
+    def report(self, state: str, problem: str = "") -> None:
         self.state = state
         write_status(self.path, {"pid": os.getpid(), "state": state, "url": self.url, "problem": problem})
         _LOG.info("airflow", state=state, url=self.url)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from cli.common.output import say
+from cli.common.output import report_progress
 from cli.supervisor.processes import Run
 from cli.supervisor.progress import judged_through, judged_to_the_end
 from fleetpulse.core.rows import BRIDGE, EVERYONE, FLUSH, Kind
@@ -34,15 +34,15 @@ def flush_delayed_verdicts(home: Home) -> bool:
     if not home.deployment().verdict_jitter_ms:
         return True
     if why := _reason_not_judging(home):
-        say(f"delayed verdicts were not flushed: {why}")
+        report_progress(f"delayed verdicts were not flushed: {why}")
         return False
-    say("flushing the verdicts that verdict_jitter delays")
+    report_progress("flushing the verdicts that verdict_jitter delays")
     spool(home, [(_TOPIC, {"op": FLUSH})])
     limit = time.monotonic() + PATIENCE_S
     position: BridgePosition | None = None  # of the bridge, once it has written the tick
     while position is None or not judged_through(home, {BRIDGE: position}):
         if (why := _reason_not_judging(home)) or time.monotonic() > limit:
-            say(f"some delayed verdicts were not flushed: {why or f'not within {PATIENCE_S:.0f} s'}")
+            report_progress(f"some delayed verdicts were not flushed: {why or f'not within {PATIENCE_S:.0f} s'}")
             return False
         time.sleep(0.1)
         if position is None and _TOPIC not in spooled(home, include_taken=True):
@@ -68,7 +68,7 @@ def stop_listening(run: Run, verbs: Sequence[str], judging: Callable[[], bool], 
     limit = time.monotonic() + patience_s
     while judging() and not judged_to_the_end(run.home):
         if time.monotonic() > limit:
-            say(f"some delayed verdicts were not flushed within {patience_s:.0f} s; the next run emits them")
+            report_progress(f"some delayed verdicts were not flushed within {patience_s:.0f} s; the next run emits them")
             return
         time.sleep(0.1)
 
@@ -78,7 +78,7 @@ def _reason_not_judging(home: Home) -> str:
     for job in (BRIDGE, "landing", "lifecycle"):
         if not runs(home, job):
             return f"the {job.partition('-')[0]} does not run"
-    if get_desired(home).what != RUNNING:
+    if get_desired(home).state != RUNNING:
         return "the lifecycle job is stopped"
     if read_status(home.run(bridge_job(BRIDGE))).get("state") != "live":
         return "the bridge is replaying a recording"

@@ -356,7 +356,7 @@ class Run:
         job = Job(self.home, name, arguments, restarts, inherits_output=not self.alone)
         self.jobs.append(job)
         desired = get_desired(self.home)
-        if name == "lifecycle" and desired.what != RUNNING:
+        if name == "lifecycle" and desired.state != RUNNING:
             typer.echo(f"the lifecycle job stays stopped by {desired.by}; start it with: ./fleet stream start", err=True)
             job.held = True
         else:
@@ -408,7 +408,7 @@ class Run:
         for job in self.jobs:
             if job.name == "lifecycle":
                 desired = get_desired(self.home)
-                job.apply_desired_state(runs=desired.what == RUNNING, desired_at_ms=desired.at_ms)
+                job.apply_desired_state(runs=desired.state == RUNNING, desired_at_ms=desired.at_ms)
             job.watch()
 
     def _read_broker_log(self) -> None:

@@ -76,7 +76,7 @@ class _Member:
     def topic(self, kind: str) -> str:
         return f"fleet/{self.site}/{self.device_id}/{kind}"
 
-    def says(self, at_ms: int, kind: str, **more: Any) -> tuple[str, bytes]:
+    def message(self, at_ms: int, kind: str, **more: Any) -> tuple[str, bytes]:
         """Return topic and payload of the next message; fields of value None are omitted."""
         self.seq += 1
         content = {"ts": at_ms, "seq": self.seq, "boot": f"b{self.boot}", "gateway": self.gateway, **more}
@@ -106,7 +106,7 @@ def _beats(member: _Member, from_ms: int, until_ms: int | None = None) -> Iterat
 
 def _steady(member: _Member, from_ms: int, until_ms: int | None = None) -> Iterator[TimedMessage]:
     for at_ms, kind in _beats(member, from_ms, until_ms):
-        yield at_ms, member.rng.randint(20, 900), *member.says(at_ms, kind)
+        yield at_ms, member.rng.randint(20, 900), *member.message(at_ms, kind)
 
 
 def _dies(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
@@ -124,30 +124,30 @@ def _is_held_up(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
     for at_ms, kind in _beats(member, from_ms):
         chance = member.rng.random()
         delay_ms = 90_000 + member.rng.randint(0, 120_000) if chance < 0.05 else 20_000 if chance < 0.15 else 300
-        yield at_ms, delay_ms, *member.says(at_ms, kind)
+        yield at_ms, delay_ms, *member.message(at_ms, kind)
 
 
 def _sends_twice(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
     for at_ms, kind in _beats(member, from_ms):
-        message = member.says(at_ms, kind)
-        yield at_ms, 200, *message
+        sent = member.message(at_ms, kind)
+        yield at_ms, 200, *sent
         if member.rng.random() < 0.3:
-            yield at_ms, 2_500, *message
+            yield at_ms, 2_500, *sent
 
 
 def _is_ahead(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
     for at_ms, kind in _beats(member, from_ms):
-        yield at_ms, 200, *member.says(at_ms + 20 * _MINUTE, kind)
+        yield at_ms, 200, *member.message(at_ms + 20 * _MINUTE, kind)
 
 
 def _has_no_clock(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
     for at_ms, kind in _beats(member, from_ms):
-        yield at_ms, 200, *member.says(at_ms, kind, ts=None)
+        yield at_ms, 200, *member.message(at_ms, kind, ts=None)
 
 
 def _counts_seconds(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
     for at_ms, kind in _beats(member, from_ms):
-        yield at_ms, 200, *member.says(at_ms // 1000, kind)
+        yield at_ms, 200, *member.message(at_ms // 1000, kind)
 
 
 def _fails_at_times(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
@@ -156,7 +156,7 @@ def _fails_at_times(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
         yield from _steady(member, from_ms, from_ms + steady_ms)
         from_ms += steady_ms
         for _ in range(4):
-            yield from_ms, 200, *member.says(from_ms, "error", code=f"E{member.rng.randint(1, 40):02d}")
+            yield from_ms, 200, *member.message(from_ms, "error", code=f"E{member.rng.randint(1, 40):02d}")
             from_ms += 30_000
 
 
@@ -164,7 +164,7 @@ def _is_attacked(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
     yield from _steady(member, from_ms, from_ms + 40 * _MINUTE)
     from_ms += 40 * _MINUTE
     for code in ("reconnaissance", "auth_failed", "auth_failed", "escalation"):
-        yield from_ms, 200, *member.says(from_ms, "error", code=code)
+        yield from_ms, 200, *member.message(from_ms, "error", code=code)
         from_ms += 4 * _MINUTE
     yield from _steady(member, from_ms)
 
@@ -177,7 +177,7 @@ def _leaves_a_will(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
         yield from_ms, 200, member.topic("death"), _json({"boot": f"b{member.boot}"})
         from_ms += 10 * _MINUTE
         member.boot, member.seq = member.boot + 1, 0
-        yield from_ms, 200, *member.says(from_ms, "birth", firmware="1.4.2")
+        yield from_ms, 200, *member.message(from_ms, "birth", firmware="1.4.2")
         from_ms += 5_000
 
 
@@ -187,7 +187,7 @@ def _reboots(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
         yield from _steady(member, from_ms, from_ms + steady_ms)
         from_ms += steady_ms
         member.boot, member.seq = member.boot + 1, 0
-        yield from_ms, 200, *member.says(from_ms, "birth", firmware="1.4.2", uptime_s=0)
+        yield from_ms, 200, *member.message(from_ms, "birth", firmware="1.4.2", uptime_s=0)
         from_ms += 5_000
 
 
@@ -203,7 +203,7 @@ def _sends_garbage(member: _Member, from_ms: int) -> Iterator[TimedMessage]:
         if member.rng.random() < 0.04:
             yield at_ms, 200, member.topic(kind), b'{"ts": 12'
         else:
-            yield at_ms, 200, *member.says(at_ms, kind)
+            yield at_ms, 200, *member.message(at_ms, kind)
 
 
 def _never_sends(_member: _Member, _from_ms: int) -> Iterator[TimedMessage]:

@@ -15,7 +15,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from fleetpulse.orchestration.config import CONFIG, ROOT, OrchestrationConfig, backtest_folder
-from fleetpulse.orchestration.operators import FleetOperator, drop_empty_words, publish_reason
+from fleetpulse.orchestration.operators import FleetOperator, drop_empty_arguments, publish_reason
 from fleetpulse.orchestration.pages import ReportLink
 from fleetpulse.orchestration.subprocess import ERROR_PREFIX
 
@@ -93,7 +93,7 @@ class BacktestOnSpark(SparkSubmitOperator):
         loaded = load_settings(self.place.home)
         folder = backtest_folder(self.place.data_folder, self.run_name)
         arguments = [*self.words, *files(self.place, self.run_name)]
-        self.application_args = [*drop_empty_words(arguments), "--home", str(self.place.home)]
+        self.application_args = [*drop_empty_arguments(arguments), "--home", str(self.place.home)]
         self.conf = {
             name: value
             for name, value in settings(folder, SparkResources(loaded.cores, loaded.heap)).items()

@@ -86,7 +86,7 @@ def notify(place: OrchestrationConfig, failure: dict[str, str]) -> list[str]:
     """
     worked: list[str] = []
     try:
-        note, mark = place.data_folder / "failures-told.json", _mark(failure)
+        note, mark = place.data_folder / "failures-notified.json", _mark(failure)
         before = _recent_notifications(note)
         payload = json.dumps({**failure, "reason": failure["reason"].splitlines()[0][:2_000], "at_ms": wall_clock_ms()})
         for name, way in (("webhook", _post), ("topic", _publish)):
@@ -122,7 +122,7 @@ def _publish(place: OrchestrationConfig, dag_id: str, payload: bytes) -> bool:
     status = Home(place.home).run("broker")
     if not status.exists():
         return False
-    name = f"fleet-told-{time.time_ns() % 10**9}"  # unique: two processes may notify at once
+    name = f"fleet-failure-{time.time_ns() % 10**9}"  # unique: two processes may notify at once
     send(load_address(status), name, f"{FAILURES}/{dag_id}", payload)
     return True
 

@@ -101,7 +101,7 @@ class FleetOperator(BaseOperator):
             with failing(context):
                 RunApproval(self.place, context).require()
         keeps = _MOST_RETURNED if self.gives in ("json", "rows") else None
-        line = self.line_of(drop_empty_words(arguments))
+        line = self.line_of(drop_empty_arguments(arguments))
         self.log.info("%s", " ".join(line))
         self._verb = Verb(line, self._log_line, keep_bytes=keeps, environment=self.environment(), asked_by=_asked_by(context))
         try:
@@ -173,7 +173,7 @@ class Recurring(FleetOperator):
         from fleetpulse.io.home.home import Home
 
         desired = get_desired(Home(self.place.home))
-        by_a_run = desired.what == STOPPED and desired.by.startswith(AIRFLOWS)
+        by_a_run = desired.state == STOPPED and desired.by.startswith(AIRFLOWS)
         if by_a_run and context["dag_run"].run_type == "scheduled":
             raise AirflowSkipException(f"{desired.by} has stopped the stream for a change; skipped until the next scheduled run")
         return super().execute(context)
@@ -230,7 +230,7 @@ class StopStream(FleetOperator):
 
         home = Home(self.place.home)
         found = get_desired(home)
-        if found.what == STOPPED and found.by == by:
+        if found.state == STOPPED and found.by == by:
             set_desired(home, RUNNING, by, only_if=found)
 
 
@@ -285,10 +285,10 @@ class RollbackOperator(FleetOperator):
         return summary
 
     def _steps(self, created: Mapping[str, Any] | None) -> Iterator[tuple[list[str], str]]:
-        """Yield the steps to undo the change, each as the words of a verb and a summary.
+        """Yield the steps to undo the change, each as the arguments of a verb and a summary.
 
         The desired state is read before each step, since a step may take minutes. A step without
-        words was found done: this may be a retry after the first attempt died.
+        arguments is already done: this may be a retry after the first attempt died.
         """
         from fleetpulse.io.checkpoints.generations import HELD, load_generations
         from fleetpulse.io.home.desired_state import get_desired
@@ -386,7 +386,7 @@ def publish_reason(context: Mapping[str, Any], reason: str) -> None:
     context["ti"].xcom_push(key=REFUSED, value=reason)
 
 
-def drop_empty_words(arguments: Sequence[str]) -> list[str]:
+def drop_empty_arguments(arguments: Sequence[str]) -> list[str]:
     """Drop empty words and options without a value (``--version=``)."""
     return [
         argument
@@ -412,7 +412,7 @@ def _stopped_by_another(home: Path, by: str) -> bool:
     from fleetpulse.io.home.home import Home
 
     found = get_desired(Home(home))
-    return found.what == STOPPED and found.by != by
+    return found.state == STOPPED and found.by != by
 
 
 def _await_maker(home: Path) -> None:

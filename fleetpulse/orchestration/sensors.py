@@ -1,6 +1,6 @@
 """Deferrable sensors that wait for a batch, the frontier, or a person's approval.
 
-Rule 1: each wait ends within its timeout, and its error tells which condition was not met. If no
+Rule 1: each wait ends within its timeout, and its error names the unmet condition. If no
 triggerer runs, the scheduler ends the wait a little later.
 Rule 2: a condition that already holds ends the wait at once. Airflow fails a task that resumes too
 early ("state attribute is queued"). The scheduler needs a second or two to learn that the deferred

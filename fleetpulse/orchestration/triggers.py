@@ -135,9 +135,9 @@ class DeltaLogWatch(BaseEventTrigger):
         while True:  # read on even if no event may be emitted: a log keeps its versions for minutes only
             newest, rows = await asyncio.to_thread(_since, table, at.version, self.part)
             if newest != at.version:
-                at = _Position(newest, at.from_version if at.rows or rows else newest, at.rows + rows, at.told_s)
+                at = _Position(newest, at.from_version if at.rows or rows else newest, at.rows + rows, at.emitted_s)
                 await asyncio.to_thread(_note, note, at)
-            if at.rows and time.time() - at.told_s >= self.least_s:
+            if at.rows and time.time() - at.emitted_s >= self.least_s:
                 event = {"table": table.name, "from_version": at.from_version, "version": at.version, "rows": at.rows}
                 judged = await asyncio.to_thread(judged_of, Path(self.home)) if self.home else {}
                 yield TriggerEvent({**event, **judged})
@@ -254,20 +254,20 @@ class _Position(NamedTuple):
         version: newest version that was read.
         from_version: newest version that an event has covered.
         rows: number of rows in the versions between, which no event has covered yet.
-        told_s: time of the last event, epoch seconds.
+        emitted_s: time of the last event, epoch seconds.
     """
 
     version: int
     from_version: int
     rows: int
-    told_s: float
+    emitted_s: float
 
 
 def _position(note: Path) -> _Position | None:
     try:
         found = json.loads(note.read_text())
         version = int(found["version"])
-        return _Position(version, int(found.get("from_version", version)), int(found.get("rows", 0)), float(found["told_s"]))
+        return _Position(version, int(found.get("from_version", version)), int(found.get("rows", 0)), float(found["emitted_s"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -312,7 +312,7 @@ def _since(table: Path, seen: int, part: str) -> tuple[int, int]:
 
 
 def _reach(home: str, topic: str) -> Any:
-    """Open a line to the home's broker; return None if its address is unknown yet."""
+    """Connect to the home's broker; return None if its address is unknown yet."""
     from fleetpulse.core.errors import FleetError
     from fleetpulse.io.home.home import Home
     from fleetpulse.io.mqtt.address import load_address

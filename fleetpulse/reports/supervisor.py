@@ -99,7 +99,7 @@ def _seen(
     positions_ms = [one.received_at_ms for one in found]
     heard = [one.received_at_ms for one in found if one.recording is None]
     return Observation(
-        wanted=desired.what == RUNNING,
+        wanted=desired.state == RUNNING,
         by=desired.by,
         has_run=runs(home, "lifecycle"),
         state=str(status.get("state", "")),
@@ -134,7 +134,7 @@ def _result(
         found.state.value,
         found.why,
         found.state in SOUND,
-        get_desired(home).what,
+        get_desired(home).state,
         get_desired(home).by,
         reached[0] if reached else None,
         reached[1] if reached and reached[1] > 1 else None,

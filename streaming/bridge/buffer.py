@@ -52,9 +52,9 @@ class SegmentBuffer:
     def add(self, row: SegmentRow, token: AckToken | None) -> None:
         """Add a row."""
         self._more[len(self)] = row[3:]
-        self.add_usual(row.received_at_ms, (row.topic,), (row.payload,), (token,))
+        self.add_ordinary(row.received_at_ms, (row.topic,), (row.payload,), (token,))
 
-    def add_usual(
+    def add_ordinary(
         self, received_at_ms: int, topics: Sequence[str], payloads: Sequence[bytes], tokens: Sequence[AckToken | None]
     ) -> int:
         """Add ordinary MQTT messages that arrived together; return the place of the first."""

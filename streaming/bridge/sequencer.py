@@ -41,7 +41,7 @@ MAX_TOPIC: Final = 512  # bytes, nearly twice the longest topic of a device
 CONTINUES_MS: Final = 60_000  # history that ended within this time continues live without a gap
 CANARIES: Final = 1_000  # limit of canaries in flight: a backlog delays one per interval
 SLACK_MS: Final = 5_000
-_USUAL_TOPICS: Final = 100_000  # limit of the cache of ordinary topics
+_ORDINARY_TOPICS: Final = 100_000  # limit of the cache of ordinary topics
 
 
 class BridgeSequencer:
@@ -100,7 +100,7 @@ class BridgeSequencer:
         self._other_canaries = frozenset(f"fleet/{EVERYONE}/{other}/{Kind.TICK.value}" for other in others)
         self._sites, self._takes_foreign = sites, takes_foreign
         self._to_share: tuple[frozenset[str], int] | None = None
-        self._usual: set[str] = set()  # cache of ordinary topics of live devices
+        self._ordinary_topics: set[str] = set()  # cache of ordinary topics of live devices
         self._durable = self._memory()
         self._own_last = position is not None
         self._commanded: tuple[int, set[str]] = (-1, set())  # instant of the newest commands, and their devices
@@ -151,17 +151,17 @@ class BridgeSequencer:
             return
         topics, payloads, retained, tokens = zip(*messages, strict=True)
         start, unusual = 0, iter(range(len(messages)))
-        if self.live and self._usual.issuperset(topics) and not any(retained):
+        if self.live and self._ordinary_topics.issuperset(topics) and not any(retained):
             unusual = iter(())
         elif self.live:  # checked one by one: a canary may hand over sites to other bridges
-            unusual = (place for place in unusual if retained[place] or not self._is_usual(topics[place]))
+            unusual = (place for place in unusual if retained[place] or not self._is_ordinary(topics[place]))
         for place in unusual:
-            self._arrived_usual(topics[start:place], payloads[start:place], tokens[start:place], now_ms)
+            self._arrived_ordinary(topics[start:place], payloads[start:place], tokens[start:place], now_ms)
             self.arrived(messages[place], now_ms)
             start = place + 1
-        self._arrived_usual(topics[start:], payloads[start:], tokens[start:], now_ms)
+        self._arrived_ordinary(topics[start:], payloads[start:], tokens[start:], now_ms)
 
-    def _arrived_usual(
+    def _arrived_ordinary(
         self, topics: Sequence[str], payloads: Sequence[bytes], tokens: Sequence[AckToken | None], now_ms: int
     ) -> None:
         """Take ordinary messages under one stamp; no other message came between them."""
@@ -170,7 +170,7 @@ class BridgeSequencer:
         stamp = self._stamp(now_ms)
         self.last_ms, self._own_last = stamp, False
         self._since_ms = stamp if self._since_ms is None else self._since_ms
-        first = self.buffer.add_usual(stamp, topics, payloads, tokens)
+        first = self.buffer.add_ordinary(stamp, topics, payloads, tokens)
         for place, sender in self._floods.exceeding(topics, now_ms, [*map(len, payloads)]).items():
             self._refuse_flood(sender, topics[place], stamp, first + place)
 
@@ -182,16 +182,16 @@ class BridgeSequencer:
             self.counts["flooded"] += 1
             self.buffer.refuse(refused, REASON_FLOOD, sender)
 
-    def _is_usual(self, topic: str) -> bool:
+    def _is_ordinary(self, topic: str) -> bool:
         """Whether a topic is an ordinary one of a live device; caches positive answers."""
-        if topic in self._usual:
+        if topic in self._ordinary_topics:
             return True
-        usual = _is_storable(topic) and topic != self.canary_topic and not is_command(topic)
-        if not usual or self._belongs_to_others(topic) or not self._quota.knows(topic):
+        is_ordinary = _is_storable(topic) and topic != self.canary_topic and not is_command(topic)
+        if not is_ordinary or self._belongs_to_others(topic) or not self._quota.knows(topic):
             return False
-        if len(self._usual) >= _USUAL_TOPICS:
-            self._usual.clear()
-        self._usual.add(topic)
+        if len(self._ordinary_topics) >= _ORDINARY_TOPICS:
+            self._ordinary_topics.clear()
+        self._ordinary_topics.add(topic)
         return True
 
     def arrived(self, message: Arrived, now_ms: int) -> None:
@@ -348,7 +348,7 @@ class BridgeSequencer:
             return
         if self._to_share and number > self._to_share[1]:
             self.shared, self._to_share = self._to_share[0], None
-            self._usual.clear()
+            self._ordinary_topics.clear()
         self._own(now_ms, self.canary_topic, {"bridge": self.bridge})
         self.last_canary_ms, self._heard_ms = self.last_ms, now_ms
         if message.token is not None:

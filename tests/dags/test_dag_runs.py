@@ -133,5 +133,5 @@ def test_only_one_of_several_simultaneous_stops_succeeds(tmp_path: Path) -> None
     for thread in threads:
         thread.join()
     assert len(stopped) == 1 and len(refused) == 3
-    assert (get_desired(home).what, get_desired(home).by) == ("stopped", stopped[0])
+    assert (get_desired(home).state, get_desired(home).by) == ("stopped", stopped[0])
     assert all(reason.startswith(f"the stream was stopped by {stopped[0]}, and --own") for reason in refused)

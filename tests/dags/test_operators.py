@@ -174,9 +174,9 @@ def test_a_result_that_is_too_long_fails_the_task(
 
 
 def test_an_empty_field_gives_no_option() -> None:
-    from fleetpulse.orchestration.operators import drop_empty_words
+    from fleetpulse.orchestration.operators import drop_empty_arguments
 
-    assert drop_empty_words(["state", "bootstrap", "--version=", "--only=site = 'north'", "", "--at="]) == [
+    assert drop_empty_arguments(["state", "bootstrap", "--version=", "--only=site = 'north'", "", "--at="]) == [
         "state",
         "bootstrap",
         "--only=site = 'north'",
@@ -250,7 +250,7 @@ def test_a_killed_stop_is_undone_unless_the_stop_belongs_to_another_user(tmp_pat
     task.words = ["stream", "stop", "--by", "a run", "--own"]
     with pytest.raises(AirflowException):
         task.execute(Context())
-    assert (get_desired(Home(tmp_path)).what, get_desired(Home(tmp_path)).by) == (state, by)
+    assert (get_desired(Home(tmp_path)).state, get_desired(Home(tmp_path)).by) == (state, by)
 
 
 def test_a_verb_ends_although_its_child_process_still_runs(tmp_path: Path) -> None:

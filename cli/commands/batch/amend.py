@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.common.options import DEFAULT_HOME, DryOption, HomeOption, RowsOption
-from cli.common.output import as_json, as_table, console, say
+from cli.common.output import as_json, as_table, console, report_progress
 from fleetpulse.core.errors import Misuse
 from fleetpulse.core.times import format_instant, parse_duration_ms, parse_instant_ms
 from fleetpulse.io.checkpoints.checkpoint import judged_up_to
@@ -55,9 +55,9 @@ def amend(
         require_known(opened, device_id)
     request = AmendRequest(tuple(dict.fromkeys(device or ())), None if since is None else _past(parse_instant_ms(since)), dry_run)
     if again_within is None:
-        done = amend_home(opened, request, say)
+        done = amend_home(opened, request, report_progress)
     else:
-        done = amend_and_settle(opened, request, _FrontierWait(opened, parse_duration_ms(again_within) / 1000), say)
+        done = amend_and_settle(opened, request, _FrontierWait(opened, parse_duration_ms(again_within) / 1000), report_progress)
     if json_lines:
         as_json([asdict(one) for one in done])
     else:
@@ -91,7 +91,7 @@ class _FrontierWait:
     def __call__(self, instant_ms: int) -> bool:
         from batch.common.progress import Paced
 
-        limit, progress = time.monotonic() + self.within_s, Paced(say)
+        limit, progress = time.monotonic() + self.within_s, Paced(report_progress)
         while not (reached := self._is_past(instant_ms)) and in_use(self.home) and time.monotonic() < limit:
             progress(self._progress)
             time.sleep(1)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cli.common.dry_run import DryRun, Read, print_dry_run
 from cli.common.options import DEFAULT_HOME, DryOption, HomeOption
-from cli.common.output import as_json, as_table, console, say
+from cli.common.output import as_json, as_table, console, report_progress
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.times import format_duration, format_instant, parse_instant_ms
 from fleetpulse.io.home.home import Home
@@ -66,7 +66,7 @@ def backtest(
         print_dry_run(DryRun(does, (*_read_by(plan), *more), _written(plan, html)), json_lines=json_lines or verdicts)
         return
     with Console(stderr=True).status("judging"):
-        result = run(opened, chosen_policy, bounds[0], bounds[1], spark=spark, report=say)
+        result = run(opened, chosen_policy, bounds[0], bounds[1], spark=spark, report=report_progress)
     if html is not None:
         from fleetpulse.reports.backtest_html import page
 

@@ -9,7 +9,7 @@ import typer
 
 from cli.common.extras import require_installed
 from cli.common.options import DEFAULT_HOME, HomeOption, JsonOption
-from cli.common.output import as_json, as_table, console, say
+from cli.common.output import as_json, as_table, console, report_progress
 from cli.common.session_size import session_resources_of
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.quality.table_suites import SUITES
@@ -45,7 +45,7 @@ def run(
 
     opened = _opened(home)
     with _sessions(opened, engine) as session:
-        report = look(opened, suite or (), session, engine, load_settings(home).keep_quality_runs, say)
+        report = look(opened, suite or (), session, engine, load_settings(home).keep_quality_runs, report_progress)
     _show(report, json_object=json_object)
     refuse(report, "a critical expectation failed")
 
@@ -73,7 +73,7 @@ def gate(
         )
     opened = _opened(home)
     with _sessions(opened, engine) as session, _state(opened, session, generation, snapshot) as state:
-        report = look(opened, state, session, engine, load_settings(home).keep_quality_runs, say)
+        report = look(opened, state, session, engine, load_settings(home).keep_quality_runs, report_progress)
     _show(report, json_object=json_object)
     refuse(report, f"{state.subject} must not be used")
 

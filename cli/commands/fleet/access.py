@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
 def grant(
     name: Annotated[str, typer.Argument(help="User name; for a device, its id.")],
     role: Annotated[Role, typer.Option("--role", help="watcher: read all topics; operator: also publish.")] = Role.DEVICE,
-    speaks_for: Annotated[
+    publishes_for: Annotated[
         list[str] | None, typer.Option("--for", help="Device that a gateway publishes for; repeatable.")
     ] = None,
     nodes: Annotated[
@@ -56,7 +56,7 @@ def grant(
     Home(home).record()  # raises if there is no fleet, for example after a typing error
     advice = f"connect with a client id that others cannot guess, such as {rules.suggested_client_id(name)}"
     if certificate is not None:
-        rules.grant_certificate(Home(home).broker, name, role, certificate, speaks_for or [], nodes or [], topics or [])
+        rules.grant_certificate(Home(home).broker, name, role, certificate, publishes_for or [], nodes or [], topics or [])
         note = _renewed(home)
         from fleetpulse.settings import load_settings  # takes 0.1 s
 
@@ -64,7 +64,7 @@ def grant(
             note += "; the broker uses certificates only with the setting broker_client_authority"
         typer.echo(f'"{name}" has access as {role} with the certificate "{certificate}"{note}; {advice}', err=True)
         return
-    password = rules.grant(Home(home).broker, name, role, speaks_for or [], nodes or [], topics or [])
+    password = rules.grant(Home(home).broker, name, role, publishes_for or [], nodes or [], topics or [])
     note = _renewed(home)
     # Wait until the broker accepts the password, so that it can be used at once.
     address = load_address(Home(home).run("broker")) if note else None
@@ -119,7 +119,7 @@ def show(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False) -> Non
         {
             "name": one.name,
             "role": one.role.value,
-            "speaks_for": [*one.devices, *one.nodes, *one.topics],
+            "publishes_for": [*one.devices, *one.nodes, *one.topics],
             "certificate": one.certificate,
         }
         for one in rules.grants(Home(home).broker)
@@ -131,10 +131,10 @@ def show(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False) -> Non
     from rich.table import Table
 
     table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("name", "role", "speaks for", "certificate"):
+    for column in ("name", "role", "publishes for", "certificate"):
         table.add_column(column)
     for row in rows:
-        table.add_row(row["name"], row["role"], ", ".join(row["speaks_for"]), row["certificate"])
+        table.add_row(row["name"], row["role"], ", ".join(row["publishes_for"]), row["certificate"])
     if rows:
         console().print(table)
     else:

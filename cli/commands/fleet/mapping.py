@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from cli.common.options import DEFAULT_HOME, HomeOption, JsonOption
-from cli.common.output import as_json, as_shown, console, say
+from cli.common.output import as_json, as_shown, console, report_progress
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.messages.decode import Rejection
 from fleetpulse.core.messages.mapping import Mappings, rows_of
@@ -317,7 +317,7 @@ def watch(
         )
     watching = Watch(load_mappings(opened), {name: profiles.load_profile(name) for name in profiles.names()})
     address = load_address(opened.run("broker"))
-    say(f"fleet: watching all topics on {address} for {for_}; press Ctrl-C to stop")
+    report_progress(f"fleet: watching all topics on {address} for {for_}; press Ctrl-C to stop")
     for topic, payload in _received(address, for_s):
         line = watching.add(topic, payload)
         if line and not json_lines:
@@ -345,7 +345,7 @@ def _received(address: Any, for_s: float) -> Iterator[tuple[str, bytes]]:
             if receiver.problem != problem:
                 problem = receiver.problem
                 if problem:
-                    say(f"fleet: {problem}; retrying")
+                    report_progress(f"fleet: {problem}; retrying")
     except KeyboardInterrupt:
         return
     finally:

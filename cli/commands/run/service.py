@@ -52,7 +52,7 @@ def service(
 ) -> None:
     """Run one part of a home in the foreground, for systemd or a container.
 
-    SIGTERM stops it in order. The supervisor must restart it if it ends with exit code 1.
+    SIGTERM stops it cleanly. The supervisor must restart it if it ends with exit code 1.
     """
     opened = Home(home)
     if check:
@@ -134,7 +134,7 @@ def _await(stop: StopSignal, what: str, exists: Callable[[], bool]) -> bool:
 
 def _is_judged_by_services(home: Home) -> bool:
     """Whether running services judge the messages that the bridge wrote."""
-    return {Service.LANDING, Service.LIFECYCLE} <= {*services(home)} and get_desired(home).what == RUNNING
+    return {Service.LANDING, Service.LIFECYCLE} <= {*services(home)} and get_desired(home).state == RUNNING
 
 
 def _watch(run: "Run", job: "Job | None", stop: StopSignal) -> None:
@@ -168,7 +168,7 @@ def check_health(home: Home, name: Service) -> str:
             raise FleetError(f'the broker on {address} refuses connections; see "{home.broker_log}"', code="broker-refuses")
         return f"the broker accepts clients on {address}"
     desired = get_desired(home)
-    if name is Service.LIFECYCLE and desired.what != RUNNING:
+    if name is Service.LIFECYCLE and desired.state != RUNNING:
         return f"the lifecycle job is stopped, as requested by {desired.by}"
     return _by_status(home, name)
 

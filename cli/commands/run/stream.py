@@ -65,7 +65,7 @@ def _set_desired(home: Home, state: str, by: str, *, own: bool) -> None:
     written = None if own else set_desired(home, state, by)
     while written is None:
         found = get_desired(home)
-        if found.what == STOPPED and found.by != by:
+        if found.state == STOPPED and found.by != by:
             raise FleetError(
                 f"the stream was stopped by {found.by}, and --own does not override another caller; wait until it is started "
                 f"again, or start it: ./fleet stream start --home {home.path}",
@@ -80,7 +80,7 @@ def show_desired(home: HomeOption = DEFAULT_HOME) -> None:
     opened = Home(home)
     opened.record()
     found = get_desired(opened)
-    typer.echo(f"{found.what}, by {found.by}")
+    typer.echo(f"{found.state}, by {found.by}")
 
 
 @stream.command("supervise")

@@ -13,7 +13,7 @@ from cli.commands.state import generations
 from cli.commands.state.session import StateOptions, change_session, read_session, snapshot_gate
 from cli.common.dry_run import DryRun, Read, print_dry_run
 from cli.common.options import DEFAULT_HOME, DryOption, HomeOption, JsonOption
-from cli.common.output import console, say
+from cli.common.output import console, report_progress
 from fleetpulse.columnar.codec.versions import STORED_FORM
 from fleetpulse.core.errors import Misuse
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES
@@ -73,8 +73,9 @@ def inspect(
 def _inspection(home: Home, at_batch: int | None) -> DryRun:
     """Describe what an inspection would read.
 
-    Raises: FleetError: the home does not exist, or its checkpoint belongs to another home, is
-        damaged, or does not keep the batch.
+    Raises:
+        FleetError: the home does not exist, or its checkpoint belongs to another home, is damaged,
+            or does not keep the batch.
     """
     from batch.state.inspect import checkpoint_facts
 
@@ -109,7 +110,7 @@ def snapshot(
     Home(home).record()
     if at_batch is None and not dry_run:
         flush_delayed_verdicts(Home(home))
-    exclusive = nullcontext() if dry_run else exclusive_state_change(Home(home), "fleet state snapshot", say)
+    exclusive = nullcontext() if dry_run else exclusive_state_change(Home(home), "fleet state snapshot", report_progress)
     with exclusive, read_session(home, dry=dry_run) as work:
         gate_check = snapshot_gate(work) if gate and not dry_run else None
         found = asdict(take(work.spark, work.home, at_batch, work.report, gate_check, dry=dry_run))

@@ -72,8 +72,9 @@ def read_devices(path: Path | None) -> pa.Table:
     Returns:
         Columns of `REGISTERED_SCHEMA` and `LIMIT_FIELDS` of `columnar.snapshot.bootstrap`.
 
-    Raises: FleetError: the file is unreadable or of another format, or a column is missing,
-        duplicated or of the wrong type.
+    Raises:
+        FleetError: the file is unreadable or of another format, or a column is missing,
+            duplicated or of the wrong type.
     """
     assert path is not None, "the option was given"
     try:

@@ -8,7 +8,7 @@ import typer
 
 from cli.common.dry_run import DryRun, Read, print_dry_run
 from cli.common.options import DEFAULT_HOME, DryOption, HomeOption, JsonOption
-from cli.common.output import console, say
+from cli.common.output import console, report_progress
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.checkpoints.generations import load_generations
 from fleetpulse.io.home.exclusive import exclusive_state_change
@@ -34,8 +34,8 @@ def switch(number: NumberArgument, home: HomeOption = DEFAULT_HOME, dry_run: Dry
 
     opened = Home(home)
     opened.record()
-    with exclusive_state_change(opened, "fleet state switch", say), opened.state_held("fleet state switch"):
-        give(opened, number, say, dry=dry_run)
+    with exclusive_state_change(opened, "fleet state switch", report_progress), opened.state_held("fleet state switch"):
+        give(opened, number, report_progress, dry=dry_run)
 
 
 def discard(number: NumberArgument, home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False) -> None:
@@ -48,10 +48,10 @@ def discard(number: NumberArgument, home: HomeOption = DEFAULT_HOME, dry_run: Dr
     opened = Home(home)
     opened.record()
     if dry_run:
-        remove(opened, number, say, dry=True)
+        remove(opened, number, report_progress, dry=True)
         return
-    with exclusive_state_change(opened, "fleet state discard", say):
-        remove(opened, number, say)
+    with exclusive_state_change(opened, "fleet state discard", report_progress):
+        remove(opened, number, report_progress)
 
 
 def list_generations(home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False, as_json: JsonOption = False) -> None:
@@ -77,7 +77,7 @@ def list_generations(home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False
         made_at = format_instant(one.made_at_ms) if one.made_at_ms else "-"
         source = ", ".join(f"{name} {value}" for name, value in one.made_from.items() if value is not None) or "-"
         table.add_row(str(one.number), one.status, made_at, one.made_by, one.asked_by or "-", source, str(one.key_groups),
-                      str(one.form), str(one.stands.get("batch", "-")))  # fmt: skip
+                      str(one.form), str(one.position.get("batch", "-")))  # fmt: skip
     console().print(table)
 
 
@@ -95,7 +95,7 @@ def prune(
     opened = Home(home)
     opened.record()
     if dry_run:
-        remove(opened, keep, say, dry=True)
+        remove(opened, keep, report_progress, dry=True)
         return
-    with exclusive_state_change(opened, "fleet state prune", say):
-        remove(opened, keep, say, dry=False)
+    with exclusive_state_change(opened, "fleet state prune", report_progress):
+        remove(opened, keep, report_progress, dry=False)

@@ -18,7 +18,7 @@ _KINDS = 4  # maximum number of file types that are listed
 
 def show_inspected(found: dict[str, Any]) -> None:
     """Print the results of `batch.state.inspect.inspect`."""
-    generation, at, groups, batches = found["generation"], found["stand"], found["groups"], found["batches"]
+    generation, at, groups, batches = found["generation"], found["position"], found["groups"], found["batches"]
     out = console()
     modes: Counter[str] = Counter()
     for group in groups:
@@ -75,7 +75,7 @@ def _next(found: dict[str, Any]) -> str:
     text = f"continues with bronze version {upcoming['version']}; {upcoming['versions']:,} versions are unread"
     if found["unfinished"] is not None:
         text = f"repeats batch {found['unfinished']}, which was started but not committed, and {text}"
-    if desired["what"] == STOPPED:
+    if desired["state"] == STOPPED:
         text += f"; the job is stopped by {desired['by']} since {format_instant(desired['at_ms'])}: ./fleet stream start"
     if held is not None:
         number = held["generation"]

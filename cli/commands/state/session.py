@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.common.output import say
+from cli.common.output import report_progress
 from cli.common.session_size import session_resources_of
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.io.checkpoints.checkpoint import relocate_each
@@ -84,7 +84,7 @@ def change_session(path: Path, verb: str, options: StateOptions) -> "Iterator[St
     by = f"fleet state {verb}"
     gate = _state_gate(home) if options.gate else None
     session = _session(home, dry=False, changes=True, damaged=options.damaged)
-    with exclusive_state_change(home, by, say), home.state_held(by), session as work:
+    with exclusive_state_change(home, by, report_progress), home.state_held(by), session as work:
         yield replace(work, holds=options.hold, gate=gate)
 
 
@@ -99,7 +99,7 @@ def _session(home: Home, *, dry: bool, changes: bool, damaged: bool = False) -> 
 
     (require_own_if_readable if damaged else require_own)(home, home.generation().number)
     relocate_each(home.lifecycle)  # the home may have been moved
-    steps = Steps(say)
+    steps = Steps(report_progress)
     with plainly_named(home) as named, ExitStack() as stack:
 
         @cache

@@ -45,7 +45,7 @@ LOW, HIGH, NONES = range(3)
 
 
 @jit_no_refcount
-def _usual(field: int, row: Int64s) -> int:
+def _predicted(field: int, row: Int64s) -> int:
     """Return the predicted value of a field."""
     if field == QUIET_SINCE:
         return row[LIFE] if row[LAST_SEEN] == NONE else row[LAST_SEEN]
@@ -90,7 +90,7 @@ def _measure(devices: Matrix, found: Matrix, extent: Matrix) -> None:
             if value == NONE:
                 extent[number, NONES] += 1
             else:
-                value -= _usual(field, devices[i])
+                value -= _predicted(field, devices[i])
                 extent[number, LOW] = min(extent[number, LOW], value)
                 extent[number, HIGH] = max(extent[number, HIGH], value)
             found[number, i] = value
@@ -110,5 +110,5 @@ def restore(found: Matrix, differs: Int64s, devices: Matrix) -> None:
             devices[i, _PLACES[number]] = found[number, i * differs[number]]
         for number in _MEASURED:
             field, value = _PLACES[number], found[number, i * differs[number]]
-            devices[i, field] = NONE if value == NONE else value + _usual(field, devices[i])
+            devices[i, field] = NONE if value == NONE else value + _predicted(field, devices[i])
         devices[i, BOOT] = devices[i, MEMORY] = -1

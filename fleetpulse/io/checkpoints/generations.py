@@ -37,7 +37,7 @@ class Generation:
         made_from: source of its state: a generation and its batch, a snapshot's version, or a file.
         made_at_ms: time of its creation, epoch milliseconds.
         status: new, held (created, but not activated), current, retired, discarded or pruned.
-        stands: position, which depends on the status. Retired: its position at the switch, and the
+        position: entries that depend on the status. Retired: its position at the switch, and the
             time of the switch (``retired_at_ms``, absent in old records). Retired with unknown
             position: ``damaged``. Held: position of the current generation when this one was
             created, and its number (``beside``). Empty otherwise.
@@ -52,13 +52,13 @@ class Generation:
     made_from: Mapping[str, Any] = field(default_factory=dict[str, Any])
     made_at_ms: int = 0
     status: str = CURRENT
-    stands: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    position: Mapping[str, Any] = field(default_factory=dict[str, Any])
     asked_by: str = ""
 
     @property
     def is_damaged(self) -> bool:
         """Whether its position at the switch is unknown, so that rollback is impossible."""
-        return bool(self.stands.get("damaged"))
+        return bool(self.position.get("damaged"))
 
     @classmethod
     def first(cls, key_groups: int, form: int = STORED_FORM) -> "Generation":
@@ -109,7 +109,7 @@ class Generations:
             Time, epoch milliseconds; None if it is not recorded.
         """
         one = self.of(number)
-        if one is not None and (at_ms := one.stands.get("retired_at_ms")) is not None:
+        if one is not None and (at_ms := one.position.get("retired_at_ms")) is not None:
             return int(at_ms)
         ran = (later for later in self.known.values() if later.number > number and later.status in (CURRENT, RETIRED, PRUNED))
         successor = min(ran, key=lambda later: later.number, default=None)
@@ -151,8 +151,8 @@ class Generations:
             number: number of the generation that becomes current.
             position: position of the former generation, see `Generation`.
         """
-        former = replace(self.known[self.current], status=RETIRED, stands=position)
-        chosen = replace(self.known[number], status=CURRENT, stands={})
+        former = replace(self.known[self.current], status=RETIRED, position=position)
+        chosen = replace(self.known[number], status=CURRENT, position={})
         return Generations(number, {**self.known, former.number: former, number: chosen})
 
 
@@ -170,13 +170,23 @@ def load_generations(lifecycle: Path) -> Generations:
     path = lifecycle / _RECORD
     try:
         record = json.loads(path.read_text())
-        return Generations(int(record["current"]), {one["number"]: Generation(**one) for one in record["generations"]})
+        return Generations(int(record["current"]), {one["number"]: _read(**one) for one in record["generations"]})
     except FileNotFoundError:
         return Generations(1, {})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FleetError(
             f'the record of generations "{path}" is damaged ({error}); restore it from a backup', code="generations-damaged"
         ) from None
+
+
+def _read(stands: Mapping[str, Any] | None = None, **others: Any) -> Generation:
+    """Return the generation of an entry; the file calls the position ``stands``, as in homes of version 1."""
+    return Generation(**others, position=stands or {})
+
+
+def _written(one: Generation) -> dict[str, Any]:
+    entry = asdict(one)
+    return {**entry, "stands": entry.pop("position")}
 
 
 def sync_checkpoint(lifecycle: Path, number: int) -> None:
@@ -201,7 +211,7 @@ def save_generations(lifecycle: Path, record: Generations) -> None:
     Raises:
         FleetError: the record cannot be written.
     """
-    content = {"current": record.current, "generations": [asdict(one) for _, one in sorted(record.known.items())]}
+    content = {"current": record.current, "generations": [_written(one) for _, one in sorted(record.known.items())]}
     try:
         atomic_write(lifecycle / _RECORD, json.dumps(content, indent=1))
     except OSError as error:
@@ -264,7 +274,7 @@ def remove_leftovers(lifecycle: Path, record: Generations) -> Generations:
             record = record.with_one(replace(one, status=DISCARDED))
     for folder in left_over(lifecycle, record):
         shutil.rmtree(folder, ignore_errors=True)
-    for scratch in lifecycle.glob("told-*"):  # judgements of canaries and of bootstraps with --damaged
+    for scratch in lifecycle.glob("scratch-*"):  # judgements of canaries and of bootstraps with --damaged
         shutil.rmtree(scratch, ignore_errors=True)
     return record
 

@@ -25,7 +25,7 @@ from deltalake.exceptions import DeltaError
 from fleetpulse.columnar.compute import pc
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import INDEXED_COLUMNS
-from fleetpulse.io.delta.commits import Added, change_the_table, numbers_said, open_known, put_commit, write_log_checkpoint
+from fleetpulse.io.delta.commits import Added, change_the_table, number_actions, open_known, put_commit, write_log_checkpoint
 from fleetpulse.io.delta.log import actions_of
 from fleetpulse.io.system.fsync import sync_folder
 from fleetpulse.io.system.wall_clock import wall_clock_ms
@@ -151,7 +151,7 @@ def _actions(added: Sequence[Added], numbers: Mapping[str, int]) -> Iterable[Map
     info = {"timestamp": now_ms, "operation": "WRITE", "operationParameters": {"mode": "Append"}, "isBlindAppend": True}
     yield {"commitInfo": {**info, "engineInfo": "fleetpulse"}}
     yield from (file.action(now_ms, data_change=True) for file in added)
-    yield from numbers_said(numbers, now_ms)
+    yield from number_actions(numbers, now_ms)
 
 
 def parquet_options(schema: pa.Schema) -> dict[str, Any]:

@@ -150,14 +150,14 @@ def _actions(
     now_ms = wall_clock_ms()
     info = {"timestamp": now_ms, "operation": operation, "operationParameters": {}, "readVersion": read, "isBlindAppend": False}
     yield {"commitInfo": {**info, "engineInfo": "fleetpulse"}}
-    yield from numbers_said(numbers, now_ms)
+    yield from number_actions(numbers, now_ms)
     for name, size in out.items():
         removed = {"path": name, "deletionTimestamp": now_ms, "dataChange": data_change, "extendedFileMetadata": True}
         yield {"remove": {**removed, "partitionValues": {}, "size": size}}
     yield from (file.action(now_ms, data_change=data_change) for file in into)
 
 
-def numbers_said(numbers: Mapping[str, int], now_ms: int) -> Iterator[dict[str, Any]]:
+def number_actions(numbers: Mapping[str, int], now_ms: int) -> Iterator[dict[str, Any]]:
     """Yield a ``txn`` action for the newest number of each writer."""
     for writer, number in numbers.items():
         yield {"txn": {"appId": writer, "version": number, "lastUpdated": now_ms}}

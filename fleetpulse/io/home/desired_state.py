@@ -11,9 +11,9 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
@@ -30,17 +30,17 @@ class DesiredState:
     """Desired state of the lifecycle job.
 
     Attributes:
-        what: state, `RUNNING` or `STOPPED`.
+        state: desired state, `RUNNING` or `STOPPED`.
         by: name of the person or process that set it.
         at_ms: time of the change, epoch milliseconds.
-        meanwhile: whether it is in force only while the process that set it is in
+        temporary: whether it is in force only while the process that set it is in
             `temporarily_stopped`.
     """
 
-    what: str = RUNNING
+    state: str = RUNNING
     by: str = "nobody yet"
     at_ms: int = 0
-    meanwhile: bool = False
+    temporary: bool = False
 
 
 def get_desired(home: Home) -> DesiredState:
@@ -50,8 +50,8 @@ def get_desired(home: Home) -> DesiredState:
         FleetError: the file of the desired state is damaged.
     """
     try:
-        found = DesiredState(**json.loads((home.path / "desired.json").read_text()))
-        if found.what == STOPPED and found.meanwhile and lock_holder(_at_work(home)) is None:
+        found = _read(**json.loads((home.path / "desired.json").read_text()))
+        if found.state == STOPPED and found.temporary and lock_holder(_at_work(home)) is None:
             return DesiredState(RUNNING, found.by, found.at_ms)
         return found
     except FileNotFoundError:
@@ -61,6 +61,15 @@ def get_desired(home: Home) -> DesiredState:
             f'"{home.path}/desired.json" is damaged ({error}); set it again with: ./fleet stream start --home {home.path}',
             code="desired-state-damaged",
         ) from None
+
+
+def _read(what: str, meanwhile: bool = False, **others: Any) -> DesiredState:  # noqa: FBT001, FBT002 - keys of a file
+    """Return the state in a file, whose keys are those of homes of version 1."""
+    return DesiredState(what, temporary=meanwhile, **others)
+
+
+def _entry(state: DesiredState) -> dict[str, Any]:
+    return {"what": state.state, "by": state.by, "at_ms": state.at_ms, "meanwhile": state.temporary}
 
 
 def set_desired(
@@ -83,11 +92,11 @@ def set_desired(
         FleetError: the file cannot be written.
     """
     try:
-        with exclusive_lock(home.path / "word.lock"):
+        with exclusive_lock(home.path / "desired.lock"):
             if only_if is not None and get_desired(home) != only_if:
                 return None
             written = DesiredState(state, by, wall_clock_ms(), temporary)
-            atomic_write(home.path / "desired.json", json.dumps(asdict(written)))
+            atomic_write(home.path / "desired.json", json.dumps(_entry(written)))
             return written
     except OSError as error:
         raise FleetError(
@@ -119,15 +128,15 @@ def temporarily_stopped(home: Home, by: str) -> Iterator[None]:
 
     with named_lock(_at_work(home), by, refused):
         former, own = get_desired(home), None
-        while former.what == RUNNING and own is None:
+        while former.state == RUNNING and own is None:
             own = set_desired(home, STOPPED, f"{by} (process {os.getpid()})", temporary=True, only_if=former)
             former = former if own else get_desired(home)
         try:
             yield
         finally:
             if own is not None:
-                set_desired(home, former.what, former.by, only_if=own)
+                set_desired(home, former.state, former.by, only_if=own)
 
 
 def _at_work(home: Home) -> Path:
-    return home.path / "desired.lock"
+    return home.path / "temporary-stop.lock"

@@ -46,7 +46,7 @@ def require_kept(home: Home, table: str, asked_ms: int, operation: str) -> None:
         )
 
 
-def promise(home: Home, table: str, kept_ms: int) -> None:
+def raise_floor(home: Home, table: str, kept_ms: int) -> None:
     """Raise the retention floor of a table, before older rows are removed.
 
     A floor never moves back.

@@ -1,6 +1,6 @@
 """Profiles: ready mappings for products and platforms, in the folder ``mapping_profiles``.
 
-A profile is a mapping file. Its first line is a comment that tells what it is for, and ``SITE`` in it
+A profile is a mapping file. Its first line is a comment with its purpose, and ``SITE`` in it
 stands for the site of the devices. ``fleet map add`` copies a profile into the mapping file of a home.
 
 Sparkplug has no file: the bridge decodes it without rules if the setting ``sparkplug_host`` is set, which
@@ -31,7 +31,7 @@ def names() -> tuple[str, ...]:
 
 
 def about(name: str) -> str:
-    """Return one line about a profile: what it is for."""
+    """Return the purpose of a profile, in one line."""
     return _ABOUT_SPARKPLUG if name == SPARKPLUG else _text(name).partition("\n")[0].removeprefix("# ")
 
 

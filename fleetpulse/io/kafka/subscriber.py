@@ -288,13 +288,13 @@ class KafkaReceiver:
 
     def _session(self) -> SparkSession:
         jars = os.pathsep.join(str(jar) for jar in resolve_jars(jars=(*JARS, *KAFKA_JARS)))
-        usual = settings(self._local_dir, SparkResources(1, HEAP))[JAVA_OPTIONS_KEY]
+        default = settings(self._local_dir, SparkResources(1, HEAP))[JAVA_OPTIONS_KEY]
         extra = {
             "spark.driver.extraClassPath": jars,
             "spark.sql.extensions": "",  # Delta's extension slows the start and is not needed
             # The query mostly waits, so full compilation would cost more than it saves. The JVM
             # exits if it is out of memory, so that the bridge is restarted.
-            JAVA_OPTIONS_KEY: f"{usual} -XX:TieredStopAtLevel=1 -XX:+ExitOnOutOfMemoryError",
+            JAVA_OPTIONS_KEY: f"{default} -XX:TieredStopAtLevel=1 -XX:+ExitOnOutOfMemoryError",
             "spark.sql.execution.arrow.maxRecordsPerBatch": "50",  # limits the memory of a transfer
             "spark.sql.streaming.noDataProgressEventInterval": "0",  # report each idle poll
             "spark.sql.streaming.stopTimeout": str(int(CLOSE_S * 500)),

@@ -200,7 +200,7 @@ def test_state_changes_in_the_browser_keep_the_verdicts_correct(home: Home, brow
     _answer(browser, "fleet_repartition", run, "Reject", "partitions of the state: 2 before, 3 after")
     assert browser.await_end("fleet_repartition", run) == "success"
     assert browser.tasks("fleet_repartition", run)["stop"] == "skipped"
-    assert (home.generation().number, get_desired(home).what) == (before + 1, RUNNING)
+    assert (home.generation().number, get_desired(home).state) == (before + 1, RUNNING)
 
     (home.path.parent / "damage").touch()
     run = browser.trigger("fleet_migrate", form="5")
@@ -215,7 +215,7 @@ def test_state_changes_in_the_browser_keep_the_verdicts_correct(home: Home, brow
     assert "discarded generation" in log
     browser.picture("refused")
     assert (home.generation().number, home.generation().form) == (before + 1, 4)
-    assert get_desired(home).what == RUNNING
+    assert get_desired(home).state == RUNNING
     (home.path.parent / "damage").unlink()
 
     _await("the stream runs", lambda: read_status(home.run("lifecycle")).get("state") == "running")

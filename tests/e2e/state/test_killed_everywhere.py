@@ -113,7 +113,7 @@ def _repeat(home: Home, command: tuple[str, ...], call: Call) -> None:
     assert "new" not in statuses and statuses.count("current") == min(1, len(statuses))
     known = {home.generation().number, *(one.number for one in record.known.values() if one.status in ("retired", "held"))}
     assert {path.name for path in home.lifecycle.glob("gen-*")} == {f"gen-{number:04d}" for number in known}
-    assert not list(home.lifecycle.glob("told-*"))
+    assert not list(home.lifecycle.glob("scratch-*"))
 
 
 def _kill_at_each_step(home: Home, call: Call, listed: Path) -> None:

@@ -19,7 +19,7 @@ from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.rows import Row, hash64
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, TABLES
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.home.retention_floor import promise
+from fleetpulse.io.home.retention_floor import raise_floor
 from fleetpulse.io.maintenance import compaction
 from fleetpulse.io.maintenance.readers import ReaderPin
 from fleetpulse.io.tables import tables
@@ -106,7 +106,7 @@ def apply_retention(home: Home, version: int, keep_ms: int) -> int:
     table = home.table(MESSAGES.name)
     planned = compaction.plan(table, [ReaderPin("a test", version, by_version=True)], keep_ms, time.time_ns() // 1_000_000)
     assert planned is not None, "there are rows"
-    promise(home, MESSAGES.name, planned.cutoff_ms)
+    raise_floor(home, MESSAGES.name, planned.cutoff_ms)
     assert compaction.drop_expired(table, planned), "some are old"
     return planned.cutoff_ms
 

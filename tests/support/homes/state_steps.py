@@ -43,7 +43,7 @@ def steps_in(path: Path) -> Iterator[str]:
         if not isinstance(node, ast.Call) or len(node.args) != 1:
             continue
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name in ("say", "report", "_report", "steps"):
+        if name in ("report", "_report", "steps"):
             yield _sentence(node.args[0])
 
 

@@ -20,7 +20,7 @@ from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.home.amend_progress import AmendProgress, write_amend_progress
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.home.retention_floor import oldest_kept_ms, promise
+from fleetpulse.io.home.retention_floor import oldest_kept_ms, raise_floor
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import snapshots
 from fleetpulse.reports import judgements
@@ -188,7 +188,7 @@ def test_older_snapshot_is_rejected_if_late_messages_are_no_longer_listed(tmp_pa
     retained = two_days(tmp_path / "home")
     retained.land_and_judge(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
     retained.forget()
-    promise(retained.home, "came_late", START + DAY_MS * 2)
+    raise_floor(retained.home, "came_late", START + DAY_MS * 2)
     [result] = amend_home(retained.home, AmendRequest())
     assert result.left is not None
     assert "no longer all listed (keep_late)" in result.left
@@ -251,7 +251,7 @@ def test_device_amended_from_rows_neither_listed_nor_retained_is_refused(tmp_pat
     retained.land_and_judge(signal(day(3, 5), "n"), tick(day(3, 4000)))
     retained.land_and_judge(signal(day(3, 2000), "n", received_s=day(3, 4010), gateway="gw"), tick(day(3, 4020)))
     retained.forget()
-    promise(retained.home, "came_late", START + DAY_MS)
+    raise_floor(retained.home, "came_late", START + DAY_MS)
     before = {"kind": "add", "device_id": "n", "event_time_ms": START, "life_ms": START, "amendment_no": 1}
     tables.append(retained.home, JUDGEMENTS, tables.to_table(JUDGEMENTS, [before]), "other", 1)
     [result] = amend_home(retained.home, AmendRequest())
@@ -387,7 +387,7 @@ def test_since_before_the_retention_floor_is_refused_with_the_oldest_instant(tmp
     assert tables.version(retained.home.table(JUDGEMENTS.name)) == before
     [result] = amend_home(retained.home, AmendRequest(since_ms=kept_ms))
     assert (result.retracted, result.added) == (1, 1)
-    promise(retained.home, "came_late", kept_ms + 1)
+    raise_floor(retained.home, "came_late", kept_ms + 1)
     with refused("amend-not-retained", match=rf"kept from {format_instant(kept_ms + 1)} on .*keep_late"):
         amend_home(retained.home, AmendRequest(since_ms=kept_ms))
     assert [one.device_id for one in amend_home(retained.home, AmendRequest())] == ["d"], (

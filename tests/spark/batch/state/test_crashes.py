@@ -184,7 +184,7 @@ def test_a_canary_with_a_different_judgement_is_removed_and_the_judgement_is_nam
         "current",
         "discarded",
     }
-    assert not list(home.lifecycle.glob("told-*")) and not checkpoint_of(home.lifecycle, 3).exists()
+    assert not list(home.lifecycle.glob("scratch-*")) and not checkpoint_of(home.lifecycle, 3).exists()
 
 
 def test_devices_selected_for_a_bootstrap_are_judged_as_in_the_whole_fleet(

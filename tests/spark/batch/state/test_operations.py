@@ -84,7 +84,7 @@ def test_a_held_generation_becomes_current_only_if_the_current_one_has_not_advan
     assert marked_with(home.checkpoint) == marked_with(checkpoint_of(home.lifecycle, 2)) == home.id() is not None
     inspected = inspect(spark, home, None)
     assert inspected["next"]["held"] == {"generation": 2, "made_by": "migrate"} and inspected["next"]["versions"] == 0
-    assert inspected["watermark_ms"] == inspected["stand"]["newest_ms"] - 1 and inspected["files"]["kinds"]["zip"] > 0
+    assert inspected["watermark_ms"] == inspected["position"]["newest_ms"] - 1 and inspected["files"]["kinds"]["zip"] > 0
     assert sum(group["devices"] for group in inspected["groups"]) > 0
     with pytest.raises(FleetError, match=r"generation 2, made by migrate, is held.*state switch 2"):
         rescale(work, 5)

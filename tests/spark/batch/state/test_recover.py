@@ -14,7 +14,7 @@ from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoints.checkpoint import committed_batches, position_after, started_batches
 from fleetpulse.io.checkpoints.generations import load_generations, save_generations
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.home.retention_floor import promise
+from fleetpulse.io.home.retention_floor import raise_floor
 from fleetpulse.io.lifecycle.state_reader import read_snapshot
 from fleetpulse.io.maintenance.readers import reader_pins
 from fleetpulse.io.tables import tables
@@ -90,7 +90,7 @@ def test_recovery_emits_only_the_missing_judgements(
     assert position_after(home.checkpoint).newest_ms == max(row.received_at_ms for row in ROWS)
     judge(spark, home)
     assert emitted(home) == defined(ROWS, DEPLOYMENT)
-    assert not list(home.lifecycle.glob("told-*")) and not list(home.lifecycle.rglob("unsaid-*"))
+    assert not list(home.lifecycle.glob("scratch-*")) and not list(home.lifecycle.rglob("unsaid-*"))
     assert {pin.who for pin in reader_pins(home)} >= {"generation 3", "snapshot 1"}, (
         "a generation that cannot be restored has no pin"
     )
@@ -148,6 +148,6 @@ def test_an_impossible_recovery_is_refused_with_a_reason_and_changes_nothing(
     with pytest.raises(FleetError, match="generation 2 has other devices than snapshot version"):
         bootstrap(work, taken, damaged=True)
     save_generations(home.lifecycle, record)
-    promise(home, "late", (taken.at_ms or 0) + 1)
+    raise_floor(home, "late", (taken.at_ms or 0) + 1)
     with pytest.raises(FleetError, match=r"the judgements since snapshot version .* are incomplete.*\(keep_late\)"):
         bootstrap(work, taken, damaged=True)

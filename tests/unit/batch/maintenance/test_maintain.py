@@ -174,11 +174,11 @@ def test_maintenance_waits_for_a_state_change_or_other_maintenance(home: Home) -
     with ExitStack() as other:
         other.enter_context(exclusive_state_change(home, "fleet state snapshot", lines.append))
 
-        def say(line: str) -> None:
+        def report(line: str) -> None:
             lines.append(line)
             other.close()  # the other process ends while maintenance waits for it
 
-        assert list(maintain(home, KEEP, dry_run=True, now_s=NOW_S, report=say))
+        assert list(maintain(home, KEEP, dry_run=True, now_s=NOW_S, report=report))
     [line] = lines
     assert line.startswith("waiting for fleet state snapshot (process ")
     refusal = refused("work-still-running")

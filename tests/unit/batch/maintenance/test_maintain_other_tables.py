@@ -354,7 +354,7 @@ def test_full_disk_stops_steps_that_write_but_not_those_that_delete(
     log.write_text("a line")
     os.utime(log, (NOW_S - 40 * DAY_S, NOW_S - 40 * DAY_S))
     with monkeypatch.context() as disk:
-        for module, name in ((compaction, "replace_durably"), (retention, "promise"), (vacuum, "write_log_checkpoint")):
+        for module, name in ((compaction, "replace_durably"), (retention, "raise_floor"), (vacuum, "write_log_checkpoint")):
             disk.setattr(module, name, full)
         disk.setattr(disk_cleanup.shutil, "copyfile", half_copied)
         disk.setattr(disk_cleanup, "LONG_BYTES", 3)

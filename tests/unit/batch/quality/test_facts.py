@@ -26,7 +26,7 @@ from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition
 from fleetpulse.io.checkpoints.generations import DISCARDED, RETIRED, Generation, Generations, save_generations
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.home.retention_floor import promise
+from fleetpulse.io.home.retention_floor import raise_floor
 from fleetpulse.io.quality.great_expectations import Expectations
 from fleetpulse.io.quality.suite_inputs import opened
 from fleetpulse.io.tables import tables as delta
@@ -271,13 +271,13 @@ def test_retention_during_a_replay_skips_the_affected_suites(tmp_path: Path, mon
     home = judged_home(tmp_path / "home", history, DEPLOYMENT)
     middle_ms = sorted(one.received_at_ms for one in history)[len(history) // 2]
 
-    def replay_after_retention(home: Home, newest_ms: int, origin: Origin, say: ReportProgress) -> tuple[pa.Table, pa.Table]:
+    def replay_after_retention(home: Home, newest_ms: int, origin: Origin, report: ReportProgress) -> tuple[pa.Table, pa.Table]:
         """Apply retention, then replay bronze."""
-        promise(home, MESSAGES.name, middle_ms)
+        raise_floor(home, MESSAGES.name, middle_ms)
         table = DeltaTable(str(home.table(MESSAGES.name)))
         kept = table.to_pyarrow_table(filters=[("received_at", ">=", datetime.fromtimestamp(middle_ms / 1000, UTC))])
         write_deltalake(table, kept, mode="overwrite")
-        return replay_bronze(home, newest_ms, origin, say)
+        return replay_bronze(home, newest_ms, origin, report)
 
     lines = list[str]()
     with monkeypatch.context() as unpaced:

@@ -87,13 +87,13 @@ def test_next_start_is_reported_independently_of_the_inspected_batch(home: Home,
 
 
 def test_inspection_reports_obstacles_to_the_next_start(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _facts(home)["next"]["held"] is None and _facts(home)["next"]["desired"]["what"] == "running"
+    assert _facts(home)["next"]["held"] is None and _facts(home)["next"]["desired"]["state"] == "running"
     held = Generation(2, 3, 4, "rescale", {"generation": 1}, 1, HELD, {"beside": 1})
     save_generations(home.lifecycle, load_generations(home.lifecycle).with_one(home.generation()).with_one(held))
     set_desired(home, STOPPED, "ann [at night]")
     next_start = _facts(home)["next"]
     assert next_start["held"] == {"generation": 2, "made_by": "rescale"}
-    assert (next_start["desired"]["what"], next_start["desired"]["by"]) == ("stopped", "ann [at night]")
+    assert (next_start["desired"]["state"], next_start["desired"]["by"]) == ("stopped", "ann [at night]")
     text = _text(home, capsys)
     assert "the job is stopped by ann [at night] since" in text
     assert "generation 2, made by rescale, is held: ./fleet state switch 2, or discard 2" in text

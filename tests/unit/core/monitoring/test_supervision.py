@@ -107,7 +107,7 @@ def test_a_dead_job_is_started_once_unless_its_desired_state_is_stopped(home: Ho
         write_status(home.run("lifecycle"), {"state": NOT_RESTARTED, "why": "exit -9", "at_ms": get_desired(home).at_ms + 1})
         check = check_job(home, "me", MINUTE_MS)
         assert (check.state, check.sound, check.starts) == ("started", True, 1)
-        assert (get_desired(home).what, get_desired(home).by) == (RUNNING, "me")
+        assert (get_desired(home).state, get_desired(home).by) == (RUNNING, "me")
     assert check_job(home, "me", MINUTE_MS).state == "down"
 
 
@@ -116,7 +116,7 @@ def test_a_job_that_an_airflow_run_left_stopped_is_not_sound(home: Home) -> None
     assert desired is not None
     late, early = (check_job(home, "me", MINUTE_MS, desired.at_ms + LONGEST_CHANGE_MS + more_ms) for more_ms in (1, 0))
     assert (late.state, late.sound, early.state, early.sound) == ("left stopped", False, "stopped", True)
-    assert (get_desired(home).what, get_desired(home).by) == (STOPPED, "airflow fleet_migrate manual"), (
+    assert (get_desired(home).state, get_desired(home).by) == (STOPPED, "airflow fleet_migrate manual"), (
         "the state is reported and not changed"
     )
 

@@ -57,7 +57,7 @@ def test_generation_that_is_built_changes_nothing_until_the_switch(home: Home) -
     save_generations(home.lifecycle, load_generations(home.lifecycle).switched(made.number, {"batch": 7}))
     assert (home.generation().number, home.key_groups()) == (2, 3)
     former = load_generations(home.lifecycle).predecessor()
-    assert former is not None and (former.number, former.status, former.stands) == (1, "retired", {"batch": 7})
+    assert former is not None and (former.number, former.status, former.position) == (1, "retired", {"batch": 7})
 
 
 def test_generations_with_chosen_devices_are_found_among_the_ancestors() -> None:
@@ -110,9 +110,9 @@ def test_state_has_one_holder(home: Home) -> None:
 
 
 def test_desired_state_is_stored_with_its_author(home: Home) -> None:
-    assert get_desired(home).what == RUNNING
+    assert get_desired(home).state == RUNNING
     set_desired(home, STOPPED, "ann")
-    assert (get_desired(home).what, get_desired(home).by) == (STOPPED, "ann")
+    assert (get_desired(home).state, get_desired(home).by) == (STOPPED, "ann")
     (home.path / "desired.json").write_text("no")
     with refused("desired-state-damaged"):
         get_desired(home)
@@ -250,19 +250,19 @@ def test_invalid_parquet_list_is_refused_with_the_reason(tmp_path: Path, table: 
 
 def test_temporary_stop_ends_with_its_process(home: Home) -> None:
     with temporarily_stopped(home, "a canary"):
-        assert get_desired(home).what == STOPPED
+        assert get_desired(home).state == STOPPED
         content = (home.path / "desired.json").read_text()
         with refused("stream-stopped-by-other"), temporarily_stopped(home, "another"):
             pass
-    assert (get_desired(home).what, get_desired(home).by) == (RUNNING, "nobody yet")
+    assert (get_desired(home).state, get_desired(home).by) == (RUNNING, "nobody yet")
     (home.path / "desired.json").write_text(content)  # as a killed process leaves it
-    assert get_desired(home).what == RUNNING
+    assert get_desired(home).state == RUNNING
 
 
 def test_desired_state_set_during_a_temporary_stop_is_kept(home: Home) -> None:
     with temporarily_stopped(home, "a canary"):
         set_desired(home, STOPPED, "ann")
-    assert (get_desired(home).what, get_desired(home).by) == (STOPPED, "ann")
+    assert (get_desired(home).state, get_desired(home).by) == (STOPPED, "ann")
 
 
 def test_temporary_stop_keeps_an_earlier_stop_and_its_author(home: Home) -> None:
@@ -282,7 +282,7 @@ def test_conditional_update_does_not_override_a_newer_desired_state(home: Home) 
 
 def test_unfinished_generation_pins_versions_only_during_a_state_change(home: Home) -> None:
     incomplete = begun(home)
-    temporary = home.lifecycle / "told-0002"
+    temporary = home.lifecycle / "scratch-0002"
     temporary.mkdir()
     with exclusive_state_change(home, "a test", lambda message: None):
         assert is_making(home)

@@ -14,7 +14,7 @@ from fleetpulse.io.checkpoints.generations import PRUNED, RETIRED, Generation, G
 from fleetpulse.io.delta.corruption import DamagedError
 from fleetpulse.io.home.checkpoint_ownership import mark_own, require_own, require_own_if_readable
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.home.retention_floor import promise
+from fleetpulse.io.home.retention_floor import raise_floor
 from fleetpulse.io.maintenance.readers import reader_pins
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.outbox import flush_outbox, outbox_path
@@ -109,7 +109,7 @@ def test_recovery_requires_retained_judgements_since_the_snapshot(home: Home) ->
     take_snapshot(home)
     taken = find_snapshot(home)
     require_judgements_since(home, taken)
-    promise(home, "late", (taken.at_ms or 0) - 3 * 86_400_000)
+    raise_floor(home, "late", (taken.at_ms or 0) - 3 * 86_400_000)
     require_judgements_since(home, taken)
     with refused("judgements-not-retained"):
         require_judgements_since(home, replace(taken, at_ms=(taken.at_ms or 0) - 4 * 86_400_000))
@@ -123,7 +123,7 @@ def test_damaged_checkpoint_is_refused_only_while_its_generation_is_needed(home:
         require_own(home, 1)
     with refused("offsets-damaged"):
         reader_pins(home)
-    first, second = Generation(1, 8, 4, "up", status=RETIRED, stands={"damaged": True}), Generation(2, 8, 4, "bootstrap")
+    first, second = Generation(1, 8, 4, "up", status=RETIRED, position={"damaged": True}), Generation(2, 8, 4, "bootstrap")
     save_generations(home.lifecycle, Generations(2, {1: first, 2: second}))
     assert [pin.who for pin in reader_pins(home)] == ["generation 2"]
 
@@ -137,7 +137,7 @@ def test_checkpoint_of_another_home_is_refused_even_if_it_is_not_resumed(home: H
 
 def test_predecessor_skips_damaged_and_pruned_generations() -> None:
     known = {number: Generation(number, 8, 4, "up", status=RETIRED) for number in (1, 2, 3)}
-    known[3] = replace(known[3], stands={"damaged": True})
+    known[3] = replace(known[3], position={"damaged": True})
     record = Generations(4, {**known, 4: Generation(4, 8, 4, "bootstrap")})
     assert record.predecessor() == known[2]
     assert replace(record, known={**record.known, 2: replace(known[2], status=PRUNED)}).predecessor() == known[1]
