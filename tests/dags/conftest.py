@@ -32,7 +32,7 @@ def stub(airflow: Path) -> StubCommand:
     lifecycle = found.home / "checkpoints" / "lifecycle"
     lifecycle.mkdir(parents=True, exist_ok=True)
     (lifecycle / "generations.json").write_text(json.dumps({"current": 1, "generations": []}))
-    (found.home / "desired.json").write_text(json.dumps({"state": "running", "by": "nobody yet", "at_ms": 0}))
+    (found.home / "desired.json").write_text(json.dumps({"what": "running", "by": "nobody yet", "at_ms": 0}))
     (PLACE / "calls").unlink(missing_ok=True)
     found.fail()
     return found

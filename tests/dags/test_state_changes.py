@@ -33,7 +33,7 @@ def test_a_refusing_gate_keeps_the_old_generation_and_fails_the_run(
         "state discard 2",
         "stream start",
     ]
-    assert stub.desired()["state"] == "running"
+    assert stub.desired()["what"] == "running"
     assert ended[""] == "failed"
     assert [ended[task] for task in ("act", "gate", "switch", "start", "watch", "go_back", "outcome")] == [
         "success",
@@ -67,7 +67,7 @@ def test_a_generation_held_by_a_failed_task_is_discarded(stub: StubCommand, run_
 
 
 def test_a_run_refuses_a_stream_stopped_by_another_run_and_undoes_nothing(stub: StubCommand, run_dag: RunDag) -> None:
-    by_another = {"state": "stopped", "by": "airflow fleet_migrate manual__earlier", "at_ms": 1}
+    by_another = {"what": "stopped", "by": "airflow fleet_migrate manual__earlier", "at_ms": 1}
     (stub.home / "desired.json").write_text(json.dumps(by_another))
     ended = run_dag(built("fleet_repartition"))
     assert verbs(stub) == ["state repartition 2 --dry-run --once-stopped", "stream stop"]
@@ -91,7 +91,7 @@ def test_a_stream_that_does_not_advance_is_rolled_back(stub: StubCommand, run_da
 
 
 def test_a_stream_that_a_user_stops_during_a_rollback_stays_stopped(stub: StubCommand, run_dag: RunDag) -> None:
-    by_ann = {"state": "stopped", "by": "ann", "at_ms": 7}
+    by_ann = {"what": "stopped", "by": "ann", "at_ms": 7}
     stops = f"(home / 'desired.json').write_text({json.dumps(by_ann)!r})"
     COMMAND.write_text(f"{STUB}\nif line.startswith('state rollback'): {stops}\n")
     dag = built("fleet_bootstrap")
@@ -111,7 +111,7 @@ def test_go_back_waits_for_a_generation_that_is_still_being_built(stub: StubComm
     record = stub.home / "checkpoints" / "lifecycle" / "generations.json"
     held = {"number": 3, "key_groups": 8, "form": 4, "made_by": "rescale", "made_at_ms": 5, "status": "held"}
     task = RollbackOperator(task_id="go_back", made_by="act", last="watch")
-    (stub.home / "desired.json").write_text(json.dumps({"state": "stopped", "by": task.by, "at_ms": 1}))
+    (stub.home / "desired.json").write_text(json.dumps({"what": "stopped", "by": task.by, "at_ms": 1}))
     with ExitStack() as building:
         building.enter_context(exclusive_state_change(Home(stub.home), "a test", lambda arguments: None))
 

@@ -65,10 +65,10 @@ def hold(number, status):
     record.write_text(json.dumps({{**json.loads(record.read_text()), "generations": [made]}}))
 if line.startswith(("stream stop", "stream start")):
     found = json.loads((home / "desired.json").read_text())
-    if found["state"] == "stopped" and found["by"] != words[3]:
+    if found["what"] == "stopped" and found["by"] != words[3]:
         sys.exit("fleet: the stream is stopped by " + found["by"])
     what = "stopped" if words[1] == "stop" else "running"
-    (home / "desired.json").write_text(json.dumps({{"state": what, "by": words[3], "at_ms": 1}}))
+    (home / "desired.json").write_text(json.dumps({{"what": what, "by": words[3], "at_ms": 1}}))
 if line.startswith("state switch"):
     switch(int(words[2]))
 if line.startswith("state rollback"):

@@ -63,7 +63,7 @@ def get_desired(home: Home) -> DesiredState:
         ) from None
 
 
-def _read(what: str, meanwhile: bool = False, **others: Any) -> DesiredState:  # noqa: FBT001, FBT002 - keys of a file
+def _read(what: str, meanwhile: bool = False, **others: Any) -> DesiredState:
     """Return the state in a file, whose keys are those of homes of version 1."""
     return DesiredState(what, temporary=meanwhile, **others)
 
