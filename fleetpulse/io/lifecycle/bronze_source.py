@@ -9,7 +9,7 @@ waits at most ten seconds for each. Imports that only a task needs (numba, packi
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,14 +20,32 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from fleetpulse.columnar.compute import pc
+from fleetpulse.io.delta.corruption import reporting_corruption_of_file
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.lifecycle import block_files
 from fleetpulse.io.tables.adaptive_batching import MAX_ROWS, Pacer
 
 FORMAT: Final = "fleet_blocks"
+ROWS_A_TASK: Final = 20_000  # with fewer rows, a third or further task costs more than it saves
+_LEAST_TASKS: Final = 2
 BLOCK_COLUMNS: Final = (
     f"key_group int, received_at timestamp, newest_ms long, started_ms long, signals binary, others binary, {block_files.COLUMNS}"
 )
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A file of bronze, or one row group of a large file.
+
+    Attributes:
+        path: path of the Parquet file.
+        row_group: number of the row group; None for the whole file.
+        rows: number of rows; 0 if the log does not tell it.
+    """
+
+    path: str
+    row_group: int | None
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -35,14 +53,52 @@ class Files(InputPartition):
     """Files of a batch for one task.
 
     Attributes:
-        paths: Parquet files, in the order of their versions.
+        pieces: files and row groups, in the order of their versions.
         started_ms: ``received_at`` of the first row of bronze, epoch milliseconds.
         folder: folder for the blocks of signals; None if rows carry the blocks.
     """
 
-    paths: tuple[str, ...]
+    pieces: tuple[Piece, ...]
     started_ms: int
     folder: str | None = None
+
+
+def shares(pieces: Sequence[Piece], parallelism: int) -> list[tuple[Piece, ...]]:
+    """Split the files of a batch into consecutive shares of about equal rows, one per task.
+
+    A batch has more than two shares only if each has `ROWS_A_TASK` rows. A file with more rows than
+    a share is split into its row groups.
+
+    Args:
+        pieces: files of the batch, at least one, in the order of their versions.
+        parallelism: maximum number of shares.
+    """
+    total = sum(_weight(piece) for piece in pieces)
+    tasks = min(parallelism, max(_LEAST_TASKS, total // ROWS_A_TASK))
+    split = [part for piece in pieces for part in (_row_groups(piece) if _is_large(piece, total / tasks) else [piece])]
+    found: list[list[Piece]] = [[] for _ in range(tasks)]
+    before = 0
+    for piece in split:  # to the share that contains the middle of its rows
+        found[min(tasks - 1, (2 * before + _weight(piece)) * tasks // (2 * total))].append(piece)
+        before += _weight(piece)
+    return [tuple(share) for share in found if share]
+
+
+def _weight(piece: Piece) -> int:
+    return piece.rows or ROWS_A_TASK
+
+
+def _is_large(piece: Piece, share: float) -> bool:
+    return piece.rows > max(share, ROWS_A_TASK)
+
+
+def _row_groups(piece: Piece) -> list[Piece]:
+    """Return the row groups of a file; the file itself if it has only one."""
+    with reporting_corruption_of_file(Path(piece.path)):
+        about = pq.ParquetFile(piece.path).metadata
+    if about.num_row_groups < 2:
+        return [piece]
+    return [Piece(piece.path, number, about.row_group(number).num_rows) for number in range(about.num_row_groups)]
 
 
 class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -52,7 +108,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     - ``path``: path of the table.
     - ``key_groups``: number of key groups.
     - ``max_rows``: target number of rows a batch.
-    - ``parallelism``: number of tasks.
+    - ``parallelism``: maximum number of tasks of a batch, one per core.
     - ``begin``: first version to read with a new checkpoint.
     - ``begin_alone``: 1 if the first batch of a new checkpoint reads no rows.
     - ``through``: version at which to stop.
@@ -104,18 +160,17 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if end == first else {"version": end}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[Files]:
-        """Split the files of a batch among the tasks."""
-        paths: list[str] = []
+        """Split the files of a batch among the tasks, see `shares`."""
+        pieces: list[Piece] = []
         version = start["version"]
         while version < end["version"]:
             files, version = self.log.span(version, end["version"])
-            paths += [path for path, _ in files]
-        if not paths:
+            pieces += [Piece(path, None, rows) for path, rows in files]
+        if not pieces:
             return []
-        share = -(-len(paths) // self.parallelism)
         started = self._started()
         folder = self.handover and block_files.folder_for(self.handover, start["version"], end["version"])
-        return [Files(tuple(paths[at : at + share]), started, folder) for at in range(0, len(paths), share)]
+        return [Files(share, started, folder) for share in shares(pieces, self.parallelism)]
 
     def _started(self) -> int:
         if self._started_ms is None:
@@ -131,7 +186,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from fleetpulse.io.tables.bronze import pack, read_bronze, with_wake_rows
 
         assert isinstance(partition, Files)
-        tables = [read_bronze(path) for path in partition.paths]
+        tables = [read_bronze(piece.path, piece.row_group) for piece in partition.pieces]
         rows = pa.concat_tables(tables, promote_options="default").combine_chunks()  # files of signals only have fewer columns
         if rows.num_rows:
             blocks = with_wake_rows(pack(rows, self.key_groups, partition.started_ms), self.key_groups)

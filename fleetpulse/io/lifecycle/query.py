@@ -92,7 +92,12 @@ def judgement_stream(
             many; None returns all judgements in the rows.
     """
     spark.dataSource.register(BlockSource)
-    options: dict[str, str | int] = {"path": str(messages), "key_groups": generation.key_groups, "max_rows": max_rows}
+    options: dict[str, str | int] = {
+        "path": str(messages),
+        "key_groups": generation.key_groups,
+        "max_rows": max_rows,
+        "parallelism": spark.sparkContext.defaultParallelism,
+    }
     if initial is not None:
         options |= {"begin": initial.version, "begin_alone": int(initial.alone)}
     if str(spark.conf.get("spark.master")).startswith("local"):  # all tasks share the local disk

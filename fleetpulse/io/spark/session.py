@@ -74,6 +74,7 @@ def settings(local_dir: Path, size: SparkResources) -> dict[str, str]:
         "spark.databricks.delta.snapshotCache.storageLevel": "NONE",  # the state of a version is read once
         # Statistics are only worth their cost for the first columns: device, site and time.
         "spark.databricks.delta.properties.defaults.dataSkippingNumIndexedCols": str(INDEXED_COLUMNS),
+        "spark.default.parallelism": str(size.cores),  # tasks that read bronze; a cluster counts the executors of the moment
         "spark.sql.shuffle.partitions": str(size.cores),  # fixed by the first batch of a checkpoint
         "spark.shuffle.compress": "false",  # blocks are already compressed
         # A batch needs more generated classes than the default of 100: each batch recompiled five.

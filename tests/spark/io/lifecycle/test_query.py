@@ -88,7 +88,7 @@ def test_a_missing_version_is_an_error_and_rewrites_are_skipped(tmp_path: Path) 
     reader = BlockReader({"path": str(path), "key_groups": "4"})
     end = reader.latestOffset({"version": 0})
     partitions = reader.partitions({"version": 0}, end)
-    assert sum(len(one.paths) for one in partitions) == 3
+    assert sum(len(one.pieces) for one in partitions) == 3
     blocks = [batch for one in partitions for batch in reader.read(one)]
     assert sum(batch.num_rows for batch in blocks) >= 1
     (path / "_delta_log" / f"{2:020d}.json").unlink()
