@@ -1,7 +1,8 @@
 """# Change the number of key groups
 
-**When to run it**: the fleet has outgrown its key groups. Aim at 4,000 to 32,000 devices per key
-group (`./fleet state inspect`, `./fleet plan`).
+**When to run it**: the fleet has outgrown its key groups, or the job has more cores than before. Aim
+at 4,000 to 32,000 devices per key group, and at two to five key groups per core
+(`./fleet state inspect`, `./fleet plan`).
 
 **What it changes**: plans, and waits until another person than you approves the plan. It then stops
 the stream, creates a new generation with that many key groups, and checks it (the gate). It

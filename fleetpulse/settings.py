@@ -225,6 +225,7 @@ class Settings(BaseSettings):
             listening. A coverage gap is then open, and judging continues without that bridge.
         cores: CPU cores of the lifecycle job, and of each verb that reads or moves its state. The
             first batch of the job creates as many state partitions; ``fleet state repartition``
+            changes their number. A new home gets key groups for its cores; ``fleet state rescale``
             changes their number.
         heap: JVM heap of each of these, such as ``4g``. Their Python workers need memory in
             addition (``fleet plan``).

@@ -23,6 +23,7 @@ from fleetpulse.io.ingest.recording import RecordedMessage, Recording
 from fleetpulse.io.ingest.segments import BridgePosition, bridge_position
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.publisher import Publisher
+from fleetpulse.planning.model import first_key_groups
 from fleetpulse.settings import load_settings
 from streaming.simulator.replay_publisher import play
 
@@ -53,7 +54,7 @@ def replay(home: Home, path: Path, policy: Policy, deployment: Deployment | None
     with console.status("reading the recording"):
         played = recording.inspect(path)
     settings = load_settings(home.path)
-    home.prepare(deployment, settings.chosen_identity())
+    home.prepare(deployment, settings.chosen_identity(), first_key_groups(settings.cores))
     bridges = settings.all_bridges()
     with home.locked("fleet replay"):
         home.divide(bridges)

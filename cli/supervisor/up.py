@@ -26,6 +26,7 @@ from fleetpulse.io.kafka.config import parse_kafka
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.system.process import StopSignal
 from fleetpulse.io.system.wall_clock import wall_clock_ms
+from fleetpulse.planning.model import first_key_groups
 from fleetpulse.settings import Settings, load_settings
 from streaming.simulator.simulator import SimulatedFleet, load_fleet
 
@@ -70,7 +71,7 @@ def up(home: Home, options: UpOptions, deployment: Deployment | None) -> None:
         FleetError: a port or the home is in use, the disk is full, or a process ended too often.
     """
     settings = load_settings(home.path)
-    home.prepare(deployment, settings.chosen_identity())
+    home.prepare(deployment, settings.chosen_identity(), first_key_groups(settings.cores))
     if settings.kafka:
         parse_kafka(settings.kafka)  # reports faults of the setting here, not in a log
     free = shutil.disk_usage(home.path).free

@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fleetpulse.core.times import DAY_MS, DAY_S
+from fleetpulse.io.home.home import KEY_GROUPS
 from fleetpulse.io.tables.adaptive_batching import FEW_ROWS
-from fleetpulse.planning.partition_skew import busiest
+from fleetpulse.planning.partition_skew import busiest, most_even
 
 MONTH_DAYS: Final = 30
 DEVICES_A_GROUP: Final = (4_000, 32_000)  # least and greatest number of devices in a key group
+_GROUPS_A_CORE: Final = (2, 5)  # least and greatest number of a new home with more than two cores
+_SHARED_BY: Final = 2  # cores that share the fixed work of a batch, most of which the driver does
 _MORE_GROUPS: Final = 3  # additional key groups for a better balance; up to a quarter if that is more
 ROW_GROUP: Final = 131_072  # rows of a compacted file that share a dictionary
 BUSY: Final = 0.6  # greatest long-term load of a core; the rest is for catching up
@@ -164,8 +167,10 @@ class CapacityPlan:
 
     Attributes:
         messages_per_s: messages per second.
-        key_groups: number of key groups, fixed when a home is created.
+        key_groups: number of key groups; a new home has `first_key_groups`.
         devices_a_group: devices per key group.
+        groups_a_core: key groups per core, on a cluster per core of the executors.
+        skew: key groups of the busiest partition, relative to the mean.
         partitions: state partitions, fixed with a checkpoint's first batch.
         cores: CPU cores of the lifecycle job.
         executors: executors with these cores, on a cluster.
@@ -183,6 +188,8 @@ class CapacityPlan:
     messages_per_s: float
     key_groups: int
     devices_a_group: float
+    groups_a_core: float
+    skew: float
     partitions: int
     cores: int
     executors: int
@@ -199,7 +206,10 @@ class CapacityPlan:
     def as_rows(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
         plain = {name: getattr(self, name) for name in self.__slots__ if name != "storage"}
-        rounded = {name: round(value, 3) if name.endswith("_s") else round(value) for name, value in plain.items()}
+        fractions = ("groups_a_core", "skew")
+        rounded = {
+            name: round(value, 3) if name.endswith("_s") or name in fractions else round(value) for name, value in plain.items()
+        }
         return {**rounded, "storage_bytes": {table: round(size) for table, size in self.storage.items()}}
 
 
@@ -208,20 +218,33 @@ def mentioned(rows: float, devices: float) -> float:
     return devices * -math.expm1(-rows / devices) if devices else 0.0
 
 
+def first_key_groups(cores: int) -> int:
+    """Return the number of key groups of a new home, whose number of devices is unknown.
+
+    Up to two cores have 8. More cores have two to five each, by the number that Spark distributes
+    most evenly among as many partitions.
+    """
+    if cores <= _SHARED_BY:
+        return KEY_GROUPS
+    least, most = _GROUPS_A_CORE
+    return most_even(max(KEY_GROUPS, least * cores), most * cores, cores)
+
+
 def key_groups(devices: int, partitions: int) -> int:
     """Return the number of key groups: few, but enough to keep every partition busy.
 
     A key group has at most 32,000 devices. Each call for a group has a fixed cost of some
     milliseconds, so fewer groups are cheaper. Up to a quarter more groups, or three, are chosen if
-    Spark distributes them more evenly: a batch takes as long as its busiest partition.
+    Spark distributes them more evenly: a batch takes as long as its busiest partition. With more
+    than two partitions there are at least as many groups as in a new home.
     """
     least, most = DEVICES_A_GROUP
     groups = max(1, math.ceil(devices / most))
     if groups < partitions and devices >= least * partitions:
         groups = partitions
     groups = max(groups, min(partitions, 2))
-    enough = range(groups, max(groups + _MORE_GROUPS, groups * 5 // 4) + 1)
-    return min(enough, key=lambda count: (round(busiest(count, partitions), 1), count))
+    chosen = most_even(groups, max(groups + _MORE_GROUPS, groups * 5 // 4), partitions)
+    return max(chosen, first_key_groups(partitions)) if partitions > _SHARED_BY else chosen
 
 
 def group_bytes(devices: float, heard: float, changed: float, fleet: Fleet, figures: Figures) -> float:
@@ -267,19 +290,31 @@ def state_bytes(fleet: Fleet, figures: Figures, groups: int) -> float:
 
 def batch_cpu_s(fleet: Fleet, figures: Figures, batch_s: float) -> float:
     """Return the CPU seconds of a batch with the messages of ``batch_s`` seconds."""
+    return figures.batch_s + _messages_cpu_s(fleet, figures, batch_s)
+
+
+def _messages_cpu_s(fleet: Fleet, figures: Figures, batch_s: float) -> float:
     messages = fleet.messages_per_s * batch_s
     touched = mentioned(messages, fleet.devices)
-    return figures.batch_s + (messages * figures.message_us + touched * figures.touched_us) / 1e6
+    return (messages * figures.message_us + touched * figures.touched_us) / 1e6
 
 
-def batch_time_s(fleet: Fleet, figures: Figures, cores: int) -> float:
+def batch_time_s(fleet: Fleet, figures: Figures, cores: int, skew: float = 1.0) -> float:
     """Return the stable duration of batches; infinity if the cores do not suffice.
 
-    Each batch reads the messages that were received during the previous batch.
+    Each batch reads the messages that were received during the previous batch. Two cores at most
+    share the fixed work of a batch; a core of the busiest partition ends last.
+
+    Args:
+        fleet: load of the fleet.
+        figures: cost figures.
+        cores: cores of the lifecycle job.
+        skew: work of the busiest partition, relative to the mean.
     """
+    fixed_s = figures.batch_s / min(cores, _SHARED_BY)
     least_s = batch_s = max(fleet.batch_every_ms, min(fleet.held_ms, FEW_ROWS * 1000 / max(fleet.messages_per_s, 1e-9))) / 1000
     for _ in range(500):
-        needed_s = max(least_s, batch_cpu_s(fleet, figures, batch_s) / cores)
+        needed_s = max(least_s, fixed_s + _messages_cpu_s(fleet, figures, batch_s) * skew / cores)
         if abs(needed_s - batch_s) < 1e-4:
             return needed_s
         if needed_s > 3_600:
@@ -294,11 +329,19 @@ def cores_needed(fleet: Fleet, figures: Figures) -> int:
     return max(2, math.ceil(fleet.messages_per_s * worst_us / 1e6 / BUSY))
 
 
-def plan(fleet: Fleet, figures: Figures, days: int = MONTH_DAYS) -> CapacityPlan:
-    """Compute the resources that a fleet needs; storage is that after ``days``."""
-    cores = cores_needed(fleet, figures)
+def plan(fleet: Fleet, figures: Figures, days: int = MONTH_DAYS, cores: int | None = None) -> CapacityPlan:
+    """Compute the resources that a fleet needs.
+
+    Args:
+        fleet: load of the fleet.
+        figures: cost figures.
+        days: planned period; the storage is that at its end.
+        cores: cores of the lifecycle job; None takes the least number that suffices.
+    """
+    cores = cores or cores_needed(fleet, figures)
     groups = key_groups(fleet.devices, cores)
-    batch_s = batch_time_s(fleet, figures, cores)
+    skew = busiest(groups, cores)
+    batch_s = batch_time_s(fleet, figures, cores, skew)
     state = state_bytes(fleet, figures, groups)
     waiting = fleet.messages_per_s * fleet.lateness_ms / 1000 * figures.waiting_bytes
     active = min(1.0, fleet.messages_per_s * batch_s / groups)  # share of the groups that a batch writes
@@ -311,6 +354,8 @@ def plan(fleet: Fleet, figures: Figures, days: int = MONTH_DAYS) -> CapacityPlan
         messages_per_s=fleet.messages_per_s,
         key_groups=groups,
         devices_a_group=fleet.devices / groups,
+        groups_a_core=groups / cores,
+        skew=skew,
         partitions=cores,
         cores=cores,
         executors=math.ceil(cores / CORES_AN_EXECUTOR),

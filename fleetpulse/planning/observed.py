@@ -11,6 +11,7 @@ from fleetpulse.io.checkpoints.checkpoint import committed_batches, position_aft
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import query
 from fleetpulse.planning.model import Fleet
+from fleetpulse.planning.partition_skew import busiest
 
 _PLANNED = (MESSAGES, JUDGEMENTS, QUARANTINE, DEVICE_SNAPSHOTS, STREAM_HEALTH)
 
@@ -82,6 +83,7 @@ def measured_use(home: Home) -> dict[str, Any]:
         found["devices_a_group"] = found["devices"] / found["key_groups"] if found["devices"] else None
     if committed_batches(home.checkpoint):
         found["partitions"] = position_after(home.checkpoint).partitions
+        found["skew"] = busiest(found["key_groups"], found["partitions"])
     return found
 
 

@@ -30,5 +30,23 @@ def busiest(key_groups: int, partitions: int) -> float:
     return max(held.values()) * partitions / key_groups
 
 
+def most_even(least: int, most: int, partitions: int) -> int:
+    """Return the number of key groups that Spark distributes most evenly; the least among equals.
+
+    Args:
+        least: least number of key groups.
+        most: greatest number of key groups.
+        partitions: number of partitions.
+    """
+    held, fullest, found = [0] * partitions, 0, (float("inf"), least)
+    for groups in range(1, most + 1):
+        partition = partition_of(groups - 1, partitions)
+        held[partition] += 1
+        fullest = max(fullest, held[partition])
+        if groups >= least:
+            found = min(found, (round(fullest * partitions / groups, 1), groups))
+    return found[1]
+
+
 def _turned(value: int, bits: int) -> int:
     return (value << bits | value >> 32 - bits) & _WORD

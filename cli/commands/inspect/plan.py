@@ -21,8 +21,10 @@ MeasuredOption = Annotated[
 _FOREVER: Final = "forever"
 _MEANINGS: Final = {
     "messages_per_s": "messages per second",
-    "key_groups": "key groups (8 in a new home; change: fleet state rescale)",
+    "key_groups": "key groups (change: fleet state rescale)",
     "devices_a_group": "devices per key group",
+    "groups_a_core": "key groups per core of the job, or of its executors",
+    "skew": "key groups of the busiest partition, relative to the mean",
     "partitions": "state partitions (initially one per core; change: fleet state repartition)",
     "cores": "cores of the lifecycle job",
     "executors": "executors, on a cluster",
@@ -70,6 +72,9 @@ def show_plan(
             "--tolerance", min=0.001, max=1, help="Share of a batch's time that its checkpoint may take; 0.1 by default."
         ),
     ] = None,
+    cores: Annotated[
+        int | None, typer.Option("--cores", min=1, max=1_024, help="Cores of the job; the fewest that suffice by default.")
+    ] = None,
     home: MeasuredOption = None,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="First measure the costs on this machine, in about a minute.")
@@ -80,7 +85,8 @@ def show_plan(
     """Estimate the resources that a fleet needs: cores, memory, state and storage.
 
     The estimate also covers key groups, partitions, and the duration of a batch. Storage is the
-    amount in use after one month of operation.
+    amount in use after one month of operation. With --cores, key groups and partitions keep that
+    many cores busy.
     """
     options: dict[str, Any] = {
         "devices": devices,
@@ -95,7 +101,8 @@ def show_plan(
     }
     kept_ms = None if keep in (None, _FOREVER) else _duration("--keep", keep)
     if dry_run:
-        print_dry_run(_describe_dry_run(options, None if home is None else Home(home), measures=calibrate), json_lines=json_lines)
+        named = {**options, "cores": cores}
+        print_dry_run(_describe_dry_run(named, None if home is None else Home(home), measures=calibrate), json_lines=json_lines)
         return
     figures = _figures(measure_anew=calibrate)
     fleet = Fleet(10_000)
@@ -105,7 +112,7 @@ def show_plan(
     fleet = replace(fleet, **{name: value for name, value in options.items() if value is not None})
     if keep is not None:
         fleet = replace(fleet, keep_days=None if kept_ms is None else kept_ms / DAY_MS)
-    _show(plan(fleet, figures), fleet, figures, _present_usage(home), json_lines=json_lines)
+    _show(plan(fleet, figures, cores=cores), fleet, figures, _present_usage(home), json_lines=json_lines)
 
 
 def _describe_dry_run(options: dict[str, Any], home: Home | None, *, measures: bool) -> DryRun:
@@ -177,8 +184,10 @@ def _present_usage(home: Path | None) -> dict[str, Any]:
     if home is None:
         return {}
     from fleetpulse.planning.observed import measured_use
+    from fleetpulse.settings import load_settings
 
-    return measured_use(Home(home))
+    found, cores = measured_use(Home(home)), load_settings(home).cores
+    return {**found, "cores": cores, "groups_a_core": found["key_groups"] / cores}
 
 
 def _show(found: CapacityPlan, fleet: Fleet, figures: Figures, now: dict[str, Any], *, json_lines: bool) -> None:

@@ -66,6 +66,7 @@ def service(
     from cli.supervisor.flush import stop_listening  # imported late: --check needs none of these, and they take half a second
     from cli.supervisor.processes import Run
     from cli.supervisor.sidecars import PublisherSidecar
+    from fleetpulse.planning.model import first_key_groups
     from fleetpulse.settings import load_settings
 
     stop = StopSignal().on_signals()
@@ -73,7 +74,7 @@ def service(
     settings = load_settings(home)
     makes = name is Service.BROKER or address is not None
     if makes:
-        opened.prepare(settings.deployment(), settings.chosen_identity())
+        opened.prepare(settings.deployment(), settings.chosen_identity(), first_key_groups(settings.cores))
     elif not _await(stop, "the home, which the service broker creates", opened.exists):
         return
     opened.record()

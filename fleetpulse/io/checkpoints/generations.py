@@ -186,7 +186,8 @@ def _read(stands: Mapping[str, Any] | None = None, **others: Any) -> Generation:
 
 def _written(one: Generation) -> dict[str, Any]:
     entry = asdict(one)
-    return {**entry, "stands": entry.pop("position")}
+    entry["stands"] = entry.pop("position")
+    return entry
 
 
 def sync_checkpoint(lifecycle: Path, number: int) -> None:

@@ -26,7 +26,7 @@ HOME_VERSION: Final = 1
 _BY_VERSION_1: Final = "judged_by_version_1_ms"
 SERVICES: Final = "services"  # name of the holder of a home's lock that services share
 PUBLISHER: Final = "publisher"  # name of the process that publishes verdicts
-KEY_GROUPS: Final = 8  # of a new home; fixed for a generation: 8 groups suffice for about 100,000 devices
+KEY_GROUPS: Final = 8  # of a new home with up to two cores; fixed for a generation; suffices for about 100,000 devices
 _NOT_IN_PATHS: Final = "%[]{}*?\\^|"  # Delta readers decode some of them, use some as patterns, and fail on others
 
 _BEFORE_A_HOME: Final = frozenset({"settings.toml", "mapping.toml", "home.json.new", "lost+found", ".DS_Store"})
@@ -261,7 +261,9 @@ class Home:
             judged = {"identity": DeviceIdentity.ID.value, _BY_VERSION_1: self.judged_by_version_1_ms()}
             self._change_record(lambda record: record.update(judged))
 
-    def prepare(self, deployment: Deployment | None, identity: DeviceIdentity | None = None) -> None:
+    def prepare(
+        self, deployment: Deployment | None, identity: DeviceIdentity | None = None, key_groups: int = KEY_GROUPS
+    ) -> None:
         """Create the home, or check that an existing one has the same deployment.
 
         Args:
@@ -269,6 +271,8 @@ class Home:
                 of the home, or the defaults for a new one.
             identity: requested setting ``identity``. None uses that of the home, or the default for
                 a new one.
+            key_groups: number of key groups of a new home. An existing one keeps its number, which
+                `fleet state rescale` changes.
 
         Raises:
             FleetError: the home has another deployment or identity, its folder cannot be used or
@@ -308,7 +312,7 @@ class Home:
                 "id": _new_id(),
                 "deployment": asdict(deployment or Deployment()),
                 "identity": (identity or DeviceIdentity.ID).value,
-                "key_groups": KEY_GROUPS,
+                "key_groups": key_groups,
                 "form": STORED_FORM,
                 "recordings": {},
             }

@@ -21,6 +21,7 @@ from fleetpulse.planning.model import (
     batch_cpu_s,
     batch_time_s,
     cores_needed,
+    first_key_groups,
     group_bytes,
     key_groups,
     plan,
@@ -128,6 +129,37 @@ def test_key_groups_balance_partitions_at_least_as_well_as_the_fewest(devices: i
     assert busiest(chosen, partitions) <= busiest(fewest, partitions)
     assert (key_groups(10_000, 2), key_groups(1_000_000, 2)) == (5, 32)
     assert busiest(key_groups(100_000, 2), 2) == 1.0, "with the fewest, four, one partition would have three"
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 4, 8, 16, 32, 128])
+def test_new_home_has_key_groups_for_its_cores(cores: int) -> None:
+    groups = first_key_groups(cores)
+    assert groups >= max(8, 2 * cores)
+    assert cores <= 2 or groups <= 5 * cores
+    assert round(busiest(groups, cores), 1) <= round(busiest(max(8, 2 * cores), cores), 1)
+    assert groups == 8 or all(
+        round(busiest(groups, cores), 1) <= round(busiest(count, cores), 1) for count in range(2 * cores, 5 * cores + 1, 7)
+    )
+    assert [first_key_groups(few) for few in (1, 2)] == [8, 8], "existing homes of two cores do not differ from new ones"
+
+
+def test_plan_for_more_cores_keeps_them_busy() -> None:
+    for devices in (100_000, 1_000_000):
+        fleet = Fleet(devices, interval_ms=1_000, held_ms=0)
+        few, many = plan(fleet, FIGURES), plan(fleet, FIGURES, cores=32)
+        assert (many.cores, many.partitions, many.executors) == (32, 32, 8)
+        assert many.groups_a_core == many.key_groups / 32 >= 2
+        assert many.key_groups >= max(few.key_groups, first_key_groups(32))
+        assert many.skew == busiest(many.key_groups, 32) < busiest(32, 32)
+        assert many.as_rows()["groups_a_core"] == round(many.groups_a_core, 3), "a fraction, not a whole number"
+        assert many.batch_s < few.batch_s
+
+
+def test_batch_is_as_long_as_its_fixed_work_and_its_busiest_partition() -> None:
+    fleet = Fleet(1_000_000, interval_ms=10_000, batch_every_ms=200, held_ms=0)
+    even, skewed = batch_time_s(fleet, FIGURES, 16), batch_time_s(fleet, FIGURES, 16, 2.0)
+    assert even < skewed, "the core of the busiest partition ends last"
+    assert batch_time_s(fleet, FIGURES, 1_024) >= FIGURES.batch_s / 2, "more cores do not shorten the fixed work of a batch"
 
 
 @pytest.mark.parametrize("devices", [100, 100_000, 5_000_000])

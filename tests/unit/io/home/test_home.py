@@ -144,3 +144,10 @@ def test_home_of_version_1_is_not_judged_again_from_its_first_row(tmp_path: Path
     home.prepare(None)
     assert (home.identity(), home.judged_by_version_1_ms(), is_whole(home)) == (DeviceIdentity.ID, 0, False)
     assert origin_of(home, 1) is None, "this version has taken no snapshot"
+
+
+def test_number_of_key_groups_is_that_of_the_first_start(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(None, key_groups=20)
+    home.prepare(None, key_groups=39)
+    assert home.key_groups() == 20
