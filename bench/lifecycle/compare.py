@@ -11,7 +11,7 @@ from typing import Final
 import duckdb
 from deltalake import DeltaTable
 
-from bench.lifecycle.contenders import OURS
+from bench.lifecycle.contenders import OURS, split_name
 from fleetpulse.io.delta.log import holds_table
 
 COLUMNS: Final = ("device_id", "transition_no", "from_mode", "to_mode", "trigger", "event_time_ms", "runtime_ms")
@@ -57,7 +57,7 @@ def _load(connection: duckdb.DuckDBPyConnection, table: str, name: str, out: Pat
     else:
         kinds = ", ".join(f"{column}: '{'BIGINT' if column.endswith(('_ms', '_no')) else 'VARCHAR'}'" for column in COLUMNS)
         found = f"read_json('{out}/**/*.json', format = 'newline_delimited', columns = {{{kinds}}})"
-    if name == OURS:
+    if split_name(name)[0] == OURS:
         found = f"(SELECT *, epoch_ms(event_time) AS event_time_ms FROM {found} WHERE kind = 'transition')"
     columns = ", ".join(f'"{column}"' for column in COLUMNS)
     connection.execute(f"CREATE TABLE {table} AS SELECT {columns} FROM {found} WHERE event_time_ms <= {judged_to_ms}")

@@ -15,17 +15,19 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from bench.lifecycle.generate import DEGRADED_WINDOW_MS, FILES, KINDS, LATENESS_MS, Input
+from bench.lifecycle.generate import DEGRADED_WINDOW_MS, KINDS, LATENESS_MS, Input
 from bench.peers import spark_python
 from bench.peers.python_fold import Rules
 from fleetpulse.core import policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.io.checkpoints.generations import Generation
-from fleetpulse.io.lifecycle.query import judgement_stream, judgement_writer
+from fleetpulse.io.lifecycle.query import judgement_stream, judgement_writer, start_with_retries
 from fleetpulse.planning import model
 
 REFERENCE: Final = "scala-flat-map-groups"
 OURS: Final = "ours"
+_WITH: Final = "@"  # between the name of a contender and its number of cores
+_CORES: Final = 2
 _AT_ONCE: Final = "0 seconds"
 _MAX_CLOCK_LEAD_MS: Final = 300_000
 
@@ -59,9 +61,20 @@ def rules(source: Input) -> Rules:
     )
 
 
-def key_groups(devices: int) -> int:
-    """Return the number of key groups that `./fleet plan` advises for two partitions."""
-    return model.key_groups(devices, 2)
+def named(contender: str, cores: int) -> str:
+    """Return the name of a contender that runs on another number of cores than the usual two."""
+    return f"{contender}{_WITH}{cores}"
+
+
+def split_name(name: str) -> tuple[str, int | None]:
+    """Return the name of a contender, and its number of cores if `named` added it."""
+    contender, _, cores = name.partition(_WITH)
+    return contender, int(cores) if cores else None
+
+
+def key_groups(devices: int, cores: int = _CORES) -> int:
+    """Return the number of key groups that `./fleet plan` advises for a partition per core."""
+    return model.key_groups(devices, cores)
 
 
 def messages(spark: SparkSession, source: Input) -> DataFrame:
@@ -72,7 +85,7 @@ def messages(spark: SparkSession, source: Input) -> DataFrame:
     rows = (
         spark.readStream.format("delta")
         .option("startingVersion", "0")
-        .option("maxFilesPerTrigger", str(FILES))
+        .option("maxFilesPerTrigger", str(source.fleet.files))
         .load(str(source.path))
         .withWatermark("received_at", f"{LATENESS_MS} milliseconds")
     )
@@ -89,7 +102,7 @@ def messages(spark: SparkSession, source: Input) -> DataFrame:
 
 def _job(spark: SparkSession, source: Input, place: Path) -> DataFrame:
     deployment = Deployment(LATENESS_MS, _MAX_CLOCK_LEAD_MS)
-    generation = Generation.first(key_groups(source.fleet.devices))
+    generation = Generation.first(key_groups(source.fleet.devices, spark.sparkContext.defaultParallelism))
     return judgement_stream(spark, source.path, deployment, generation, max_rows=1, table=place / "out")
 
 
@@ -131,4 +144,5 @@ def start(contender: Contender, spark: SparkSession, source: Input, place: Path)
 
 def start_ours(rows: DataFrame, place: Path) -> StreamingQuery:
     """Start this project's query, see `start`; batches follow without a pause."""
-    return judgement_writer(rows, place / "out", place / "checkpoint", 1).trigger(processingTime=_AT_ONCE).start()
+    writer = judgement_writer(rows, place / "out", place / "checkpoint", 1).trigger(processingTime=_AT_ONCE)
+    return start_with_retries(writer.start, bounded=True)  # all input is there: the first batch follows at once

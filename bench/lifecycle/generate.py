@@ -2,7 +2,8 @@
 
 Rule 1: the same `Fleet` gives the same rows: all random values follow from its seed.
 Rule 2: no message is late: those out of order and duplicates arrive within the allowed lateness.
-Rule 3: rows are in order of ``received_at``, in two Parquet files per version, as landing writes.
+Rule 3: rows are in order of ``received_at``, in several Parquet files per version, as landing
+writes.
 """
 
 import json
@@ -27,10 +28,10 @@ from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.tables.tables import arrow_schema
 from fleetpulse.paths import cache_dir
 
-FORMAT: Final = 2  # version of the generated rows: increment it with every change, so that no old input is reused
+FORMAT: Final = 3  # version of the generated rows: increment it with every change, so that no old input is reused
 START_MS: Final = 1_700_000_000_000
 LATENESS_MS: Final = 30_000
-FILES: Final = 2  # files per version
+FILES: Final = 2  # files per version, unless a fleet has another number
 QUIET_HOUR_MS: Final = 3_600_000  # duration of the unmeasured first batch if few devices are active
 TIMEOUT_MS: Final = {1: 180_000, 20: QUIET_HOUR_MS}  # by `Fleet.one_in`: longer for a fleet that reports rarely
 SHORT_BATCHES: Final = 3  # up to this number of batches the timeout is half of their duration, so that deadlines occur
@@ -56,6 +57,7 @@ class Fleet:
         one_in: inverse of the share of active devices in a batch: 1 (all) or 20.
         span_ms: event time that a batch covers, milliseconds.
         seed: seed of all random values.
+        files: files per version.
     """
 
     devices: int
@@ -64,6 +66,7 @@ class Fleet:
     one_in: int = 1
     span_ms: int = 60_000
     seed: int = 7
+    files: int = FILES
 
     def __post_init__(self) -> None:
         most = self.span_ms // _LEAST_PERIOD_MS
@@ -276,10 +279,10 @@ def _write(fleet: Fleet, path: Path) -> tuple[list[int], int]:
         newest_ms = max(newest_ms, int(rows["received_ms"].max()))
         columns = _columns(fleet, rows, names, hashes, boots, batch)
         content = pa.table([columns.get(field.name, pa.nulls(len(rows), field.type)) for field in schema], schema=schema)
-        half = -(-len(rows) // FILES)
+        share = -(-len(rows) // fleet.files)
         actions = [
-            _add(path, f"batch-{batch:04d}-{file}.parquet", content.slice(file * half, half), batch * FILES + file)
-            for file in range(FILES)
+            _add(path, f"batch-{batch:04d}-{file}.parquet", content.slice(file * share, share), batch * fleet.files + file)
+            for file in range(fleet.files)
         ]
         table.create_write_transaction(actions, "append", schema)
     return counts, newest_ms

@@ -14,12 +14,13 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from bench.lifecycle.batch_parts import BatchParts
 from bench.lifecycle.generate import Input
 from bench.measure import Reading, Watch, size_bytes
 from bench.peers import flink
@@ -52,6 +53,8 @@ class Run:
         peak_bytes: peak resident memory of the process tree.
         checkpoint_bytes: size of the checkpoint after the run; 0 if none is left.
         out: folder of the sink.
+        parts: parts of each measured micro-batch, see `bench.lifecycle.batch_parts`; empty unless
+            the contender has a number of cores.
     """
 
     messages: int
@@ -61,6 +64,7 @@ class Run:
     peak_bytes: int
     checkpoint_bytes: int
     out: Path
+    parts: tuple[BatchParts, ...] = ()
 
 
 @dataclass(slots=True)
@@ -113,7 +117,8 @@ class WarmProcess:
         watch = Watch.begin(self._tree, [commits / "0", commits / str(len(source.counts) - 1)])
         request = {"fleet": asdict(source.fleet), "place": str(place), **fields}
         answer, _ = self._ask(request, watch, time.monotonic() + limit_s)
-        return _run(source, watch.passed[0], watch.passed[1], watch.peak_bytes, answer["batch_ms"][1:], place)
+        run = _run(source, watch.passed[0], watch.passed[1], watch.peak_bytes, answer["batch_ms"][1:], place)
+        return replace(run, parts=tuple(BatchParts(**parts) for parts in answer.get("parts", ())[1:]))
 
     def _on_flink(self, source: Input, place: Path, limit_s: float) -> Run:
         requests = flink.request(source, place / "head", 1), flink.request(source, place, len(source.counts))

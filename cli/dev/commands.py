@@ -253,8 +253,22 @@ def bench_lifecycle(
     only: Annotated[list[str] | None, typer.Option("--only", help="Only this contender; repeatable.")] = None,
     devices: Annotated[list[int] | None, typer.Option("--devices", min=1, help="Another fleet size; repeatable.")] = None,
     rows: Annotated[int | None, typer.Option("--rows", min=1, help="Messages per batch, with --flat.")] = None,
+    cores: Annotated[
+        str | None, typer.Option("--cores", help="This job on these numbers of cores, such as 1,2, and a model of more.")
+    ] = None,
 ) -> None:
-    """Compare the lifecycle job with its peers; their results are compared row by row."""
+    """Compare the lifecycle job with its peers; their results are compared row by row.
+
+    With --cores, compare it with itself on several numbers of cores. --small and one --devices
+    apply.
+    """
+    if cores is not None:
+        from bench.lifecycle.cores import bench_cores, cores_plan
+
+        if quick or python or flat or only or rows or len(devices or ()) > 1:
+            raise Misuse("--cores takes --small, --json and one --devices only; omit the other options", code="option-conflict")
+        bench_cores(cores_plan(cores, devices[0] if devices else None, small=small), json_lines=json_lines)
+        return
     from bench.lifecycle.benchmark import bench_lifecycle as run
 
     plans = {"quick": quick, "small": small, "python": python, "flat": flat}
