@@ -34,6 +34,9 @@ _HEAP: Final = re.compile(r"([1-9][0-9]{0,5})([mg])")
 _LEAST_HEAP_MB: Final = 512
 _LEAST_STORE_MB: Final = 64
 _MOST_STORE_MB: Final = 500 * 1_024  # all streams together must fit into the limit of the server
+LOCAL: Final = "local"
+_STANDALONE: Final = re.compile(r"spark://[^\s,/@:]+:[0-9]{1,5}(,[^\s,/@:]+:[0-9]{1,5})*")
+_DRIVER_HOST: Final = re.compile(r"[A-Za-z0-9._-]*")
 _BOUNDS: Final = {"greater_than_equal": ("ge", "at least"), "less_than_equal": ("le", "at most")}
 _MAX_BRIDGES: Final = MAX_OWN_BRIDGES - 2  # without the first bridge and the one of Kafka
 
@@ -107,6 +110,26 @@ def _is_store(value: str) -> str:
 def _is_heap(value: str) -> str:
     if size_mb(value) < _LEAST_HEAP_MB:
         raise ValueError(f'a heap must have at least {_LEAST_HEAP_MB}m, in megabytes or gigabytes; write a size such as "4g"')
+    return value
+
+
+def _is_master(value: str) -> str:
+    if value == LOCAL or _STANDALONE.fullmatch(value):
+        return value
+    if value.startswith("local-cluster"):
+        raise ValueError(
+            "local-cluster serves Spark's own tests: its workers end with the process that started it; write "
+            f'"{LOCAL}" and set cores, or start a standalone cluster and write its address, such as "spark://10.0.0.5:7077"'
+        )
+    raise ValueError(
+        f'the master must be "{LOCAL}", whose number of cores is the setting cores, or the address of a standalone '
+        'cluster; write an address such as "spark://10.0.0.5:7077"'
+    )
+
+
+def _is_driver_host(value: str) -> str:
+    if not _DRIVER_HOST.fullmatch(value):
+        raise ValueError('the driver\'s host must be a name or an IPv4 address without a port; write one such as "10.0.0.7"')
     return value
 
 
@@ -229,6 +252,21 @@ class Settings(BaseSettings):
             changes their number.
         heap: JVM heap of each of these, such as ``4g``. Their Python workers need memory in
             addition (``fleet plan``).
+        spark_master: ``local`` for tasks in the process of each of these, or the address of a Spark
+            standalone cluster, such as ``spark://10.0.0.5:7077``; several masters are separated by
+            commas. The home must then be on a file system that all hosts share. The session of Kafka's
+            topics is always local.
+        driver_host: address of this machine at which executors of the cluster reach the job or
+            verb; empty for the one from which the master is reached.
+        executors: number of executors on the cluster, for the job and for each verb. Like the next
+            two settings, it has no effect without a cluster.
+        executor_cores: CPU cores of an executor. With a cluster, the cores of all executors replace
+            the setting ``cores``.
+        executor_memory: JVM heap of an executor, such as ``4g``. Its Python workers need memory in
+            addition.
+        spark_key: file of the secret that all parts of the cluster share
+            (``spark.authenticate.secret``), required with a cluster. A relative path is relative to
+            the home.
         verdict_delay: maximum delay of a verdict after the frontier allows it, while messages
             arrive live. It is limited to a sixth of the allowed lateness, and to 10 s (the
             default). A shorter delay uses more CPU: a batch takes more than half a CPU second,
@@ -303,6 +341,12 @@ class Settings(BaseSettings):
     bridge_lease: Annotated[Milliseconds, Field(ge=1_000)] = "15s"  # pyright: ignore[reportAssignmentType]
     cores: Annotated[int, Field(ge=1, le=1_024)] = 2
     heap: Annotated[str, AfterValidator(_is_heap)] = "1g"
+    spark_master: Annotated[str, AfterValidator(_is_master)] = LOCAL
+    driver_host: Annotated[str, AfterValidator(_is_driver_host)] = ""
+    executors: Annotated[int, Field(ge=1, le=1_024)] = 2
+    executor_cores: Annotated[int, Field(ge=1, le=256)] = 1
+    executor_memory: Annotated[str, AfterValidator(_is_heap)] = "1g"
+    spark_key: str = ""
     verdict_delay: Annotated[Milliseconds, Field(ge=0, le=10_000)] = "10s"  # pyright: ignore[reportAssignmentType]
     batch_every: Annotated[Milliseconds, Field(ge=200, le=10_000)] = "200ms"  # pyright: ignore[reportAssignmentType]
     state_store: Annotated[str, AfterValidator(_is_usable)] = "rocksdb"

@@ -1,4 +1,4 @@
-"""Cores and memory that a verb's Spark session may use."""
+"""Cores and memory that a verb's Spark session may use, and the cluster that it runs on."""
 
 from typing import TYPE_CHECKING
 
@@ -9,9 +9,13 @@ if TYPE_CHECKING:
 
 
 def session_resources_of(home: Home) -> "SparkResources":
-    """Return the cores and memory of a session, from the settings of a home."""
+    """Return the cores and memory of a session, and its cluster, from the settings of a home.
+
+    Raises:
+        FleetError: the settings name a cluster and no secret of it, or executors could not open the
+            home by its path.
+    """
     from fleetpulse.io.spark.session import SparkResources  # imports pyspark, which read-only verbs do not need
     from fleetpulse.settings import load_settings
 
-    settings = load_settings(home.path)
-    return SparkResources(settings.cores, settings.heap)
+    return SparkResources.of(home.path, load_settings(home.path))

@@ -100,7 +100,7 @@ def judgement_stream(
     }
     if initial is not None:
         options |= {"begin": initial.version, "begin_alone": int(initial.alone)}
-    if str(spark.conf.get("spark.master")).startswith("local"):  # all tasks share the local disk
+    if str(spark.conf.get("spark.master")).startswith("local["):  # all tasks share the local disk
         options["handover"] = mkdtemp(prefix="blocks-", dir=folder_of(spark))
     if through is not None:
         options["through"] = through

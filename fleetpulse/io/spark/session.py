@@ -1,20 +1,29 @@
-"""Spark session: local, bound to the loopback, with one folder for all its files."""
+"""Spark session with one folder for all its files: local and bound to the loopback, or on a cluster.
+
+Rule: a local session opens no port beyond the loopback. A session on a cluster authenticates and
+encrypts all its connections.
+"""
 
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
+from urllib.parse import quote
 
+from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
+from fleetpulse.core.errors import FleetError, first_line
 from fleetpulse.core.tables import INDEXED_COLUMNS
 from fleetpulse.io.spark.cds_archive import class_archive, use_options
+from fleetpulse.io.spark.cluster import Cluster, await_executor, reach_master, read_secret, require_shared
 from fleetpulse.io.spark.jars import jars_of_spark, resolve_jars, spark_home
 from fleetpulse.io.spark.java import find_java
 from fleetpulse.io.spark.scratch import TEMPORARY
-from fleetpulse.paths import LOG4J
+from fleetpulse.paths import LOG4J, ROOT, cache_dir
 
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 # Spark's default starts a process to set the permissions of each file; both write aside and rename.
@@ -35,6 +44,9 @@ _JVM: Final = (
 )
 JAVA_OPTIONS_KEY: Final = "spark.driver.extraJavaOptions"
 _FOLDER: Final = "spark.fleetpulse.folder"
+LOCAL: Final = "local"  # value of the setting spark_master
+_LOOPBACK: Final = "127.0.0.1"
+_SECRET_KEY: Final = "spark.authenticate.secret"  # noqa: S105 - the name of a setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,31 +54,84 @@ class SparkResources:
     """Resources of a session.
 
     Attributes:
-        cores: number of threads and of shuffle partitions.
+        cores: number of threads and of shuffle partitions; on a cluster, cores of all executors.
         memory: heap size of the JVM in Java's notation; Python workers use additional memory.
+        cluster: cluster that runs the tasks; None runs them in the JVM of the session.
     """
 
     cores: int = 2
     memory: str = "1g"
+    cluster: Cluster | None = None
+
+    @classmethod
+    def of(cls, home: Path, chosen: "SparkSettings") -> "SparkResources":
+        """Return the resources that the settings of a home give its sessions.
+
+        Raises:
+            FleetError: the settings name a cluster and no secret of it, or executors could not open
+                the home by its path.
+        """
+        if chosen.spark_master == LOCAL:
+            return cls(chosen.cores, chosen.heap)
+        cluster = Cluster(
+            chosen.spark_master,
+            _secret_of(home, chosen.spark_key),
+            chosen.driver_host,
+            chosen.executors,
+            chosen.executor_cores,
+            chosen.executor_memory,
+        )
+        if quote(str(home.resolve())) != str(home.resolve()):
+            raise FleetError(
+                f'executors cannot open the home "{home.resolve()}": Spark\'s readers of state need a path that is equal to its '
+                f"URL; move the home to a path of letters, digits, - _ . and /, or remove the setting spark_master",
+                code="home-path-invalid",
+            )
+        return cls(cluster.cores, chosen.heap, cluster)
+
+
+class SparkSettings(Protocol):
+    """Settings of an installation that size its sessions, see `fleetpulse.settings.Settings`."""
+
+    cores: int
+    heap: str
+    spark_master: str
+    driver_host: str
+    executors: int
+    executor_cores: int
+    executor_memory: str
+    spark_key: str
+
+
+def _secret_of(home: Path, named: str) -> Path:
+    if not named:
+        raise FleetError(
+            "the setting spark_key is missing, and anybody who reaches a Spark master without a secret can run code on its "
+            "workers; write spark.authenticate.secret of the cluster into a file, and its name into the setting",
+            code="spark-secret-missing",
+        )
+    return (home / Path(named).expanduser()).absolute()
 
 
 def settings(local_dir: Path, size: SparkResources) -> dict[str, str]:
-    """Return the Spark settings of a session."""
+    """Return the Spark settings of a session, without the secret of its cluster."""
     state = "spark.sql.streaming.stateStore"
+    classes = os.pathsep.join(str(jar) for jar in resolve_jars())
+    # A URI, because these options are split at spaces and the folder's name may contain one.
+    java_options = " ".join([*_JVM, f"-Dlog4j2.configurationFile={LOG4J.as_uri()}"])
     return {
         "spark.master": f"local[{size.cores}]",
         "spark.driver.memory": size.memory,
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": _LOOPBACK,
+        "spark.driver.bindAddress": _LOOPBACK,
         "spark.ui.enabled": "false",  # opens no port
         "spark.ui.showConsoleProgress": "false",
         _FOLDER: str(local_dir),  # for fleetpulse's files that are removed with the session
         "spark.sql.warehouse.dir": str(local_dir / "warehouse"),
         "spark.sql.catalogImplementation": "in-memory",  # Hive's would create a Derby database in the current folder
         # spark.jars would copy the JARs and serve them over a socket to nonexistent executors.
-        "spark.driver.extraClassPath": os.pathsep.join(str(jar) for jar in resolve_jars()),
-        # A URI, because these options are split at spaces and the folder's name may contain one.
-        JAVA_OPTIONS_KEY: " ".join([*_JVM, f"-Dlog4j2.configurationFile={LOG4J.as_uri()}", _temporary(local_dir)]),
+        "spark.driver.extraClassPath": classes,
+        JAVA_OPTIONS_KEY: f"{java_options} {_temporary(local_dir)}",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -95,6 +160,35 @@ def settings(local_dir: Path, size: SparkResources) -> dict[str, str]:
         "spark.python.authenticate.socketTimeout": "180s",  # busy machines start Python workers slowly
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # a number: cheaper to write than the default
         **{f"spark.executorEnv.{name}": value for name, value in _ALLOCATOR.items()},
+        **(_of_cluster(size.cluster, classes, java_options) if size.cluster else {}),
+    }
+
+
+def _of_cluster(cluster: Cluster, classes: str, java_options: str) -> dict[str, str]:
+    """Return the settings that a session on a cluster adds or replaces.
+
+    The folders of temporary files and of local files are those of each worker. Executors get their
+    copy of the secret from their worker.
+    """
+    environment = {
+        "PYTHONPATH": str(ROOT),
+        "PYTHONSAFEPATH": "1",  # keeps the working folder of an executor off sys.path
+        "FLEET_CACHE": str(cache_dir().absolute()),
+        **{name: value for name in ("NUMBA_CACHE_DIR",) if (value := os.environ.get(name))},
+    }
+    host = cluster.driver_host or reach_master(cluster)
+    return {
+        "spark.master": cluster.master,
+        "spark.driver.host": host,
+        "spark.driver.bindAddress": host,
+        "spark.cores.max": str(cluster.cores),
+        "spark.executor.cores": str(cluster.executor_cores),
+        "spark.executor.memory": cluster.executor_memory,
+        "spark.executor.extraClassPath": classes,  # spark.jars would copy the JARs to each executor at each start
+        "spark.executor.extraJavaOptions": java_options,
+        "spark.authenticate": "true",
+        "spark.network.crypto.enabled": "true",  # AES, with a key for each connection
+        **{f"spark.executorEnv.{name}": value for name, value in environment.items()},
     }
 
 
@@ -126,18 +220,18 @@ def spark_session(
 
     Args:
         app_name: name for the logs.
-        local_dir: folder for files that Spark can lose.
+        local_dir: folder for files that Spark can lose; on a cluster, a folder of the home.
         size: cores and memory of the session.
         extra: further settings, which take precedence.
 
     Raises:
-        FleetError: Java or a JAR is missing and cannot be downloaded.
+        FleetError: Java or a JAR is missing and cannot be downloaded. Or a cluster cannot be reached,
+            gives no executor within two minutes, or does not share the folder.
     """
     java = find_java()
     os.environ["JAVA_HOME"] = str(java)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable  # python3 on PATH may be another one
     os.environ["SPARK_HOME"] = str(spark_home())  # the machine may have another Spark than the pinned one
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["TZ"] = "UTC"
     local_dir = local_dir.resolve()
     (local_dir / TEMPORARY).mkdir(parents=True, exist_ok=True)
@@ -145,11 +239,40 @@ def spark_session(
     os.environ["SPARK_LOCAL_DIRS"] = str(local_dir / "local")
     builder = SparkSession.builder.appName(app_name)
     usual = settings(local_dir, size)
+    os.environ["SPARK_LOCAL_IP"] = usual["spark.driver.host"]
     if archive := class_archive(java, jars_of_spark()):
         usual[JAVA_OPTIONS_KEY] += f" {use_options(archive)}"
-    for name, value in {**usual, **(extra or {})}.items():
+    chosen = {**usual, **(extra or {})}
+    for name, value in chosen.items():
         builder = builder.config(name, value)
     _count_start(app_name)
-    session = builder.getOrCreate()
+    session = builder.getOrCreate() if size.cluster is None else _start_on(size.cluster, builder, chosen, local_dir)
     _ = session.streams.active  # the first access starts an endpoint that the state reader needs
+    return session
+
+
+def _start_on(cluster: Cluster, builder: SparkSession.Builder, chosen: Mapping[str, str], local_dir: Path) -> SparkSession:
+    """Start a session on a cluster, and check that its executors can work for it.
+
+    PySpark passes settings to a new JVM on its command line, which other users can read. So the JVM
+    starts without the secret, and gets it through PySpark's own connection.
+    """
+    secret = read_secret(cluster.secret)
+    configuration = SparkConf(loadDefaults=False).setAll([*chosen.items()])
+    SparkContext._ensure_initialized(conf=configuration)  # noqa: SLF001 - pyspark has no public way to start only the JVM
+    try:
+        session = builder.config(_SECRET_KEY, secret).getOrCreate()
+    except Py4JError as error:
+        raise FleetError(
+            f"the Spark master {cluster.master} accepts no application ({first_line(error)}); expected a master of the "
+            f"same Spark with the secret of the setting spark_key, spark.authenticate and spark.network.crypto.enabled; "
+            f"see the log of the master",
+            code="spark-master-refuses",
+        ) from error
+    try:
+        await_executor(session, cluster)
+        require_shared(session, local_dir, cluster.cores)
+    except BaseException:
+        session.stop()
+        raise
     return session

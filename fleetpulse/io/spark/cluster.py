@@ -1,0 +1,261 @@
+"""Spark cluster: its master, its executors, and the files that they share with the driver.
+
+Rule 1: a cluster needs a secret. Without one, anybody who reaches the master can run code on it.
+The secret is never an argument of a process.
+Rule 2: executors find Python, JARs and this project at the paths of the driver, and the home on a
+shared file system. `require_shared` checks that before the first task of a session.
+Rule 3: every wait has a limit.
+
+Source: docs/adr/0040-spark-cluster-on-a-shared-file-system.md
+"""
+
+import fcntl
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Timer
+from typing import Any, Final
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from fleetpulse.core.errors import FleetError, first_line
+from fleetpulse.core.secret_files import exposed_secret
+
+_CONNECT_S: Final = 10.0
+_EXECUTORS_S: Final = 120.0  # until the first executor registers; Spark's own limit for a connection is as long
+_TASKS_S: Final = 600.0  # for the first tasks; an executor may have to compile the kernels before
+_POLL_S: Final = 0.1
+_LEAST_SECRET_CHARS: Final = 32
+_PROBED: Final = "name string, fault string"
+_PROBED_SCHEMA: Final = pa.schema([("name", pa.string()), ("fault", pa.string())])
+_LOCK, _TOKEN = "lock", "driver"
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Spark standalone cluster, and the share of it that a session uses.
+
+    Attributes:
+        master: address of the master, such as ``spark://10.0.0.5:7077``.
+        secret: file of the secret that all parts of the cluster share.
+        driver_host: address at which executors reach the driver; empty for the one from which the
+            driver reaches the master.
+        executors: number of executors.
+        executor_cores: CPU cores of an executor.
+        executor_memory: heap size of an executor in Java's notation.
+    """
+
+    master: str
+    secret: Path
+    driver_host: str = ""
+    executors: int = 2
+    executor_cores: int = 1
+    executor_memory: str = "1g"
+
+    @property
+    def cores(self) -> int:
+        """Cores of all executors."""
+        return self.executors * self.executor_cores
+
+
+def reach_master(cluster: Cluster) -> str:
+    """Connect to a master of the cluster; return the address of this machine on that connection.
+
+    Raises:
+        FleetError: no master can be reached.
+    """
+    reasons: list[str] = []
+    for master in cluster.master.removeprefix("spark://").split(","):
+        host, _, port = master.rpartition(":")
+        try:
+            with socket.create_connection((host, int(port)), timeout=_CONNECT_S) as connection:
+                return str(connection.getsockname()[0])
+        except (OSError, OverflowError) as error:  # OverflowError: the port is above 65,535
+            reasons.append(f"{master}: {error}")
+    raise FleetError(
+        f"the Spark master cannot be reached ({'; '.join(reasons)}); expected a running master at {cluster.master}; start it, "
+        f"or correct the setting spark_master",
+        code="spark-master-unreachable",
+    )
+
+
+def read_secret(path: Path) -> str:
+    """Read the secret of a cluster.
+
+    Raises:
+        FleetError: the file is missing, too short, or other users can read it.
+    """
+    try:
+        secret = path.read_text().strip()
+        exposed = exposed_secret(
+            path, "the secret of the Spark cluster", path.stat(), path.absolute().parent.stat(), os.geteuid()
+        )
+    except (OSError, UnicodeDecodeError) as error:
+        raise FleetError(
+            f'the secret of the Spark cluster cannot be read from "{path}" ({error}); write spark.authenticate.secret of the '
+            f"master and the workers into it, or correct the setting spark_key",
+            code="spark-secret-unreadable",
+        ) from None
+    if exposed is not None:
+        raise exposed
+    if len(secret) < _LEAST_SECRET_CHARS or not secret.isprintable():
+        raise FleetError(
+            f'the secret of the Spark cluster in "{path}" must be one line of at least {_LEAST_SECRET_CHARS} characters; got '
+            f"{len(secret)}; make one with: openssl rand -hex 32",
+            code="spark-secret-weak",
+        )
+    return secret
+
+
+def await_executor(spark: SparkSession, cluster: Cluster, limit_s: float = _EXECUTORS_S) -> None:
+    """Wait until an executor has registered at the driver.
+
+    Raises:
+        FleetError: none has registered within the limit.
+    """
+    context: Any = spark.sparkContext._jsc  # noqa: SLF001 - pyspark has no public access to the registered executors
+    tracker = context.sc().statusTracker()
+    limit = time.monotonic() + limit_s
+    while time.monotonic() < limit:
+        with suppress(Py4JError):  # the context has ended, because the master refused the application
+            if len(tracker.getExecutorInfos()) > 1:  # the driver is one of them
+                return
+        time.sleep(_POLL_S)
+    host = spark.conf.get("spark.driver.host")
+    raise FleetError(
+        f"no executor of {cluster.master} registered within {limit_s:.0f} s; expected {cluster.executors} with "
+        f"{cluster.executor_cores} cores and {cluster.executor_memory} each, which reach this process at {host}; check that the "
+        f"workers have free cores and memory, that they share the secret, and the settings driver_host, executors, "
+        f"executor_cores and executor_memory; the logs of the executors are in the workers' folders",
+        code="spark-executors-missing",
+    )
+
+
+def require_shared(spark: SparkSession, folder: Path, tasks: int) -> None:
+    """Check that executors and the driver share the file system of a folder.
+
+    Each task reads a file of the driver, is refused its lock, cannot replace it by a hard link, and
+    renames a file that the driver then reads.
+
+    Args:
+        spark: session on a cluster.
+        folder: folder of the home.
+        tasks: number of tasks; the tasks spread over the executors that have registered.
+
+    Raises:
+        FleetError: the executors cannot run the project's tasks, or do not share the folder.
+    """
+    with TemporaryDirectory(prefix="shared-", dir=folder) as place:
+        token = secrets.token_hex(16)
+        (Path(place) / _TOKEN).write_text(token)
+        with (Path(place) / _LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            checked = spark.range(0, tasks, 1, tasks).mapInArrow(_prober(place, token), _PROBED)
+            try:
+                with _cancelled_after(spark, _TASKS_S):
+                    found = checked.collect()
+            except (PySparkException, Py4JError) as error:
+                raise FleetError(
+                    f"the executors cannot run the tasks of this project ({_cause(error)}); expected the same Python, Java, "
+                    f"packages and project at the same paths as here; install them on each worker",
+                    code="spark-executors-differ",
+                ) from error
+        faults = {row.fault for row in found if row.fault} or {
+            "the driver does not find the files that an executor wrote"
+            for row in found
+            if not _holds(Path(place) / row.name, token)
+        }
+    if faults or len(found) != tasks:
+        raise FleetError(
+            f'the executors do not share "{folder}" with this machine: {min(faults, default="rows of the check are missing")}; '
+            f"a home must be on a file system that all hosts share, with hard links and locks (flock), at the same path, and "
+            f"processes must run as the same user",
+            code="home-not-shared",
+        )
+
+
+@contextmanager
+def _cancelled_after(spark: SparkSession, limit_s: float) -> Iterator[None]:
+    """Cancel all jobs of a new session when a limit is reached."""
+    timer = Timer(limit_s, spark.sparkContext.cancelAllJobs)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _holds(path: Path, token: str) -> bool:
+    try:
+        return path.read_text() == token
+    except OSError:
+        return False
+
+
+def _prober(place: str, token: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def probed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for _ in range(batch.num_rows):
+                name = secrets.token_hex(8)
+                yield pa.record_batch([[name], [probe(Path(place), name, token)]], schema=_PROBED_SCHEMA)
+
+    return probed
+
+
+def probe(place: Path, name: str, token: str) -> str | None:
+    """Check, as an executor does, a folder that the driver prepared; return the fault, if any.
+
+    Args:
+        place: folder with the driver's file, and a lock that the driver holds.
+        name: name of the file to write.
+        token: content of the driver's file, and of the file to write.
+    """
+    steps = (partial(_require_token, place, token), partial(_require_locked, place), partial(_require_links, place, name))
+    try:
+        for step in steps:
+            if fault := step():
+                return f"on {socket.gethostname()}, {fault}"
+        fresh = place / f"{name}.new"
+        fresh.write_text(token)
+        fresh.rename(place / name)
+    except OSError as error:
+        return f"on {socket.gethostname()}, {error}"
+    return None
+
+
+def _require_token(place: Path, token: str) -> str | None:
+    return None if (place / _TOKEN).read_text() == token else "a file of the driver has other content"
+
+
+def _require_locked(place: Path) -> str | None:
+    with (place / _LOCK).open("r+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+    return "a lock that the driver holds can be taken: locks are not shared"
+
+
+def _require_links(place: Path, name: str) -> str | None:
+    own = place / f"{name}.link"
+    own.write_text(name)
+    try:
+        os.link(own, place / _TOKEN)
+    except FileExistsError:
+        return None
+    return "a hard link replaces a file"
+
+
+def _cause(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if "Error" in line]
+    return (lines[-1] if lines else first_line(error))[:400]

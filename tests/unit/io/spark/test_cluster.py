@@ -1,0 +1,158 @@
+"""Spark cluster: its settings, its secret, and the check that its executors share the home."""
+
+import fcntl
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fleetpulse.io.spark.cluster import Cluster, probe, reach_master, read_secret
+from fleetpulse.io.spark.session import SparkResources, settings
+from fleetpulse.settings import load_settings
+from tests.support.refusals import refused
+
+SECRET = "0123456789abcdef" * 4
+
+
+def write_settings(home: Path, *lines: str) -> None:
+    (home / "settings.toml").write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    """Return a cluster whose secret is in a private file."""
+    secret = tmp_path / "spark.key"
+    secret.touch(0o600)
+    secret.write_text(f"{SECRET}\n")
+    return Cluster("spark://10.0.0.5:7077", secret, "10.0.0.7", 3, 2, "4g")
+
+
+def test_executors_get_the_classes_options_and_paths_of_the_driver(tmp_path: Path, cluster: Cluster) -> None:
+    write_settings(
+        tmp_path,
+        'spark_master = "spark://10.0.0.5:7077"',
+        'driver_host = "10.0.0.7"',
+        'spark_key = "spark.key"',
+        'executor_memory = "4g"',
+        "executors = 3",
+        "executor_cores = 2",
+    )
+    size = SparkResources.of(tmp_path, load_settings(tmp_path))
+    assert size == SparkResources(6, "1g", cluster)
+    found = settings(tmp_path, size)
+    assert [found[f"spark.{name}"] for name in ("master", "driver.host", "driver.bindAddress")] == [
+        "spark://10.0.0.5:7077",
+        "10.0.0.7",
+        "10.0.0.7",
+    ]
+    assert [found[f"spark.{name}"] for name in ("cores.max", "executor.cores", "executor.memory", "sql.shuffle.partitions")] == [
+        "6",
+        "2",
+        "4g",
+        "6",
+    ]
+    assert found["spark.executor.extraClassPath"] == found["spark.driver.extraClassPath"]
+    driver = found["spark.driver.extraJavaOptions"]
+    assert driver.startswith(found["spark.executor.extraJavaOptions"]), "the same options, without the driver's own folder"
+    assert str(tmp_path) not in found["spark.executor.extraJavaOptions"]
+    assert found["spark.executorEnv.PYTHONSAFEPATH"] == "1"
+    assert Path(found["spark.executorEnv.PYTHONPATH"], "fleetpulse").is_dir()
+
+
+def test_a_cluster_authenticates_and_encrypts_and_its_secret_is_no_setting_of_the_process(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    found = settings(tmp_path, SparkResources(6, "1g", cluster))
+    assert (found["spark.authenticate"], found["spark.network.crypto.enabled"]) == ("true", "true")
+    assert not any(SECRET in value for value in found.values())
+    assert read_secret(cluster.secret) == SECRET
+    local = settings(tmp_path, SparkResources())
+    assert not {name for name in local if name.startswith(("spark.authenticate", "spark.executor."))}
+    assert (local["spark.master"], local["spark.driver.host"]) == ("local[2]", "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("master", "reason"),
+    [
+        ("local-cluster[2,1,1024]", "local-cluster serves Spark's own tests"),
+        ("local[4]", "the setting cores"),
+        ("yarn", "address of a standalone cluster"),
+        ("k8s://https://10.0.0.5", "address of a standalone cluster"),
+        ("spark://user@10.0.0.5:7077", "address of a standalone cluster"),
+        ("spark://10.0.0.5", "address of a standalone cluster"),
+    ],
+)
+def test_other_masters_are_refused_with_the_reason(master: str, reason: str, tmp_path: Path) -> None:
+    write_settings(tmp_path, f'spark_master = "{master}"')
+    with refused("settings-faulty", match=reason):
+        load_settings(tmp_path)
+
+
+def test_a_cluster_without_a_secret_is_refused(tmp_path: Path) -> None:
+    write_settings(tmp_path, 'spark_master = "spark://10.0.0.5:7077"')
+    with refused("spark-secret-missing"):
+        SparkResources.of(tmp_path, load_settings(tmp_path))
+
+
+def test_a_home_that_executors_cannot_open_by_its_path_is_refused(tmp_path: Path) -> None:
+    home = tmp_path / "a home"
+    home.mkdir()
+    write_settings(home, 'spark_master = "spark://10.0.0.5:7077"', 'spark_key = "spark.key"')
+    with refused("home-path-invalid"):
+        SparkResources.of(home, load_settings(home))
+
+
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [
+        (lambda file: file.unlink(), "spark-secret-unreadable"),
+        (lambda file: file.write_text("short"), "spark-secret-weak"),
+        (lambda file: file.write_text(f"{SECRET}\n{SECRET}"), "spark-secret-weak"),
+        (lambda file: (file.chmod(0o644), file.parent.chmod(0o755)), "secret-exposed"),
+    ],
+)
+def test_a_weak_or_exposed_secret_is_refused_and_not_printed(
+    damage: Callable[[Path], object], code: str, cluster: Cluster
+) -> None:
+    damage(cluster.secret)
+    with refused(code) as caught:
+        read_secret(cluster.secret)
+    assert SECRET not in str(caught.value)
+
+
+def test_an_unreachable_master_is_an_error_that_names_it(cluster: Cluster) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        absent = Cluster(f"spark://127.0.0.1:{port},127.0.0.1:99999", cluster.secret)
+        with refused("spark-master-unreachable", match=rf"127\.0\.0\.1:{port}.*99999"):
+            reach_master(absent)
+
+
+def test_the_address_of_the_driver_is_the_one_from_which_it_reaches_the_master(cluster: Cluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as master:
+        port = master.getsockname()[1]
+        assert reach_master(Cluster(f"spark://127.0.0.1:{port}", cluster.secret)) == "127.0.0.1"
+
+
+def test_an_executor_finds_the_faults_of_a_folder_that_is_not_shared(tmp_path: Path) -> None:
+    (tmp_path / "driver").write_text("token")
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert probe(tmp_path, "one", "token") is None
+        assert (tmp_path / "one").read_text() == "token"
+        assert "other content" in (probe(tmp_path, "two", "another token") or "")
+        assert "No such file" in (probe(tmp_path / "absent", "three", "token") or "")
+    assert "locks are not shared" in (probe(tmp_path, "four", "token") or ""), "nobody holds the lock"
+
+
+def test_a_file_system_without_hard_links_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*_: object) -> None:
+        raise PermissionError("no hard links")
+
+    (tmp_path / "driver").write_text("token")
+    monkeypatch.setattr("os.link", no_links)
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "no hard links" in (probe(tmp_path, "one", "token") or "")
