@@ -7,9 +7,10 @@ import typer
 
 from fleetpulse.core.errors import Misuse
 from fleetpulse.core.lifecycle import Mode
+from fleetpulse.paths import home_folder
 
 DEFAULT_HOME: Final = Path(".fleet")
-HomeOption = Annotated[Path, typer.Option("--home", help="The folder of the home, with all its data.")]
+HomeOption = Annotated[Path, typer.Option("--home", help="The folder of the home, with all its data.", callback=home_folder)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RowsOption = Annotated[bool, typer.Option("--json", help="Print all rows, one JSON object a line.")]
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan, and change nothing.")]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fleetpulse.paths import ROOT
+from fleetpulse.paths import ROOT, home_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,13 @@ class OrchestrationConfig:
         These are FLEET_HOME, FLEET_COMMAND, FLEET_WEBHOOK (or FLEET_WEBHOOK_FILE),
         FLEET_BOOTSTRAP_SCHEDULE, FLEET_APPROVERS and FLEET_SELF_APPROVAL. They are no variables of
         Airflow, which its users can change.
+
+        Raises:
+            FleetError: FLEET_HOME is an address, not a path.
         """
         return cls(
             environment.get("FLEET_COMMAND") or str(ROOT / "fleet"),
-            Path(environment.get("FLEET_HOME") or ROOT / ".fleet").absolute(),
+            home_folder(Path(environment.get("FLEET_HOME") or ROOT / ".fleet")).absolute(),
             environment.get("FLEET_WEBHOOK") or _secret(environment.get("FLEET_WEBHOOK_FILE")),
             environment.get("FLEET_BOOTSTRAP_SCHEDULE") or None,
             tuple(name.strip() for name in environment.get("FLEET_APPROVERS", "").split(",") if name.strip()),

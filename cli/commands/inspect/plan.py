@@ -12,11 +12,16 @@ from cli.common.output import as_json, as_table, console, measure
 from fleetpulse.core.errors import Misuse
 from fleetpulse.core.times import DAY_MS, format_duration, parse_duration_ms
 from fleetpulse.io.home.home import Home
-from fleetpulse.paths import cache_dir
+from fleetpulse.paths import cache_dir, home_folder
 from fleetpulse.planning.model import CapacityPlan, Figures, Fleet, plan
 
 MeasuredOption = Annotated[
-    Path | None, typer.Option("--home", help="Use the tables of this home for options not given, and show its present use.")
+    Path | None,
+    typer.Option(
+        "--home",
+        help="Use the tables of this home for options not given, and show its present use.",
+        callback=lambda path: path and home_folder(path),
+    ),
 ]
 _FOREVER: Final = "forever"
 _MEANINGS: Final = {
