@@ -5,12 +5,14 @@ files; the state is not read a second time.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 
-from pyspark.sql import DataFrame, SparkSession
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
 
 from batch.common.progress import ReportProgress, silent
 from batch.quality.derived_tables import State
@@ -73,13 +75,37 @@ def gate_generation(spark: SparkSession, home: Home, generation: Generation, kee
 
 @contextmanager
 def written_aside(rows: DataFrame) -> Iterator[tuple[Path, ...]]:
-    """Write rows of a state to temporary files; remove them when the context exits."""
-    folder = Path(mkdtemp(prefix="state-", dir=folder_of(rows.sparkSession)))
+    """Write rows of a state to temporary files; remove them when the context exits.
+
+    On a cluster, executors write the files, and this process reads them.
+
+    Raises:
+        FleetError: this process does not find all rows.
+    """
+    folder, written = Path(mkdtemp(prefix="state-", dir=folder_of(rows.sparkSession))), Observation()
     try:
-        rows.select(*(column.name for column in DEVICE_SNAPSHOTS.columns)).write.mode("overwrite").parquet(str(folder / "rows"))
-        yield tuple(sorted((folder / "rows").glob("*.parquet")))
+        chosen = rows.select(*(column.name for column in DEVICE_SNAPSHOTS.columns))
+        chosen.observe(written, F.count(F.lit(1)).alias("rows")).write.mode("overwrite").parquet(str(folder / "rows"))
+        files = tuple(sorted((folder / "rows").glob("*.parquet")))
+        require_all_rows(files, int(written.get["rows"]))
+        yield files
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def require_all_rows(files: Sequence[Path], written: int) -> None:
+    """Require that files have as many rows as were written.
+
+    Raises:
+        FleetError: they have fewer or more.
+    """
+    found = sum(pq.read_metadata(file).num_rows for file in files)
+    if found != written:
+        raise FleetError(
+            f"the executors wrote {written:,} rows of the state, and this process finds {found:,}; expected a home on a file "
+            f"system that all hosts share; check its mount on each worker, and try again",
+            code="written-rows-missing",
+        )
 
 
 @contextmanager
