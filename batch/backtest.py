@@ -1,6 +1,7 @@
 """Backtest: replay a history under another policy, in this process or on Spark.
 
 Rule 1: a backtest reads the home and writes nothing into it, so it may run while the job runs.
+On a cluster, it has a temporary folder there.
 Rule 2: both sides are replayed. The emitted judgements cannot serve as one side: they end at the
 job's position, a jitter delays some, amendments change them, and a generation may have been made
 from a list.
@@ -9,7 +10,8 @@ Rule 3: the engine changes the duration only, not the result.
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -211,17 +213,32 @@ def _on_spark(request: BacktestRequest, slices: Sequence[Slice], home: Home, rep
     from fleetpulse.io.spark.session import SparkResources, spark_session
     from fleetpulse.settings import load_settings
 
-    size = SparkResources(max(2, os.cpu_count() or 1), load_settings(home.path).heap)
+    size = SparkResources.of(home.path, load_settings(home.path))
+    if size.cluster is None:
+        size = replace(size, cores=max(2, os.cpu_count() or 1))
     steps = Steps(report)
-    with TemporaryDirectory(prefix="fleet-backtest-") as folder:
+    with _scratch(home, shared=size.cluster is not None) as folder:
         steps("starting Spark")
-        session = spark_session("fleetpulse-backtest", local_dir=Path(folder), size=size)
+        session = spark_session("fleetpulse-backtest", local_dir=folder, size=size)
         try:
             steps(f"replaying on Spark, in {len(slices):,} slices")
             with watched(session, steps):
                 return on_spark(session, request, slices, home.key_groups())
         finally:
             session.stop()
+
+
+@contextmanager
+def _scratch(home: Home, *, shared: bool) -> Iterator[Path]:
+    """Provide a temporary folder, in the home if executors must find it, too."""
+    if shared:
+        from batch.common.spark_session import session_folder
+
+        with session_folder(home.path / "spark") as folder:
+            yield folder
+        return
+    with TemporaryDirectory(prefix="fleet-backtest-") as place:
+        yield Path(place)
 
 
 def on_spark(session: "SparkSession", request: BacktestRequest, slices: Sequence[Slice], key_groups: int) -> BacktestResult:

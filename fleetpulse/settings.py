@@ -113,7 +113,12 @@ def _is_heap(value: str) -> str:
     return value
 
 
-def _is_master(value: str) -> str:
+def spark_master_of(value: str) -> str:
+    """Return the address of a Spark master.
+
+    Raises:
+        ValueError: it is neither `LOCAL` nor a standalone cluster.
+    """
     if value == LOCAL or _STANDALONE.fullmatch(value):
         return value
     if value.startswith("local-cluster"):
@@ -341,7 +346,7 @@ class Settings(BaseSettings):
     bridge_lease: Annotated[Milliseconds, Field(ge=1_000)] = "15s"  # pyright: ignore[reportAssignmentType]
     cores: Annotated[int, Field(ge=1, le=1_024)] = 2
     heap: Annotated[str, AfterValidator(_is_heap)] = "1g"
-    spark_master: Annotated[str, AfterValidator(_is_master)] = LOCAL
+    spark_master: Annotated[str, AfterValidator(spark_master_of)] = LOCAL
     driver_host: Annotated[str, AfterValidator(_is_driver_host)] = ""
     executors: Annotated[int, Field(ge=1, le=1_024)] = 2
     executor_cores: Annotated[int, Field(ge=1, le=256)] = 1

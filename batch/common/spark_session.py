@@ -33,7 +33,7 @@ def batch_session(home: Home, size: SparkResources) -> Iterator[SparkSession]:
         home: home in whose folder the session writes temporary files.
         size: memory and cores of the session.
     """
-    with _own_folder(home.path / "spark") as own:
+    with session_folder(home.path / "spark") as own:
         with _output_to(home.logs / "batch.log"):
             session = spark_session("fleetpulse-batch", local_dir=own, size=size)
         try:
@@ -43,7 +43,7 @@ def batch_session(home: Home, size: SparkResources) -> Iterator[SparkSession]:
 
 
 @contextmanager
-def _own_folder(place: Path) -> Iterator[Path]:
+def session_folder(place: Path) -> Iterator[Path]:
     """Provide a locked temporary folder; remove folders whose locks are not held."""
     place.mkdir(parents=True, exist_ok=True)
     with ExitStack() as cleanup:

@@ -5,15 +5,18 @@ Rule 2: the verb and its arguments are the same in a local process and on Spark.
 """
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from fleetpulse.core.errors import FleetError
 from fleetpulse.orchestration.config import CONFIG, ROOT, OrchestrationConfig, backtest_folder
 from fleetpulse.orchestration.operators import FleetOperator, drop_empty_arguments, publish_reason
 from fleetpulse.orchestration.pages import ReportLink
@@ -81,26 +84,32 @@ class BacktestOnSpark(SparkSubmitOperator):
     def execute(self, context: Mapping[str, Any]) -> Any:
         """Run the verb by spark-submit, with the settings of the command's own sessions.
 
-        The settings are passed here, since the JVM already runs before the verb could apply them.
+        The settings are passed here, since the JVM already runs before the verb could apply them. A
+        cluster that the connection names replaces the setting ``spark_master``. The verb itself reads
+        the secret of the cluster.
 
         Raises:
-            AirflowFailException: the verb refused; the first line is its error message.
+            AirflowFailException: the verb refused; the first line is its error message. Or the
+                settings of the cluster are invalid.
         """
         from fleetpulse.io.spark.java import find_java
         from fleetpulse.io.spark.session import SparkResources, settings
         from fleetpulse.settings import load_settings
 
-        loaded = load_settings(self.place.home)
         folder = backtest_folder(self.place.data_folder, self.run_name)
         arguments = [*self.words, *files(self.place, self.run_name)]
         self.application_args = [*drop_empty_arguments(arguments), "--home", str(self.place.home)]
-        self.conf = {
-            name: value
-            for name, value in settings(folder, SparkResources(loaded.cores, loaded.heap)).items()
-            if name != "spark.master"
-        }
+        try:
+            master = self._master()
+            loaded = load_settings(self.place.home).model_copy(update={"spark_master": master})
+            usual = settings(folder, SparkResources.of(self.place.home, loaded))
+        except (FleetError, ValueError) as error:
+            publish_reason(context, str(error))
+            raise AirflowFailException(str(error)) from None
+        self.conf = {name: value for name, value in usual.items() if name != "spark.master"}
         self.env_vars = {
             **{name: "" for name in os.environ if "AIRFLOW" in name},  # hides Airflow's secrets from the verb
+            "FLEET_SPARK_MASTER": master,
             "JAVA_HOME": str(find_java()),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
             "PYSPARK_PYTHON": sys.executable,
@@ -117,3 +126,14 @@ class BacktestOnSpark(SparkSubmitOperator):
             publish_reason(context, sentence)
             raise AirflowFailException(f"{sentence}\n{before}") from None
         return {"page": str(folder / "report.html")}
+
+    def _master(self) -> str:
+        """Return the master of the connection, as the setting ``spark_master`` writes it.
+
+        Raises:
+            ValueError: it is neither local nor a standalone cluster.
+        """
+        from fleetpulse.settings import LOCAL, spark_master_of
+
+        master = str(SparkSubmitHook(conn_id=SPARK)._connection["master"])  # noqa: SLF001 - the provider has no public name
+        return LOCAL if re.fullmatch(r"local(\[.*\])?", master) else spark_master_of(master)

@@ -199,10 +199,30 @@ def test_a_program_submitted_to_spark_does_not_inherit_the_secrets_of_airflow(
 
     environments: list[dict[str, str]] = []
     monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", "a secret")
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "local[2]"}')
     monkeypatch.setattr(SparkSubmitOperator, "execute", lambda self, _: environments.append({**os.environ, **self.env_vars}))
     BacktestOnSpark(task_id="a", place=place(tmp_path)).execute(Context())
     assert not any(value for name, value in environments[0].items() if "AIRFLOW" in name)
     assert environments[0]["PYTHONPATH"] == str(ROOT)
+    assert environments[0]["FLEET_SPARK_MASTER"] == "local"
+
+
+def test_a_cluster_of_the_connection_replaces_the_master_of_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from fleetpulse.orchestration.backtest_operators import BacktestOnSpark
+
+    submitted: list[BacktestOnSpark] = []
+    monkeypatch.setattr(SparkSubmitOperator, "execute", lambda self, _: submitted.append(self))
+    (tmp_path / "settings.toml").write_text('spark_key = "spark.key"\ndriver_host = "10.0.0.7"\n')
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "spark://10.0.0.5", "port": 7077}')
+    BacktestOnSpark(task_id="a", place=place(tmp_path)).execute(Context())
+    assert submitted[0].env_vars["FLEET_SPARK_MASTER"] == "spark://10.0.0.5:7077"
+    assert submitted[0].conf["spark.authenticate"] == "true" and "spark.executor.extraClassPath" in submitted[0].conf
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "k8s://10.0.0.5"}')
+    with pytest.raises(AirflowFailException, match="standalone cluster"):
+        BacktestOnSpark(task_id="a", place=place(tmp_path)).execute(Context())
 
 
 def test_killing_a_task_ends_the_verb_and_its_child_processes(tmp_path: Path) -> None:
