@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 BLOCKS: Final = "blocks-*"  # folders of a query's block files, see `query`
+SHARED: Final = "shared-*"  # folders of the check that executors share the home, see `cluster`
 TEMPORARY: Final = "tmp"  # temporary folder of a session's JVM
 _TEMPORARY_FILE: Final = re.compile(r"\..+\.[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(\.TID\d+)?\.tmp(\.crc)?")
 
@@ -16,7 +17,7 @@ def leftovers(folder: Path) -> list[Path]:
     Args:
         folder: folder that only one session uses at a time.
     """
-    return sorted(path for pattern in ("local", TEMPORARY, BLOCKS) for path in folder.glob(pattern) if path.is_dir())
+    return sorted(path for pattern in ("local", TEMPORARY, BLOCKS, SHARED) for path in folder.glob(pattern) if path.is_dir())
 
 
 def remove_temporary_files(checkpoint: Path) -> None:
