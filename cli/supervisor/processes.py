@@ -333,7 +333,6 @@ class Run:
                 limits=limits,
                 tls=listener_tls(self.home, settings),
                 plain=plain,
-                sites=settings.bridges.values(),
             )
             address = self.broker.start()
         self.address = address

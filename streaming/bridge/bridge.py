@@ -32,6 +32,7 @@ from fleetpulse.io.ingest.segments import (
     write_segment,
 )
 from fleetpulse.io.mqtt.address import BrokerAddress
+from fleetpulse.io.mqtt.embedded_sessions import MAX_UNACKED, EmbeddedSessions
 from fleetpulse.io.mqtt.subscriber import AckToken, Arrived, Presence, Receiver
 from fleetpulse.io.system.fsync import is_disk_full
 from fleetpulse.io.system.process import StopSignal, write_status
@@ -47,11 +48,13 @@ REPLAY_TOPICS: Final = "replay/#"
 POLL_S: Final = 0.05
 GATHER_S: Final = 0.01  # batches sparse messages: a step costs as much as ten messages
 FEW: Final = 200
+EARLY_ROWS: Final = MAX_UNACKED // 2  # written at once if few messages come: the broker may wait for acknowledgements
 RETRY_S: Final = 1.0
 STATUS_S: Final = 0.5
 RATE_REPORTS: Final = 20  # the rate covers ten seconds: a small fleet does not send in every half second
 SILENT_CONNECTION_S: Final = 30.0  # connected and canaries sent, but nothing received: the connection is dead
 ROWS_IN_MEMORY: Final = 50_000
+SESSIONS: Final = "sessions.json"  # in the folder of the segments
 
 
 class MessageSource(Protocol):
@@ -100,12 +103,15 @@ class BridgeSettings:
         commands_dir: spool of operators' commands; None for a bridge that takes none.
         status_path: path of its status file.
         address: address of the broker.
-        session: client id of its session at the broker, see `Home.session`.
+        session: client id of its session at the broker, see `Home.session`; at the embedded broker the secret of
+            their client ids.
         replay_session: client id of the session for history.
         bridge: name of the bridge.
         replay: whether it replays history first: it receives only ``replay/#`` until the end line
             of a recording is durable.
         live_after_replay: whether it goes live after that.
+        embedded: whether the broker is the embedded one, at which each topic filter has a session, see
+            `EmbeddedSessions`.
         subscriptions: topic filters when live.
         sparkplug_host: id of the Sparkplug host application; empty for none.
         sites: sites of a further bridge; empty for the bridge that takes all other sites.
@@ -139,6 +145,7 @@ class BridgeSettings:
     bridge: str = BRIDGE
     replay: bool = False
     live_after_replay: bool = True
+    embedded: bool = False
     subscriptions: tuple[str, ...] = ("fleet/#",)
     sparkplug_host: str = ""
     sites: tuple[str, ...] = ()
@@ -174,6 +181,7 @@ class Bridge:
         self._was_up = False
         self._connections = 0
         self._flush_at_s = 0.0
+        self._has_few = False  # the newest poll returned few messages
         self._canary_at_s = 0.0
         self._heard_s = time.monotonic()
         self._report_at_s = 0.0
@@ -216,10 +224,14 @@ class Bridge:
         """Go live, in a persistent session: the broker has queued messages for it."""
         self.intake.go_live(self._wall.now_ms())
         self._was_up, self._connections = False, 0
-        if self.settings.source_factory:
-            return self.settings.source_factory()
-        presence = partial(_host_state, self.settings.sparkplug_host) if self.settings.sparkplug_host else None
-        return Receiver(self.settings.address, self.settings.session, self.settings.subscriptions, presence=presence)
+        settings = self.settings
+        if settings.source_factory:
+            return settings.source_factory()
+        presence = partial(_host_state, settings.sparkplug_host) if settings.sparkplug_host else None
+        session = settings.address, settings.session, settings.subscriptions
+        if settings.embedded:
+            return EmbeddedSessions(*session, settings.segments_dir / SESSIONS, presence=presence)
+        return Receiver(*session, presence=presence)
 
     @property
     def state(self) -> str:
@@ -241,9 +253,10 @@ class Bridge:
             now_ms = self._wall.now_ms()
             self._notice_silence(now_ms)  # before messages that were queued while this process was suspended
             self.intake.arrived_together(arrived, now_ms)
+            self._has_few = len(arrived) < FEW
             if arrived:
                 self._heard_s = time.monotonic()
-                if len(arrived) < FEW:
+                if self._has_few:
                     time.sleep(GATHER_S)
         if self.intake.live and not self._wall.doubted:
             self._publish_canary()
@@ -289,7 +302,8 @@ class Bridge:
 
     def _flush_if_due(self) -> None:
         waiting, now_s = self.intake.buffer, time.monotonic()
-        large = len(waiting) >= self.settings.max_rows or waiting.size_bytes > self.settings.max_buffer_bytes
+        most = min(self.settings.max_rows, EARLY_ROWS) if self._has_few else self.settings.max_rows
+        large = len(waiting) >= most or waiting.size_bytes > self.settings.max_buffer_bytes
         if now_s >= self._flush_at_s or (large and self.problem is None):
             self._flush_at_s = now_s + (self.settings.flush_interval_s if self.flush() else RETRY_S)
 

@@ -96,6 +96,7 @@ def bridge(
     name: Annotated[str, typer.Option("--name")] = BRIDGE,
 ) -> None:
     """Write messages from the broker to segments."""
+    from fleetpulse.io.mqtt.broker import is_embedded
     from fleetpulse.settings import load_settings
 
     if name != KAFKA:  # PySpark may import pandas
@@ -107,16 +108,18 @@ def bridge(
     sites = settings.bridges.get(name, ())
     canary = f"fleet/{EVERYONE}/{name}/{Kind.TICK.value}"
     foreign = load_mappings(at).subscriptions() + (SUBSCRIPTIONS if settings.sparkplug_host else ())
+    address = load_address(at.run("broker"))
     bridge_settings = BridgeSettings(
         at.segments_of(name),
         at.commands if name == BRIDGE else None,
         at.run(bridge_job(name)),
-        load_address(at.run("broker")),
+        address,
         at.session(name),
         at.session("replay"),
         name,
         replay=replay,
         live_after_replay=not not_live,
+        embedded=is_embedded(at.broker, address),
         subscriptions=(*(f"fleet/{site}/#" for site in sites), canary) if sites else ("fleet/#", *foreign),
         sparkplug_host="" if sites else settings.sparkplug_host,
         sites=sites,

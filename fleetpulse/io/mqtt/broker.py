@@ -18,7 +18,7 @@ import ssl
 import subprocess
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,12 +27,12 @@ from fleetpulse.core import broker_defaults
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages.mapping import Mappings
 from fleetpulse.core.messages.mapping_file import parse_mappings
-from fleetpulse.core.messages.sparkplug import SUBSCRIPTIONS
 from fleetpulse.io.mqtt import codec
 from fleetpulse.io.mqtt.acl import SERVICE_USER, access_lock, grants, nats_rules, quoted
 from fleetpulse.io.mqtt.address import DEFAULT_PORT, MAX_PAYLOAD_BYTES, BrokerAddress, Tls
 from fleetpulse.io.mqtt.broker_limits import SERVER_BYTES, BrokerLimits, limit_streams, remove_ports
 from fleetpulse.io.mqtt.broker_program import broker_program
+from fleetpulse.io.mqtt.embedded_sessions import MAX_UNACKED, REDELIVERY_S
 from fleetpulse.io.system.ports import free_port
 from fleetpulse.io.system.process import command_with_parent_death_signal
 from fleetpulse.io.system.secret_files import write_secret
@@ -43,12 +43,10 @@ if TYPE_CHECKING:
 LOOPBACK: Final = "127.0.0.1"
 READY_S: Final = 30.0  # a large store is read before the first client is accepted
 STOP_S: Final = 5.0
-MAX_UNACKED: Final = 8_192  # messages a bridge writes within two seconds, so that none is redelivered needlessly
-_IN_FLIGHT: Final = 65_535  # unacknowledged messages of a session, which NATS reserves by topic filter
 OF_NATS_BYTES: Final = 65_536  # NATS counts its headers as payload, and drops an oversized message without an answer
-SEND_AGAIN: Final = "3s"  # redelivery timeout of NATS; it also holds for a bridge that reconnected
 _VALID_MAPPING: Final = "mapping.toml"  # last valid content of the mapping file
 _ACCESS: Final = "access.conf"
+_CREDENTIALS: Final = "credentials.json"
 _TLS: Final = "tls.json"
 _HANDSHAKE_S: Final = 10  # a fleet that reconnects at once shares the CPU
 
@@ -125,7 +123,6 @@ class Broker:
         limits: limits of connections, store and log; None for the defaults.
         tls: TLS files of the listener; None for an unencrypted one.
         plain: whether an unencrypted listener beyond the loopback interface is requested.
-        sites: sites of each further bridge.
     """
 
     def __init__(
@@ -140,7 +137,6 @@ class Broker:
         limits: BrokerLimits | None = None,
         tls: ListenerTls | None = None,
         plain: bool = False,
-        sites: Iterable[Sequence[str]] = (),
     ) -> None:
         self.folder = broker_dir.absolute()
         self.log = log
@@ -151,7 +147,6 @@ class Broker:
         self.limits = limits or BrokerLimits()
         self.tls = tls
         self.plain = plain
-        self.sites = [*sites]
         self._running: subprocess.Popen[bytes] | None = None
 
     def start(self) -> BrokerAddress:
@@ -180,7 +175,7 @@ class Broker:
         port = _port(self.host, self.port)
         host = self.known_as or _reachable(self.host)
         tls = None if self.tls is None else self.tls.for_clients()
-        address = BrokerAddress(host, port, *_credentials(self.folder / "credentials.json"), tls)
+        address = BrokerAddress(host, port, *_credentials(self.folder / _CREDENTIALS), tls)
         address.context()  # reports unreadable files before the broker starts
         configuration = self.folder / "nats.conf"
         remove_ports(self.folder)
@@ -188,10 +183,8 @@ class Broker:
         more = limits.configuration(self.folder, self.log.absolute())
         with access_lock(self.folder), self.log.open("ab") as log:  # new grants wait until the broker can reload them
             write_secret(self.folder / _TLS, json.dumps(None if self.tls is None else asdict(self.tls)))
-            mappings = _mappings_beside(self.folder)
-            unacked = max_unacked(("fleet/#", *mappings.subscriptions(), *SUBSCRIPTIONS), self.sites)
-            write_secret(configuration, _configuration(self.folder, self.host, port, self.sync, self.tls, unacked) + more)
-            write_secret(self.folder / _ACCESS, _rules(address, self.folder, self.tls, mappings))
+            write_secret(configuration, _configuration(self.folder, self.host, port, self.sync, self.tls) + more)
+            write_secret(self.folder / _ACCESS, _rules(address, self.folder, self.tls, _mappings_beside(self.folder)))
             self._running = subprocess.Popen(
                 command_with_parent_death_signal([str(program), "-c", str(configuration)]),
                 stdin=subprocess.DEVNULL,
@@ -327,7 +320,7 @@ def renew_access(folder: Path) -> bool:
         running = _server_of(folder)
         if running is None:
             return False
-        service = BrokerAddress("", 0, *_credentials(folder / "credentials.json"))
+        service = BrokerAddress("", 0, *_credentials(folder / _CREDENTIALS))
         tls = _listener_tls(folder)
         try:
             if tls is not None:
@@ -359,6 +352,12 @@ def stop_stale(folder: Path) -> bool:
     except psutil.NoSuchProcess:
         pass
     return True
+
+
+def is_embedded(folder: Path, address: BrokerAddress) -> bool:
+    """Return whether an address is that of the embedded broker in a folder, by its random password."""
+    path = folder / _CREDENTIALS
+    return path.exists() and _credentials(path) == (address.username, address.password)
 
 
 def _credentials(path: Path) -> tuple[str, str]:
@@ -432,21 +431,7 @@ def _without_path(_: str) -> Callable[[Any], Any]:
     return lambda _: None
 
 
-def max_unacked(filters: Iterable[str], sites: Iterable[Sequence[str]] = ()) -> int:
-    """Return the number of messages that may be unacknowledged for each topic filter.
-
-    NATS refuses a topic filter if the filters of its session could exceed `_IN_FLIGHT` messages together. One that
-    ends with ``#`` counts twice, since it also matches the level above.
-
-    Args:
-        filters: topic filters of the first bridge.
-        sites: sites of each further bridge, which has a filter for each of them and one for its canary.
-    """
-    most = max(sum(1 + one.endswith("/#") for one in filters), *(2 * len(one) + 1 for one in sites), 1)
-    return min(MAX_UNACKED, _IN_FLIGHT // most)
-
-
-def _configuration(folder: Path, host: str, port: int, sync: str, tls: ListenerTls | None, unacked: int = MAX_UNACKED) -> str:
+def _configuration(folder: Path, host: str, port: int, sync: str, tls: ListenerTls | None) -> str:
     """Return the content of nats.conf, without a monitoring port.
 
     An acknowledged message survives ``kill -9`` with any ``sync_interval``, because the operating
@@ -466,7 +451,7 @@ host: "127.0.0.1"   # the NATS port is local only
 port: -1
 max_payload: {MAX_PAYLOAD_BYTES + OF_NATS_BYTES}
 jetstream {{ store_dir: {quoted(str(folder / "store"))}, max_mem: 64MB, max_file: {SERVER_BYTES}, sync_interval: {sync} }}
-mqtt {{ host: {quoted(host)}, port: {port}, max_ack_pending: {unacked}, ack_wait: {SEND_AGAIN}{of_tls} }}
+mqtt {{ host: {quoted(host)}, port: {port}, max_ack_pending: {MAX_UNACKED}, ack_wait: "{REDELIVERY_S}s"{of_tls} }}
 include "{_ACCESS}"
 """
 

@@ -42,12 +42,14 @@ class Published(NamedTuple):
         payload: bytes of the payload; a longer payload is cut to one byte more than the limit.
         retained: whether this is a retained message, sent because of a new subscription.
         packet_id: packet identifier; None with QoS 0.
+        redelivered: whether the broker has sent it before (flag DUP, 3.3.1.1).
     """
 
     topic: str
     payload: bytes
     retained: bool
     packet_id: int | None
+    redelivered: bool = False
 
 
 _as_published: Final = partial(tuple.__new__, Published)  # calling Published() costs three times as much
@@ -104,7 +106,7 @@ class Reader:
                     raise ProtocolError(_NOT_A_MESSAGE)
                 name = data[body + 2 : start]
                 topic = known.get(name) or self._new_topic(name)
-                published.append(_as_published((topic, data[start + 2 : after], header & 1 == 1, number)))
+                published.append(_as_published((topic, data[start + 2 : after], header & 1 == 1, number, header & 8 == 8)))
             elif header >> 4 == PUBLISH:
                 if after > end and not self._suffices(header, length, data, body):
                     break
@@ -147,7 +149,8 @@ class Reader:
         if quality > 1 or payload > after or number == 0:
             raise ProtocolError(_NOT_A_MESSAGE)
         topic = _topic(data[body + 2 : payload if number is None else payload - 2])
-        return Published(topic, data[payload : min(after, payload + self._max_payload + 1)], bool(header & 1), number)
+        content = data[payload : min(after, payload + self._max_payload + 1)]
+        return Published(topic, content, bool(header & 1), number, number is not None and bool(header & 8))
 
 
 def _topic(name: bytes) -> str:

@@ -43,6 +43,10 @@ class Backoff:
         self._not_before_s = time.monotonic() + self._pause_s
         self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S)
 
+    def hold(self, pause_s: float) -> None:
+        """Start a pause of this length, whatever the attempts before."""
+        self._not_before_s = time.monotonic() + pause_s
+
     def reset(self) -> None:
         """Record a successful connection and reset the pause."""
         self._pause_s = FIRST_PAUSE_S

@@ -4,7 +4,9 @@ The receiver has no thread: the caller's thread runs it.
 Rule 1: every wait is bounded. A lost connection is retried with growing pauses, and connections
 are counted.
 Rule 2: a message of an earlier connection is never acknowledged: the broker redelivers it.
-Rule 3: `io.mqtt.codec` parses packets in batches. A message costs microseconds; a general MQTT
+Rule 3: a message that the broker sends again in the same connection is dropped, even if its acknowledgement
+was on the way meanwhile: it would follow newer messages.
+Rule 4: `io.mqtt.codec` parses packets in batches. A message costs microseconds; a general MQTT
 client takes thirty times that.
 """
 
@@ -25,6 +27,7 @@ POLL_MESSAGES: Final = 1_000
 POLL_BYTES: Final = 8 * 1024 * 1024
 READ_BYTES: Final = 256 * 1024
 MAX_UNSENT_BYTES: Final = 1024 * 1024
+REMEMBERED: Final = 8_192  # acknowledged packet identifiers; a broker reuses one after 65,535 less those in flight
 READ_S: Final = 0.2  # longest time that one poll reads
 CLOSE_S: Final = 1.0
 _WOULD_WAIT: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -74,10 +77,16 @@ class Receiver:
         topics: topic filters to subscribe to, see `subscribe`.
         persistent: whether the broker keeps the session while the client is disconnected.
         presence: callback that returns the presence to publish, called at each connection.
+        settle_s: time for which the broker must have been reachable before a connection, so that it has
+            the messages to redeliver ready; 0 for a broker that sends them first.
+        is_new: whether the broker has no session of this client id yet: it connects at once.
+        channel: number of this receiver among ``channels``, in the tokens of its messages.
+        channels: number of receivers that share their tokens.
 
     Attributes:
         connections: number of connections so far; each new one makes the broker redeliver all
             unacknowledged messages.
+        socket: socket of the connection; None without one.
         problem: reason for the missing connection or for a refused subscription; None if there is
             no problem.
         cause: cause of the newest connection failure: ``broker`` or ``network``.
@@ -91,6 +100,10 @@ class Receiver:
         *,
         persistent: bool = True,
         presence: Callable[[], Presence] | None = None,
+        settle_s: float = 0.0,
+        is_new: bool = True,
+        channel: int = 0,
+        channels: int = 1,
     ) -> None:
         self.topics = tuple(topics)
         self.connections = 0
@@ -102,7 +115,10 @@ class Receiver:
         self._persistent = persistent
         self._presence = presence
         self._will: Presence | None = None  # presence in the will of this connection
-        self._socket: socket.socket | None = None
+        self._settle_s = settle_s
+        self._is_new, self._has_settled = is_new, False
+        self._channel, self._channels = channel, channels
+        self.socket: socket.socket | None = None
         self._reader = codec.Reader(MAX_PAYLOAD_BYTES)
         self._unsent = bytearray()
         self._up = False  # the broker has accepted the connection
@@ -113,6 +129,7 @@ class Receiver:
         self._arrived: list[Arrived] = []
         self._arrived_bytes = 0
         self._unacknowledged: set[int] = set()
+        self._acknowledged: tuple[set[int], set[int]] = set(), set()  # of this connection: the newest, and those before
         self._refused = False
 
     def __str__(self) -> str:
@@ -123,6 +140,20 @@ class Receiver:
     def connected(self) -> bool:
         """Whether the broker has accepted the connection and the subscriptions."""
         return self._up and self._subscribe_id is None and not self._refused
+
+    @property
+    def has_buffered_bytes(self) -> bool:
+        """Whether bytes wait that `select` does not report."""
+        return has_buffered_bytes(self.socket)
+
+    @property
+    def has_unsent_bytes(self) -> bool:
+        """Whether bytes wait until the socket accepts them."""
+        return self.socket is not None and bool(self._unsent)
+
+    @property
+    def _token_number(self) -> int:
+        return self.connections * self._channels + self._channel
 
     # ---- methods for the caller
 
@@ -153,8 +184,12 @@ class Receiver:
     def ack(self, tokens: Iterable[AckToken | None]) -> None:
         """Acknowledge messages; skip those of earlier connections, which are redelivered."""
         if self._up:
-            numbers = [token[1] for token in tokens if token is not None and token[0] == self.connections]
+            own = self._token_number
+            numbers = [token[1] for token in tokens if token is not None and token[0] == own]
             self._unacknowledged.difference_update(numbers)
+            if len(self._acknowledged[0]) >= REMEMBERED:
+                self._acknowledged = set(), self._acknowledged[0]
+            self._acknowledged[0].update(numbers)
             self._send(codec.encode_puback(numbers))
 
     def publish(self, topic: str, payload: bytes) -> bool:
@@ -181,30 +216,30 @@ class Receiver:
         if forget and self.connected and self.topics:
             self._send(codec.encode_unsubscribe(self._next(), self.topics))
             self._drive(0.2)
-        if self._socket is not None and self._up:
+        if self.socket is not None and self._up:
             if self._will is not None:
                 self._send(codec.encode_publish(self._next(), self._will.topic, self._will.gone, retain=True))
             self._send(codec.DISCONNECT)
         deadline_s = time.monotonic() + CLOSE_S
-        while self._socket is not None and self._unsent and time.monotonic() < deadline_s:
-            select.select([], [self._socket], [], 0.1)
+        while self.socket is not None and self._unsent and time.monotonic() < deadline_s:
+            select.select([], [self.socket], [], 0.1)
             self._flush()
         self._close_socket()
 
     # ---- the connection
 
     def _drive(self, timeout_s: float) -> None:
-        if self._socket is None and not self._connect(timeout_s):
+        if self.socket is None and not self._connect(timeout_s):
             return
-        assert self._socket is not None, "it was just connected"
-        held = has_buffered_bytes(self._socket)
-        writing = [self._socket] if self._unsent else []
-        readable, writable, _ = select.select([self._socket], writing, [], 0 if held else timeout_s)
+        assert self.socket is not None, "it was just connected"
+        held = has_buffered_bytes(self.socket)
+        writing = [self.socket] if self._unsent else []
+        readable, writable, _ = select.select([self.socket], writing, [], 0 if held else timeout_s)
         if writable:
             self._flush()
         if readable or held:
             self._read()
-        if self._socket is not None and not self._up and time.monotonic() - self._since_s > CONNECT_S:
+        if self.socket is not None and not self._up and time.monotonic() - self._since_s > CONNECT_S:
             self._lose(f"the broker at {self._address} does not answer", "network")
 
     def _connect(self, timeout_s: float) -> bool:
@@ -212,19 +247,26 @@ class Receiver:
             return False
         self._since_s = time.monotonic()
         try:
-            self._socket = self._reach()
+            self.socket = self._reach()
         except OSError as error:
             self.problem = f"no connection to the broker at {self._address}: {error.strerror or error}"
             self.cause = cause(error)
+            self._has_settled = False
         self._pauses.tried()
-        if self._socket is None:
+        if self.socket is None:
             return False
+        if self._settle_s and not self._is_new and not self._has_settled:
+            self._close_socket()
+            self._has_settled = True
+            self._pauses.hold(self._settle_s)
+            return False
+        self._is_new = False
         self._reader, self._unsent = codec.Reader(MAX_PAYLOAD_BYTES), bytearray()
         credentials = (self._client_id, self._address.username, self._address.password)
         self._will = self._presence() if self._presence else None
         will = codec.Will(self._will.topic, self._will.gone) if self._will else None
         self._send(codec.encode_connect(*credentials, keep_session=self._persistent, will=will))
-        return self._socket is not None
+        return self.socket is not None
 
     def _reach(self) -> socket.socket:
         sock = socket.create_connection((self._address.host, self._address.port), CONNECT_S)
@@ -239,7 +281,7 @@ class Receiver:
         return sock
 
     def _close_socket(self) -> None:
-        sock, self._socket, self._up = self._socket, None, False
+        sock, self.socket, self._up, self._has_settled = self.socket, None, False, False
         if sock is not None:
             sock.close()
 
@@ -252,10 +294,10 @@ class Receiver:
         self._flush()
 
     def _flush(self) -> None:
-        if self._socket is None or not self._unsent:
+        if self.socket is None or not self._unsent:
             return
         try:
-            del self._unsent[: self._socket.send(self._unsent)]
+            del self._unsent[: self.socket.send(self._unsent)]
         except _WOULD_WAIT:
             pass
         except OSError as error:
@@ -263,9 +305,9 @@ class Receiver:
 
     def _read(self) -> None:
         deadline_s = time.monotonic() + READ_S
-        while self._socket is not None and not self._enough() and time.monotonic() < deadline_s:
+        while self.socket is not None and not self._enough() and time.monotonic() < deadline_s:
             try:
-                data = self._socket.recv(READ_BYTES)
+                data = self.socket.recv(READ_BYTES)
                 published = self._reader.feed(data)
             except _WOULD_WAIT:
                 return
@@ -287,24 +329,26 @@ class Receiver:
     def _take(self, published: list[codec.Published]) -> None:
         if not published:
             return
-        topics, payloads, retained, numbers = zip(*published, strict=True)
+        topics, payloads, retained, numbers, redelivered = zip(*published, strict=True)
         fresh = set(numbers)
-        if len(fresh) < len(numbers) or None in fresh or not self._unacknowledged.isdisjoint(fresh):
+        if len(fresh) < len(numbers) or None in fresh or True in redelivered or not self._unacknowledged.isdisjoint(fresh):
             for one in published:
                 self._take_one(one)
             return
         self._unacknowledged |= fresh
-        tokens = zip(repeat(self.connections), numbers, strict=False)
+        tokens = zip(repeat(self._token_number), numbers, strict=False)
         self._arrived += map(_as_arrived, zip(topics, payloads, retained, tokens, strict=True))
         self._arrived_bytes += sum(map(len, payloads))
 
     def _take_one(self, message: codec.Published) -> None:
         token = None
         if message.packet_id is not None:
-            if message.packet_id in self._unacknowledged:
+            if message.packet_id in self._unacknowledged or (
+                message.redelivered and any(message.packet_id in known for known in self._acknowledged)
+            ):
                 return  # redelivery within the connection: already received
             self._unacknowledged.add(message.packet_id)
-            token = (self.connections, message.packet_id)
+            token = (self._token_number, message.packet_id)
         self._arrived.append(Arrived(message.topic, message.payload, message.retained, token))
         self._arrived_bytes += len(message.payload)
 
@@ -318,6 +362,7 @@ class Receiver:
             self._pauses.reset()
             self.connections += 1
             self._unacknowledged.clear()
+            self._acknowledged = set(), set()
             self._arrived.clear()
             self._subscribe()
             if self._will is not None:

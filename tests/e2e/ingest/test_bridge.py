@@ -172,6 +172,32 @@ def test_messages_queued_for_an_absent_bridge_survive_a_killed_broker(broker: Br
         await_that(lambda: running.status().get("gap_open") is False and running.status().get("last_canary_ms"))
 
 
+def test_a_backlog_of_several_filters_and_redelivered_messages_keep_the_order_of_each_topic(
+    broker: Broker, tmp_path: Path
+) -> None:
+    topics, before, after = ("fleet/s/d/heartbeat", "z/d"), 500, 10_000  # twice the backlog exceeds what a session may get
+    address, filters = load_address(tmp_path / "address"), {"embedded": True, "subscriptions": ["fleet/#", "z/+"]}
+
+    def publish_both(first: int, count: int) -> None:
+        with Publisher(address, "device") as publisher:
+            for seq in range(first, first + count):
+                for topic in topics:
+                    publisher.publish(topic, json.dumps({"seq": seq}).encode())
+
+    def received(topic: str) -> list[int]:
+        return [json.loads(row["payload"])["seq"] for row in landed(tmp_path) if row["topic"] == topic]
+
+    with bridge(tmp_path, flush_interval_s=60, max_rows=1_000_000, **filters) as running:  # acknowledges nothing in time
+        await_that(lambda: running.status().get("connected"))
+        publish_both(0, before)
+        await_that(lambda: running.status().get("received_at_ms"))
+    publish_both(before, after)
+    with bridge(tmp_path, **filters):
+        await_that(lambda: all(len({*received(topic)}) == before + after for topic in topics), limit_s=60, pause_s=1)
+        # copies as in the test before
+        assert all([*dict.fromkeys(received(topic))] == [*range(before + after)] for topic in topics)
+
+
 def test_a_bridge_that_is_killed_under_load_loses_nothing(broker: Broker, tmp_path: Path) -> None:
     address, random_pauses = load_address(tmp_path / "address"), random.Random(3)
     with bridge(tmp_path) as running:

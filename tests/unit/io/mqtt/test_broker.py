@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from fleetpulse.io.mqtt.broker import Broker, ListenerTls, _configuration, _listener_tls, _mappings_beside, max_unacked
+from fleetpulse.io.mqtt.broker import Broker, ListenerTls, _configuration, _listener_tls, _mappings_beside
 from tests.support.refusals import refused
 
 
@@ -42,21 +42,6 @@ def test_configuration_contains_the_tls_files_and_maps_certificates_only_with_an
     with_passwords = _configuration(folder, "0.0.0.0", 8883, "1s", replace(files, client_authority=""))
     assert "cert_file" in with_passwords and "ca_file" not in with_passwords and "verify" not in with_passwords
     assert "tls" not in _configuration(folder, "127.0.0.1", 1883, "1s", None)
-
-
-@pytest.mark.parametrize(
-    ("filters", "sites", "unacked"),
-    [
-        (["fleet/#"], [], 8_192),
-        (["fleet/#", *"abcde"], [], 8_192),
-        (["fleet/#", *"abcdef"], [], 8_191),
-        (["fleet/#", "a/#", "b/#", "c/#"], [], 8_191),
-        (["fleet/#"], [["oslo"], ["rome", "paris", "lima", "bern"]], 7_281),
-        ([f"a{number}/+" for number in range(500)], [], 131),
-    ],
-)
-def test_the_filters_of_a_session_share_what_nats_permits_it(filters: list[str], sites: list[list[str]], unacked: int) -> None:
-    assert max_unacked(filters, sites) == unacked
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"certificate": "a"}', "[]"])
