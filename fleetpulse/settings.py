@@ -204,7 +204,8 @@ class Settings(BaseSettings):
             silence does not count.
         flood_limit: rate limit of a device in messages per second; 0 is no limit. A burst may have
             60 times as many, and in addition the messages of up to one hour in which no bridge
-            listened. Messages beyond the limit go to quarantine as ``flood``, except the newest of
+            listened. A message of a mapping with ``each`` counts once for each of its items.
+            Messages beyond the limit go to quarantine as ``flood``, except the newest of
             each second. Of a flood, quarantine keeps some rows with the beginning of the payload,
             and the number of messages.
         flood_bytes: limit of the bytes of a device's payloads per second, with the same burst and

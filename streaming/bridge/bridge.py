@@ -19,6 +19,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from fleetpulse.core.messages.mapping import NO_MAPPINGS, Mappings
 from fleetpulse.core.messages.sparkplug import STATE, host_state
 from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.core.rows import BRIDGE
@@ -116,6 +117,7 @@ class BridgeSettings:
         sparkplug_host: id of the Sparkplug host application; empty for none.
         sites: sites of a further bridge; empty for the bridge that takes all other sites.
         takes_foreign: whether it takes topics of other formats, whose messages may be of any site.
+        mappings: mappings that decode messages of other formats.
         others: segment folders of the other bridges by name; if there are any, the bridge writes a
             lease.
         source_factory: factory of a message source other than the broker; sessions, subscriptions and sites
@@ -125,7 +127,8 @@ class BridgeSettings:
         canary_interval_s: seconds between two canaries.
         reconnect_grace_s: seconds after a coverage gap in which devices may still be reconnecting.
         holds_back: whether verdicts are delayed by a jitter.
-        flood_limit: messages per second that a device may send in the long run; 0 for no limit.
+        flood_limit: rows per second that the messages of a device may make in the long run; 0 for no
+            limit.
         flood_bytes: bytes of payloads per second that a device may send in the long run; 0 for no
             limit.
         max_new_devices: number of devices per hour that it may hear for the first time; 0 for no limit.
@@ -150,6 +153,7 @@ class BridgeSettings:
     sparkplug_host: str = ""
     sites: tuple[str, ...] = ()
     takes_foreign: bool = False
+    mappings: Mappings = NO_MAPPINGS
     others: Mapping[str, Path] = field(default_factory=dict[str, Path])
     source_factory: Callable[[], MessageSource] | None = None
     canary_key: bytes = field(default_factory=secrets.token_bytes, repr=False)
@@ -210,6 +214,7 @@ class Bridge:
             others=frozenset(settings.others),
             sites=frozenset(settings.sites),
             takes_foreign=settings.takes_foreign,
+            mappings=settings.mappings,
         )
         lease = read_lease(settings.segments_dir) if settings.others else None
         self.intake.promised_ms = lease.through_ms if lease else None

@@ -70,10 +70,6 @@ class SegmentBuffer:
         """Return the topic of a row."""
         return self._topics[place]
 
-    def payload_bytes(self, place: int) -> int:
-        """Return the size of a row's payload."""
-        return len(self._payloads[place])
-
     def refuse(self, place: int, why: Reason, device: str) -> None:
         """Mark the row of a refused message, and cut its payload.
 

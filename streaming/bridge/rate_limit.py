@@ -9,6 +9,7 @@ affect its limit.
 Rule 4: invented topics of other formats have a bounded number of limits. The devices of a Sparkplug
 node beyond `BEHIND_NODE` share the limit of the node, and senders beyond `OTHER_SENDERS` share one.
 Senders that share a limit also share the spared message of each second.
+Rule 5: a message that makes several rows takes a token for each of them, see `RateLimiter.charge`.
 """
 
 from collections import Counter
@@ -40,13 +41,13 @@ _SHARED: Final = f"{_OTHER}#"  # sender that stands for those beyond `OTHER_SEND
 
 
 class RateLimiter:
-    """Two token buckets per sender, mostly a device: a message takes one token, and one for each of its bytes.
+    """Two token buckets per sender, mostly a device: a row takes one token, and one for each byte of a message.
 
-    A message is within the limit of bytes if one such token is left. So a device may exceed that
-    limit by one message, and a message of any size can be within it.
+    A message is within a limit if one such token is left. So a device may exceed a limit by one
+    message, and a message of any size, or of any number of rows, can be within it.
 
     Args:
-        per_s: messages per second that a device may send in the long run; 0 for no limit.
+        per_s: rows per second that a device may send in the long run; 0 for no limit.
         identity: identity scheme of devices.
         bytes_per_s: bytes of payloads per second that it may send; 0 for no limit.
     """
@@ -119,12 +120,19 @@ class RateLimiter:
         """Record an outage of the bridge since an instant; the next message ends it."""
         self._outage_start_ms = since_ms if self._outage_start_ms is None else min(self._outage_start_ms, since_ms)
 
-    def refund(self, topic: str, size: int) -> None:
+    def charge(self, topic: str, rows: int) -> None:
+        """Take the tokens of further rows of a message within the limits; the first row's token is taken."""
+        self._add(topic, -rows, 0)
+
+    def refund(self, topic: str, size: int, rows: int = 1) -> None:
         """Return the tokens of a message that was dropped and will be redelivered."""
+        self._add(topic, rows, size)
+
+    def _add(self, topic: str, rows: int, size: int) -> None:
         device = self.sender(topic)
         if device in self._left:
             left, bytes_left, at_ms = self._left[device]
-            self._left[device] = (left + 1, bytes_left + size, at_ms)
+            self._left[device] = (left + rows, bytes_left + size, at_ms)
 
     def _forget(self, now_ms: int) -> None:
         """Remove full buckets; if there are too many, also the older half of those in use."""

@@ -9,7 +9,7 @@ Rule 3: while history is played, nothing else is taken. Each line is taken once,
 `RecordingSequencer`.
 Rule 4: after a coverage gap, its gap row precedes every other row.
 Rule 5: a message beyond the rate limits of its device is refused, except the newest small one of each
-second, see `SparedMessages`.
+second, see `SparedMessages`. One that makes several rows is not excepted.
 Rule 6: the messages of new devices beyond their quota are refused, see `DeviceQuota`.
 Rule 7: a row whose topic is too long or not printable is refused. Its topic is escaped and
 truncated.
@@ -21,6 +21,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
+from fleetpulse.core.messages.mapping import NO_MAPPINGS, Mappings
 from fleetpulse.core.messages.replay_envelope import TOPIC_PREFIX, Envelope
 from fleetpulse.core.messages.sparkplug import is_command
 from fleetpulse.core.presence.shards import served_sites
@@ -61,6 +62,7 @@ class BridgeSequencer:
         others: names of the other bridges, see `share`.
         sites: sites of a further bridge; empty otherwise.
         takes_foreign: whether it takes topics of other formats.
+        mappings: mappings that decode messages of other formats.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class BridgeSequencer:
         others: frozenset[str] = frozenset(),
         sites: frozenset[str] = frozenset(),
         takes_foreign: bool = False,
+        mappings: Mappings = NO_MAPPINGS,
     ) -> None:
         self.bridge = bridge
         self.shared = position.shared if position else frozenset[str]()
@@ -98,7 +101,7 @@ class BridgeSequencer:
         self._floods, self._quota = floods or RateLimiter(0), quota or DeviceQuota()
         self._spared = SparedMessages()
         self._other_canaries = frozenset(f"fleet/{EVERYONE}/{other}/{Kind.TICK.value}" for other in others)
-        self._sites, self._takes_foreign = sites, takes_foreign
+        self._sites, self._takes_foreign, self._mappings = sites, takes_foreign, mappings
         self._to_share: tuple[frozenset[str], int] | None = None
         self._ordinary_topics: set[str] = set()  # cache of ordinary topics of live devices
         self._durable = self._memory()
@@ -134,7 +137,8 @@ class BridgeSequencer:
             elif (why := dropped.limited.get(place)) is not None:
                 self.counts[COUNTED[why]] -= 1
             elif place not in spared_places:
-                self._floods.refund(dropped.original.get(place, row.topic), len(row.payload))
+                topic = dropped.original.get(place, row.topic)
+                self._floods.refund(topic, len(row.payload), self._mappings.row_count(topic, row.payload))
         if not self.live:
             self.last_ms, self.last_canary_ms, self.gap_open, history = self._durable
             self.history = history.copy()
@@ -172,11 +176,11 @@ class BridgeSequencer:
         self._since_ms = stamp if self._since_ms is None else self._since_ms
         first = self.buffer.add_ordinary(stamp, topics, payloads, tokens)
         for place, sender in self._floods.exceeding(topics, now_ms, [*map(len, payloads)]).items():
-            self._refuse_flood(sender, topics[place], stamp, first + place)
+            self._refuse_flood(sender, topics[place], payloads[place], stamp, first + place)
 
-    def _refuse_flood(self, sender: str, topic: str, received_at_ms: int, place: int) -> None:
+    def _refuse_flood(self, sender: str, topic: str, payload: bytes, received_at_ms: int, place: int) -> None:
         """Refuse a message beyond its sender's limits, or the spared one before it."""
-        is_small = self.buffer.payload_bytes(place) <= SPARED_BYTES
+        is_small = len(payload) <= SPARED_BYTES and self._mappings.row_count(topic, payload) == 1
         refused = self._spared.newest(sender, topic, received_at_ms, place) if is_small else place
         if refused is not None:
             self.counts["flooded"] += 1
@@ -187,7 +191,7 @@ class BridgeSequencer:
         if topic in self._ordinary_topics:
             return True
         is_ordinary = _is_storable(topic) and topic != self.canary_topic and not is_command(topic)
-        if not is_ordinary or self._belongs_to_others(topic) or not self._quota.knows(topic):
+        if not is_ordinary or self._mappings.has_items(topic) or self._belongs_to_others(topic) or not self._quota.knows(topic):
             return False
         if len(self._ordinary_topics) >= _ORDINARY_TOPICS:
             self._ordinary_topics.clear()
@@ -215,7 +219,9 @@ class BridgeSequencer:
                 self.counts["new_devices"] += 1
                 self.buffer.refuse(place, REASON_NEW, EVERYONE)  # invented ids share the rows of a segment
             elif beyond := self._floods.exceeding((topic,), now_ms, (len(message.payload),)):
-                self._refuse_flood(beyond[0], topic, stamp, place)
+                self._refuse_flood(beyond[0], topic, message.payload, stamp, place)
+            elif (rows := self._mappings.row_count(message.topic, message.payload)) > 1:
+                self._floods.charge(topic, rows - 1)
 
     def _belongs_to_others(self, topic: str) -> bool:
         if not self._other_canaries:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 import structlog
 
-from fleetpulse.core.messages.mapping import Mappings
+from fleetpulse.core.messages.mapping import NO_MAPPINGS, Mappings
 from fleetpulse.core.presence.gateways import Gateways
 from fleetpulse.core.rows import BRIDGE
 from fleetpulse.core.tables import COVERAGE, DEVICES, GATEWAYS, MESSAGES, QUARANTINE, TABLES, Table
@@ -36,7 +36,6 @@ from streaming.landing.gateways import known_gateways
 from streaming.landing.merge import MAX_SEGMENT_ROWS, merged, place
 from streaming.landing.rows import accepted_rows, decode_parts
 
-_NO_MAPPINGS: Final = Mappings()
 _LOG: Final = structlog.get_logger("landing")
 _BEFORE: Final = f"landing:{BRIDGE}"  # transaction id of older homes: whole segments of their only bridge
 MAX_ROWS: Final = 20_000  # per commit: limits memory, and the rows of one version of bronze
@@ -66,7 +65,7 @@ class Landing:
     """
 
     def __init__(
-        self, home: Home, mappings: Mappings = _NO_MAPPINGS, lease_ms: int = LEASE_MS, *, takes_foreign: bool = True
+        self, home: Home, mappings: Mappings = NO_MAPPINGS, lease_ms: int = LEASE_MS, *, takes_foreign: bool = True
     ) -> None:
         self.home = home
         self.mappings, self.decoder = mappings, partial(decode_any, mappings)

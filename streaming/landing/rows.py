@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fleetpulse.columnar.codec.hashing import hashes_of
 from fleetpulse.columnar.compute import pc
 from fleetpulse.core.messages.decode import Rejection, digest64
-from fleetpulse.core.messages.mapping import Decoded, Decoder, Mappings, rows_of
+from fleetpulse.core.messages.mapping import NO_MAPPINGS, Decoded, Decoder, Mappings, rows_of
 from fleetpulse.core.messages.replay_envelope import TOPIC_PREFIX, is_end
 from fleetpulse.core.presence.coverage import MAX_RECORDED
 from fleetpulse.core.presence.gateways import Gateways
@@ -49,7 +49,6 @@ _REFUSALS: Final[Mapping[Reason, str]] = {
     "size": f"a recording may have at most {MAX_RECORDED:,} bridges with an open gap, or with a gap row at one instant",
     "topic": "a topic must have at most 512 bytes, all of printable characters; it is stored escaped and truncated",
 }
-_NO_MAPPINGS: Final = Mappings()
 _ORIGINS: Final = {origin.value: origin for origin in Origin}
 
 
@@ -140,7 +139,7 @@ def _by_receipt(rows: pa.Table) -> pa.Table:
 
 
 def decode_parts(
-    parts: Sequence[Part], decoder: Decoder, identity: DeviceIdentity = DeviceIdentity.ID, mappings: Mappings = _NO_MAPPINGS
+    parts: Sequence[Part], decoder: Decoder, identity: DeviceIdentity = DeviceIdentity.ID, mappings: Mappings = NO_MAPPINGS
 ) -> Landed:
     """Decode the parts that land at once.
 

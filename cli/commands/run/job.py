@@ -107,7 +107,8 @@ def bridge(
     settings = load_settings(at.path)
     sites = settings.bridges.get(name, ())
     canary = f"fleet/{EVERYONE}/{name}/{Kind.TICK.value}"
-    foreign = load_mappings(at).subscriptions() + (SUBSCRIPTIONS if settings.sparkplug_host else ())
+    mappings = load_mappings(at)
+    foreign = mappings.subscriptions() + (SUBSCRIPTIONS if settings.sparkplug_host else ())
     address = load_address(at.run("broker"))
     bridge_settings = BridgeSettings(
         at.segments_of(name),
@@ -125,6 +126,7 @@ def bridge(
         sites=sites,
         source_factory=_kafka(at, settings.kafka) if name == KAFKA else None,
         takes_foreign=bool(foreign),
+        mappings=mappings,
         others={other: at.segments_of(other) for other in at.bridges() if other != name},
         canary_key=at.canary_key(),
         canary_interval_s=settings.canary_interval / 1000,

@@ -252,6 +252,19 @@ class Mappings:
         found = (_decoded(rule, words, item, received_at_ms, one) for item, one in zip(items, digests, strict=True))
         return tuple(one for one in found if not isinstance(one, tuple))
 
+    def has_items(self, topic: str) -> bool:
+        """Return whether a message on a topic may have items, each of which is a row."""
+        return any(rule.each is not None for rule, _ in self.match(topic))
+
+    def row_count(self, topic: str, payload: bytes) -> int:
+        """Return the number of rows that `decode` can make of a message: the number of its items, else 1."""
+        several = len(payload) <= MAX_PAYLOAD_BYTES and self.has_items(topic)
+        taken = self.taken_by(self.match(topic), payload) if several else None
+        if taken is None or taken[0].each is None:
+            return 1
+        count = len(items_of(taken[0].each(taken[2])))
+        return count if 0 < count <= MAX_ITEMS else 1
+
     def _is_bycatch(self, topic: str) -> bool:
         """Return whether a topic that no rule matches belongs to the subscription of a rule, such as ``a/#``."""
         return not topic.startswith("fleet/") and any(covers(one, topic) for one in self._subscriptions)
@@ -273,6 +286,9 @@ class Mappings:
         content = read_payload(payload)
         taken = first_rule(matched, content)
         return None if taken is None else (*taken, content)
+
+
+NO_MAPPINGS: Final = Mappings()
 
 
 def first_rule(matched: Iterable[tuple[MappingRule, dict[str, str]]], content: Any) -> tuple[MappingRule, dict[str, str]] | None:

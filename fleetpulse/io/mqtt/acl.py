@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages.mapping import RESERVED_LEVELS, Mappings
+from fleetpulse.core.messages.mapping import NO_MAPPINGS, RESERVED_LEVELS, Mappings
 from fleetpulse.core.messages.sparkplug import COMMANDS, FILTERS, PREFIX, STATE
 from fleetpulse.core.messages.verdicts import PUBLISHED
 from fleetpulse.core.rows import ALERTS, FAILURES, FROM_DEVICES, Kind
@@ -39,7 +39,6 @@ _MQTT_ONLY: Final = 'allowed_connection_types: ["MQTT", "MQTT_WS"]'  # no other 
 _LOCAL_TOO: Final = 'allowed_connection_types: ["MQTT", "MQTT_WS", "STANDARD"]'  # fleetpulse sets limits there
 _NO_SUBJECT: Final = frozenset(" \t\n\r\f*>")  # characters that no literal word of a NATS subject can have
 _INTERNAL_LEVELS: Final = ("$JS", "$MQTT", "$SYS", "_INBOX")  # first levels of NATS's own subjects
-_NO_MAPPINGS: Final = Mappings()
 _LONGEST_SUBJECT: Final = 1_024
 _ROUNDS: Final = 5  # passwords are random, so a costlier hash would only slow down each login
 
@@ -296,7 +295,7 @@ def access_lock(folder: Path) -> Iterator[None]:
 
 
 def nats_rules(
-    service: BrokerAddress, known: Iterable[Grant], mappings: Mappings = _NO_MAPPINGS, *, certificates: bool = False
+    service: BrokerAddress, known: Iterable[Grant], mappings: Mappings = NO_MAPPINGS, *, certificates: bool = False
 ) -> str:
     """Return the authorization part of a NATS configuration.
 
@@ -325,7 +324,7 @@ def quoted(value: str | list[str] | None) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _subjects(one: Grant, mappings: Mappings = _NO_MAPPINGS) -> tuple[list[str], list[str]]:
+def _subjects(one: Grant, mappings: Mappings = NO_MAPPINGS) -> tuple[list[str], list[str]]:
     """Return the NATS subjects that a user may publish on and subscribe to."""
     may_send, may_hear = _topics(one, mappings)
     heard = [topic for each in may_hear for topic in (each.removesuffix("/#"), each)]  # "fleet/#" includes "fleet"
@@ -365,7 +364,7 @@ def _reserved(may_send: Sequence[str]) -> list[str]:
     return [f"{level}/#" for level in (*RESERVED_LEVELS, *_INTERNAL_LEVELS) if level not in granted]
 
 
-def mosquitto_rules(known: Iterable[Grant], mappings: Mappings = _NO_MAPPINGS) -> str:
+def mosquitto_rules(known: Iterable[Grant], mappings: Mappings = NO_MAPPINGS) -> str:
     """Return the same rules as a Mosquitto ``acl_file``.
 
     The rules of devices are patterns on the user name. A user with a certificate has its subject as

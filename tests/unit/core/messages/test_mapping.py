@@ -132,7 +132,10 @@ def test_items_of_arrays_and_objects_are_messages_of_several_devices() -> None:
     found = rows(keyed, "g", {"A": [{"ts": S, "values": {"t": 1}}], "x/B": [{"ts": S}]})
     assert [(one.device_id, one.metrics) for one in found if isinstance(one, Row)] == [("A", '{"t":1}'), ("x:B", None)]
     assert rows(keyed, "g", []) == rows(keyed, "g", b"text") == []
-    [too_many] = rows(each, "g/gw1", [{"macid": "A"}] * (MAX_ITEMS + 1))
+    many = [{"macid": "A"}] * (MAX_ITEMS + 1)
+    counted = [each.row_count("g/gw1", json.dumps(one).encode()) for one in (items, many[:-1], many, [], 7)]
+    assert (counted, each.row_count("g/gw1", b""), each.row_count("h", b"[1, 2]")) == ([3, MAX_ITEMS, 1, 1, 1], 1, 1)
+    [too_many] = rows(each, "g/gw1", many)
     assert isinstance(too_many, Rejection) and too_many.reason == "size"
 
 

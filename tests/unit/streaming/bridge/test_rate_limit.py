@@ -1,5 +1,6 @@
 """Limits of devices: excess messages and bytes are refused, cut and counted; other devices are unaffected."""
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetpulse.core.messages.decode import decode, digest64
+from fleetpulse.core.messages.mapping_file import parse_mappings
 from fleetpulse.core.rows import SPARED_BYTES, Origin
+from fleetpulse.io.ingest.payload_paths import compile_path
 from fleetpulse.io.ingest.segments import SEGMENT_SCHEMA, BridgePosition, SegmentRow, read_segment, rows_table, write_segment
 from fleetpulse.io.mqtt.subscriber import Arrived
 from streaming.bridge import rate_limit
@@ -191,6 +194,24 @@ def test_a_flood_in_another_format_is_marked_as_one_below_fleet(topics: tuple[st
     kept = [(row.received_at_ms - NOW, int(row.payload)) for row in intake.buffer.rows() if row.refused is None]
     assert kept == [*((0, number) for number in range(BURST_S)), (0, 2_499), (1_000, 0), (1_000, 2_499)], "newest of each second"
     assert intake.counts["flooded"] == 5_000 - len(kept)
+
+
+@pytest.mark.parametrize("items", [1, 2, 40, 1_000])
+def test_a_message_of_several_rows_takes_a_token_for_each(items: int) -> None:
+    rule = {"topic": "g", "site": "s", "kind": "telemetry", "each": "@", "device": {"path": "key"}}
+    mappings, per_s, seconds = parse_mappings({"mapping": [rule]}, compile_path), 5, 200
+    intake = BridgeSequencer("b", None, floods=RateLimiter(per_s, bytes_per_s=10**9), takes_foreign=True, mappings=mappings)
+    intake.go_live(NOW)
+    payload = json.dumps(dict.fromkeys(map(str, range(items)))).encode()
+    messages, made = [Arrived("g", payload, False, (1, number)) for number in range(20)], 0
+    intake.arrived_together(messages, NOW)
+    intake.lost(NOW)  # the broker delivers them again
+    for second in range(seconds):
+        intake.arrived_together(messages, NOW + 1_000 * second)
+        made += sum(row.refused is None and row.topic == "g" for row in intake.buffer.rows()) * items
+        intake.written()
+    spared = seconds if items == 1 else 0  # one in each second
+    assert 0 <= made - per_s * (BURST_S + seconds - 1) < items + spared
 
 
 @pytest.mark.parametrize(
