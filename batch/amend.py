@@ -35,13 +35,13 @@ from fleetpulse.io.system.locks import named_lock
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables import tables
 from fleetpulse.reports.device_judgements import judgements_by_device
-from fleetpulse.reports.replay_origin import CAME_LATE, DONE, StartingPoint, choose_origins
+from fleetpulse.reports.replay_origin import CAME_LATE, DONE, LAST_MS, StartingPoint, choose_origins
 
 _AT_ONCE: Final = 500  # devices whose rows are in memory together
 AMENDABLE: Final = f"(kind = '{JudgementKind.LATE}' OR (kind = '{JudgementKind.REFUSED}' AND message_kind = '{Kind.REGISTRY}'))"
 _CONCERNED: Final = f"""
     SELECT device_id, epoch_ms(min(received_at)) AS first_ms FROM judgements
-    WHERE {AMENDABLE} AND epoch_ms(received_at) > ? AND epoch_ms(received_at) <= ? GROUP BY device_id ORDER BY device_id
+    WHERE {AMENDABLE} AND {LAST_MS} > ? AND epoch_ms(received_at) <= ? GROUP BY device_id ORDER BY device_id
 """
 
 

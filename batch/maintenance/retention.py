@@ -17,7 +17,7 @@ from fleetpulse.io.home.retention_floor import oldest_kept_ms, raise_floor
 from fleetpulse.io.maintenance import vacuum
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.row_accounting import removal_txn
-from fleetpulse.reports.replay_origin import CAME_LATE, DONE, LATE
+from fleetpulse.reports.replay_origin import CAME_LATE, DONE, LAST_MS, LATE
 
 _SUMMARIES: Final = f"kind = '{JudgementKind.SUMMARY.value}'"
 _OF_MESSAGES: Final = tuple(
@@ -110,7 +110,8 @@ def _not_amended(home: Home, _: int) -> str:
     Empty if amend has never run.
     """
     reached_ms = tables.landed(home, JUDGEMENTS, DONE)
-    return f"{amend.AMENDABLE} AND received_at > {vacuum.cutoff_text(reached_ms)}" if reached_ms else ""
+    last = "coalesce(received_until, received_at)"
+    return f"{amend.AMENDABLE} AND {last} > {vacuum.cutoff_text(reached_ms)}" if reached_ms else ""
 
 
 def _promise_late(home: Home, expired: str) -> None:
@@ -120,7 +121,7 @@ def _promise_late(home: Home, expired: str) -> None:
     """
     if oldest_kept_ms(home, CAME_LATE) is None:
         raise_floor(home, CAME_LATE, oldest_kept_ms(home, "late") or 0)
-    sql = f"SELECT epoch_ms(max(received_at)) AS newest FROM judgements WHERE {expired} AND {LATE}"
+    sql = f"SELECT max({LAST_MS}) AS newest FROM judgements WHERE {expired} AND {LATE}"
     if (newest_ms := tables.query(home, sql)[0]["newest"]) is not None:
         raise_floor(home, CAME_LATE, newest_ms + 1)
 

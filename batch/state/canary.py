@@ -4,6 +4,8 @@ Rule 1: the running generation is not affected, except for one stop at the end, 
 compared.
 Rule 2: the new generation's judgements go to a scratch table. Judgements that were pending in its
 initial state count as emitted by it: the running generation emits them later.
+Rule 3: the scratch table has each judgement. A row of the running generation for several messages
+stands for that many judgements of its kind, device, kind of message and minute.
 """
 
 import json
@@ -23,7 +25,7 @@ from batch.state.generation import GenerationSpec, activate, await_termination, 
 from batch.state.operations import StateOperation
 from batch.state.transfer import compare, pack_by_key_group, with_checksum
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.judgements import JudgementKind
+from fleetpulse.core.judgements import MINUTE_MS, JudgementKind
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.checkpoints.checkpoint import newest_begun, position_after, query_id
 from fleetpulse.io.checkpoints.generations import Generation, checkpoint_of, discard_generation
@@ -183,21 +185,29 @@ def _compare_judgements(scratch: Path, was: Iterable[Path], now: Iterable[Path],
             open_files(connection, name, JUDGEMENTS, list(files))
         form = connection.sql(f"SELECT {AS_COMPARED} FROM was LIMIT 0").to_arrow_table().schema
         connection.register("pending", pa.Table.from_pylist([json.loads(content) for content in pending], form))
-        select = f"SELECT {AS_COMPARED} FROM {{}} WHERE kind <> '{JudgementKind.SUMMARY}'"
+        select = f"SELECT {AS_COMPARED} FROM {{}} WHERE kind <> '{JudgementKind.SUMMARY}' AND messages IS NULL"
         connection.execute(
             "CREATE TABLE differ AS SELECT * EXCLUDE side, sum(side) AS times "
             f"FROM (SELECT *, 1 AS side FROM ({select.format('was')}) UNION ALL SELECT *, -1 FROM ({select.format('now')}) "
             "UNION ALL SELECT *, -1 FROM pending) GROUP BY ALL HAVING sum(side) <> 0"
         )
+        connection.execute(
+            f"""CREATE TABLE groups AS SELECT kind, device_id, greatest(extra - coalesce(n, 0), 0) AS extra,
+                coalesce(missing, 0) + greatest(n - coalesce(extra, 0), 0) AS missing
+            FROM (SELECT kind, device_id, message_kind, received_at_ms // {MINUTE_MS} AS minute,
+                sum(greatest(times, 0)) AS missing, sum(greatest(-times, 0)) AS extra FROM differ GROUP BY ALL) AS differing
+            FULL JOIN (SELECT kind, device_id, message_kind, epoch_ms(received_at) // {MINUTE_MS} AS minute, sum(messages) AS n
+                FROM was WHERE messages IS NOT NULL GROUP BY ALL) AS summed USING (kind, device_id, message_kind, minute)"""
+        )
         [counts] = fetch(
             connection,
-            "SELECT (SELECT count(*) FROM was WHERE kind <> ?) AS judged, "
-            "coalesce(sum(greatest(times, 0)), 0)::BIGINT AS missing, "
-            "coalesce(sum(greatest(-times, 0)), 0)::BIGINT AS extra FROM differ",
+            "SELECT (SELECT coalesce(sum(coalesce(messages, 1)), 0)::BIGINT FROM was WHERE kind <> ?) AS judged, "
+            "coalesce(sum(missing), 0)::BIGINT AS missing, coalesce(sum(extra), 0)::BIGINT AS extra FROM groups",
             [JudgementKind.SUMMARY],
         )
         if counts["missing"] or counts["extra"]:
-            shown = fetch(connection, f"SELECT kind, device_id FROM differ ORDER BY ALL LIMIT {_SHOWN}")
+            differing = "FROM groups WHERE missing > 0 OR extra > 0"
+            shown = fetch(connection, f"SELECT kind, device_id {differing} ORDER BY ALL LIMIT {_SHOWN}")
             raise FleetError(
                 f"{counts['missing']:,} judgements are missing, {counts['extra']:,} are additional: "
                 + ", ".join(f"{one['kind']} of {one['device_id']}" for one in shown),

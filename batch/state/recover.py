@@ -7,6 +7,8 @@ new generation, which is flushed after the switch.
 Rule 1: refuse if a judgement emitted since the snapshot does not follow from the snapshot: the
 emitting job had another state.
 Rule 2: refuse if maintenance may have removed judgements emitted since the snapshot.
+Rule 3: a row for several messages, emitted since the snapshot, stands for the first judgements of its
+kind, device, kind of message and minute that have no row of their own.
 """
 
 import json
@@ -20,7 +22,7 @@ from pyspark.sql import SparkSession
 from batch.state.generation import GenerationSpec, ReportProgress, build
 from batch.state.transfer import pack_by_key_group
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.judgements import AMENDMENTS, COMPARED, JudgementKind
+from fleetpulse.core.judgements import AMENDMENTS, COMPARED, MINUTE_MS, JudgementKind
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.core.times import DAY_MS, format_instant
 from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition, committed_batches, is_settled, position_after, query_id
@@ -51,6 +53,7 @@ _AT_ONCE: Final = 100_000  # judgements in one commit
 _LONGEST_DELAY_MS: Final = DAY_MS  # from a batch to its snapshot while the job runs
 _DURATIONS: Final = ("runtime_ms", "late_by_ms")
 _SAME: Final = ", ".join(f'"{name if name in _DURATIONS else name.removesuffix("_ms")}"' for name in COMPARED)
+_GROUP: Final = "kind, device_id, message_kind, minute"  # judgements that rows for several messages stand for
 _OF_THE_JOB: Final = "kind NOT IN (" + ", ".join(f"'{kind.value}'" for kind in (JudgementKind.SUMMARY, *AMENDMENTS)) + ")"
 
 
@@ -160,19 +163,33 @@ def _left(home: Home, generation: Generation, scratch: Path, pending: Iterable[s
         connection.register("pending", tables.to_table(JUDGEMENTS, [{**json.loads(one), **shell} for one in pending]))
         connection.execute(
             f"""CREATE TABLE compared AS SELECT *,
+                epoch_ms(received_at) // {MINUTE_MS} AS minute,
                 count(*) FILTER (side = 'emitted') OVER (PARTITION BY {_SAME}) AS emitted_count,
                 count(*) FILTER (side = 'due') OVER (PARTITION BY {_SAME}) AS due,
                 row_number() OVER (PARTITION BY side, {_SAME}) AS nth
             FROM (SELECT *, 'due' AS side FROM (SELECT * FROM again UNION ALL BY NAME SELECT * FROM pending)
-                  UNION ALL BY NAME SELECT *, 'emitted' AS side FROM emitted) WHERE {_OF_THE_JOB}"""
+                  UNION ALL BY NAME SELECT *, 'emitted' AS side FROM emitted WHERE messages IS NULL) WHERE {_OF_THE_JOB}"""
+        )
+        connection.execute(
+            f"""CREATE TABLE summed AS SELECT kind, device_id, message_kind, epoch_ms(received_at) // {MINUTE_MS} AS minute,
+                sum(messages)::BIGINT AS counted
+            FROM emitted WHERE messages IS NOT NULL AND epoch_ms(received_until) > ? GROUP BY ALL""",
+            [snapshot.newest_ms or 0],
+        )
+        connection.execute(
+            f"""CREATE TABLE missing AS SELECT due.*, counted,
+                row_number() OVER (PARTITION BY {_GROUP} ORDER BY
+                    CASE WHEN kind = 'late' THEN received_at ELSE least(event_time, received_at) END, received_at) AS place
+            FROM (SELECT * FROM compared WHERE side = 'due' AND nth > emitted_count) AS due
+            LEFT JOIN summed USING ({_GROUP})"""
         )
         _require_following(connection, snapshot)
         columns = ", ".join(f'"{column.name}"' for column in JUDGEMENTS.columns)
-        missing = "side = 'due' AND nth > emitted_count"
-        left = f"SELECT {columns} FROM compared WHERE {missing} ORDER BY event_time, device_id, transition_no"
+        missing = "FROM missing WHERE place > coalesce(counted, 0)"
+        left = f"SELECT {columns} {missing} ORDER BY event_time, device_id, transition_no"
         [counts] = tables.fetch(
             connection,
-            f"SELECT count(*) FILTER (side = 'due') AS due, count(*) FILTER ({missing}) AS missing FROM compared",
+            f"SELECT (SELECT count(*) FROM compared WHERE side = 'due') AS due, (SELECT count(*) {missing}) AS missing",
         )
         if counts["missing"]:
             _write(connection, left, outbox_path(checkpoint_of(home.lifecycle, generation.number)))
@@ -185,7 +202,10 @@ def _require_following(connection: "DuckDBPyConnection", snapshot: SnapshotInfo)
     if snapshot.newest_ms is not None:
         since = "(epoch_ms(received_at) > ? OR (received_at IS NULL AND epoch_ms(event_time) > ?))"
         parameters = [snapshot.newest_ms, snapshot.frontier_ms or snapshot.newest_ms]
-    unexpected = f"FROM compared WHERE side = 'emitted' AND nth > due AND {since}"
+    surplus = f"""SELECT kind, device_id FROM summed
+        ANTI JOIN (SELECT {_GROUP} FROM missing WHERE place = counted) AS found USING ({_GROUP})"""
+    unexpected = f"""FROM (SELECT kind, device_id FROM compared WHERE side = 'emitted' AND nth > due AND {since}
+        UNION ALL {surplus})"""
     [counts] = tables.fetch(connection, f"SELECT count(*) AS n {unexpected}", parameters)
     if counts["n"]:
         shown = tables.fetch(connection, f"SELECT kind, device_id {unexpected} ORDER BY ALL LIMIT {_SHOWN}", parameters)

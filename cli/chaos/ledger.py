@@ -15,18 +15,20 @@ from typing import Any, Final
 from cli.chaos.kills import Kill
 from cli.chaos.load import Acknowledged, Identity
 from cli.chaos.targets import KillKind
+from fleetpulse.core.judgements import COMPARED
 from fleetpulse.core.lifecycle import Trigger
 from fleetpulse.core.replay import outcome
 from fleetpulse.core.rows import FROM_DEVICES, Row, Trust, distinguishing_digest
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.reports import judgements, messages
-from fleetpulse.reports.agreement import defined, differences, emitted
+from fleetpulse.reports.agreement import Bag, defined, differences, emitted, expanded
 
 FAULTS: Final = ("lost", "judged_twice", "differences", "false_offline")
 _LISTED_KINDS: Final = ("late", "duplicate")  # judgements about a message whose data are not applied
-_ABOUT: Final = """SELECT kind, device_id, message_kind, epoch_ms(event_time) AS at_ms, boot, seq, count(*) AS count
-                   FROM judgements WHERE message_kind IS NOT NULL AND kind NOT IN ('transition', 'clock') GROUP BY ALL"""
+_ACTING: Final = ("transition", "clock")  # judgements about a message that is applied
+_IDENTITY: Final = [COMPARED.index(name) for name in ("device_id", "message_kind", "event_time_ms", "boot", "seq")]
+_KIND: Final = COMPARED.index("kind")
 _TRANSITIONS: Final = """SELECT device_id, epoch_ms(life) AS life_ms, transition_no, to_mode, "trigger",
                          epoch_ms(event_time) AS at_ms
                          FROM transitions"""
@@ -150,13 +152,14 @@ def account(
         ledger.enter("lost", one.at_ms, one.message)
     pending = outcome(rows, home.deployment()).pending
     waiting = Counter(identity_of(row) for row in pending if row.trust is not Trust.LATE)  # late rows are listed instead
-    listed = judgements_about(home)
+    judged, due = emitted(home), defined(rows, home.deployment())
+    listed = judgements_about(expanded(judged, due))
     for identity in acted_twice(landed, distinct, waiting, listed):
         ledger.enter("judged_twice", identity[2], identity)
     transitions = tables.query(home, _TRANSITIONS)
     for one in repeated(transitions):
         ledger.enter("judged_twice", one["at_ms"], one)
-    for one in differences(emitted(home), defined(rows, home.deployment())):
+    for one in differences(judged, due):
         ledger.enter("differences", one["event_time_ms"] or one["received_at_ms"] or 0, one)
     for one in wrongly_offline(acknowledged, transitions, timeout_ms, death_grace_ms):
         ledger.enter("false_offline", one["at_ms"], one)
@@ -202,12 +205,13 @@ def missing(acknowledged: Iterable[Acknowledged], landed: Counter[Any], quaranti
     return lost
 
 
-def judgements_about(home: Home) -> dict[str, Counter[Any]]:
+def judgements_about(judged: Bag) -> dict[str, Counter[Any]]:
     """Return the number of copies not applied, by kind of judgement and message."""
     listed: dict[str, Counter[Any]] = {}
-    for one in tables.query(home, _ABOUT):
-        identity = (one["device_id"], one["message_kind"], one["at_ms"], one["boot"], one["seq"])
-        listed.setdefault(one["kind"], Counter())[identity] += one["count"]
+    for value, count in judged.items():
+        identity = tuple(value[place] for place in _IDENTITY)
+        if identity[1] is not None and value[_KIND] not in _ACTING:
+            listed.setdefault(value[_KIND], Counter())[identity] += count
     return listed
 
 

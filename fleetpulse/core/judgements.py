@@ -36,6 +36,12 @@ REASONS: Final[Mapping[JudgementKind, str]] = MappingProxyType(
         JudgementKind.RETRACT: "retracted because of late messages",
     }
 )
+SUMMED: Final = {  # kinds of which a device can cause one with each message, and the noun of a row for several
+    JudgementKind.LATE: "late messages",
+    JudgementKind.DUPLICATE: "copies",
+}
+NEWEST: Final = 5  # late messages, and copies, of a device and minute that a batch lists one by one
+MINUTE_MS: Final = 60_000  # span of ``received_at`` whose further messages share a row
 CORRECTED_ENTRY: Final = "retracted because of a corrected registry entry"  # reason of a retraction without late messages
 AMENDMENTS: Final = (JudgementKind.RETRACT, JudgementKind.ADD)
 LISTED: Final = (  # judgements of messages beside transitions
@@ -114,6 +120,9 @@ class Judgement:
     counts: str | None = None
     amendment_no: int | None = None
     takes_back: int | None = None
+    messages: int | None = None
+    event_time_until_ms: int | None = None
+    received_until_ms: int | None = None
 
 
 MAX_REASON: Final = 1_000  # characters
@@ -149,7 +158,15 @@ def message_judgement(row: Row, kind: JudgementKind, reason: str = "", late_by_m
 COMPARED: Final = ("kind", "device_id", "event_time_ms", "life_ms", "transition_no", "from_mode", "to_mode", "trigger",
                    "runtime_ms", "last_seen_ms", "last_errors", "policy_version", "device_class", "site", "gateway",
                    "received_at_ms", "message_kind", "boot", "seq", "reason", "late_by_ms")  # fmt: skip
-_NOT_COMPARED: Final = ("key_group", "counts", "amendment_no", "takes_back")  # of summaries and amendments
+_NOT_COMPARED: Final = (
+    "key_group",
+    "counts",
+    "amendment_no",
+    "takes_back",  # of summaries and amendments
+    "messages",
+    "event_time_until_ms",
+    "received_until_ms",
+)  # of rows for several messages
 assert {*COMPARED, *_NOT_COMPARED} == {field.name for field in fields(Judgement)}, "each field is compared or excluded"
 
 

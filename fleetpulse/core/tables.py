@@ -184,7 +184,8 @@ GATEWAYS: Final = Table(
 
 JUDGEMENTS: Final = Table(
     "judgements",
-    "Judgements of the lifecycle job and of amendments, one row each; `transitions` and other views read them.",
+    "Judgements of the lifecycle job and of amendments, one row each; `transitions` and other views read them. Of many late "
+    "messages or copies of a device, the newest have a row each, and the others share some.",
     ("kind", "device_id", "life", "transition_no", "amendment_no"),
     (
         Column(
@@ -219,6 +220,14 @@ JUDGEMENTS: Final = Table(
         Column("generation", "int", "generation of the job; excluded from comparisons"),
         Column("amendment_no", "long", "number of a retract or add among those of its device, from 1"),
         Column("takes_back", "long", "of a retract: amendment_no of the retracted add; null if it retracts transition_no"),
+        Column(
+            "messages",
+            "long",
+            "number of late messages or copies that the row stands for, of one kind and one minute of received_at; null: one, "
+            "named by the row. Of such a row, event_time and received_at are the least, late_by_ms is the greatest",
+        ),
+        Column("event_time_until", "timestamp", "greatest event time of these messages"),
+        Column("received_until", "timestamp", "received_at up to which the job had read when it wrote such a row"),
     ),
     ("kind",),
     # Readers load replaced files into their snapshot while the log names them: keep them briefly.

@@ -12,6 +12,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import query
 from fleetpulse.planning.model import Fleet
 from fleetpulse.planning.partition_skew import busiest
+from fleetpulse.reports.devices import COUNT
 
 _PLANNED = (MESSAGES, JUDGEMENTS, QUARANTINE, DEVICE_SNAPSHOTS, STREAM_HEALTH)
 
@@ -39,7 +40,7 @@ def fleet_of(home: Home, keep_ms: int | None) -> Fleet:
             f'"{home.path}" has too few messages for a plan; got {figures["messages"]}; let it run longer, or omit --home',
             code="messages-too-few",
         )
-    kinds = {row["kind"]: row["n"] for row in query(home, "SELECT kind, count(*) AS n FROM judgements GROUP BY kind")}
+    kinds = {row["kind"]: row["n"] for row in query(home, f"SELECT kind, {COUNT} AS n FROM judgements GROUP BY kind")}
     refused = query(home, "SELECT count(*) AS n FROM quarantine", tables=[QUARANTINE.name])[0]["n"]
     devices, messages, span_ms = figures["devices"], figures["messages"], figures["span_ms"]
     copies = kinds.get("duplicate", 0)

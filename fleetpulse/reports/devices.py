@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fleetpulse.io.tables.tables import DuckDBPyConnection
 
 COUNTED: Final = ("judgements", "quarantine", "devices")
+COUNT: Final = "sum(coalesce(messages, 1))::BIGINT"  # SQL: number of judgements, or of quarantined messages
 _BEFORE_ALL: Final = -(2**62)  # frontier if nothing has been judged: no entry is in force
 _SIGNALS: Final = ", ".join(f"'{kind.value}'" for kind in sorted(SIGNALS))
 _DEVICES: Final = f"""
@@ -162,12 +163,10 @@ def counts_of(home: Home, tables: "DuckDBPyConnection", frontier_ms: int | None)
     fleet, values = fleet_in(_now(frontier_ms))
     counted = "count(*) AS n, count(*) FILTER (never_seen) AS never_seen"
     modes = fetch(tables, f"SELECT mode, {counted} FROM ({fleet}) GROUP BY mode ORDER BY n DESC, mode", values)
-    kinds = fetch(tables, "SELECT kind, count(*) AS n FROM judgements WHERE kind != 'summary' GROUP BY kind ORDER BY kind")
+    kinds = fetch(tables, f"SELECT kind, {COUNT} AS n FROM judgements WHERE kind != 'summary' GROUP BY kind ORDER BY kind")
     amended = {row["kind"]: row["n"] for row in kinds if row["kind"] in AMENDMENTS}
     transitions = fetch(tables, "SELECT to_mode AS mode, count(*) AS n FROM transitions GROUP BY to_mode ORDER BY to_mode")
-    refused = fetch(
-        tables, "SELECT reason, sum(coalesce(messages, 1))::BIGINT AS n FROM quarantine GROUP BY reason ORDER BY reason"
-    )
+    refused = fetch(tables, f"SELECT reason, {COUNT} AS n FROM quarantine GROUP BY reason ORDER BY reason")
     received_span = span(home)
     return {
         "devices": {row["mode"]: row["n"] for row in modes},

@@ -93,11 +93,14 @@ def unjudged(home: Home, kind: str | None = None, last: int | None = None) -> li
         home: home to read.
         kind: kind of judgement to filter by; None: all.
         last: maximum number, the newest; None: all.
+
+    Returns:
+        Rows; ``messages`` is the number of messages of a row that stands for several, else None.
     """
     limit = f"LIMIT {int(last)}" if last is not None else ""
     where, parameters = ("kind = ?", [kind]) if kind else ("kind NOT IN ('transition', 'summary', 'retract', 'add')", [])
-    inner = f"""SELECT kind, device_id, message_kind, seq, event_time, received_at, late_by_ms, reason, site, gateway, judged_at
-                FROM judgements WHERE {where} ORDER BY received_at DESC, device_id DESC {limit}"""
+    inner = f"""SELECT kind, device_id, message_kind, seq, event_time, received_at, late_by_ms, reason, site, gateway, judged_at,
+                messages, event_time_until FROM judgements WHERE {where} ORDER BY received_at DESC, device_id DESC {limit}"""
     return query(home, f"SELECT * FROM ({inner}) ORDER BY received_at, device_id, event_time", parameters)
 
 
@@ -294,7 +297,11 @@ def _payload(row: Row) -> str:
 
 
 def judgements_about(home: Home, messages: Iterable[Row]) -> list[dict[str, Any]]:
-    """Return the judgements about messages: transitions, or reasons for no judgement."""
+    """Return the judgements about messages: transitions, or reasons for no judgement.
+
+    A row with ``messages`` stands for several messages of its minute, and only perhaps for one of
+    these.
+    """
     rows = list(messages)
     instants = [row.event_time_ms for row in rows if row.event_time_ms is not None]
     if not instants:
@@ -302,8 +309,11 @@ def judgements_about(home: Home, messages: Iterable[Row]) -> list[dict[str, Any]
     return query(
         home,
         """SELECT kind, device_id, message_kind, epoch_ms(event_time) AS event_time_ms, seq, from_mode, to_mode, "trigger",
-           reason, late_by_ms FROM judgements WHERE message_kind IS NOT NULL AND kind NOT IN ('retract', 'add')
-           AND epoch_ms(event_time) BETWEEN ? AND ? AND list_contains(?, device_id) ORDER BY life, transition_no""",
+           reason, late_by_ms, messages, epoch_ms(received_at) AS received_at_ms,
+           epoch_ms(coalesce(event_time_until, event_time)) AS event_time_until_ms
+           FROM judgements WHERE message_kind IS NOT NULL AND kind NOT IN ('retract', 'add')
+           AND event_time_until_ms >= ? AND epoch_ms(event_time) <= ? AND list_contains(?, device_id)
+           ORDER BY life, transition_no""",
         [min(instants), max(instants), sorted({row.device_id for row in rows})],
     )
 

@@ -16,7 +16,7 @@ from deltalake.exceptions import DeltaError
 
 from fleetpulse.core.amendments import ReplayOrigin
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.judgements import AMENDMENTS, JudgementKind
+from fleetpulse.core.judgements import AMENDMENTS, MINUTE_MS, JudgementKind
 from fleetpulse.core.replay import EMPTY_OUTCOME, Outcome
 from fleetpulse.core.rows import EVERYONE, Kind, Row
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES
@@ -35,6 +35,9 @@ _AT_ONCE: Final = 500  # devices whose late messages are in memory at the same t
 _MOST_NAMED: Final = 1_000  # maximum number of devices in a snapshot's metadata
 LATE: Final = f"""(kind = '{JudgementKind.LATE}' AND message_kind IS DISTINCT FROM '{Kind.DEATH}'
     OR kind = '{JudgementKind.REFUSED}' AND message_kind = '{Kind.REGISTRY}')"""  # rows that an amended history treats as on time
+LAST_MS: Final = f"""CASE WHEN messages IS NULL THEN epoch_ms(received_at)
+    ELSE least(epoch_ms(received_until), epoch_ms(received_at) // {MINUTE_MS} * {MINUTE_MS} + {MINUTE_MS - 1}) END"""  # DuckDB:
+# ``received_at`` that no message of a row exceeds, epoch milliseconds
 CAME_LATE: Final = "came_late"  # name of these rows in `retention_floor`: the table has all of them since that ``received_at``
 Late = Mapping[str, Sequence[tuple[int, int]]]
 
@@ -211,8 +214,11 @@ def complete_snapshots(home: Home, below: int, through_ms: int) -> list[Candidat
 
 
 def _late(home: Home, device_ids: Sequence[str], through_ms: int) -> Late:
-    """Return event time and ``received_at`` of the listed late messages of devices."""
-    sql = f"""SELECT device_id, epoch_ms(event_time) AS event_ms, epoch_ms(received_at) AS received_ms FROM judgements
+    """Return event time and ``received_at`` of the listed late messages of devices.
+
+    Of a row for several messages, these are the least and the greatest.
+    """
+    sql = f"""SELECT device_id, epoch_ms(event_time) AS event_ms, {LAST_MS} AS received_ms FROM judgements
         WHERE {LATE} AND list_contains(?, device_id) AND epoch_ms(received_at) <= ? AND event_time IS NOT NULL"""
     found: dict[str, list[tuple[int, int]]] = {device_id: [] for device_id in device_ids}
     for row in tables.query(home, sql, [list(device_ids), through_ms]):

@@ -8,7 +8,7 @@ copies, and at most `REMEMBERED` pending messages in memory.
 
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from cli.common.policy_files import load_mappings
 from cli.supervisor.progress import judged_ms
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.fold import proves_alive
-from fleetpulse.core.judgements import clock_fault
+from fleetpulse.core.judgements import MINUTE_MS, clock_fault
 from fleetpulse.core.messages.decode import Rejection
 from fleetpulse.core.messages.mapping import Mappings, rows_of
 from fleetpulse.core.messages.sparkplug import PREFIX
@@ -224,6 +224,7 @@ def verdicts(
         judgements: judgements about them, as `judgements.judgements_about` returns them.
     """
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    sums = [one for one in judgements if one["kind"] == "late" and one["messages"] is not None]
     for judgement in judgements:
         key = (judgement["device_id"], judgement["message_kind"], judgement["event_time_ms"], judgement["seq"])
         found.setdefault(key, []).append(judgement)
@@ -231,8 +232,18 @@ def verdicts(
     for shown in passed:
         row = shown.row
         about = found.get((row.device_id, row.kind.value, row.event_time_ms, row.seq), []) if row else []
-        results.append((shown, _verdict(about)))
+        results.append((shown, _summed(row, sums) if row and sums and not about else _verdict(about)))
     return results
+
+
+def _summed(row: Row, sums: Iterable[Mapping[str, Any]]) -> MessageResult:
+    """Return the result of a message without a judgement of its own, where some late ones share a row."""
+    for one in sums:
+        same = (one["device_id"], one["message_kind"]) == (row.device_id, row.kind.value)
+        minute = one["received_at_ms"] // MINUTE_MS == row.received_at_ms // MINUTE_MS
+        if same and minute and one["event_time_ms"] <= (row.event_time_ms or 0) <= one["event_time_until_ms"]:
+            return MessageResult("late", f"late, or judged without a mode change: {one['reason']} have no row of their own")
+    return _verdict([])
 
 
 def _verdict(about: list[dict[str, Any]]) -> MessageResult:

@@ -301,12 +301,13 @@ def late(
 ) -> None:
     """List late messages, or messages not judged for another reason (--kind).
 
-    A message is late if the frontier has passed its event time when it arrives.
+    A message is late if the frontier has passed its event time when it arrives. A row with a number
+    of messages stands for several of one minute, from the least event time on.
     """
     from fleetpulse.reports import judgements as reports
 
     rows = reports.unjudged(_opened(home), None if kind is _Unjudged.ALL else kind.value, None if json_lines else last)
-    columns = ("received_at", "kind", "device_id", "message_kind", "seq", "event_time", "late_by_ms", "reason")
+    columns = ("received_at", "kind", "device_id", "message_kind", "seq", "event_time", "late_by_ms", "messages", "reason")
     shown = columns if kind is _Unjudged.ALL else tuple(name for name in columns if name != "kind")
     title = "late messages" if kind is _Unjudged.LATE else f"not judged: {kind.value.replace('_', ' ')}"
     show(rows, shown, title, json_lines=json_lines)

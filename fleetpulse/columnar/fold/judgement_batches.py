@@ -36,9 +36,9 @@ from fleetpulse.columnar.jit.layout import (
     Matrix,
 )
 from fleetpulse.columnar.state.devices import Devices
-from fleetpulse.core.judgements import Judgement, JudgementKind
+from fleetpulse.core.judgements import MINUTE_MS, NEWEST, SUMMED, Judgement, JudgementKind
 from fleetpulse.core.policy import Policies
-from fleetpulse.core.rows import FOR_EVERYONE, Trust
+from fleetpulse.core.rows import FOR_EVERYONE, Kind, Trust
 from fleetpulse.core.tables import JUDGEMENTS
 
 ADDED_BY_THE_SINK: Final = ("judged_at", "generation")
@@ -51,6 +51,7 @@ JUDGEMENT_SCHEMA: Final = pa.schema(
     ]
 )
 _OF_EVERYBODY: Final = pa.array(sorted(kind.value for kind in FOR_EVERYONE))
+_SUMMED: Final = pa.array([kind.value for kind in SUMMED])
 _INVALID: Final = TRUSTS.index(Trust.INVALID)
 _KIND_WORDS: Final = pa.array([kind.value for kind in KINDS])
 _MODE_WORDS: Final = pa.array([mode.value for mode in MODES])
@@ -94,6 +95,77 @@ def drop_broadcast_copies(key_group: int, judgements: pa.RecordBatch) -> pa.Reco
     if not key_group or not judgements.num_rows:
         return judgements
     return judgements.filter(pc.invert(pc.is_in(judgements["message_kind"], value_set=_OF_EVERYBODY)))
+
+
+def sum_repeats(judgements: pa.RecordBatch, received_until_ms: int) -> pa.RecordBatch:
+    """Replace late messages and copies beyond the newest of a device and minute by rows that count them.
+
+    Signals take precedence over wills: the newest signal of a device keeps its row. A row that counts
+    stands for messages of one kind, with an event time or without.
+
+    Args:
+        judgements: judgements of one call about a key group, columns of `JUDGEMENT_SCHEMA`, one for
+            each message.
+        received_until_ms: ``received_at`` up to which the call had read, epoch milliseconds.
+    """
+    places = np.flatnonzero(pc.is_in(judgements["kind"], value_set=_SUMMED).to_numpy(zero_copy_only=False))
+    if len(places) <= NEWEST:
+        return judgements
+    rows = judgements.take(pa.array(places))
+    received_ms = rows["received_at_ms"].to_numpy()
+    message_kind = _numbers(rows["message_kind"])
+    is_signal = pc.not_equal(rows["message_kind"], Kind.DEATH.value).to_numpy(zero_copy_only=False)
+    shared = (_numbers(rows["device_id"]), _numbers(rows["kind"]), received_ms // MINUTE_MS)
+    order = np.lexsort((received_ms, is_signal, *shared))
+    starts = _starts(shared, order)
+    ends = np.append(starts[1:], len(order))
+    further = order[np.repeat(ends, ends - starts) - np.arange(len(order)) > NEWEST]
+    if not len(further):
+        return judgements
+    keys = (*shared, message_kind, rows["event_time_ms"].is_null().to_numpy(zero_copy_only=False))
+    further = further[np.lexsort((received_ms[further], *(key[further] for key in keys)))]
+    kept = np.ones(judgements.num_rows, bool)
+    kept[places[further]] = False
+    counted = _counting(rows.take(pa.array(further)), _starts(keys, further), received_until_ms)
+    return pa.concat_batches([judgements.filter(pa.array(kept)), counted])
+
+
+def _counting(rows: pa.RecordBatch, starts: Int64s, received_until_ms: int) -> pa.RecordBatch:
+    """Return a row for each group of rows.
+
+    Args:
+        rows: judgements about messages, by group, and by ``received_at`` in it.
+        starts: index of the first row of each group.
+        received_until_ms: ``received_at`` up to which the job had read, epoch milliseconds.
+    """
+    count, first = len(starts), rows.take(pa.array(starts))
+    messages = np.diff(np.append(starts, rows.num_rows))
+    event_ms, late_by_ms = (pc.fill_null(rows[name], 0).to_numpy() for name in ("event_time_ms", "late_by_ms"))
+    timed = first["event_time_ms"].is_valid()
+    kinds = [JudgementKind(kind) for kind in first["kind"].to_pylist()]
+    reasons = [f"further {SUMMED[kind]} in this minute: {n:,}" for n, kind in zip(messages.tolist(), kinds, strict=True)]
+    return _batch(
+        count,
+        {
+            **{name: first[name] for name in ("kind", "device_id", "site", "received_at_ms", "message_kind")},
+            "event_time_ms": pc.if_else(timed, pa.array(np.minimum.reduceat(event_ms, starts)), None),
+            "reason": pa.array(reasons),
+            "late_by_ms": pc.if_else(first["late_by_ms"].is_valid(), pa.array(np.maximum.reduceat(late_by_ms, starts)), None),
+            "messages": pa.array(messages),
+            "event_time_until_ms": pc.if_else(timed, pa.array(np.maximum.reduceat(event_ms, starts)), None),
+            "received_until_ms": _same(received_until_ms, count),
+        },
+    )
+
+
+def _numbers(texts: pa.Array) -> Int64s:
+    return texts.dictionary_encode().indices.to_numpy().astype(np.int64)
+
+
+def _starts(keys: Sequence[Any], order: Int64s) -> Int64s:
+    """Return the index of the first row of each group, for rows in an order that groups them."""
+    differs = np.logical_or.reduce([key[order[1:]] != key[order[:-1]] for key in keys])
+    return np.append(0, np.flatnonzero(differs) + 1)
 
 
 def event_times(signals: pa.RecordBatch) -> pa.Array:

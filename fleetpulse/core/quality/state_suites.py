@@ -28,6 +28,7 @@ _NOT_JUDGED: Final = """
         WHERE copy.kind = 'duplicate' AND other.kind IN ('after_decommission', 'unknown_device')"""  # a copy of one not judged
 _LATE: Final = """late AS (SELECT DISTINCT device_id AS late_id, message_kind AS late_kind, received_at AS late_at,
                  event_time AS late_time FROM judgements WHERE kind = 'late')"""
+_SUMMED: Final = "SELECT DISTINCT device_id AS summed_id FROM judgements WHERE messages IS NOT NULL"  # late ones are not named
 _PRESENCE: Final = f"""CASE WHEN kind IN ({among(SIGNALS)}) THEN {presence_sql("checked.lead_ms", "checked.backlog_ms")}
                  ELSE event_time END"""
 _IS_LATE: Final = "late_id = device_id AND late_kind = kind AND late_at = received_at AND late_time = event_time"
@@ -99,6 +100,7 @@ _STATE: Final = Suite(
             AS silence_counts_from_the_last_signal,
         CASE WHEN last_seen IS NULL OR corrected.id IS NOT NULL OR checked.has_chosen_devices
                  OR last_seen < checked.listed_since OR checked.has_late_rules
+                 OR summed_id IS NOT NULL
                  OR unix_millis(last_seen) - unix_millis(checked.retained_since) < checked.lead_ms THEN NULL
              ELSE last_signal_at IS NOT DISTINCT FROM last_seen END AS last_seen_is_the_newest_signal_judged,
         CASE WHEN named_no IS NOT NULL AND corrected.id IS NULL THEN device.runtime_ms >= named_runtime_ms END
@@ -111,6 +113,7 @@ _STATE: Final = Suite(
     LEFT JOIN named ON named_id = device.device_id AND named_life = device.life AND named_no = device.transition_no
     LEFT JOIN last_judged ON judged_id = device.device_id
     LEFT JOIN next_deadlines ON deadline_id = device.device_id
+    LEFT JOIN ({_SUMMED}) AS summed ON summed_id = device.device_id
     LEFT JOIN (SELECT device_id AS roaming_id FROM roaming) AS roaming_devices ON roaming_id = device.device_id
     LEFT JOIN (SELECT device_id AS id FROM corrected) AS corrected ON corrected.id = coalesce(device.device_id, newest_id)
     """,
@@ -211,7 +214,9 @@ _PENDING: Final = Suite(
         WHERE gateway_event IS NOT NULL AND received_at > checked.least_frontier
             AND received_at <= checked.newest_received AND NOT checked.has_chosen_devices),
     counted AS (SELECT device_id, kind, received_at, event_time, seq, boot, CAST(sum(in_state) AS BIGINT) AS in_state,
-                    CAST(sum(expected) AS BIGINT) AS expected FROM sides GROUP BY 1, 2, 3, 4, 5, 6)
+                    CAST(sum(expected) AS BIGINT) AS expected
+                FROM sides LEFT JOIN ({_SUMMED}) AS summed ON summed_id = device_id
+                WHERE summed_id IS NULL GROUP BY 1, 2, 3, 4, 5, 6)
     SELECT device_id, kind, received_at, event_time, seq, boot, in_state, expected,
         in_state >= expected OR received_at >= checked.newest_received AS none_is_missing, in_state <= expected AS none_is_extra
     FROM counted CROSS JOIN checked

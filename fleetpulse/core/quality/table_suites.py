@@ -6,13 +6,15 @@ Rule 2: a rule that the retained rows cannot decide does not apply to them. If t
 bronze are removed, or too many, judging again starts at a snapshot (``job.replayed_after``).
 Rule 3: devices that a correction row has changed are left out: they continue from their amended
 history.
+Rule 4: a row for several messages is compared by the sum of its group. Rules about the lateness of a
+single message do not apply to devices with such rows.
 
-Source: ADR 16.
+Source: ADR 16, ADR 41.
 """
 
 from typing import Final
 
-from fleetpulse.core.judgements import LISTED
+from fleetpulse.core.judgements import LISTED, MINUTE_MS
 from fleetpulse.core.lifecycle import HELD, PRESENT, TRANSITIONS, Mode
 from fleetpulse.core.quality.state_suites import OF_STATE
 from fleetpulse.core.quality.suites import CORRECTED, STRUCTURE, Severity, Suite, among, holds
@@ -154,6 +156,42 @@ def _emitted_and_defined(condition: str, unread: str = "false") -> str:
     """
 
 
+_MINUTE: Final = f"CAST(floor(unix_millis(received_at) / {MINUTE_MS}) AS BIGINT)"
+_OF_SUMS: Final = {"kind": "sum_kind", "device_id": "sum_id", "message_kind": "sum_message_kind", "received_at": "sum_first"}
+
+
+def _with_sums(compared: str) -> str:
+    """Return SQL that also compares rows for several messages, by their sums.
+
+    A group has one kind, device, kind of message, and minute of ``received_at``. Its judgements
+    without a row of their own are not missing. The sum is compared if all of the group is judged and
+    retained.
+
+    Args:
+        compared: SQL as of `_emitted_and_defined`, of the other rows.
+    """
+    columns = ", ".join(f"{_OF_SUMS.get(name, 'NULL')} AS {name}" for name in _JUDGEMENT_NAMES.split(", "))
+    same = f"sum_kind = kind AND sum_id = device_id AND sum_message_kind = message_kind AND sum_minute = {_MINUTE}"
+    emitted = "CAST(max(summed) + coalesce(sum(emitted), 0) AS BIGINT)"
+    expected = "CAST(coalesce(sum(expected), 0) AS BIGINT)"
+    return f"""
+    WITH sums AS (
+        SELECT kind AS sum_kind, device_id AS sum_id, message_kind AS sum_message_kind, {_MINUTE} AS sum_minute,
+            min(received_at) AS sum_first, sum(messages) AS summed, bool_and(
+                {_MINUTE} * {MINUTE_MS} >= unix_millis(job.listed_since) AND {_MINUTE} * {MINUTE_MS} > unix_millis(job.replayed_after_received)
+                AND ({_MINUTE} + 1) * {MINUTE_MS} <= unix_millis(job.newest_received) AND received_until <= job.newest_received
+                AND (kind = 'late' OR coalesce(event_time_until <= job.frontier, false))) AS decided
+        FROM judgements CROSS JOIN job WHERE messages IS NOT NULL GROUP BY 1, 2, 3, 4),
+    compared AS ({compared}),
+    grouped AS (
+        SELECT sum_kind, sum_id, sum_message_kind, sum_first, {emitted} AS emitted, {expected} AS expected
+        FROM sums LEFT JOIN compared ON {same} WHERE decided GROUP BY sum_kind, sum_id, sum_message_kind, sum_minute, sum_first)
+    SELECT {_JUDGEMENT_NAMES}, emitted, expected, none_is_missing OR summed IS NOT NULL AS none_is_missing, none_is_extra
+    FROM compared LEFT JOIN sums ON {same}
+    UNION ALL SELECT {columns}, emitted, expected, emitted >= expected AS none_is_missing, emitted <= expected AS none_is_extra FROM grouped
+    """
+
+
 _VERDICTS: Final = Suite(
     "verdicts",
     "judgements",
@@ -173,12 +211,14 @@ _ACCOUNTS: Final = Suite(
     "judgements",
     "Judgements about messages, joined with those that follow from bronze. All other messages are judged or pending.",
     ("judgements", "expected_judgements", "job"),
-    _emitted_and_defined(
-        f"kind IN ({among(LISTED)}) "
-        "AND received_at <= job.newest_received AND received_at >= job.listed_since "
-        "AND received_at > job.replayed_after_received "
-        "AND (kind IN ('late', 'clock', 'identity_conflict') OR event_time <= job.frontier)",
-        "received_at = job.newest_received",  # some rows of this millisecond may be in the next batch
+    _with_sums(
+        _emitted_and_defined(
+            f"messages IS NULL AND kind IN ({among(LISTED)}) "
+            "AND received_at <= job.newest_received AND received_at >= job.listed_since "
+            "AND received_at > job.replayed_after_received "
+            "AND (kind IN ('late', 'clock', 'identity_conflict') OR event_time <= job.frontier)",
+            "received_at = job.newest_received",  # some rows of this millisecond may be in the next batch
+        )
     ),
     ("kind", "device_id", "message_kind", "event_time", "seq"),
     (

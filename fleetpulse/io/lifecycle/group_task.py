@@ -19,7 +19,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
 from fleetpulse.columnar.codec.arrow import NO_SIGNALS, batch_to_rows, from_bytes, to_bytes
 from fleetpulse.columnar.codec.wire import from_wire
-from fleetpulse.columnar.fold.judgement_batches import drop_broadcast_copies, judgements_to_batch
+from fleetpulse.columnar.fold.judgement_batches import drop_broadcast_copies, judgements_to_batch, sum_repeats
 from fleetpulse.columnar.fold.key_group import FoldResult, KeyGroup, begin
 from fleetpulse.core.replay import Deployment
 from fleetpulse.io.checkpoints.checkpoint import WATERMARK_DELAY_MS
@@ -43,6 +43,7 @@ class GroupFold:
         silent: whether summaries are withheld, see `GroupProcessor`.
         table: folder of the judgements table, see `GroupProcessor`.
         generation: generation of the job.
+        whole: whether each late message and copy has its row, see `GroupProcessor`.
     """
 
     def __init__(
@@ -54,8 +55,9 @@ class GroupFold:
         silent: bool,
         table: str | None = None,
         generation: int = 0,
+        whole: bool = False,
     ) -> None:
-        self.handle = handle
+        self.handle, self._whole = handle, whole
         self._table, self._generation = table, generation
         self.deployment, self.form, self.silent = deployment, form, silent
         self.state = GroupState(handle)
@@ -112,7 +114,10 @@ class GroupFold:
         summary = None if self.silent else group.summary(key_group)
         registered_ms = stored[1] if stored and not fired else None  # Spark removed the timer that fired
         self._keep(group, step, registered_ms, watermark_ms, summary_pending=self.silent)
-        batches = [drop_broadcast_copies(key_group, step.judgements), *([judgements_to_batch([summary])] if summary else [])]
+        judgements = drop_broadcast_copies(key_group, step.judgements)
+        if not self._whole:
+            judgements = sum_repeats(judgements, newest_ms)
+        batches = [judgements, *([judgements_to_batch([summary])] if summary else [])]
         if any(batch.num_rows for batch in batches):
             yield self._row(key_group, pa.concat_batches(batches))
 

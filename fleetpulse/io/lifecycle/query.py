@@ -72,6 +72,7 @@ def judgement_stream(
     silent: bool = False,
     held_ms: int = 0,
     table: Path | None = None,
+    whole: bool = False,
 ) -> DataFrame:
     """Return the judgements on a table of messages as a streaming DataFrame.
 
@@ -90,6 +91,7 @@ def judgement_stream(
         held_ms: hold time, see `start`.
         table: folder of the table to which a task writes the judgements of one call if they are
             many; None returns all judgements in the rows.
+        whole: whether each late message and copy has its row, see `GroupProcessor`.
     """
     spark.dataSource.register(BlockSource)
     options: dict[str, str | int] = {
@@ -114,7 +116,9 @@ def judgement_stream(
     )
     initial_groups = None if initial is None else initial.groups.groupBy("key_group")
     folder = None if table is None else str(table)
-    processor = GroupProcessor(deployment, generation.form, silent=silent, table=folder, generation=generation.number)
+    processor = GroupProcessor(
+        deployment, generation.form, silent=silent, table=folder, generation=generation.number, whole=whole
+    )
     return blocks.groupBy("key_group").transformWithState(processor, OUTPUT, "append", "eventtime", initial_groups)
 
 
@@ -153,7 +157,8 @@ def start(
         initial: initial state of a new checkpoint.
         generation: generation to run; None takes the current one.
         through: version of bronze at which to stop, see `judgement_stream`.
-        judgements_table: table for the judgements; None takes the table of the home.
+        judgements_table: scratch table for the judgements, with each late message and copy; None takes
+            the table of the home.
         silent: whether to judge without emitting, because another generation emits the judgements.
             If ``judgements_table`` is given, its table still receives the judgements except summaries, which
             remain to be emitted.
@@ -186,6 +191,7 @@ def start(
         silent=silent,
         held_ms=held_ms,
         table=None if silent and judgements_table is None else table,
+        whole=judgements_table is not None,
     )
     with _set(spark, _OF_THE_QUERY):
         if silent and judgements_table is None:

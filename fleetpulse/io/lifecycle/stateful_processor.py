@@ -24,22 +24,37 @@ class GroupProcessor(StatefulProcessor):
         table: folder of the table to which the judgements of one call are written if they are many;
             None returns all judgements in the rows.
         generation: generation of the job.
+        whole: whether each late message and copy has its row, for comparisons; otherwise the rows
+            that a device causes are limited, see `sum_repeats`.
     """
 
     def __init__(
-        self, deployment: Deployment, form: int, *, silent: bool = False, table: str | None = None, generation: int = 0
+        self,
+        deployment: Deployment,
+        form: int,
+        *,
+        silent: bool = False,
+        table: str | None = None,
+        generation: int = 0,
+        whole: bool = False,
     ) -> None:
         self.deployment = deployment
         self.form = form
         self.silent = silent
-        self.table, self.generation = table, generation
+        self.table, self.generation, self.whole = table, generation, whole
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state: the group with its timer, and its pending rows."""
         from fleetpulse.io.lifecycle.group_task import GroupFold
 
         self.fold = GroupFold(
-            handle, self.deployment, self.form, silent=self.silent, table=self.table, generation=self.generation
+            handle,
+            self.deployment,
+            self.form,
+            silent=self.silent,
+            table=self.table,
+            generation=self.generation,
+            whole=self.whole,
         )
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:

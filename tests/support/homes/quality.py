@@ -70,6 +70,18 @@ def judged_home(
     return home
 
 
+def flooded(rows: Sequence[Row], device_id: str, count: int) -> list[Row]:
+    """Return a history in which a device also sends late messages and copies of its signals."""
+    own = [one for one in rows if one.device_id == device_id and one.kind is Kind.HEARTBEAT and one.event_time_ms is not None]
+    last_ms = rows[-1].received_at_ms
+    more: list[Row] = []
+    for number in range(count):
+        late = replace(own[0], received_at_ms=last_ms - 60_000 + 1_000 * number, seq=10_000 + number, digest=number)
+        copied = own[number % len(own)]
+        more += [late, replace(copied, received_at_ms=copied.received_at_ms + 1_000 + number)]
+    return positioned([*rows, *more])
+
+
 def _land_ours(home: Home, rows: Sequence[Row]) -> None:
     """Write the rows that landing adds to ``coverage`` and ``devices``."""
     same = {"origin": "bridge", "segment": 1}

@@ -21,7 +21,7 @@ from fleetpulse.columnar.snapshot.rows import GROUP
 from fleetpulse.core.policy import Policies, parse_policy
 from fleetpulse.core.presence.coverage import Coverage, ShardProgress
 from fleetpulse.core.presence.shards import Shards
-from fleetpulse.core.replay import Deployment, outcome
+from fleetpulse.core.replay import Deployment, outcome, replay
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition
 from fleetpulse.io.checkpoints.generations import DISCARDED, RETIRED, Generation, Generations, save_generations
@@ -30,9 +30,20 @@ from fleetpulse.io.home.retention_floor import raise_floor
 from fleetpulse.io.quality.great_expectations import Expectations
 from fleetpulse.io.quality.suite_inputs import opened
 from fleetpulse.io.tables import tables as delta
+from tests.support.histories.floods import summed
 from tests.support.histories.histories import START, positioned, row, signal
 from tests.support.homes.homes import apply_retention, commit_batch, empty, land
-from tests.support.homes.quality import NAMED, eventful_history, judged_home, opened_tables, plant, state_rows, write_state
+from tests.support.homes.quality import (
+    NAMED,
+    eventful_history,
+    failed_expectations,
+    flooded,
+    judged_home,
+    opened_tables,
+    plant,
+    state_rows,
+    write_state,
+)
 from tests.support.refusals import refused
 
 pytestmark = [
@@ -176,6 +187,32 @@ def test_opened_tables_exclude_rows_that_land_later(tmp_path: Path) -> None:
         assert {name: list(files) for name, files in tables.files.items()} == names
     with opened(home) as tables:
         assert tables.count("SELECT * FROM messages") == len(history) + 1
+
+
+@pytest.fixture(scope="module")
+def flooded_home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """Create a home in which late messages and copies of a device share rows."""
+    rows = flooded(eventful_history(SEED), "device-1", 40)
+    rows.append(signal((rows[-1].received_at_ms - START) / 1_000 + 120, "device-3"))
+    judged, until_ms = replay(rows, DEPLOYMENT), rows[-1].received_at_ms
+    emitted = [*summed(judged[::2], until_ms), *summed(judged[1::2], until_ms)]
+    assert {one.kind for one in emitted if one.messages is not None} == {"late", "duplicate"}
+    return judged_home(tmp_path_factory.mktemp("flooded") / "home", rows, DEPLOYMENT, emitted)
+
+
+def test_home_with_rows_for_several_messages_passes(flooded_home: Home) -> None:
+    assert failed_expectations(flooded_home) == []
+
+
+@pytest.mark.parametrize("kind", ["late", "duplicate"])
+@pytest.mark.parametrize(("change", "failed"), [(-1, "none is missing"), (1, "none is extra")])
+def test_wrong_sum_of_messages_is_found(kind: str, change: int, failed: str, flooded_home: Home) -> None:
+    group = f"kind = '{kind}' AND messages IS NOT NULL"
+    first = f"received_at = (SELECT min(received_at) FROM judgements WHERE {group})"
+    wrong = ("judgements", f"UPDATE judgements SET messages = messages + {change} WHERE {group} AND {first}")
+    assert failures_in(flooded_home, "accounts", wrong) == {failed: 1}
+    floor = ("job", "UPDATE job SET listed_since = newest_received - INTERVAL 1 SECOND")
+    assert failures_in(flooded_home, "accounts", wrong, floor) == {}, "the floor cuts the group"
 
 
 NEWEST = "(SELECT newest_received FROM job)"

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,7 +144,8 @@ def test_pending_messages_are_bounded_and_the_oldest_is_dropped_first() -> None:
 def test_the_verdict_on_a_message_follows_from_the_judgements_about_it() -> None:
     names = ("moved", "plain", "late", "refused", "ahead")
     moved, plain, late, refused, ahead = (printed(signal(1, device, seq=7)) for device in names)
-    about = {"message_kind": "heartbeat", "event_time_ms": START + 1_000, "seq": 7, "reason": "why", "late_by_ms": 1_500}
+    about: dict[str, Any] = {"messages": None, "message_kind": "heartbeat", "event_time_ms": START + 1_000, "seq": 7}
+    about |= {"reason": "why", "late_by_ms": 1_500}
     judgements = [
         {**about, "kind": "transition", "device_id": "moved", "from_mode": "offline", "to_mode": "online", "trigger": "signal"},
         {**about, "kind": "duplicate", "device_id": "plain"},  # about its copy
@@ -158,6 +160,11 @@ def test_the_verdict_on_a_message_follows_from_the_judgements_about_it() -> None
     assert results[1].text == "judged: no mode change"
     assert "after decommission: why" in results[3].text
     assert results[4].text == "judged at its received_at, because why: no mode change"
+    several = {**about, "kind": "late", "device_id": "plain", "messages": 7, "received_at_ms": plain.received_at_ms}
+    several |= {"event_time_ms": START, "event_time_until_ms": START + 1_000, "seq": None}
+    unsure, *others = [result for _, result in verdicts([plain, late], [several])]
+    assert unsure.state == "late" and "why have no row of their own" in unsure.text
+    assert [result.text for result in others] == ["judged: no mode change"]
 
 
 def test_a_message_that_was_not_decoded_is_not_followed() -> None:
