@@ -165,7 +165,7 @@ def await_landed(home: Home, devices: list[ReconnectingDevice]) -> None:
     """Wait until the newest birth of each device has landed, and so has been acknowledged to the broker.
 
     A broker sends a message again that the bridge has not acknowledged before an outage. The copy of an older birth would follow
-    a newer one; if the clock of its device is wrong by an hour, it is not recognised as a copy, and names an older session.
+    a newer one. It names no session, but it would void a will that it follows.
     """
     births = {one.acknowledged[-1].message.identity for one in devices}
     await_that(lambda: births <= {identity_of(row) for row in messages.rows(home, [one.name for one in devices])})
