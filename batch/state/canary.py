@@ -97,7 +97,7 @@ def canary(work: StateOperation, verb: str, trial: CanaryPlan) -> Generation:
                 judged = _compare_judgements(scratch / "spilled", was, now, packed.account.pending)
             except FleetError as error:
                 raise FleetError(
-                    f"generation {new.number} judged otherwise than generation {current.number}, and is discarded: "
+                    f"generation {new.number} judged differently from generation {current.number}, and is discarded: "
                     f"{error}; nothing has changed",
                     code="canary-differs",
                 ) from error

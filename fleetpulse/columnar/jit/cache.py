@@ -32,7 +32,7 @@ class Named(_OfAllSources, caching.UserProvidedCacheLocator):
 
 
 class Beside(_OfAllSources, caching.InTreeCacheLocator):
-    """Cache beside the source."""
+    """Cache in the folder of the sources."""
 
 
 class OfUser(_OfAllSources, caching.UserWideCacheLocator):
