@@ -220,7 +220,7 @@ def test_a_cluster_of_the_connection_replaces_the_master_of_the_settings(tmp_pat
     BacktestOnSpark(task_id="a", place=place(tmp_path)).execute(Context())
     assert submitted[0].env_vars["FLEET_SPARK_MASTER"] == "spark://10.0.0.5:7077"
     assert submitted[0].conf["spark.authenticate"] == "true" and "spark.executor.extraClassPath" in submitted[0].conf
-    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "k8s://10.0.0.5"}')
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "yarn"}')
     with pytest.raises(AirflowFailException, match="standalone cluster"):
         BacktestOnSpark(task_id="a", place=place(tmp_path)).execute(Context())
 
