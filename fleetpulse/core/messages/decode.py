@@ -309,7 +309,8 @@ def _event_time(kind: Kind, content: Mapping[str, Any], received_at_ms: int) -> 
 
 def _text_hint(ts: str) -> str:
     if ts[:4].isdecimal() and ts[4:5] == "-":
-        return "; it looks like ISO 8601: send epoch milliseconds, or map it (fleet map test)"
+        zone = "(and ts_zone, if it names no time zone)"
+        return f'; it looks like ISO 8601: send epoch milliseconds, or map it with ts_unit = "iso" {zone}'
     if ts.strip().replace(".", "", 1).isdecimal():
         return "; it is a number in quotes: send it without quotes"
     return ""
