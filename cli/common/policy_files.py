@@ -74,6 +74,29 @@ def load_mappings(home: Home) -> Mappings:
     return read_mappings(home.mapping)
 
 
+def spaces_note(what: str) -> str:
+    """Return the sentence about a topic with a space, and the ways out.
+
+    Args:
+        what: the topic, or the rule that has it.
+    """
+    return (
+        f"{what} has a space, and the embedded broker refuses subscriptions and messages with such topics; rename the topic at "
+        f"the device, or use another broker (--broker)"
+    )
+
+
+def require_no_spaces(path: Path, mappings: Mappings) -> None:
+    """Refuse a mapping file with rules that the embedded broker refuses.
+
+    Raises:
+        FleetError: the topic of a rule has a space.
+    """
+    if patterns := mappings.patterns_with_spaces():
+        rule = f'the topic "{patterns[0]}" in "{path}"'
+        raise FleetError(f"{spaces_note(rule)}, or remove the rule", code="mapping-space")
+
+
 def read_mappings(path: Path) -> Mappings:
     """Read a mapping file.
 

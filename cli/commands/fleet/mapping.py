@@ -4,7 +4,7 @@ import json
 import stat
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -15,7 +15,7 @@ from cli.common.options import DEFAULT_HOME, HomeOption, JsonOption
 from cli.common.output import as_json, as_shown, console, report_progress
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.messages.decode import Rejection
-from fleetpulse.core.messages.mapping import Mappings, rows_of
+from fleetpulse.core.messages.mapping import Mappings, has_space, rows_of
 from fleetpulse.core.messages.sparkplug import PREFIX
 from fleetpulse.core.rows import Clock, Origin, Row
 from fleetpulse.core.times import format_instant, parse_duration_ms
@@ -64,12 +64,25 @@ def add(
     new = opened.mapping.with_name("mapping.toml.new")
     new.write_text("\n".join(part for part in (known.rstrip("\n"), text) if part))
     try:
-        rules = read_mappings(new).rules
+        mappings = read_mappings(new)
     finally:
         content = new.read_bytes()
         new.unlink()
     atomic_write(opened.mapping, content)
-    typer.echo(f'"{opened.mapping}" has {len(rules)} rules; broker, bridge and landing read them when they start (./fleet up)')
+    count = len(mappings.rules)
+    typer.echo(f'"{opened.mapping}" has {count} rules; broker, bridge and landing read them when they start (./fleet up)')
+    _note_spaces(mappings)
+
+
+def _note_spaces(mappings: Mappings, topics: Iterable[str] = ()) -> None:
+    """Print a note for each rule and topic with a space."""
+    from cli.common.policy_files import spaces_note
+
+    patterns = mappings.patterns_with_spaces()
+    rules = [f'the topic "{one}" of a rule' for one in patterns]
+    others = [f'the topic "{one}"' for one in topics if has_space(one) and one not in patterns]
+    for what in dict.fromkeys(rules or others[:1]):
+        typer.echo(as_shown(f"fleet: note: {spaces_note(what)}"), err=True)
 
 
 def _accept_sparkplug(home: Home) -> None:
@@ -133,6 +146,7 @@ def try_mapping(
         for one in results:
             for line in one.lines():
                 typer.echo(as_shown(line))
+    _note_spaces(mappings, (one for one, _ in given))
     faults = [one for one in results if one.fault]
     if faults:
         raise FleetError(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO, cast
 import typer
 
 from cli.common.options import HomeOption
-from cli.common.policy_files import load_mappings
+from cli.common.policy_files import load_mappings, require_no_spaces
 from fleetpulse.core.messages.sparkplug import SUBSCRIPTIONS
 from fleetpulse.core.rows import BRIDGE, EVERYONE, KAFKA, Kind
 from fleetpulse.io.home.home import Home, bridge_job
@@ -107,9 +107,11 @@ def bridge(
     settings = load_settings(at.path)
     sites = settings.bridges.get(name, ())
     canary = f"fleet/{EVERYONE}/{name}/{Kind.TICK.value}"
-    mappings = load_mappings(at)
+    address, mappings = load_address(at.run("broker")), load_mappings(at)
+    embedded = is_embedded(at.broker, address)
+    if embedded and not sites:
+        require_no_spaces(at.mapping, mappings)
     foreign = mappings.subscriptions() + (SUBSCRIPTIONS if settings.sparkplug_host else ())
-    address = load_address(at.run("broker"))
     bridge_settings = BridgeSettings(
         at.segments_of(name),
         at.commands if name == BRIDGE else None,
@@ -120,7 +122,7 @@ def bridge(
         name,
         replay=replay,
         live_after_replay=not not_live,
-        embedded=is_embedded(at.broker, address),
+        embedded=embedded,
         subscriptions=(*(f"fleet/{site}/#" for site in sites), canary) if sites else ("fleet/#", *foreign),
         sparkplug_host="" if sites else settings.sparkplug_host,
         sites=sites,

@@ -37,6 +37,7 @@ MAX_ITEMS: Final = 1_000  # rows of one message
 RESERVED_LEVELS: Final = ("fleet", "fleetpulse", "replay", "spBv1.0")  # first levels that no rule matches
 SEVERAL: Final = "..."  # suffix of a placeholder for one or more levels
 _JOINT: Final = ":"  # joins the levels of such a placeholder, since an id has no slash
+_REFUSED_BY_NATS: Final = frozenset(" \t\n\r\f\x7f")
 PLACEHOLDERS: Final = ("site", "device", "kind", "gateway", "metric")
 _KINDS: Final = {kind.value: kind for kind in Kind}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -179,6 +180,11 @@ def is_several(level: str) -> bool:
     return level.endswith(SEVERAL + "}")
 
 
+def has_space(topic: str) -> bool:
+    """Return whether a topic or topic filter has whitespace or DEL, which nats-server refuses in topics."""
+    return any(mark in _REFUSED_BY_NATS for mark in topic)
+
+
 class Mappings:
     """Rules of a home, in order.
 
@@ -199,6 +205,10 @@ class Mappings:
         """
         filters = list(dict.fromkeys(rule.subscription for rule in self.rules if not rule.ignores))
         return tuple(one for one in filters if not any(covers(other, one) for other in filters if other != one))
+
+    def patterns_with_spaces(self) -> tuple[str, ...]:
+        """Return the patterns of rules that the embedded broker refuses, see `has_space`."""
+        return tuple(rule.pattern for rule in self.rules if not rule.ignores and has_space(rule.subscription))
 
     def filters_of_device(self, device_id: str) -> tuple[str, ...]:
         """Return the MQTT topic filters on which the rules accept messages of a device, and of no other.

@@ -178,7 +178,8 @@ def _with_sums(compared: str) -> str:
     WITH sums AS (
         SELECT kind AS sum_kind, device_id AS sum_id, message_kind AS sum_message_kind, {_MINUTE} AS sum_minute,
             min(received_at) AS sum_first, sum(messages) AS summed, bool_and(
-                {_MINUTE} * {MINUTE_MS} >= unix_millis(job.listed_since) AND {_MINUTE} * {MINUTE_MS} > unix_millis(job.replayed_after_received)
+                {_MINUTE} * {MINUTE_MS} >= unix_millis(job.listed_since)
+                AND {_MINUTE} * {MINUTE_MS} > unix_millis(job.replayed_after_received)
                 AND ({_MINUTE} + 1) * {MINUTE_MS} <= unix_millis(job.newest_received) AND received_until <= job.newest_received
                 AND (kind = 'late' OR coalesce(event_time_until <= job.frontier, false))) AS decided
         FROM judgements CROSS JOIN job WHERE messages IS NOT NULL GROUP BY 1, 2, 3, 4),
@@ -188,7 +189,8 @@ def _with_sums(compared: str) -> str:
         FROM sums LEFT JOIN compared ON {same} WHERE decided GROUP BY sum_kind, sum_id, sum_message_kind, sum_minute, sum_first)
     SELECT {_JUDGEMENT_NAMES}, emitted, expected, none_is_missing OR summed IS NOT NULL AS none_is_missing, none_is_extra
     FROM compared LEFT JOIN sums ON {same}
-    UNION ALL SELECT {columns}, emitted, expected, emitted >= expected AS none_is_missing, emitted <= expected AS none_is_extra FROM grouped
+    UNION ALL
+    SELECT {columns}, emitted, expected, emitted >= expected AS none_is_missing, emitted <= expected AS none_is_extra FROM grouped
     """
 
 

@@ -12,6 +12,7 @@ from fleetpulse.core.messages.decode import NO_TS, Rejection
 from fleetpulse.core.messages.mapping import MAX_ITEMS, Mappings, rows_of
 from fleetpulse.core.messages.mapping_file import parse_mappings
 from fleetpulse.core.messages.topic_filters import covers
+from fleetpulse.core.presence.gateways import GatewayEvent, Gateways
 from fleetpulse.core.rows import Clock, Origin, Row, identity
 from fleetpulse.io.ingest.payload_paths import compile_path
 
@@ -114,6 +115,21 @@ def test_the_first_rule_whose_condition_holds_takes_a_message() -> None:
 )
 def test_a_pattern_finds_the_device(pattern: str, topic: str, device_id: str) -> None:
     assert row(rule(pattern), topic, {}).device_id == device_id
+
+
+def test_a_gateway_path_that_yields_the_device_makes_its_will_a_gateways_death() -> None:
+    mapped = rule("g/{device}", kind=BY_STATE, gateway="gatewayId")
+    will = row(mapped, "g/g1", {"state": "offline", "gatewayId": "g1"})
+    assert (will.kind, will.device_id, will.gateway) == ("death", "g1", "g1")
+    gateways = Gateways(60_000)
+    assert gateways.read(will) is GatewayEvent.DEATH
+    assert gateways.read(row(mapped, "g/d", {"state": "offline", "gatewayId": "g1"})) is None, "a device behind it"
+
+
+def test_patterns_with_spaces_are_named() -> None:
+    assert rule("living room/{device}").patterns_with_spaces() == ("living room/{device}",)
+    assert rule("+/{device}").patterns_with_spaces() == ()
+    assert rule("living room/{device}", kind="ignore").patterns_with_spaces() == (), "it has no subscription"
 
 
 @pytest.mark.parametrize("topic", ["fleet/status", "spBv1.0/status", "replay/status", "$SYS/status", "a/b/status", "status"])

@@ -9,11 +9,13 @@ from typer.testing import CliRunner
 
 from cli.app import app
 from cli.commands.fleet.mapping import MAX_PATTERNS, Watch, explain
+from cli.common.policy_files import load_mappings, require_no_spaces
 from fleetpulse.core.messages.mapping_file import parse_mappings
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.ingest import profiles
 from fleetpulse.io.ingest.payload_paths import compile_path
 from fleetpulse.settings import load_settings
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.unit
 NOW = 1_700_000_000_000
@@ -114,3 +116,15 @@ def test_an_empty_sparkplug_host_is_left_to_its_owner(home: Home) -> None:
 def test_all_profiles_are_listed() -> None:
     listed = [json.loads(line)["profile"] for line in run("list", "--json").output.splitlines()]
     assert listed == sorted((*profiles.names(), "sparkplug"))
+
+
+def test_a_topic_with_a_space_gets_a_note_and_stops_a_bridge_at_the_embedded_broker(home: Home) -> None:
+    home.mapping.write_text('[[mapping]]\ntopic = "living room/{device}"\nsite = "h"\nkind = "telemetry"\n')
+    for done in (run("test", str(home.mapping), "living room/d", "1"), run("add", "tasmota", "--home", str(home.path))):
+        assert done.exit_code == 0, done.output
+        assert done.stderr.count("has a space") == 1 and "rename the topic" in done.stderr and "--broker" in done.stderr
+    with refused("mapping-space", match="living room/{device}.*--broker.*remove the rule"):
+        require_no_spaces(home.mapping, load_mappings(home))
+    home.mapping.write_text('[[mapping]]\ntopic = "+/{device}"\nsite = "h"\nkind = "telemetry"\n')
+    require_no_spaces(home.mapping, load_mappings(home))
+    assert "has a space" in run("test", str(home.mapping), "living room/d", "1").stderr, "its messages are refused, too"
