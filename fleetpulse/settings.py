@@ -289,7 +289,8 @@ class Settings(BaseSettings):
         keep_messages: retention of messages by ``fleet maintain``, counted back from the newest
             message, or from now if that is in the future. At least one day, or ``forever``, like
             all settings down to ``keep_quality``. Rows of the registry, policies, coverage gaps and
-            commands are never removed.
+            commands are never removed. The same time holds for ``gateways``, except the newest
+            older row of each gateway.
         keep_quarantine: retention of messages that could not be decoded.
         keep_stream_health: retention of batch metrics in ``stream_health``; the lifecycle job
             applies it, too.

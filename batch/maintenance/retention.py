@@ -127,13 +127,14 @@ def _promise_late(home: Home, expired: str) -> None:
 
 
 def _newest_of_gateways(home: Home, cutoff_ms: int) -> str:
-    """Return the condition for old records of gateways to keep: the newest of each, which landing restores.
+    """Return the condition for old records of gateways to keep: the newest old one of each.
 
-    A place may be that of two bridges; then one record more is kept.
+    Landing restores a gateway from its newest record that landed. A record whose messages have not
+    landed is never old, since ages count back from the newest message. A place may be that of two
+    bridges; then one record more is kept.
     """
-    sql = f"""SELECT place FROM {GATEWAYS.name}
-        QUALIFY 1 = row_number() OVER (PARTITION BY device_id ORDER BY received_at DESC, place DESC)
-            AND received_at < {vacuum.cutoff_text(cutoff_ms)} ORDER BY place"""
+    sql = f"""SELECT place FROM {GATEWAYS.name} WHERE received_at < {vacuum.cutoff_text(cutoff_ms)}
+        QUALIFY 1 = row_number() OVER (PARTITION BY device_id ORDER BY received_at DESC, place DESC) ORDER BY place"""
     places = [str(one["place"]) for one in tables.query(home, sql, tables=[GATEWAYS.name])]
     return f"place IN ({', '.join(places)})" if places else ""
 

@@ -168,7 +168,8 @@ DEVICES: Final = Table(
 
 GATEWAYS: Final = Table(
     "gateways",
-    "Deaths, returns and sessions of gateways, one row each. Landing restores its memory from the newest row of each gateway.",
+    "Deaths, returns and sessions of gateways, one row each. Landing restores its memory from the newest row of each gateway; "
+    "of the rows older than `keep_messages`, `fleet maintain` keeps the newest of each gateway.",
     ("device_id", "received_at", "place"),
     (
         Column("received_at", "timestamp", "time at which the message was received", required=True),

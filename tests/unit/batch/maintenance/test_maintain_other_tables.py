@@ -22,6 +22,7 @@ from fleetpulse.io.maintenance import compaction, disk_cleanup, vacuum
 from fleetpulse.io.maintenance.readers import reader_pins
 from fleetpulse.io.spark import scratch
 from fleetpulse.io.tables import tables
+from streaming.landing.gateways import known_gateways
 from tests.support.histories.histories import START
 from tests.support.homes.maintained import DAY_MS, DAY_S, KEEP, NOW_S, date, four_days, judged_up_to, run_maintain
 
@@ -68,23 +69,20 @@ def test_audit_records_are_kept_for_their_own_time(home: Home) -> None:
     assert kept(90 * DAY_MS) == ["100", "150"]
 
 
-def test_records_of_gateways_are_removed_except_the_newest_of_each(home: Home) -> None:
-    """A device that names a new session in each message must not fill the disk for ever."""
-    given = [("a", 0), ("a", 1), ("a", 1), ("a", 90), ("b", 1), ("b", 2), ("c", 91)]
-    arrival = {"event": "session", "origin": "mqtt", "bridge": "bridge-1", "segment": 1}
-    rows = [
-        {**arrival, "device_id": device, "received_at_ms": START + day * DAY_MS, "session": str(place), "place": place}
-        for place, (device, day) in enumerate(given)
-    ]
-    tables.append(home, GATEWAYS, tables.to_table(GATEWAYS, rows), "bridge-1", 1)
-
-    def kept(messages_ms: int | None) -> list[int]:
-        run_maintain(home, replace(KEEP, messages_ms=messages_ms))
-        return [one["place"] for one in tables.query(home, "SELECT place FROM gateways ORDER BY place", tables=[GATEWAYS.name])]
-
-    assert kept(None) == [0, 1, 2, 3, 4, 5, 6]
-    assert kept(60 * DAY_MS) == [3, 5, 6]
-    assert kept(60 * DAY_MS) == [3, 5, 6]
+def test_newest_old_row_of_each_gateway_is_kept(home: Home) -> None:
+    arrival = {"origin": "mqtt", "bridge": "b", "segment": 1}
+    days = [("g", "a", 0), ("h", "a", 0.1), ("g", "b", 0.5), ("g", "c", 0.5), ("i", "a", 3), ("g", "d", 2.9)]
+    for number, (name, session, day) in enumerate(days):
+        row = {"received_at_ms": START + int(day * DAY_MS), "device_id": name, "event": "session", "session": session}
+        tables.append(home, GATEWAYS, tables.to_table(GATEWAYS, [{**row, **arrival, "place": number}]), "test", number)
+    before = known_gateways(home, {}), known_gateways(home, {"b": 4})
+    steps = run_maintain(home, replace(KEEP, messages_ms=DAY_MS))
+    assert [(one.did, one.rows) for one in steps if one.table == GATEWAYS.name][:1] == [("remove", 2)]
+    left = tables.query(home, "SELECT device_id, session FROM gateways ORDER BY place", tables=[GATEWAYS.name])
+    assert [tuple(one.values()) for one in left] == [("h", "a"), ("g", "c"), ("i", "a"), ("g", "d")]
+    after = known_gateways(home, {}), known_gateways(home, {"b": 4})
+    assert [{*one} for one in after] == [{*one} for one in before], "landing restores the same gateways"
+    assert not [one for one in run_maintain(home, replace(KEEP, messages_ms=DAY_MS)) if one.did == "remove"]
 
 
 def test_late_messages_are_kept_until_amend_has_processed_them(home: Home) -> None:
