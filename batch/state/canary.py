@@ -12,7 +12,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,14 +21,23 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from batch.common.progress import Paced
-from batch.state.generation import GenerationSpec, activate, await_termination, build, drain, judged_version, state_of
+from batch.state.generation import (
+    GenerationSpec,
+    activate,
+    await_termination,
+    build,
+    discarded_on_failure,
+    drain,
+    judged_version,
+    state_of,
+)
 from batch.state.operations import StateOperation
 from batch.state.transfer import compare, pack_by_key_group, with_checksum
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import MINUTE_MS, JudgementKind
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.checkpoints.checkpoint import newest_begun, position_after, query_id
-from fleetpulse.io.checkpoints.generations import Generation, checkpoint_of, discard_generation
+from fleetpulse.io.checkpoints.generations import Generation, checkpoint_of
 from fleetpulse.io.delta.log import actions_of, appended_files, row_count
 from fleetpulse.io.lifecycle.query import start
 from fleetpulse.io.tables.tables import connect, fetch, open_files
@@ -81,7 +90,8 @@ def canary(work: StateOperation, verb: str, trial: CanaryPlan) -> Generation:
         new = build(spark, home, plan, packed, began, report)
     scratch = home.lifecycle / f"scratch-{new.number:04d}"
     shutil.rmtree(scratch, ignore_errors=True)
-    try:
+    with discarded_on_failure(home, new), ExitStack() as ending:
+        ending.callback(shutil.rmtree, scratch, ignore_errors=True)
         report(
             f"both generations judge the live input for {trial.for_s:.0f} s; generation {new.number} writes to a scratch table"
         )
@@ -106,12 +116,6 @@ def canary(work: StateOperation, verb: str, trial: CanaryPlan) -> Generation:
             report(f"{judged:,} judgements, all equal")
             shutil.rmtree(scratch, ignore_errors=True)  # before the switch: a kill right after it leaves nothing to clean up
             activate(home, new, at, report)
-    except BaseException:
-        if home.generation().number != new.number:
-            discard_generation(home.lifecycle, new)
-        raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return new
 
 

@@ -169,15 +169,12 @@ def build_and_check(
         if plan.has_other_devices:
             return generation
         report("comparing all devices and pending rows with the running generation")
-        try:
+        with discarded_on_failure(home, generation):
             before = (
                 packed if starts_from_current(home, plan, at) else with_checksum(state_of(spark, home, home.generation(), at))
             )
             require_emitted(before.account.pending)
             compare(before, with_checksum(state_of(spark, home, generation)), generation)
-        except BaseException:
-            discard_generation(home.lifecycle, generation)
-            raise
         return generation
 
 
@@ -236,7 +233,7 @@ def build(
         made_by=plan.verb,
         made_from=plan.made_from,
     )
-    try:
+    with discarded_on_failure(home, generation):
         report(f"building generation {generation.number}")
         groups = build_key_groups(spark, packed, plan.key_groups, plan.form, home.deployment())
         initial = InitialState(groups, plan.bronze, alone=True)
@@ -257,10 +254,18 @@ def build(
                 query, lambda version: report(f"replaying: bronze is judged up to version {version} of {at.version}")
             )
         write_start_position(checkpoint_of(home.lifecycle, generation.number), at.newest_ms)
-    except BaseException:
-        discard_generation(home.lifecycle, generation)
-        raise
     return generation
+
+
+@contextmanager
+def discarded_on_failure(home: Home, generation: Generation) -> Iterator[None]:
+    """Discard a new generation if the context fails before that generation is current."""
+    try:
+        yield
+    except BaseException:
+        if home.generation().number != generation.number:
+            discard_generation(home.lifecycle, generation)
+        raise
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from batch.common.progress import ReportProgress
 from batch.state.checkpoint_copy import copy_checkpoint, require_same
 from batch.state.device_bootstrap import devices_at, rows_of_devices
 from batch.state.device_filter import keep_devices, matching_devices
-from batch.state.generation import GenerationSpec, activate, build_and_check, drain, state_of
+from batch.state.generation import GenerationSpec, activate, build_and_check, discarded_on_failure, drain, state_of
 from batch.state.handoff import hold
 from batch.state.recover import recover_from_snapshot, require_judgements_since, where_it_stopped
 from fleetpulse.columnar.codec.versions import STORED_FORM, WRITTEN_FORMS
@@ -34,7 +34,6 @@ from fleetpulse.io.checkpoints.generations import (
     Generation,
     begin_generation,
     checkpoint_of,
-    discard_generation,
     load_generations,
 )
 from fleetpulse.io.home.checkpoint_ownership import require_own
@@ -86,12 +85,9 @@ def activate_or_hold(work: StateOperation, generation: Generation, at: Checkpoin
         FleetError: the gate rejects the generation.
     """
     if work.gate is not None:
-        try:
+        with discarded_on_failure(work.home, generation):
             work.report(f"checking generation {generation.number} before the switch")
             work.gate(work, generation)
-        except BaseException:
-            discard_generation(work.home.lifecycle, generation)
-            raise
     (hold if work.holds else activate)(work.home, generation, at, work.report)
 
 
@@ -200,7 +196,7 @@ def repartition(work: StateOperation, partitions: int) -> Generation | None:
         made_from={"generation": current.number, "batch": at.batch},
     )  # fmt: skip
     copy = checkpoint_of(home.lifecycle, generation.number)
-    try:
+    with discarded_on_failure(home, generation):
         work.report(f"copying generation {current.number} to generation {generation.number}")
         copy_checkpoint(home.checkpoint, copy, work.report)
         work.report("repartitioning the copy")
@@ -213,9 +209,6 @@ def repartition(work: StateOperation, partitions: int) -> Generation | None:
             raise FleetError(
                 f"{error}; generation {generation.number} is discarded, and nothing has changed", code="generation-discarded"
             ) from error
-    except BaseException:
-        discard_generation(home.lifecycle, generation)
-        raise
     activate_or_hold(work, generation, at)
     return generation
 

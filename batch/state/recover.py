@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import SparkSession
 
-from batch.state.generation import GenerationSpec, ReportProgress, build
+from batch.state.generation import GenerationSpec, ReportProgress, build, discarded_on_failure
 from batch.state.transfer import pack_by_key_group
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import AMENDMENTS, COMPARED, MINUTE_MS, JudgementKind
@@ -29,7 +29,6 @@ from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition, committed_b
 from fleetpulse.io.checkpoints.generations import (
     Generation,
     checkpoint_of,
-    discard_generation,
     load_generations,
     save_generations,
     sync_checkpoint,
@@ -129,17 +128,13 @@ def _switched(
     home: Home, new: Generation, scratch: Path, pending: Iterable[str], snapshot: SnapshotInfo, report: ReportProgress
 ) -> tuple[int, int]:
     """Write the outbox of a generation and activate it; return the counts of `_left`."""
-    try:
+    with discarded_on_failure(home, new):
         report("comparing the judgements that follow from the snapshot with those emitted since")
         counts = _left(home, new, scratch, pending, snapshot)
         sync_checkpoint(home.lifecycle, new.number)
         record = load_generations(home.lifecycle)
         position = {"damaged": True, "retired_at_ms": wall_clock_ms()}
         save_generations(home.lifecycle, record.switched(new.number, position))
-    except BaseException:
-        if home.generation().number != new.number:
-            discard_generation(home.lifecycle, new)
-        raise
     report(f"generation {new.number} is current; generation {record.current} cannot be restored: ./fleet state prune removes it")
     return counts
 
