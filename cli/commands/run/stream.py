@@ -4,7 +4,6 @@ All other processes of the run keep running, so there is no coverage gap.
 """
 
 import json
-import time
 from typing import Annotated
 
 import typer
@@ -12,12 +11,12 @@ import typer
 from cli.common.options import DEFAULT_HOME, HomeOption, JsonOption
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.desired_state import RUNNING, STOPPED, get_desired, set_desired
+from fleetpulse.io.home.exclusive import await_state_free
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.services import runs
 
 ByOption = Annotated[str, typer.Option("--by", help="Name of the caller, shown to other users.")]
 OwnOption = Annotated[bool, typer.Option("--own", help="Refuse if it was stopped under another name.")]
-_PATIENCE_S = 120.0
 stream = typer.Typer(no_args_is_help=True, help="Stop and start the lifecycle job alone; all other processes keep running.")
 
 
@@ -39,14 +38,7 @@ def stop(home: HomeOption = DEFAULT_HOME, by: ByOption = "an operator", own: Own
     opened.record()
     flush_delayed_verdicts(opened)
     _set_desired(opened, STOPPED, by, own=own)
-    limit = time.monotonic() + _PATIENCE_S
-    while holder := opened.state_holder():
-        if time.monotonic() > limit:
-            raise FleetError(
-                f"{holder} has not released the state within {_PATIENCE_S:.0f} s; see the logs in {opened.logs}",
-                code="state-still-held",
-            )
-        time.sleep(0.2)
+    await_state_free(opened)
     typer.echo(f'the lifecycle job of "{home}" is stopped; new messages wait in bronze')
 
 

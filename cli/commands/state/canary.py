@@ -3,7 +3,6 @@
 The running job is stopped only for the comparison, and started again afterwards.
 """
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,11 +12,9 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.io.checkpoints.checkpoint import position_after
 from fleetpulse.io.checkpoints.generations import require_none_held
 from fleetpulse.io.home.desired_state import temporarily_stopped
-from fleetpulse.io.home.exclusive import exclusive_state_change
+from fleetpulse.io.home.exclusive import await_state_free, exclusive_state_change
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.services import runs
-
-_PATIENCE_S = 120.0
 
 
 def run_canary_beside_job(work: StateOperation, verb: str, form: int, for_s: float) -> None:
@@ -62,13 +59,6 @@ def _described(home: Home, form: int, for_s: float) -> str:
 def _stopped(home: Home, verb: str) -> Iterator[None]:
     """Stop the running job, and hold its state, until the context exits."""
     with temporarily_stopped(home, f"fleet state {verb} --canary"):
-        limit = time.monotonic() + _PATIENCE_S
-        while holder := home.state_holder():
-            if time.monotonic() > limit:
-                raise FleetError(
-                    f"{holder} has not released the state within {_PATIENCE_S:.0f} s; see the logs in {home.logs}",
-                    code="state-still-held",
-                )
-            time.sleep(0.1)
+        await_state_free(home)
         with home.state_held(f"fleet state {verb} --canary"):
             yield

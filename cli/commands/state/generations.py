@@ -1,6 +1,7 @@
 """``fleet state generations``, ``switch``, ``discard`` and ``prune``."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Annotated
 
@@ -47,11 +48,8 @@ def discard(number: NumberArgument, home: HomeOption = DEFAULT_HOME, dry_run: Dr
 
     opened = Home(home)
     opened.record()
-    if dry_run:
-        remove(opened, number, report_progress, dry=True)
-        return
-    with exclusive_state_change(opened, "fleet state discard", report_progress):
-        remove(opened, number, report_progress)
+    with nullcontext() if dry_run else exclusive_state_change(opened, "fleet state discard", report_progress):
+        remove(opened, number, report_progress, dry=dry_run)
 
 
 def list_generations(home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False, as_json: JsonOption = False) -> None:
@@ -94,8 +92,5 @@ def prune(
 
     opened = Home(home)
     opened.record()
-    if dry_run:
-        remove(opened, keep, report_progress, dry=True)
-        return
-    with exclusive_state_change(opened, "fleet state prune", report_progress):
-        remove(opened, keep, report_progress, dry=False)
+    with nullcontext() if dry_run else exclusive_state_change(opened, "fleet state prune", report_progress):
+        remove(opened, keep, report_progress, dry=dry_run)

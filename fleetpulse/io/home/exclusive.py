@@ -15,6 +15,7 @@ from fleetpulse.io.system.locks import lock_holder, named_lock
 
 MAINTAIN_LOCK: Final = "maintain.lock"
 PATIENCE_S: Final = 600.0
+RELEASE_S: Final = 120.0  # longest wait for a job that stops
 
 
 class _Busy(Exception):
@@ -103,6 +104,22 @@ def _locked(paths: Sequence[Path], by: str, report: Callable[[str], None], patie
                         reported = True
                 time.sleep(0.5)
         yield
+
+
+def await_state_free(home: Home) -> None:
+    """Wait until no process holds the lock of the lifecycle job's checkpoints, after the job was told to stop.
+
+    Raises:
+        FleetError: a process still holds the lock after `RELEASE_S`.
+    """
+    limit = time.monotonic() + RELEASE_S
+    while holder := home.state_holder():
+        if time.monotonic() > limit:
+            raise FleetError(
+                f"{holder} has not released the state within {RELEASE_S:.0f} s; see the logs in {home.logs}",
+                code="state-still-held",
+            )
+        time.sleep(0.1)
 
 
 def is_making(home: Home) -> bool:
