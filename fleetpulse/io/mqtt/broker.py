@@ -33,6 +33,7 @@ from fleetpulse.io.mqtt.address import DEFAULT_PORT, MAX_PAYLOAD_BYTES, BrokerAd
 from fleetpulse.io.mqtt.broker_limits import SERVER_BYTES, BrokerLimits, limit_streams, remove_ports
 from fleetpulse.io.mqtt.broker_program import broker_program
 from fleetpulse.io.mqtt.embedded_sessions import MAX_UNACKED, REDELIVERY_S
+from fleetpulse.io.mqtt.session_cleanup import SessionCleaner
 from fleetpulse.io.system.ports import free_port
 from fleetpulse.io.system.process import command_with_parent_death_signal
 from fleetpulse.io.system.secret_files import write_secret
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 LOOPBACK: Final = "127.0.0.1"
 READY_S: Final = 30.0  # a large store is read before the first client is accepted
 STOP_S: Final = 5.0
+MAX_QUEUES: Final = 20_000  # of all sessions: one for each filter with QoS 1; NATS allows 1,000 by default
 OF_NATS_BYTES: Final = 65_536  # NATS counts its headers as payload, and drops an oversized message without an answer
 _VALID_MAPPING: Final = "mapping.toml"  # last valid content of the mapping file
 _ACCESS: Final = "access.conf"
@@ -148,6 +150,7 @@ class Broker:
         self.tls = tls
         self.plain = plain
         self._running: subprocess.Popen[bytes] | None = None
+        self._cleaner: SessionCleaner | None = None
 
     def start(self) -> BrokerAddress:
         """Start the broker, wait until it accepts clients, and return its address.
@@ -196,6 +199,10 @@ class Broker:
             (self.folder / "pid").write_text(str(self._running.pid))
             self._await_ready(address)
         self._limit_streams(address, limits)
+        self._cleaner = SessionCleaner(
+            self.folder, self._running.pid, address, lambda client_id: _end_session(address, client_id)
+        )
+        self._cleaner.start()
         return address
 
     def _await_ready(self, address: BrokerAddress) -> None:
@@ -246,6 +253,9 @@ class Broker:
 
     def stop(self) -> None:
         """Stop the broker; kill it after `STOP_S` seconds. No effect if it does not run."""
+        cleaner, self._cleaner = self._cleaner, None
+        if cleaner is not None:
+            cleaner.stop()
         running, self._running = self._running, None
         if running is None:
             return
@@ -450,7 +460,8 @@ logtime_utc: true
 host: "127.0.0.1"   # the NATS port is local only
 port: -1
 max_payload: {MAX_PAYLOAD_BYTES + OF_NATS_BYTES}
-jetstream {{ store_dir: {quoted(str(folder / "store"))}, max_mem: 64MB, max_file: {SERVER_BYTES}, sync_interval: {sync} }}
+jetstream {{ store_dir: {quoted(str(folder / "store"))}, max_mem: 64MB, max_file: {SERVER_BYTES}, sync_interval: {sync}
+  limits {{ default_max_consumers: {MAX_QUEUES} }} }}
 mqtt {{ host: {quoted(host)}, port: {port}, max_ack_pending: {MAX_UNACKED}, ack_wait: "{REDELIVERY_S}s"{of_tls} }}
 include "{_ACCESS}"
 """
@@ -464,7 +475,12 @@ def _accepts_clients(address: BrokerAddress) -> bool:
         return False
 
 
-def _refusal(address: BrokerAddress) -> str | None:
+def _end_session(address: BrokerAddress, client_id: str) -> None:
+    """End the session of a client: a clean session replaces it, and ends with its connection."""
+    _refusal(address, client_id)
+
+
+def _refusal(address: BrokerAddress, client_id: str = "") -> str | None:
     """Return the reason for which the broker refuses a client; None if it accepts the client.
 
     An open port is not enough: it opens before JetStream has read its store.
@@ -476,7 +492,7 @@ def _refusal(address: BrokerAddress) -> str | None:
     with socket.create_connection((address.host, address.port), timeout=2.0) as plain:
         connection = plain if secured is None else secured.wrap_socket(plain, server_hostname=address.host)
         with connection:
-            client_id = f"fleet-ready-{secrets.token_hex(8)}"  # others must not be able to replace the connection
+            client_id = client_id or f"fleet-ready-{secrets.token_hex(8)}"  # others must not be able to replace the connection
             connection.sendall(codec.encode_connect(client_id, address.username, address.password, keep_session=False))
             answer = connection.recv(4)
     if answer == b"\x20\x02\x00\x00":

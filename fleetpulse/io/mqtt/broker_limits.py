@@ -6,27 +6,22 @@ limited instead: the broker then closes the connection of a publisher and acknow
 the device sends its message again later.
 """
 
-import json
 import shutil
-import socket
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Final
 
 from fleetpulse.core import broker_defaults
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.mqtt.acl import quoted
 from fleetpulse.io.mqtt.address import BrokerAddress
+from fleetpulse.io.mqtt.broker_api import broker_api
 
 MAX_SUBSCRIPTIONS: Final = 1_000  # of a connection: each filter of a persistent session keeps a file of its own
 LOG_BYTES: Final = 10_000_000
 LOG_FILES: Final = 5  # with the one that is being written
 _PARTS: Final = {"$MQTT_msgs": 1.0, "$MQTT_rmsgs": 0.25, "$MQTT_qos2in": 0.25}  # messages, retained ones, and those of QoS 2
 SERVER_BYTES: Final = 1_024**4  # NATS refuses a limit of a stream if all of them together exceed that of the server
-_ANSWER_S: Final = 10.0
-_INBOX: Final = "_INBOX.fleet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +81,15 @@ def limit_streams(folder: Path, pid: int, address: BrokerAddress, limits: Broker
         FleetError: the server refused a limit, or did not answer.
     """
     try:
-        with socket.create_connection(_local(folder, pid), timeout=_ANSWER_S) as connection, connection.makefile("rb") as lines:
-            login = {"verbose": False, "user": address.username, "pass": address.password, "lang": "fleetpulse", "version": "1"}
-            connection.sendall(b"CONNECT %b\r\nSUB %b 1\r\n" % (json.dumps(login).encode(), _INBOX.encode()))
+        with broker_api(folder, pid, address) as ask:
             for stream, part in _PARTS.items():
-                known = _asked(connection, lines, f"$JS.API.STREAM.INFO.{stream}", {})
+                known = ask(f"$JS.API.STREAM.INFO.{stream}", {})
                 if error := known.get("error"):
                     if error.get("code") == 404:
                         continue
                     raise ValueError(f"{stream}: {error['description']}")
                 wanted = {**known["config"], "max_bytes": int(part * limits.store_bytes), "discard": "new"}  # deletes nothing
-                if error := _asked(connection, lines, f"$JS.API.STREAM.UPDATE.{stream}", wanted).get("error"):
+                if error := ask(f"$JS.API.STREAM.UPDATE.{stream}", wanted).get("error"):
                     raise ValueError(f"{stream}: {error['description']}")
     except (OSError, ValueError, KeyError) as error:
         raise FleetError(
@@ -109,30 +102,3 @@ def remove_ports(folder: Path) -> None:
     """Remove the port files of killed servers before a start, since process ids are reused."""
     for path in folder.glob("nats-server_*.ports"):
         path.unlink()
-
-
-def _local(folder: Path, pid: int) -> tuple[str, int]:
-    """Return host and port of the server's own protocol, which listens on the loopback only."""
-    path, deadline_s = folder / f"nats-server_{pid}.ports", time.monotonic() + _ANSWER_S
-    while True:
-        try:
-            host, _, port = json.loads(path.read_text())["nats"][0].removeprefix("nats://").rpartition(":")
-            return host, int(port)
-        except (OSError, ValueError):  # not written to its end yet
-            if time.monotonic() > deadline_s:
-                raise
-            time.sleep(0.05)
-
-
-def _asked(connection: socket.socket, lines: BinaryIO, subject: str, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer of the server to a request."""
-    body = json.dumps(dict(content)).encode()
-    connection.sendall(b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), _INBOX.encode(), len(body), body))
-    for line in lines:
-        if line.startswith(b"MSG "):
-            return json.loads(lines.read(int(line.rsplit(b" ", 1)[1])))
-        if line.startswith(b"PING"):
-            connection.sendall(b"PONG\r\n")
-        elif line.startswith(b"-ERR"):
-            raise ValueError(line.decode(errors="replace").strip())
-    raise ValueError("the connection was closed")

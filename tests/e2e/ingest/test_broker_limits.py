@@ -12,13 +12,15 @@ from cli.commands.inspect.status import show_status
 from cli.supervisor import processes
 from cli.supervisor.processes import Run
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.mqtt import broker_log, codec
+from fleetpulse.io.mqtt import broker_log, codec, session_cleanup
 from fleetpulse.io.mqtt.acl import Role, grant
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.broker import Broker
+from fleetpulse.io.mqtt.broker_api import broker_api
 from fleetpulse.io.mqtt.broker_limits import BrokerLimits
 from fleetpulse.io.mqtt.broker_log import BrokerLog
 from fleetpulse.io.mqtt.publisher import Publisher
+from fleetpulse.io.mqtt.session_cleanup import OF_DEVICE
 from fleetpulse.io.mqtt.subscriber import Receiver
 from tests.support import wait
 from tests.support.refusals import refused
@@ -41,6 +43,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
             started[-1][0].stop()
             port = started[-1][1].port
         broker = Broker(tmp_path / "broker", tmp_path / "broker.log", port=port, limits=limits)
+        broker.folder.mkdir(exist_ok=True)
+        (broker.folder / "bridge.session").write_text("bridge")  # a session of fleetpulse itself, which is never removed
         started.append((broker, broker.start()))
         return started[-1]
 
@@ -87,6 +91,30 @@ def test_a_full_store_keeps_what_it_acknowledged_and_lets_the_bridge_in(limit_by
     bridge.close()
     publisher.__exit__(None, None, None)
     assert list(received) == list(range(acknowledged + 1))
+
+
+def test_abandoned_sessions_are_removed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One client must not use up the queues of all by connecting with many client ids."""
+    monkeypatch.setattr(session_cleanup, "PERIOD_S", 0.2)
+    broker, address = start(BrokerLimits())
+    made = [f"c{number}" for number in range(OF_DEVICE + 4)]
+    for client_id in (*made, "bridge"):
+        receiver = Receiver(address, client_id, ("fleet/s/d/control",))
+        await_that(partial(_is_subscribed, receiver))
+        receiver.close()
+    assert broker.pid is not None
+    with broker_api(broker.folder, broker.pid, address) as ask:
+
+        def queues() -> int:
+            return int(ask("$JS.API.STREAM.INFO.$MQTT_msgs", {})["state"]["consumer_count"])
+
+        await_that(lambda: queues() == OF_DEVICE + 1)  # that of the bridge is fleetpulse's own
+        await_that(lambda: int(ask("$JS.API.STREAM.INFO.$MQTT_sess", {})["state"]["messages"]) == OF_DEVICE + 1)
+
+
+def _is_subscribed(receiver: Receiver) -> bool:
+    receiver.poll(0.02)
+    return receiver.connected
 
 
 def test_connections_beyond_the_limit_are_refused(start: Start) -> None:

@@ -1,0 +1,202 @@
+"""Removal of abandoned sessions of the embedded broker.
+
+NATS keeps a persistent session until its client asks for a clean one, with a queue for each of its
+filters. All clients share one limit of queues, and each queue makes each message costlier. So a client
+that connects with many client ids could lock others out.
+
+Rule 1: a session is removed only while its client is away, and never if it belongs to fleetpulse.
+Rule 2: a session without filters holds nothing. Of the sessions of a device, the `OF_DEVICE` newest
+remain, and of all watchers and operators the `OF_OTHERS` newest.
+Rule 3: while the store is more than half full, no session of watchers and operators remains: they
+keep each message, also those that the bridge has read, until no device could publish any more.
+"""
+
+import base64
+import json
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from fleetpulse.core.messages.sparkplug import COMMANDS
+from fleetpulse.core.rows import Kind
+from fleetpulse.io.mqtt.address import BrokerAddress
+from fleetpulse.io.mqtt.broker_api import Ask, broker_api
+
+OF_DEVICE: Final = 8  # sessions of a device without a connection that remain
+OF_OTHERS: Final = 100
+PERIOD_S: Final = 5.0
+_MOST_RECORDS: Final = 20_000  # read at a time
+_MOST_REMOVALS: Final = 100  # in one cycle; the next one follows at once
+_AT_ONCE: Final = 4  # removals: each waits for the disk
+_PAGE: Final = 500  # connections in an answer
+_SESSIONS: Final = "$MQTT_sess"
+_MESSAGES: Final = "$MQTT_msgs"
+_MISSING: Final = 404
+_OTHERS: Final = ""
+_SPARKPLUG: Final = "spBv1//0"  # NATS writes a dot as two slashes
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Session that the broker keeps.
+
+    Attributes:
+        client_id: its MQTT client id.
+        sequence: number of its record; a session that connects again gets a greater one.
+        owner: device or edge node whose commands it receives; empty for others; None without filters.
+    """
+
+    client_id: str
+    sequence: int
+    owner: str | None
+
+    @classmethod
+    def parse(cls, record: Mapping[str, Any]) -> "Session":
+        """Parse a record of NATS: a message of the stream `_SESSIONS`."""
+        content = json.loads(base64.b64decode(record["data"]))
+        subjects: Collection[str] = content.get("subs") or ()
+        owners = sorted(owner for owner in map(_owner, subjects) if owner)
+        return cls(str(content["id"]), int(record["seq"]), owners[0] if owners else _OTHERS if subjects else None)
+
+
+def _owner(subject: str) -> str:
+    """Return the device or edge node whose commands have a NATS subject; empty for any other subject."""
+    levels = subject.split(".")
+    if len(levels) == 4 and levels[0] == "fleet" and levels[3] == Kind.CONTROL.value:
+        return levels[2]
+    if len(levels) > 3 and levels[0] == _SPARKPLUG and levels[2] in COMMANDS:
+        return f"{levels[1]}/{levels[3]}"
+    return _OTHERS
+
+
+class Sessions:
+    """Sessions that the broker keeps, by client id."""
+
+    def __init__(self) -> None:
+        self.read_through = 0  # sequence of the newest record that was read
+        self._known: dict[str, Session] = {}
+
+    def add(self, session: Session) -> None:
+        """Add a session, or replace its earlier record."""
+        self._known.pop(session.client_id, None)
+        self._known[session.client_id] = session
+        self.read_through = session.sequence
+
+    def forget(self, session: Session) -> None:
+        """Forget a session that the broker no longer keeps."""
+        self._known.pop(session.client_id, None)
+
+    def abandoned(self, connected: Collection[str], own: Collection[str], *, crowded: bool = False) -> list[Session]:
+        """Return the sessions to remove: first those that keep all messages, which slows down each removal.
+
+        Args:
+            connected: client ids of all connections.
+            own: client ids of fleetpulse's own sessions.
+            crowded: whether the store is more than half full.
+        """
+        kept, found = dict[str, int](), list[Session]()
+        away = (one for one in reversed(self._known.values()) if one.client_id not in connected and one.client_id not in own)
+        for one in away:
+            if one.owner is not None:
+                kept[one.owner] = kept.get(one.owner, 0) + 1
+                most = OF_DEVICE if one.owner else 0 if crowded else OF_OTHERS
+                if kept[one.owner] <= most:
+                    continue
+            found.append(one)
+        return sorted(found, key=lambda one: (one.owner != _OTHERS, one.sequence))
+
+
+class SessionCleaner:
+    """Thread that removes abandoned sessions of a running broker.
+
+    Args:
+        folder: folder of the broker; its files ``*.session`` name fleetpulse's own sessions.
+        pid: process id of the server.
+        address: address with the broker's own user and password.
+        end_session: function that connects with a client id and a clean session, which ends the session.
+    """
+
+    def __init__(self, folder: Path, pid: int, address: BrokerAddress, end_session: Callable[[str], None]) -> None:
+        self._folder, self._pid, self._address, self._end_session = folder, pid, address, end_session
+        self._sessions = Sessions()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sessions", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread; wait for the removal that is under way."""
+        self._stopped.set()
+        self._thread.join(PERIOD_S)
+
+    def _run(self) -> None:
+        pause_s = PERIOD_S
+        while not self._stopped.wait(pause_s):
+            pause_s = PERIOD_S
+            with suppress(OSError, ValueError, KeyError):  # the next cycle tries again
+                if self.clean() >= _MOST_REMOVALS:
+                    pause_s = 0.0
+
+    def clean(self) -> int:
+        """Remove abandoned sessions; return their number.
+
+        Raises:
+            OSError: the server cannot be reached.
+            ValueError: the server refused a request.
+        """
+        with broker_api(self._folder, self._pid, self._address) as ask, ThreadPoolExecutor(_AT_ONCE) as pool:
+            for session in _new_sessions(ask, self._sessions.read_through + 1):
+                self._sessions.add(session)
+            connected = _connected(ask)
+            own = {path.read_text() for path in self._folder.glob("*.session")}
+            listed = self._sessions.abandoned(connected, own, crowded=_is_crowded(ask))[:_MOST_REMOVALS]
+            exist = {one for one in listed if _record(ask, {"seq": one.sequence}) is not None}  # others ended, or connected again
+            removals = {one: pool.submit(self._end_session, one.client_id) for one in listed if one in exist}
+            for session in listed:
+                if session in removals:
+                    removals[session].result()
+                self._sessions.forget(session)
+            return len(listed)
+
+
+def _new_sessions(ask: Ask, sequence: int) -> Iterator[Session]:
+    for _ in range(_MOST_RECORDS):
+        record = _record(ask, {"seq": sequence, "next_by_subj": "$MQTT.sess.>"})
+        if record is None:
+            return
+        session = Session.parse(record)
+        sequence = session.sequence + 1
+        yield session
+
+
+def _record(ask: Ask, which: Mapping[str, Any]) -> dict[str, Any] | None:
+    answer = ask(f"$JS.API.STREAM.MSG.GET.{_SESSIONS}", which)
+    if error := answer.get("error"):
+        if error.get("code") == _MISSING:
+            return None
+        raise ValueError(error["description"])
+    return answer["message"]
+
+
+def _connected(ask: Ask) -> set[str]:
+    """Return the client ids of all connections."""
+    found, offset, total = set[str](), 0, 1
+    while offset < total:
+        page = ask("$SYS.REQ.ACCOUNT.PING.CONNZ", {"limit": _PAGE, "offset": offset})["data"]
+        found.update(one["mqtt_client"] for one in page.get("connections") or () if one.get("mqtt_client"))
+        offset, total = offset + _PAGE, int(page["total"])
+    return found
+
+
+def _is_crowded(ask: Ask) -> bool:
+    known = ask(f"$JS.API.STREAM.INFO.{_MESSAGES}", {})
+    if "error" in known:
+        return False
+    most = int(known["config"]["max_bytes"])
+    return 0 < most < 2 * int(known["state"]["bytes"])

@@ -1,0 +1,62 @@
+"""Abandoned sessions of the broker: which of them are removed."""
+
+import base64
+import json
+from collections.abc import Iterable
+
+import pytest
+
+from fleetpulse.io.mqtt.session_cleanup import OF_DEVICE, OF_OTHERS, Session, Sessions
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.mark.parametrize(
+    ("subjects", "owner"),
+    [
+        ((), None),
+        (["fleet.oslo.pump-1.control"], "pump-1"),
+        (["fleet.a.pump-2.control", "fleet.b.pump-1.control"], "pump-1"),
+        (["spBv1//0.STATE.*", "spBv1//0.plant.NCMD.line", "spBv1//0.plant.DCMD.line.>"], "plant/line"),
+        (["fleet.>"], ""),
+        (["fleet.oslo.pump-1.control.x"], ""),
+    ],
+)
+def test_the_filters_of_a_session_name_its_owner(subjects: list[str], owner: str | None) -> None:
+    content = {"id": "c", "subs": dict.fromkeys(subjects, 1)} if subjects else {"id": "c"}
+    record = {"seq": 7, "data": base64.b64encode(json.dumps(content).encode()).decode()}
+    assert Session.parse(record) == Session("c", 7, owner)
+
+
+def _known(owners: Iterable[str | None]) -> Sessions:
+    known = Sessions()
+    for number, owner in enumerate(owners):
+        known.add(Session(str(number), number, owner))
+    return known
+
+
+def _removed(known: Sessions, *connected: int, own: Iterable[int] = (), crowded: bool = False) -> list[int]:
+    found = known.abandoned({*map(str, connected)}, {*map(str, own)}, crowded=crowded)
+    return [one.sequence for one in found]
+
+
+def test_the_newest_sessions_of_each_device_remain() -> None:
+    known = _known(["a", "b"] * (OF_DEVICE + 3))
+    assert _removed(known) == [0, 1, 2, 3, 4, 5]
+    assert _removed(known, 0, 2) == [1, 3, 4, 5], "a connected one is not removed, and does not count"
+    known.add(Session("0", 1_000, "a"))
+    assert _removed(known) == [1, 2, 3, 4, 5, 6], "a session that connected again is the newest"
+
+
+def test_a_session_without_filters_does_not_remain() -> None:
+    assert _removed(_known([None, "a", None]), 2) == [0]
+
+
+def test_sessions_of_watchers_remain_until_they_fill_the_store() -> None:
+    known = _known(["a", *[""] * (OF_OTHERS + 1)])
+    assert _removed(known) == [1]
+    assert _removed(known, 2, own=[3], crowded=True) == [1, *range(4, OF_OTHERS + 2)]
+
+
+def test_own_sessions_are_never_removed() -> None:
+    assert _removed(_known([None, "", "a"]), own=[0, 1, 2], crowded=True) == []
