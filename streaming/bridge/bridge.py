@@ -117,7 +117,8 @@ class BridgeSettings:
         sparkplug_host: id of the Sparkplug host application; empty for none.
         sites: sites of a further bridge; empty for the bridge that takes all other sites.
         takes_foreign: whether it takes topics of other formats, whose messages may be of any site.
-        mappings: mappings that decode messages of other formats.
+        mappings: mappings of the home, which find the sender of a topic of another format, and the
+            number of rows of a message.
         others: segment folders of the other bridges by name; if there are any, the bridge writes a
             lease.
         source_factory: factory of a message source other than the broker; sessions, subscriptions and sites
@@ -209,7 +210,7 @@ class Bridge:
             interval_ms=int(settings.canary_interval_s * 1000),
             secret=settings.canary_key,
             holds_back=settings.holds_back,
-            floods=RateLimiter(settings.flood_limit, settings.identity, settings.flood_bytes),
+            floods=RateLimiter(settings.flood_limit, settings.identity, settings.flood_bytes, settings.mappings),
             quota=self.quota,
             others=frozenset(settings.others),
             sites=frozenset(settings.sites),

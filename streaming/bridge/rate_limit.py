@@ -13,13 +13,14 @@ Rule 5: a message that makes several rows takes a token for each of them, see `R
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from itertools import repeat
 from math import inf
 from typing import Final
 
 from fleetpulse.core.messages.decode import Rejection
+from fleetpulse.core.messages.mapping import NO_MAPPINGS, Mappings
 from fleetpulse.core.messages.sparkplug import PREFIX as SPARKPLUG
 from fleetpulse.core.messages.sparkplug import parse_source
 from fleetpulse.core.presence.identities import DeviceIdentity
@@ -37,6 +38,7 @@ BEHIND_NODE: Final = 1_000  # devices of a Sparkplug node with a limit of their 
 _CACHED_TOPICS: Final = 50_000  # topics outside of fleet/ whose sender is remembered: to parse one costs microseconds
 _OTHER: Final = "/"  # first character of a sender outside of fleet/; an id has no slash
 _SPARKPLUG: Final = f"{_OTHER}+/"  # before group, node and device of a sender; no topic has a plus
+_MAPPED: Final = f"{_OTHER}=/"  # before the sender that a mapping finds
 _SHARED: Final = f"{_OTHER}#"  # sender that stands for those beyond `OTHER_SENDERS`
 
 
@@ -50,10 +52,18 @@ class RateLimiter:
         per_s: rows per second that a device may send in the long run; 0 for no limit.
         identity: identity scheme of devices.
         bytes_per_s: bytes of payloads per second that it may send; 0 for no limit.
+        mappings: mappings of the home, which find the sender of other topics.
     """
 
-    def __init__(self, per_s: int, identity: DeviceIdentity = DeviceIdentity.ID, bytes_per_s: int = 0) -> None:
-        self._own = _sender if identity is DeviceIdentity.ID else _sender_at_site
+    def __init__(
+        self,
+        per_s: int,
+        identity: DeviceIdentity = DeviceIdentity.ID,
+        bytes_per_s: int = 0,
+        mappings: Mappings = NO_MAPPINGS,
+    ) -> None:
+        other = lru_cache(maxsize=_CACHED_TOPICS)(partial(_other_sender, mappings))
+        self._own = partial(_sender if identity is DeviceIdentity.ID else _sender_at_site, other)
         self._per_ms, self._bytes_per_ms = per_s / 1000, bytes_per_s / 1000
         self._burst, self._burst_bytes = per_s * BURST_S or inf, bytes_per_s * BURST_S or inf
         self._left: dict[str, tuple[float, float, int]] = {}  # by sender: messages and bytes left, and when
@@ -68,7 +78,8 @@ class RateLimiter:
         """Return the sender whose limit a message counts towards.
 
         It is the device of a topic below ``fleet/`` (its id, or site and id), the device or node of
-        a Sparkplug topic, any other topic as a whole, or a sender that stands for many.
+        a Sparkplug topic, the sender that a mapping finds (`Mappings.sender_of`), any other topic as a
+        whole, or a sender that stands for many.
         """
         own = self._own(topic)
         return own if own in self._left else self._bucket(own)
@@ -199,27 +210,30 @@ class SparedMessages:
         return {place for _, place in self._places.values()}
 
 
-def _sender(topic: str) -> str:
+def _sender(other: Callable[[str], str], topic: str) -> str:
     """Return the device id of a topic, regardless of site; another sender of any other topic."""
     if not topic.startswith(_PREFIX):
-        return _other_sender(topic)
+        return other(topic)
     levels = topic.split("/", 3)
     return levels[2] if len(levels) > 2 else topic
 
 
-def _sender_at_site(topic: str) -> str:
+def _sender_at_site(other: Callable[[str], str], topic: str) -> str:
     """Return site and device id of a topic; another sender of any other topic."""
     if not topic.startswith(_PREFIX):
-        return _other_sender(topic)
+        return other(topic)
     return topic.rpartition("/")[0] if topic.count("/") == 3 else topic
 
 
-@lru_cache(maxsize=_CACHED_TOPICS)
-def _other_sender(topic: str) -> str:
-    """Return node or device of a valid Sparkplug topic, for all types of messages; any other topic as a whole."""
+def _other_sender(mappings: Mappings, topic: str) -> str:
+    """Return node or device of a valid Sparkplug topic, for all types of messages; else the sender of a mapped topic.
+
+    Any other topic is a sender of its own.
+    """
     source = parse_source(topic) if topic.startswith(SPARKPLUG) else None
     if source is None or isinstance(source, Rejection):
-        return _OTHER + topic
+        mapped = mappings.sender_of(topic)
+        return _OTHER + topic if mapped is None else _MAPPED + mapped
     node = f"{_SPARKPLUG}{source.group}/{source.node}"
     return node if source.device is None else f"{node}/{source.device}"
 

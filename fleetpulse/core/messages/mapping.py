@@ -39,6 +39,7 @@ SEVERAL: Final = "..."  # suffix of a placeholder for one or more levels
 _JOINT: Final = ":"  # joins the levels of such a placeholder, since an id has no slash
 _REFUSED_BY_NATS: Final = frozenset(" \t\n\r\f\x7f")
 PLACEHOLDERS: Final = ("site", "device", "kind", "gateway", "metric")
+_VARIED: Final = ("metric", "kind")  # placeholders whose words one device chooses
 _KINDS: Final = {kind.value: kind for kind in Kind}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -232,6 +233,22 @@ class Mappings:
                 self._known.clear()
             self._known[topic] = matched
         return matched
+
+    def sender_of(self, topic: str) -> str | None:
+        """Return the name of the sender of a topic: what a client cannot vary without naming another device.
+
+        It is the device that the first matching rule finds in the topic. If that rule finds the device in the
+        payload, it is the topic without words of ``{metric}`` and ``{kind}``. None if no rule matches.
+        """
+        matched = next((one for one in self.match(topic) if not one[0].ignores), None)
+        if matched is None:
+            return None
+        rule, words = matched
+        if "device" in words:
+            return words["device"]
+        if not any(placeholder(level) in _VARIED for level in rule.topic):
+            return topic
+        return rule.filter_of({name: word for name, word in words.items() if name not in _VARIED})
 
     def decode(self, topic: str, payload: bytes, received_at_ms: int, origin: Origin) -> Decoded:
         """Decode a message by the first rule that takes it.

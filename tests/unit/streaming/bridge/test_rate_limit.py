@@ -214,6 +214,22 @@ def test_a_message_of_several_rows_takes_a_token_for_each(items: int) -> None:
     assert 0 <= made - per_s * (BURST_S + seconds - 1) < items + spared
 
 
+def test_topics_that_a_mapping_gives_one_device_share_its_limit() -> None:
+    rules = [
+        {"topic": "tele/{device}/{metric}"},
+        {"topic": "z/{device...}/state"},
+        {"topic": "fixed/{metric}", "device": "pump"},
+        {"topic": "gw/{gateway}/{metric}", "device": {"path": "id"}},
+        {"topic": "own/+/report", "device": {"path": "id"}},
+    ]
+    table = {"site": "h", "kind": "telemetry"}
+    sender = RateLimiter(1, mappings=parse_mappings({"mapping": [{**table, **one} for one in rules]}, compile_path)).sender
+    assert len({sender(topic) for topic in ("tele/pump/a", "tele/pump/b", "fixed/a", "fixed/b", "z/pump/state")}) == 1
+    assert sender("gw/1/a") == sender("gw/1/b") != sender("gw/2/a")
+    assert sender("own/1/report") != sender("own/2/report")
+    assert len({sender(topic) for topic in ("tele/a/x", "tele/b/x", "z/a/b/state", "other/x", "fleet/s/a/birth")}) == 5
+
+
 @pytest.mark.parametrize(
     ("topic", "bound"),
     [
