@@ -26,6 +26,7 @@ from fleetpulse.core.messages.sparkplug import COMMANDS, FILTERS, PREFIX, STATE
 from fleetpulse.core.messages.verdicts import PUBLISHED
 from fleetpulse.core.rows import ALERTS, FAILURES, FROM_DEVICES, Kind
 from fleetpulse.io.mqtt.address import BrokerAddress
+from fleetpulse.io.mqtt.broker_api import INBOX
 from fleetpulse.io.system.secret_files import write_secret
 
 SERVICE_USER: Final = "fleet"
@@ -38,7 +39,7 @@ _SENT: Final = ("fleet/#", f"{ALERTS}/#")  # operators may publish
 _MQTT_ONLY: Final = 'allowed_connection_types: ["MQTT", "MQTT_WS"]'  # no other user logs in at the broker's NATS port
 _LOCAL_TOO: Final = 'allowed_connection_types: ["MQTT", "MQTT_WS", "STANDARD"]'  # fleetpulse sets limits there
 _NO_SUBJECT: Final = frozenset(" \t\n\r\f*>")  # characters that no literal word of a NATS subject can have
-_INTERNAL_LEVELS: Final = ("$JS", "$MQTT", "$SYS", "_INBOX")  # first levels of NATS's own subjects
+_INTERNAL_LEVELS: Final = (INBOX, "$JS", "$MQTT", "$SYS")  # first levels of subjects of the broker itself
 _LONGEST_SUBJECT: Final = 1_024
 _ROUNDS: Final = 5  # passwords are random, so a costlier hash would only slow down each login
 

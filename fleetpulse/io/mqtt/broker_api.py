@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Final
 
 from fleetpulse.io.mqtt.address import BrokerAddress
 
+INBOX: Final = "$FLEET"  # first word of subjects of answers; MQTT filters such as "+/#" do not match a "$"
 _ANSWER_S: Final = 10.0
 Ask = Callable[[str, Mapping[str, Any]], dict[str, Any]]
 """Function from a subject and the content of a request to the content of the answer."""
@@ -34,7 +35,7 @@ def broker_api(folder: Path, pid: int, address: BrokerAddress) -> Iterator[Ask]:
     """
     with socket.create_connection(_local(folder, pid), timeout=_ANSWER_S) as connection, connection.makefile("rb") as lines:
         login = {"verbose": False, "user": address.username, "pass": address.password, "lang": "fleetpulse", "version": "1"}
-        inbox = f"_INBOX.fleet-{secrets.token_hex(8)}".encode()
+        inbox = f"{INBOX}.{secrets.token_hex(8)}".encode()
         connection.sendall(b"CONNECT %b\r\nSUB %b 1\r\n" % (json.dumps(login).encode(), inbox))
         yield lambda subject, content: _asked(connection, lines, inbox, subject, content)
 

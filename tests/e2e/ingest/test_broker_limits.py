@@ -103,13 +103,17 @@ def test_abandoned_sessions_are_removed(start: Start, monkeypatch: pytest.Monkey
         await_that(partial(_is_subscribed, receiver))
         receiver.close()
     assert broker.pid is not None
+    watching = Receiver(address, "watching", ("+/#",))
+    await_that(partial(_is_subscribed, watching))
     with broker_api(broker.folder, broker.pid, address) as ask:
 
         def queues() -> int:
             return int(ask("$JS.API.STREAM.INFO.$MQTT_msgs", {})["state"]["consumer_count"])
 
-        await_that(lambda: queues() == OF_DEVICE + 1)  # that of the bridge is fleetpulse's own
-        await_that(lambda: int(ask("$JS.API.STREAM.INFO.$MQTT_sess", {})["state"]["messages"]) == OF_DEVICE + 1)
+        await_that(lambda: queues() == OF_DEVICE + 3)  # those of the bridge and the watcher, which has two, remain
+        await_that(lambda: int(ask("$JS.API.STREAM.INFO.$MQTT_sess", {})["state"]["messages"]) == OF_DEVICE + 2)
+    assert not watching.poll(0.5), "answers of the broker are no messages"
+    watching.close()
 
 
 def _is_subscribed(receiver: Receiver) -> bool:

@@ -85,8 +85,8 @@ def test_a_mapping_that_begins_with_a_placeholder_gives_no_reserved_topic(tmp_pa
         2:4
     ]
     assert '"*.pump-1"' in pump
-    assert 'deny: ["fleetpulse.>", "replay.>", "spBv1//0.>", "$JS.>", "$MQTT.>", "$SYS.>", "_INBOX.>"]' in pump
-    assert 'deny: ["fleetpulse.>", "replay.>", "$JS.>", "$MQTT.>", "$SYS.>", "_INBOX.>"]' in edge
+    assert 'deny: ["fleetpulse.>", "replay.>", "spBv1//0.>", "$FLEET.>", "$JS.>", "$MQTT.>", "$SYS.>"]' in pump
+    assert 'deny: ["fleetpulse.>", "replay.>", "$FLEET.>", "$JS.>", "$MQTT.>", "$SYS.>"]' in edge
     assert "topic deny replay/#" in mosquitto_rules(known, parse_mappings({"mapping": [table]}, compile_path))
     assert "deny" not in nats_rules(SERVICE, known)
 
