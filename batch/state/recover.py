@@ -173,8 +173,8 @@ def _left(home: Home, generation: Generation, scratch: Path, pending: Iterable[s
         )
         connection.execute(
             f"""CREATE TABLE missing AS SELECT due.*, counted,
-                row_number() OVER (PARTITION BY {_GROUP} ORDER BY
-                    CASE WHEN kind = 'late' THEN received_at ELSE least(event_time, received_at) END, received_at) AS place
+                row_number() OVER (PARTITION BY {_GROUP} ORDER BY CASE WHEN kind IN ('late', 'clock') THEN received_at
+                    ELSE least(event_time, received_at) END, received_at) AS place
             FROM (SELECT * FROM compared WHERE side = 'due' AND nth > emitted_count) AS due
             LEFT JOIN summed USING ({_GROUP})"""
         )

@@ -39,8 +39,11 @@ REASONS: Final[Mapping[JudgementKind, str]] = MappingProxyType(
 SUMMED: Final = {  # kinds of which a device can cause one with each message, and the noun of a row for several
     JudgementKind.LATE: "late messages",
     JudgementKind.DUPLICATE: "copies",
+    JudgementKind.CLOCK: "clock faults",
+    JudgementKind.AFTER_DECOMMISSION: "signals",
+    JudgementKind.UNKNOWN_DEVICE: "signals",
 }
-NEWEST: Final = 5  # late messages, and copies, of a device and minute that a batch lists one by one
+NEWEST: Final = 5  # judgements of one of these kinds about a device and minute that a batch lists one by one
 MINUTE_MS: Final = 60_000  # span of ``received_at`` whose further messages share a row
 CORRECTED_ENTRY: Final = "retracted because of a corrected registry entry"  # reason of a retraction without late messages
 AMENDMENTS: Final = (JudgementKind.RETRACT, JudgementKind.ADD)

@@ -185,8 +185,8 @@ GATEWAYS: Final = Table(
 
 JUDGEMENTS: Final = Table(
     "judgements",
-    "Judgements of the lifecycle job and of amendments, one row each; `transitions` and other views read them. Of many late "
-    "messages or copies of a device, the newest have a row each, and the others share some.",
+    "Judgements of the lifecycle job and of amendments, one row each; `transitions` and other views read them. Of many "
+    "judgements about messages of a device, the newest have a row each, and the others share some.",
     ("kind", "device_id", "life", "transition_no", "amendment_no"),
     (
         Column(
@@ -224,7 +224,7 @@ JUDGEMENTS: Final = Table(
         Column(
             "messages",
             "long",
-            "number of late messages or copies that the row stands for, of one kind and one minute of received_at; null: one, "
+            "number of messages that the row stands for, of one kind and one minute of received_at; null: one, "
             "named by the row. Of such a row, event_time and received_at are the least, late_by_ms is the greatest",
         ),
         Column("event_time_until", "timestamp", "greatest event time of these messages"),

@@ -1,7 +1,7 @@
 """Bound of the disk space that one device can fill in a day, whatever it sends.
 
 Rule 1: a bound is a function of the limits in force: messages and payload bytes per second, and the
-rows that a segment has for a flood. The settings ``keep_...`` limit the number of days.
+rows that a segment has for a flood, and a batch of the job for judgements. The settings ``keep_...`` limit the number of days.
 Rule 2: the content of a payload is stored at most once in a table, and random content cannot be
 compressed. Row costs are those of the real writers, see ``tests/unit/planning/test_device_bound.py``.
 
@@ -11,13 +11,18 @@ Source: docs/concepts/limits-of-a-device.md explains the terms.
 from dataclasses import dataclass, field
 from typing import Final
 
+from fleetpulse.core.judgements import NEWEST
 from fleetpulse.core.policy import Rules
-from fleetpulse.core.rows import KEPT_BYTES, SPARED_BYTES
+from fleetpulse.core.rows import FROM_DEVICES, KEPT_BYTES, SPARED_BYTES
 from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.times import DAY_S
 
 MESSAGE_BYTES: Final = 25  # row of ``messages`` without texts and metrics
+KINDS: Final = 3  # of judgements about messages that a device can cause at one time: late, copies, and one other
+NAMED_ROWS: Final = KINDS * NEWEST  # of them that a batch writes for a device and minute, one for each message
+SUM_ROWS: Final = len(FROM_DEVICES) * (1 + 2 * (KINDS - 1))  # for several: by kind of message, mostly with and without a time
 JUDGEMENT_BYTES: Final = 40  # row of ``judgements`` about a message, in files as the job writes them, without texts
+SUM_BYTES: Final = 80  # row for several messages
 TRANSITION_BYTES: Final = 100  # row of a transition without the texts of its errors
 REFUSED_BYTES: Final = 70  # row of ``quarantine`` without its payload and topic
 GATEWAY_BYTES: Final = 12  # row of ``gateways`` without its texts
@@ -37,6 +42,8 @@ class DeviceLimits:
         spared_bytes: greatest payload of a message beyond the limits that is judged.
         flood_rows: rows of a flood in a segment.
         flood_bytes: bytes of the payload in such a row.
+        batches_per_s: batches of the lifecycle job in a second: one for each hold time
+            (`adaptive_batching`), and one for each 20,000 messages.
         rules: policy of its class.
     """
 
@@ -46,12 +53,18 @@ class DeviceLimits:
     spared_bytes: int = SPARED_BYTES
     flood_rows: int = 2
     flood_bytes: int = 128
+    batches_per_s: float = 1.125
     rules: Rules = field(default_factory=Rules)
 
     @property
     def accepted_per_s(self) -> float:
         """Messages that are decoded, per second: those within the limit, and the spared ones."""
         return self.messages_per_s + self._spared_per_s
+
+    @property
+    def batches_of_minutes_per_s(self) -> float:
+        """Pairs of a batch and a minute of ``received_at`` that it reads, per second."""
+        return self.batches_per_s + 1 / 60
 
     @property
     def content_per_s(self) -> float:
@@ -75,12 +88,14 @@ def bytes_a_day(limits: DeviceLimits) -> dict[str, float]:
     """
     rows, content, rules = limits.accepted_per_s, limits.content_per_s, limits.rules
     of_texts = min(content, rows * 2 * _MOST_TEXT)  # boot, and gateway or session
-    of_sites = rows * MAX_ID_BYTES  # a device may name another site in each topic
+    named = min(rows, limits.batches_of_minutes_per_s * NAMED_ROWS)
+    sums = min(rows - named, limits.batches_of_minutes_per_s * SUM_ROWS)
+    of_named = min(content, named * 2 * _MOST_TEXT)  # boot and gateway
     changes = 2 / max(1, rules.death_grace_ms) + 2 * rules.degraded_errors / rules.degraded_window_ms
     changes = min(rows, changes * 1_000)  # a second; each is caused by a message, or reversed by one
-    a_second = {
-        "messages": rows * MESSAGE_BYTES + of_sites + content,
-        "judgements": rows * JUDGEMENT_BYTES + of_sites + of_texts,
+    a_second = {  # a device may name another site in each topic
+        "messages": rows * (MESSAGE_BYTES + MAX_ID_BYTES) + content,
+        "judgements": named * (JUDGEMENT_BYTES + MAX_ID_BYTES) + of_named + sums * SUM_BYTES,
         "gateways": rows * GATEWAY_BYTES + of_texts,
         "transitions": changes * (TRANSITION_BYTES + rules.last_errors * _MOST_TEXT),
         "quarantine": rows * (REFUSED_BYTES + MAX_TOPIC_BYTES) + min(content, rows * KEPT_BYTES),

@@ -224,7 +224,7 @@ def verdicts(
         judgements: judgements about them, as `judgements.judgements_about` returns them.
     """
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    sums = [one for one in judgements if one["kind"] == "late" and one["messages"] is not None]
+    sums = [one for one in judgements if one["kind"] != "duplicate" and one["messages"] is not None]
     for judgement in judgements:
         key = (judgement["device_id"], judgement["message_kind"], judgement["event_time_ms"], judgement["seq"])
         found.setdefault(key, []).append(judgement)
@@ -237,12 +237,14 @@ def verdicts(
 
 
 def _summed(row: Row, sums: Iterable[Mapping[str, Any]]) -> MessageResult:
-    """Return the result of a message without a judgement of its own, where some late ones share a row."""
+    """Return the result of a message without a judgement of its own, where others share a row."""
     for one in sums:
         same = (one["device_id"], one["message_kind"]) == (row.device_id, row.kind.value)
         minute = one["received_at_ms"] // MINUTE_MS == row.received_at_ms // MINUTE_MS
         if same and minute and one["event_time_ms"] <= (row.event_time_ms or 0) <= one["event_time_until_ms"]:
-            return MessageResult("late", f"late, or judged without a mode change: {one['reason']} have no row of their own")
+            state = {"late": "late", "clock": "judged"}.get(one["kind"], "unjudged")
+            kind = one["kind"].replace("_", " ")
+            return MessageResult(state, f"{kind}, or judged without a mode change; {one['reason']}, without rows of their own")
     return _verdict([])
 
 

@@ -98,10 +98,11 @@ def drop_broadcast_copies(key_group: int, judgements: pa.RecordBatch) -> pa.Reco
 
 
 def sum_repeats(judgements: pa.RecordBatch, received_until_ms: int) -> pa.RecordBatch:
-    """Replace late messages and copies beyond the newest of a device and minute by rows that count them.
+    """Replace judgements about messages beyond the newest of a device and minute by rows that count them.
 
-    Signals take precedence over wills: the newest signal of a device keeps its row. A row that counts
-    stands for messages of one kind, with an event time or without.
+    This applies to the kinds of `SUMMED`. Signals take precedence over wills: the newest signal of a
+    device keeps its row. A row that counts stands for messages of one kind, with an event time or
+    without.
 
     Args:
         judgements: judgements of one call about a key group, columns of `JUDGEMENT_SCHEMA`, one for

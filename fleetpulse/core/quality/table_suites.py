@@ -181,7 +181,7 @@ def _with_sums(compared: str) -> str:
                 {_MINUTE} * {MINUTE_MS} >= unix_millis(job.listed_since)
                 AND {_MINUTE} * {MINUTE_MS} > unix_millis(job.replayed_after_received)
                 AND ({_MINUTE} + 1) * {MINUTE_MS} <= unix_millis(job.newest_received) AND received_until <= job.newest_received
-                AND (kind = 'late' OR coalesce(event_time_until <= job.frontier, false))) AS decided
+                AND (kind IN ('late', 'clock') OR coalesce(event_time_until <= job.frontier, false))) AS decided
         FROM judgements CROSS JOIN job WHERE messages IS NOT NULL GROUP BY 1, 2, 3, 4),
     compared AS ({compared}),
     grouped AS (

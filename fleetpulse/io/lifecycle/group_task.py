@@ -43,7 +43,7 @@ class GroupFold:
         silent: whether summaries are withheld, see `GroupProcessor`.
         table: folder of the judgements table, see `GroupProcessor`.
         generation: generation of the job.
-        whole: whether each late message and copy has its row, see `GroupProcessor`.
+        whole: whether each judgement has its row, see `GroupProcessor`.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ Rule 2: executors find Python, JARs and this project at the paths of the driver,
 shared file system. `require_shared` checks that before the first task of a session.
 Rule 3: every wait has a limit.
 
-Source: docs/adr/0041-spark-cluster-on-a-shared-file-system.md
+Source: docs/adr/0042-spark-cluster-on-a-shared-file-system.md
 """
 
 import fcntl

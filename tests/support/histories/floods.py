@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fleetpulse.columnar.fold.judgement_batches import judgements_to_batch, sum_repeats
-from fleetpulse.core.judgements import COMPARED, MINUTE_MS, Judgement, JudgementKind, message_judgement
+from fleetpulse.core.judgements import COMPARED, MINUTE_MS, SUMMED, Judgement, JudgementKind, message_judgement
 from fleetpulse.core.lifecycle import Mode, Trigger
 from fleetpulse.core.rows import FROM_DEVICES, Row
 
 FIRST_MS = 1_700_000_000_000 // MINUTE_MS * MINUTE_MS
 UNTIL_MS = FIRST_MS + 10 * MINUTE_MS  # behind all messages of `flood`
+_OTHERS = [kind for kind in SUMMED if kind is not JudgementKind.LATE]
 _ENUMS: dict[str, Any] = {"from_mode": Mode, "to_mode": Mode, "trigger": Trigger}
 
 
@@ -22,7 +23,7 @@ def flood(chance: random.Random, count: int, spread_ms: int = 2 * MINUTE_MS, dev
     for number in range(count):
         at_ms = FIRST_MS + chance.randrange(spread_ms)
         event_ms = None if chance.random() < 0.05 else at_ms - chance.randrange(10**9)
-        kind = JudgementKind.LATE if event_ms is not None and chance.random() < 0.5 else JudgementKind.DUPLICATE
+        kind = JudgementKind.LATE if event_ms is not None and chance.random() < 0.5 else chance.choice(_OTHERS)
         row = Row(at_ms, chance.choice(sorted(FROM_DEVICES)), chance.choice(devices), "s", event_ms, boot="b", seq=number)
         listed.append(message_judgement(row, kind, "why", chance.randrange(10**6) if kind is JudgementKind.LATE else None))
     return sorted(listed, key=_emitted_at)
@@ -30,7 +31,7 @@ def flood(chance: random.Random, count: int, spread_ms: int = 2 * MINUTE_MS, dev
 
 def _emitted_at(one: Judgement) -> tuple[int, int]:
     received_ms = one.received_at_ms or 0
-    if one.kind is JudgementKind.LATE or one.event_time_ms is None:
+    if one.kind in (JudgementKind.LATE, JudgementKind.CLOCK) or one.event_time_ms is None:
         return received_ms, received_ms
     return min(one.event_time_ms, received_ms), received_ms
 

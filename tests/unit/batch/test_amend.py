@@ -8,11 +8,17 @@ from typing import Any
 import pytest
 from deltalake import write_deltalake
 
-from batch.amend import Amended, AmendRequest, amend_and_settle, amend_home
+from batch.amend import (
+    Amended,
+    AmendRequest,
+    _concerned,  # pyright: ignore[reportPrivateUsage]
+    amend_and_settle,
+    amend_home,
+)
 from cli.commands.batch.amend import amend as amend_by_command
 from cli.commands.fleet.device import correct
 from fleetpulse.core.errors import Misuse
-from fleetpulse.core.judgements import JudgementKind
+from fleetpulse.core.judgements import MINUTE_MS, JudgementKind
 from fleetpulse.core.messages.decode import Rejection, decode
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.registry.device_patch import decode_device, encode_device, fingerprint
@@ -196,6 +202,21 @@ def test_amend_skips_a_device_whose_verdicts_do_not_follow_from_bronze(judged: J
     assert (result.retracted, result.added, result.corrected) == (0, 0, False)
     assert result.left is not None
     assert "do not follow from the rows that bronze still has" in result.left
+
+
+@pytest.mark.parametrize(
+    ("received_ms", "until_ms", "concerned"),
+    [(-5_000, 0, False), (-5_000, 1, True), (-90_000, 1, False), (0, 5_000, True)],
+    ids=["read before", "read since", "of an earlier minute", "of this minute"],
+)
+def test_row_for_several_late_messages_concerns_its_device_until_the_last(
+    received_ms: int, until_ms: int, concerned: bool, judged: JudgedHome
+) -> None:
+    done_ms = START // MINUTE_MS * MINUTE_MS + 30_000
+    row = {"kind": "late", "message_kind": "error", "device_id": "several", "messages": 9, "event_time_ms": START}
+    row |= {"received_at_ms": done_ms + received_ms, "received_until_ms": done_ms + until_ms}
+    write_deltalake(str(judged.home.table(JUDGEMENTS.name)), tables.to_table(JUDGEMENTS, [row]), mode="append")
+    assert ("several" in _concerned(judged.home, AmendRequest(), done_ms, done_ms + DAY_MS)) == concerned
 
 
 def test_device_with_removed_rows_is_reported_once_and_blocks_no_other(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from fleetpulse.columnar.fold.judgement_batches import judgements_to_batch
-from fleetpulse.core.judgements import JudgementKind, clock_behind, message_judgement
+from fleetpulse.columnar.fold.judgement_batches import judgements_to_batch, sum_repeats
+from fleetpulse.core.judgements import MINUTE_MS, JudgementKind, clock_behind, message_judgement
 from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.presence.gateways import Gateways
 from fleetpulse.core.rows import Kind, Row
@@ -21,6 +21,7 @@ from fleetpulse.io.ingest.segments import SegmentRow, rows_table
 from fleetpulse.io.lifecycle.judgement_sink import files_of, with_table_columns
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.subscriber import Arrived
+from fleetpulse.io.tables.adaptive_batching import FEW_ROWS, hold_ms, verdict_delay_ms
 from fleetpulse.planning import device_bound
 from fleetpulse.planning.device_bound import DeviceLimits, bytes_a_day
 from fleetpulse.settings import Settings
@@ -30,8 +31,10 @@ from streaming.bridge.rate_limit import BURST_S, RateLimiter
 from streaming.bridge.sequencer import MAX_TOPIC, BridgeSequencer
 from streaming.landing.merge import Part
 from streaming.landing.rows import decode_parts
+from tests.support.histories.floods import UNTIL_MS, flood
 
 NOW = 1_700_000_000_000
+AT_ONE_TIME = (JudgementKind.LATE, JudgementKind.DUPLICATE, JudgementKind.CLOCK)
 TOPIC = "fleet/oslo/pump-1/telemetry"
 SETTINGS = Settings()
 
@@ -59,6 +62,20 @@ def test_judgements_about_hostile_messages_cost_at_most_the_bound(tmp_path: Path
         listed.append(message_judgement(row, kind, reason, by_ms))
     files_of(tmp_path, pa.Table.from_batches([with_table_columns(judgements_to_batch(listed), 1)]))
     assert _size(tmp_path) <= count * (device_bound.JUDGEMENT_BYTES + text)
+
+
+def test_rows_for_several_messages_cost_at_most_the_bound(tmp_path: Path) -> None:
+    written: list[pa.RecordBatch] = []
+    for call in range(40):
+        listed = [one for one in flood(random.Random(call), 2_000, MINUTE_MS) if one.kind in AT_ONE_TIME]
+        judgements = sum_repeats(judgements_to_batch(listed), UNTIL_MS)
+        sums = judgements.filter(judgements["messages"].is_valid())
+        assert judgements.num_rows - sums.num_rows == device_bound.NAMED_ROWS
+        assert 0 < sums.num_rows <= device_bound.SUM_ROWS
+        written.append(with_table_columns(sums, 1))
+    table = pa.Table.from_batches(written)
+    files_of(tmp_path, table)
+    assert _size(tmp_path) <= table.num_rows * device_bound.SUM_BYTES
 
 
 @pytest.mark.parametrize(
@@ -148,6 +165,8 @@ def test_limits_of_the_bound_are_those_in_force(tmp_path: Path) -> None:
     assert device_bound.MAX_TOPIC_BYTES == MAX_TOPIC
     by_time = 1 / bridge.flush_interval_s
     assert limits.segments_per_s >= by_time + 20_000 / bridge.max_rows, "20,000 messages a second"
+    hold = hold_ms(verdict_delay_ms(60_000, SETTINGS.verdict_delay))
+    assert limits.batches_per_s >= 1_000 / hold + 20_000 / FEW_ROWS
 
 
 def test_page_shows_the_bound() -> None:

@@ -18,10 +18,12 @@ from fleetpulse.core.tables import AUDIT, DEVICE_SNAPSHOTS, GATEWAYS, JUDGEMENTS
 from fleetpulse.io.checkpoints.generations import begin_generation, checkpoint_of, load_generations, save_generations
 from fleetpulse.io.home.exclusive import exclusive_state_change
 from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.retention_floor import oldest_kept_ms
 from fleetpulse.io.maintenance import compaction, disk_cleanup, vacuum
 from fleetpulse.io.maintenance.readers import reader_pins
 from fleetpulse.io.spark import scratch
 from fleetpulse.io.tables import tables
+from fleetpulse.reports.replay_origin import CAME_LATE
 from streaming.landing.gateways import known_gateways
 from tests.support.histories.histories import START
 from tests.support.homes.maintained import DAY_MS, DAY_S, KEEP, NOW_S, date, four_days, judged_up_to, run_maintain
@@ -110,6 +112,19 @@ def test_late_messages_are_kept_until_amend_has_processed_them(home: Home) -> No
     tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, []), "amend", START + 9 * DAY_MS)
     run_maintain(home, keep)
     assert remaining_days() == {"duplicate": [9], "late": [9], "refused": [9]}
+
+
+def test_row_for_several_late_messages_is_kept_until_amend_has_processed_the_last(home: Home) -> None:
+    columns = {"kind": "late", "device_id": "a", "message_kind": "heartbeat", "judged_at_ms": START + DAY_MS}
+    several = {**columns, "received_at_ms": START, "messages": 3, "received_until_ms": START + 2 * DAY_MS}
+    newest = {**columns, "judged_at_ms": START + 9 * DAY_MS, "received_at_ms": START + 9 * DAY_MS}
+    tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, [several, newest]), "job", 1)
+    keep, count = replace(KEEP, late_ms=5 * DAY_MS), "SELECT count(*) AS n FROM judgements"
+    for amended_ms, remaining in ((START + DAY_MS, 2), (START + 2 * DAY_MS, 1)):
+        tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, []), "amend", amended_ms)
+        run_maintain(home, keep)
+        assert tables.query(home, count)[0]["n"] == remaining
+    assert oldest_kept_ms(home, CAME_LATE) == START // 60_000 * 60_000 + 60_000, "behind the last message of the minute"
 
 
 def _append_summaries(home: Home, *summaries: tuple[int, int, int]) -> None:

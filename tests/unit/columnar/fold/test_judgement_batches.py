@@ -57,11 +57,11 @@ def test_the_newest_signal_keeps_its_row_behind_any_number_of_wills() -> None:
 
 def test_few_messages_and_other_judgements_stay_as_they_are() -> None:
     few = [message_judgement(Row(NOW + 1, Kind.HEARTBEAT, "a", "s", NOW), JudgementKind.LATE, "why", 1)] * NEWEST
-    others = [Judgement(JudgementKind.CLOCK, "a", received_at_ms=NOW + at) for at in range(50)]
+    others = [Judgement(JudgementKind.IDENTITY_CONFLICT, "a", received_at_ms=NOW + at) for at in range(50)]
     batch = judgements_to_batch([*few, *others])
     assert sum_repeats(batch, UNTIL_MS).equals(batch)
     many = sum_repeats(judgements_to_batch([*few, *few, *others]), UNTIL_MS)
-    assert many["kind"].to_pylist().count("clock") == len(others)
+    assert many["kind"].to_pylist().count("identity_conflict") == len(others)
 
 
 @pytest.mark.parametrize("seed", range(20))

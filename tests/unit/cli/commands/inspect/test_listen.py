@@ -163,7 +163,7 @@ def test_the_verdict_on_a_message_follows_from_the_judgements_about_it() -> None
     several = {**about, "kind": "late", "device_id": "plain", "messages": 7, "received_at_ms": plain.received_at_ms}
     several |= {"event_time_ms": START, "event_time_until_ms": START + 1_000, "seq": None}
     unsure, *others = [result for _, result in verdicts([plain, late], [several])]
-    assert unsure.state == "late" and "why have no row of their own" in unsure.text
+    assert unsure.state == "late" and "why, without rows of their own" in unsure.text
     assert [result.text for result in others] == ["judged: no mode change"]
 
 
