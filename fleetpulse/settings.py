@@ -403,6 +403,11 @@ class Settings(BaseSettings):
         lateness_ms = allowed_lateness_ms or self.allowed_lateness
         return Deployment(lateness_ms, self.max_clock_lead, self.verdict_jitter, self.max_backlog)
 
+    @property
+    def task_cores(self) -> int:
+        """Cores that run the tasks of a session: those of this machine, or of all executors on a cluster."""
+        return self.cores if self.spark_master == LOCAL else self.executors * self.executor_cores
+
     def chosen_identity(self) -> DeviceIdentity | None:
         """Return the setting ``identity``; None if it is not set: a home keeps its own."""
         return self.identity if "identity" in self.model_fields_set else None

@@ -191,7 +191,7 @@ def _present_usage(home: Path | None) -> dict[str, Any]:
     from fleetpulse.planning.observed import measured_use
     from fleetpulse.settings import load_settings
 
-    found, cores = measured_use(Home(home)), load_settings(home).cores
+    found, cores = measured_use(Home(home)), load_settings(home).task_cores
     return {**found, "cores": cores, "groups_a_core": found["key_groups"] / cores}
 
 

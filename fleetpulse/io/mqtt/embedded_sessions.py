@@ -69,7 +69,7 @@ class EmbeddedSessions:
             atomic_write(record, json.dumps(served))
         connect = partial(Receiver, address, settle_s=settle_s, is_new=not before, channels=len(served))
         self._receivers = [
-            connect(_client_id(client_id, topic), (topic,), presence=None if place else presence, channel=place)
+            connect(derived_client_id(client_id, topic), (topic,), presence=None if place else presence, channel=place)
             for place, topic in enumerate(served)
         ]
         self._was_connected = False
@@ -155,6 +155,11 @@ class EmbeddedSessions:
             one.close(forget=forget)
 
 
-def _client_id(secret: str, topic: str) -> str:
+def derived_client_id(secret: str, topic: str) -> str:
     """Return the client id of a session: as long and as hard to guess as ``secret``, see `Home.session`."""
-    return f"fleet{blake2b(topic.encode(), key=secret.encode(), digest_size=9).hexdigest()}"
+    return session_prefix(secret) + blake2b(topic.encode(), key=secret.encode(), digest_size=5).hexdigest()
+
+
+def session_prefix(secret: str) -> str:
+    """Return the beginning of the client ids of all sessions that are derived from a secret."""
+    return f"fleet{blake2b(key=secret.encode(), digest_size=4).hexdigest()}"

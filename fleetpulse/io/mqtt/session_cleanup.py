@@ -25,6 +25,7 @@ from fleetpulse.core.messages.sparkplug import COMMANDS
 from fleetpulse.core.rows import Kind
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.broker_api import Ask, broker_api
+from fleetpulse.io.mqtt.embedded_sessions import session_prefix
 
 OF_DEVICE: Final = 8  # sessions of a device without a connection that remain
 OF_OTHERS: Final = 100
@@ -90,16 +91,17 @@ class Sessions:
         """Forget a session that the broker no longer keeps."""
         self._known.pop(session.client_id, None)
 
-    def abandoned(self, connected: Collection[str], own: Collection[str], *, crowded: bool = False) -> list[Session]:
+    def abandoned(self, connected: Collection[str], own: tuple[str, ...], *, crowded: bool = False) -> list[Session]:
         """Return the sessions to remove: first those that keep all messages, which slows down each removal.
 
         Args:
             connected: client ids of all connections.
-            own: client ids of fleetpulse's own sessions.
+            own: beginnings of the client ids of fleetpulse's own sessions.
             crowded: whether the store is more than half full.
         """
         kept, found = dict[str, int](), list[Session]()
-        away = (one for one in reversed(self._known.values()) if one.client_id not in connected and one.client_id not in own)
+        others = (one for one in reversed(self._known.values()) if not one.client_id.startswith(own))
+        away = (one for one in others if one.client_id not in connected)
         for one in away:
             if one.owner is not None:
                 kept[one.owner] = kept.get(one.owner, 0) + 1
@@ -114,7 +116,8 @@ class SessionCleaner:
     """Thread that removes abandoned sessions of a running broker.
 
     Args:
-        folder: folder of the broker; its files ``*.session`` name fleetpulse's own sessions.
+        folder: folder of the broker; its files ``*.session`` have the client ids of fleetpulse's own
+            sessions, or the secrets from which those are derived (`session_prefix`).
         pid: process id of the server.
         address: address with the broker's own user and password.
         end_session: function that connects with a client id and a clean session, which ends the session.
@@ -154,7 +157,7 @@ class SessionCleaner:
             for session in _new_sessions(ask, self._sessions.read_through + 1):
                 self._sessions.add(session)
             connected = _connected(ask)
-            own = {path.read_text() for path in self._folder.glob("*.session")}
+            own = own_sessions(self._folder)
             listed = self._sessions.abandoned(connected, own, crowded=_is_crowded(ask))[:_MOST_REMOVALS]
             exist = {one for one in listed if _record(ask, {"seq": one.sequence}) is not None}  # others ended, or connected again
             removals = {one: pool.submit(self._end_session, one.client_id) for one in listed if one in exist}
@@ -163,6 +166,12 @@ class SessionCleaner:
                     removals[session].result()
                 self._sessions.forget(session)
             return len(listed)
+
+
+def own_sessions(folder: Path) -> tuple[str, ...]:
+    """Return the beginnings of the client ids of fleetpulse's own sessions, by the files of a broker's folder."""
+    secrets = [path.read_text() for path in folder.glob("*.session")]
+    return (*secrets, *map(session_prefix, secrets))
 
 
 def _new_sessions(ask: Ask, sequence: int) -> Iterator[Session]:

@@ -13,11 +13,19 @@ from tests.support.refusals import refused
 pytestmark = pytest.mark.unit
 
 
-@pytest.mark.parametrize(("cores", "groups"), [("2", 8), ("16", 39)])
+@pytest.mark.parametrize(
+    ("chosen", "groups"),
+    [
+        ({"CORES": "2"}, 8),
+        ({"CORES": "16"}, 39),
+        ({"SPARK_MASTER": "spark://10.0.0.5:7077", "EXECUTORS": "4", "EXECUTOR_CORES": "4"}, 39),
+    ],
+)
 def test_up_makes_a_home_with_key_groups_for_its_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: str, groups: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, str], groups: int
 ) -> None:
-    monkeypatch.setenv("FLEET_CORES", cores)
+    for name, value in chosen.items():
+        monkeypatch.setenv(f"FLEET_{name}", value)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))  # ends the start after the home is made
     home = Home(tmp_path / "home")
     with refused("disk-nearly-full"):

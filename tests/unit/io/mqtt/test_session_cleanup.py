@@ -3,10 +3,13 @@
 import base64
 import json
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
-from fleetpulse.io.mqtt.session_cleanup import OF_DEVICE, OF_OTHERS, Session, Sessions
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.mqtt.embedded_sessions import derived_client_id
+from fleetpulse.io.mqtt.session_cleanup import OF_DEVICE, OF_OTHERS, Session, Sessions, own_sessions
 
 pytestmark = pytest.mark.unit
 
@@ -31,12 +34,13 @@ def test_the_filters_of_a_session_name_its_owner(subjects: list[str], owner: str
 def _known(owners: Iterable[str | None]) -> Sessions:
     known = Sessions()
     for number, owner in enumerate(owners):
-        known.add(Session(str(number), number, owner))
+        known.add(Session(f"{number:04}", number, owner))
     return known
 
 
 def _removed(known: Sessions, *connected: int, own: Iterable[int] = (), crowded: bool = False) -> list[int]:
-    found = known.abandoned({*map(str, connected)}, {*map(str, own)}, crowded=crowded)
+    ids, own_ids = ([f"{number:04}" for number in numbers] for numbers in (connected, own))
+    found = known.abandoned(ids, tuple(own_ids), crowded=crowded)
     return [one.sequence for one in found]
 
 
@@ -44,7 +48,7 @@ def test_the_newest_sessions_of_each_device_remain() -> None:
     known = _known(["a", "b"] * (OF_DEVICE + 3))
     assert _removed(known) == [0, 1, 2, 3, 4, 5]
     assert _removed(known, 0, 2) == [1, 3, 4, 5], "a connected one is not removed, and does not count"
-    known.add(Session("0", 1_000, "a"))
+    known.add(Session("0000", 1_000, "a"))
     assert _removed(known) == [1, 2, 3, 4, 5, 6], "a session that connected again is the newest"
 
 
@@ -58,5 +62,12 @@ def test_sessions_of_watchers_remain_until_they_fill_the_store() -> None:
     assert _removed(known, 2, own=[3], crowded=True) == [1, *range(4, OF_OTHERS + 2)]
 
 
-def test_own_sessions_are_never_removed() -> None:
+def test_own_sessions_are_never_removed(tmp_path: Path) -> None:
     assert _removed(_known([None, "", "a"]), own=[0, 1, 2], crowded=True) == []
+    home, known = Home(tmp_path), Sessions()
+    home.broker.mkdir()
+    secret = home.session("bridge-1")
+    ids = [derived_client_id(secret, topic) for topic in ("fleet/#", "tele/+/STATE")]
+    for number, client_id in enumerate((*ids, secret, home.session("replay"), "another")):
+        known.add(Session(client_id, number, ""))
+    assert [one.client_id for one in known.abandoned((), own_sessions(home.broker), crowded=True)] == ["another"]
