@@ -182,7 +182,7 @@ def check(home: Home, devices: list[ReconnectingDevice]) -> None:
     for one in absent:
         one.reset()
     for one in returned:
-        assert one.speak(), one.name
+        assert one.send(), one.name
     went_offline = [("online", "signal"), ("offline", "death")]
     await_that(lambda: [one.name for one in absent if emitted(home, one.name) != went_offline] == [])
     now_ms = time.time_ns() // 1_000_000
