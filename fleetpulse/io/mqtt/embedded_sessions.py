@@ -10,6 +10,8 @@ redelivered messages precede newer ones.
 Rule 3: sessions are lost and connected together. A caller sees one connection.
 Rule 4: a session is served as long as the broker has it, even if its filter is not asked for any more: the
 broker keeps messages for it, and its store is limited.
+Rule 5: a home made before this rule has one session with the client id itself. It is ended at each start, or
+it would fill the store; the coverage gap of the start covers its unread messages.
 
 Source: docs/adr/0005-broker-redelivery.md
 """
@@ -72,6 +74,7 @@ class EmbeddedSessions:
             connect(derived_client_id(client_id, topic), (topic,), presence=None if place else presence, channel=place)
             for place, topic in enumerate(served)
         ]
+        self._former: Receiver | None = Receiver(address, client_id, persistent=False)  # ends the session, see rule 5
         self._was_connected = False
         self._first = 0  # receiver that is read first, so that each has its turn
 
@@ -90,6 +93,7 @@ class EmbeddedSessions:
         If one session lost its connection, all are closed, and the messages with QoS 1 are dropped, because the
         broker redelivers them.
         """
+        self._end_former()
         self._await(timeout_s)
         arrived: list[Arrived] = []
         self._first = (self._first + 1) % len(self._receivers)
@@ -107,6 +111,13 @@ class EmbeddedSessions:
             arrived = [message for message in arrived if message.token is None]
         self._was_connected = up
         return arrived
+
+    def _end_former(self) -> None:
+        if self._former is not None:
+            self._former.poll(0)
+            if self._former.connected:
+                self._former.close()
+                self._former = None
 
     def _await(self, timeout_s: float) -> None:
         """Wait until a session has something to read or can write; each of them is driven without a wait."""
@@ -151,7 +162,7 @@ class EmbeddedSessions:
 
     def close(self, *, forget: bool = False) -> None:
         """Disconnect all sessions; see `Receiver.close`."""
-        for one in self._receivers:
+        for one in (*self._receivers, *([self._former] if self._former else [])):
             one.close(forget=forget)
 
 

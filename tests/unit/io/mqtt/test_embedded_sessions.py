@@ -16,6 +16,7 @@ from fleetpulse.io.mqtt.embedded_sessions import EmbeddedSessions
 from fleetpulse.io.mqtt.subscriber import Arrived, Receiver
 
 CONNACK, SUBACK, PUBACK = b"\x20\x02\x00\x00", b"\x90\x03", b"\x40\x02"
+CLEAN = 2  # flag of a CONNECT: the broker ends the session of the client id
 LIMIT_S = 60
 
 
@@ -34,6 +35,7 @@ class StubBroker:
         self.clients: dict[bytes, socket.socket] = {}
         self.lives = Counter[bytes]()  # connections by client id
         self.silent = 0  # connections that were closed without a packet
+        self.ended: list[socket.socket] = []  # connections that ended the session of a home made before
 
     def serve(self) -> None:
         """Accept the waiting connections, and their subscriptions."""
@@ -45,6 +47,11 @@ class StubBroker:
             client.settimeout(LIMIT_S)
             if packet := client.recv(1024):
                 name = packet[14:]
+                if name == b"secret":
+                    assert packet[9] & CLEAN
+                    client.sendall(CONNACK)
+                    self.ended.append(client)
+                    continue
                 self.lives[name] += 1
                 client.sendall(CONNACK + SUBACK + self.lives[name].to_bytes(2, "big") + b"\x01")  # the only packets with numbers
                 self.clients[name] = client
@@ -53,7 +60,7 @@ class StubBroker:
                 client.close()
 
     def close(self) -> None:
-        for client in (*self.clients.values(), self.listening):
+        for client in (*self.clients.values(), *self.ended, self.listening):
             client.close()
 
 
@@ -98,6 +105,7 @@ def test_each_filter_has_a_session_and_each_message_is_acknowledged_in_its_own(b
             client.recv(1024)  # SUBSCRIBE
             client.sendall(packet(number))
         arrived = read(sessions, 2)
+        assert len(broker.ended) == 1
         assert len({message.token for message in arrived}) == 2
         sessions.ack(message.token for message in arrived)
         for number, client in enumerate(broker.clients.values(), 1):
