@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import blake2b
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from fleetpulse.core.rows import EVERYONE, FOR_EVERYONE, FROM_DEVICES, KNOWN_NAMES, RESERVED, Clock, Kind, Origin, Reason, Row
 from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT, as_text
@@ -45,8 +45,7 @@ class _Rejected(Exception):
         self.rejection = Rejection(reason, detail)
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """Site, device and kind of a message, from its topic, a mapping or Sparkplug."""
 
     site: str
