@@ -29,6 +29,7 @@ LOCKS: Final = {  # in this order: larger locks, with more requirements, constra
     "uv": ["-"],
 }
 PEER_LOCK: Final = ("bench/peers/pyflink/requirements.in", "bench/peers/pyflink/requirements.txt")  # of a separate environment
+_COMPOSE_FILES: Final = ("docker-compose.yml", "docker-compose.cluster.yml")
 _MISUSE: Final = 2  # exit code of argparse
 _ABSENT: Final[tuple[tuple[str, ...], bool]] = ((), False)
 
@@ -108,7 +109,7 @@ def lint() -> None:
         "format": [str(tools / "ruff"), "format", "--check", "."],
         "types": [str(tools / "pyright")],
         "imports": [str(tools / "lint-imports"), "--no-cache"],
-        "compose": [str(tools / "check-jsonschema"), "--builtin-schema", "vendor.compose-spec", "docker-compose.yml"],
+        "compose": [str(tools / "check-jsonschema"), "--builtin-schema", "vendor.compose-spec", *_COMPOSE_FILES],
         "generated": [sys.executable, "-P", "-m", "cli.dev.docgen", "--check"],
         # The variable silences a notice of the theme about its successor.
         "site": ["env", "NO_MKDOCS_2_WARNING=1", str(tools / "mkdocs"), "build", "--strict", "--quiet"],

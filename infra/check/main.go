@@ -1,4 +1,4 @@
-// Loads docker-compose.yml with Compose's own loader and prints the resolved project as JSON, so that a
+// Loads Compose files, which are merged in order, with Compose's own loader and prints the resolved project as JSON, so that a
 // test can check anchors and environment files. The loader rejects dangling references, cycles and
 // undefined variables.
 package main
@@ -13,9 +13,9 @@ import (
 	"github.com/compose-spec/compose-go/v2/types"
 )
 
-func load(path string) (*types.Project, error) {
+func load(paths []string) (*types.Project, error) {
 	// Neither shell variables nor .env are used: a variable that the files do not define is an error.
-	options, err := cli.NewProjectOptions([]string{path}, cli.WithResolvedPaths(true), cli.WithInterpolation(true))
+	options, err := cli.NewProjectOptions(paths, cli.WithResolvedPaths(true), cli.WithInterpolation(true))
 	if err != nil {
 		return nil, err
 	}
@@ -30,11 +30,11 @@ func load(path string) (*types.Project, error) {
 }
 
 func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: check FILE")
+	if len(os.Args) < 2 {
+		fmt.Fprintln(os.Stderr, "usage: check FILE...")
 		os.Exit(2)
 	}
-	project, err := load(os.Args[1])
+	project, err := load(os.Args[1:])
 	if err == nil {
 		err = json.NewEncoder(os.Stdout).Encode(project)
 	}

@@ -23,7 +23,15 @@ from fleetpulse.paths import ROOT
 from tests.mutants.faults import FAULTS, INTERPRETED, Change, Fault
 
 SOURCES: Final = ("fleetpulse", "streaming", "batch", "cli", "dags", "bench", "infra", "docs", "requirements", "tests")
-FILES: Final = ("pyproject.toml", "fleet", "docker-compose.yml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
+FILES: Final = (
+    "pyproject.toml",
+    "fleet",
+    "docker-compose.yml",
+    "docker-compose.cluster.yml",
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+)
 _LEFT_OUT: Final = shutil.ignore_patterns("__pycache__", "node_modules", "images")
 _FAILED: Final = 1  # exit code of pytest if some tests failed
 _SHOWN: Final = 40  # lines of the output of pytest that are shown if a run proves nothing

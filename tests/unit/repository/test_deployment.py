@@ -18,10 +18,14 @@ from cli.supervisor.airflow_env import environment as fleet_up_environment
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.services import Service
 from fleetpulse.paths import ROOT
+from fleetpulse.settings import Settings, load_settings
 
 INFRA = ROOT / "infra"
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+CLUSTER: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.cluster.yml").read_text())
+ON_CLUSTER: dict[str, dict[str, Any]] = {name: one for name, one in CLUSTER["services"].items() if name not in SERVICES}
+DRIVERS = {name: one for name, one in CLUSTER["services"].items() if name in SERVICES}
 UNITS = sorted((INFRA / "systemd").glob("*.service"))
 JOBS = tuple(service.value for service in Service)
 INIT_SERVICE = "airflow-init"
@@ -52,9 +56,9 @@ def unit(path: Path) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("name", [*SERVICES, *ON_CLUSTER])
 def test_a_container_has_limits_and_few_privileges(name: str) -> None:
-    service = SERVICES[name]
+    service = SERVICES.get(name) or ON_CLUSTER[name]
     assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory", "pids"}
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
@@ -105,7 +109,7 @@ def test_secrets_are_generated_once_and_accessible_to_their_owner_only(tmp_path:
     command = [str(INFRA / "secrets" / "make"), str(folder), "db.example"]
     subprocess.run(command, check=True, capture_output=True)
     secrets = {path.name: path.read_text() for path in folder.iterdir()}
-    assert set(secrets) == {Path(one["file"]).name for one in COMPOSE["secrets"].values()}
+    assert set(secrets) == {Path(one["file"]).name for one in {**COMPOSE["secrets"], **CLUSTER["secrets"]}.values()}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o755, "the owner of the folder must be able to reach it"
     assert secrets["airflow_database"] == f"postgresql+psycopg2://airflow:{secrets['postgres_password']}@db.example/airflow"
@@ -113,6 +117,9 @@ def test_secrets_are_generated_once_and_accessible_to_their_owner_only(tmp_path:
     assert {one.partition(":")[0] for one in users} == set(json.loads(secrets["airflow_passwords"]))
     assert len(set(secrets.values())) == len(secrets)
     assert secrets["webhook"] == "", "the webhook is optional"
+    defaults = dict(line.split(" ", 1) for line in secrets["spark_defaults"].splitlines())
+    assert defaults["spark.authenticate.secret"] == secrets["spark_key"]
+    assert defaults["spark.master.rest.enabled"] == "false", "it accepts jobs without the secret"
     (folder / "webhook").write_text("https://chat.example/hook")
     secrets["webhook"] = "https://chat.example/hook"
     subprocess.run(command, check=True, capture_output=True)
@@ -133,6 +140,43 @@ def test_deployed_airflow_has_the_environment_of_fleet_up(tmp_path: Path) -> Non
             value = value.replace(str(tmp_path / "home" / "airflow"), "/var/lib/fleetpulse/airflow")
             value = value.replace(str(tmp_path), "/var/lib/fleetpulse").replace(str(ROOT), "/opt/fleetpulse")
             assert deployed[name] == value, name
+
+
+def test_the_cluster_is_reached_by_its_drivers_alone() -> None:
+    assert not [name for name, one in ON_CLUSTER.items() if "ports" in one or one["networks"] != ["inside"]]
+    assert all("inside" in SERVICES[name]["networks"] for name in DRIVERS)
+    assert CLUSTER["name"] == COMPOSE["name"]
+    assert {one["image"] for one in ON_CLUSTER.values()} == {"fleetpulse:0.1.0"}
+
+
+@pytest.mark.parametrize("name", DRIVERS)
+def test_sessions_of_two_drivers_fit_into_the_workers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = DRIVERS[name]["environment"]
+    for variable, value in chosen.items():
+        monkeypatch.setenv(variable, value)
+    settings = load_settings(tmp_path)
+    assert len({"FLEET_" + field.upper() for field in Settings.model_fields} & set(chosen)) == len(chosen), "each is a setting"
+    master, worker = ON_CLUSTER["spark-master"]["command"], ON_CLUSTER["spark-worker"]["command"]
+    host, port = (master[master.index(option) + 1] for option in ("--host", "--port"))
+    assert worker[-1] == settings.spark_master == f"spark://{host}:{port}"
+    assert settings.spark_key in [secret["target"] for secret in DRIVERS[name]["secrets"]]
+    workers = ON_CLUSTER["spark-worker"]["deploy"]["replicas"]
+    assert 2 * settings.task_cores <= workers * int(worker[worker.index("--cores") + 1])
+    heap_gb = int(settings.executor_memory.removesuffix("g"))
+    assert 2 * settings.executors * heap_gb <= workers * int(worker[worker.index("--memory") + 1].removesuffix("g"))
+    assert ON_CLUSTER["spark-worker"]["volumes"] == SERVICES["lifecycle"]["volumes"], "at the path of the driver"
+
+
+@pytest.mark.parametrize(
+    ("part", "defaults", "code"), [("", "", 2), ("driver", "", 2), ("master", "spark.authenticate true\n", 1)]
+)
+def test_a_part_of_the_cluster_needs_a_secret(part: str, defaults: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(defaults)
+    environment = {"PATH": os.environ["PATH"], "SPARK_CONF_DIR": str(tmp_path)}
+    command = [str(INFRA / "spark" / "daemon"), part]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == code
+    assert ("infra/secrets/make" if code == 1 else "usage") in result.stderr
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -243,13 +287,19 @@ def loader(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.extended
 def test_compose_reads_the_file_as_these_tests_do(loader: Path) -> None:
-    result = subprocess.run([loader, ROOT / "docker-compose.yml"], capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode == 0, result.stderr
-    read = json.loads(result.stdout)["services"]
-    assert set(read) == set(SERVICES)
-    for name, service in SERVICES.items():
-        assert read[name].get("environment", {}) == environment(service), name
-        assert read[name]["command"] == service.get("command"), name
+    files = [ROOT / "docker-compose.yml"]
+    for more, services in (((), SERVICES), ((ROOT / "docker-compose.cluster.yml",), {**SERVICES, **ON_CLUSTER})):
+        result = subprocess.run([loader, *files, *more], capture_output=True, text=True, timeout=60, check=False)
+        assert result.returncode == 0, result.stderr
+        read = json.loads(result.stdout)["services"]
+        assert set(read) == set(services)
+        for name, service in services.items():
+            added = DRIVERS[name]["environment"] if more and name in DRIVERS else {}
+            assert read[name].get("environment", {}) == environment(service) | added, name
+            assert read[name]["command"] == service.get("command"), name
+            assert not added or {"home", "spark_key"} <= {
+                one["source"] for kind in ("volumes", "secrets") for one in read[name][kind]
+            }
 
 
 @pytest.mark.extended
