@@ -177,7 +177,7 @@ def test_a_canary_with_a_different_judgement_is_removed_and_the_judgement_is_nam
         canary(StateOperation(spark, home, lines.append), "migrate", plan)
     assert [one for one in lines if one.startswith("canary: 0 s of 0 s; generation 3 has judged ")], lines
     [device] = changed
-    assert f"transition of {device}, transition of {device}; nothing has changed" in str(raised.value)
+    assert f"1 judgements are missing, 1 are additional: transition of {device}; nothing has changed" in str(raised.value)
     record = load_generations(home.lifecycle)
     assert record.current == before.current and {one.status for one in record.known.values()} == {
         "retired",
