@@ -1,10 +1,11 @@
-"""References in documents: each named file, heading, decision, command and option exists.
+"""References in documents: each named file, name, heading, decision, command and option exists.
 
 tests/e2e/operations/test_documents.py runs the commands.
 """
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,8 @@ SOURCES = [path for folder in ("fleetpulse", "streaming", "batch", "cli", "bench
 _FENCED = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
+_RULES = ROOT / "docs/concepts/where-decided.md"
+_CODE = re.compile(r"`([^`]+)`")
 _DECISION = re.compile(r"docs/adr/\d{4}[a-z0-9-]*(?:\.md)?")
 
 
@@ -58,6 +61,31 @@ def test_each_decision_named_in_sources_and_documents_exists() -> None:
         for number in re.findall(r"\bADR (\d+)", path.read_text())
     }
     assert {one for one in cited if one[0] not in numbers} == set()
+
+
+def _absent(cell: str, *roots: Path) -> Iterator[str]:
+    """Yield the files of a cell that do not exist, and the names that the file before them does not have."""
+    text = ""
+    for named in _CODE.findall(cell):
+        if "/" not in named and "." not in named:
+            if not re.search(rf"\b{named}\b", text):
+                yield named
+        elif found := [root / named for root in roots if (root / named).exists()]:
+            text = found[0].read_text() if found[0].is_file() else ""
+        else:
+            yield named
+
+
+def test_each_rule_names_existing_code_and_an_existing_test() -> None:
+    lines = [
+        line for line in _RULES.read_text().splitlines() if line.startswith("| ") and not line.startswith(("| rule", "| ---"))
+    ]
+    rules = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    assert len(rules) > 30
+    assert all("test_" in test and _CODE.search(code) for _, code, test in rules)
+    assert [
+        one for _, code, test in rules for one in (*_absent(code, ROOT / "fleetpulse", ROOT), *_absent(test, ROOT / "tests"))
+    ] == []
 
 
 def _fault_of(command: str) -> str | None:
