@@ -308,7 +308,7 @@ def _silent(one: Mapping[str, Any], context: EvaluationContext, own_ms: int | No
 
 
 def _ends(tables: OpenedTables) -> Mapping[str, set[int]]:
-    """Return per device the instants of ends of holds and of registry entries."""
+    """Return the ends of holds and the instants of registry entries by device, epoch milliseconds."""
     found: defaultdict[str, set[int]] = defaultdict(set)
     for one in _rows(tables.arrow(_OWN)):
         until = json.loads(one["body"] or "{}").get("until")

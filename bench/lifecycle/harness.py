@@ -97,7 +97,7 @@ class WarmProcess:
         self._tree = psutil.Process(self._process.pid)
 
     def run(self, source: Input, label: str, limit_s: float | None = None) -> Run:
-        """Run over an input, and return the cost.
+        """Run the contender over an input; return its cost.
 
         Args:
             source: input of the run.

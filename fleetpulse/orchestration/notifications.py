@@ -53,7 +53,7 @@ async def notify_missed_deadline(dag_id: str, within: str, context: Any = None) 
     """Notify about a run that missed its deadline; the callback of a deadline.
 
     Airflow drops the deadline of a run that succeeds, but not of one that failed. A finished run is
-    ignored here: its failure was already notified.
+    ignored here, because its failure has been reported.
     """
     run_of = context.get("dag_run") if isinstance(context, dict) else None
     seen = run_of if isinstance(run_of, dict) else {name: getattr(run_of, name, "") for name in ("run_id", "state")}

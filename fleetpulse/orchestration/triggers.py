@@ -48,7 +48,7 @@ class Reaching(BaseTrigger):
     @staticmethod
     @abstractmethod
     def look(home: str) -> int | None:
-        """Return the present number; None if there is none yet."""
+        """Return the number that the job has reached; None if there is none yet."""
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Poll until the number is reached or the wait ends.

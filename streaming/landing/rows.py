@@ -102,7 +102,7 @@ class Landed:
         return sum(row["place"] >= places[row["bridge"]] for row in self.quarantine)
 
     def surplus_rows(self, places: Mapping[str, int]) -> int:
-        """Return the number of rows less that of messages, from a place of each bridge on.
+        """Return the number of rows minus the number of messages, from a place of each bridge on.
 
         Args:
             places: place by bridge from which messages count.

@@ -105,9 +105,9 @@ def old_backtests(home: Home, keep_ms: int | None, now_s: float) -> list[Path]:
 
 
 def remove_empty(folder: Path, now_s: float) -> None:
-    """Remove empty folders below a folder that have not changed for a day.
+    """Remove the empty folders below a folder that are unchanged for a day.
 
-    In a folder that changed later, a process may be creating a file.
+    A process may still create a file in a folder that changed later.
     """
     for at, _, _ in os.walk(folder, topdown=False):
         with suppress(OSError):  # the folder is not empty, or no longer exists

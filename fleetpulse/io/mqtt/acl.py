@@ -305,7 +305,7 @@ def nats_rules(
         known: access grants of the other users.
         mappings: mappings of the home; a device may publish on the topics that they give it.
         certificates: whether the listener maps certificates to users (``verify_and_map``). If not,
-            users with certificates are left out: without a password, any client could be them.
+            users with certificates are left out: they have no password, so any client could log in as one.
     """
     users = [f"{{ user: {quoted(service.username)}, password: {quoted(service.password)}, {_LOCAL_TOO} }}"]
     for one in known:

@@ -193,7 +193,7 @@ class Receiver:
             self._send(codec.encode_puback(numbers))
 
     def publish(self, topic: str, payload: bytes) -> bool:
-        """Publish with QoS 1 if connected; return whether the message was sent."""
+        """Publish a message with QoS 1 if connected; return whether it was sent."""
         if not self.connected or len(self._unsent) > MAX_UNSENT_BYTES:
             return False
         self._send(codec.encode_publish(self._next(), topic, payload))

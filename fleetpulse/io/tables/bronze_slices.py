@@ -64,7 +64,7 @@ class Slice:
 
     @property
     def newest_ms(self) -> int:
-        """Return the ``received_at`` up to which all rows are read once the slice is."""
+        """Return the ``received_at`` up to which all rows have been read after this slice."""
         last_ms = max(piece.last_ms for piece in self.pieces)
         return last_ms if self.until_ms is None else min(last_ms, self.until_ms - 1)
 
