@@ -1,4 +1,6 @@
-"""Quality gate for the state of a generation, and for the rows of a new snapshot.
+"""Inputs of the quality gate: the state of a generation, or the rows of a new snapshot.
+
+`batch.quality.run.gate` decides whether they pass.
 
 Rule: the rows under test are written to temporary files once, and the snapshot is made from those
 files; the state is not read a second time.

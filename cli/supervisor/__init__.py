@@ -2,5 +2,6 @@
 
 Airflow and the class archive of Spark are optional processes of a run.
 It imports ``cli.common``, the jobs and the library; ``cli.chaos`` and ``cli.commands`` import it.
-Start reading at ``processes.py``.
+Start reading at ``up.py``, which decides the order of the processes; ``processes.py`` watches and
+restarts them.
 """

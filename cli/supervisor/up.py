@@ -67,6 +67,10 @@ class UpOptions:
 def up(home: Home, options: UpOptions, deployment: Deployment | None) -> None:
     """Run a home until Ctrl-C, SIGTERM or the end of ``for_s``.
 
+    The order of starts is: broker, lifecycle job, landing, bridge, simulator. Further bridges start
+    once the first one is live, and Airflow after the first verdict. `Run` stops all of them in the
+    reverse order.
+
     Raises:
         FleetError: a port or the home is in use, the disk is full, or a process ended too often.
     """

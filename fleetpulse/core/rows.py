@@ -35,7 +35,7 @@ class Kind(StrEnum):
     REGISTRY = "registry"  # an entry of the registry: add, change or decommission a device
     POLICY = "policy"  # a new policy
     GAP = "gap"  # a bridge stopped listening, or listens again
-    TICK = "tick"  # a canary of the bridge came back: the bridge is listening
+    TICK = "tick"  # a canary of the bridge came back: the bridge is listening, so the frontier moves without messages
     CORRECT = "correct"  # correction row: sets a device to the state of its amended history
 
 
@@ -181,7 +181,7 @@ def distinguishing_digest(row: Row) -> int:
 
 
 def identity(row: Row) -> Identity:
-    """Return the identity of a row: rows with equal identities are copies."""
+    """Return the identity of a row: rows with equal identities are copies (duplicates) of one message."""
     return (
         row.device_id,
         row.kind,

@@ -120,7 +120,7 @@ def split_late(signals: pa.RecordBatch, frontier_ms: Int64s, deployment: Deploym
 
 
 def in_order(signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, Int64s]:
-    """Order due rows for judging and find the copies among them.
+    """Order due rows for judging and find the copies among them, as `core.replay.judging_order`.
 
     Args:
         signals: columns of `SIGNAL_SCHEMA`: all due rows of their devices.

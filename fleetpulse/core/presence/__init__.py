@@ -2,5 +2,6 @@
 
 It imports `core.rows`, `core.times`, `core.text` and `core.messages`. `core.device`, `core.fold`
 and every package that may import ``core`` may import it.
-Start reading with ``coverage.py``; ``presence_time.py`` classifies the clocks of devices.
+Start reading with ``coverage.py``; ``presence_time.py`` decides which signals are late or have a
+wrong clock.
 """

@@ -1,4 +1,6 @@
-"""Presence time: the instant at which a signal proves that its device was alive.
+"""Presence time of signals, late signals, and faults of device clocks.
+
+Presence time is the instant at which a signal proves that its device was alive.
 
 Rule 1: a device that sends signals within its timeout is never offline for silence, even if its
 clock is wrong. A signal with a clock fault counts at ``received_at``.
@@ -20,7 +22,9 @@ FAULTS: Final = (Trust.INVALID, Trust.AHEAD, Trust.BEHIND)  # clock faults: the 
 
 
 def classify_event_time(row: Row, frontier_ms: int | None, max_clock_lead_ms: int, max_backlog_ms: int) -> Trust:
-    """Classify the event time of a signal.
+    """Classify the event time of a signal: on time, late, or a clock fault.
+
+    A signal is late if its event time lies at or before the frontier.
 
     Args:
         row: a signal.

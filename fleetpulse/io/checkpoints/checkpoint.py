@@ -1,4 +1,4 @@
-"""Position of a checkpoint, read from its files without Spark or the job."""
+"""Position of a checkpoint, read from its files without Spark; its move to another path."""
 
 import json
 from contextlib import suppress
