@@ -1,12 +1,15 @@
-"""Canaries of a bridge: signed with the key of the home, and never with a password."""
+"""Segments of a bridge on a full disk and at their largest size; signatures of its canaries."""
 
+import errno
 import hashlib
 import hmac
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fleetpulse.io.ingest.segments import list_segments
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.subscriber import Arrived
 from streaming.bridge.bridge import Bridge, BridgeSettings
@@ -15,10 +18,10 @@ from tests.support.fake_source import Records
 pytestmark = pytest.mark.unit
 
 
-def bridge(folder: Path, key: bytes, source: Records) -> Bridge:
+def bridge(folder: Path, key: bytes, source: Records, **settings: Any) -> Bridge:
     paths = folder / "segments", None, folder / "run" / "status.json"
     address = BrokerAddress("h", 1, "fleet", "hunter2")
-    return Bridge(BridgeSettings(*paths, address, "", source_factory=lambda: source, canary_key=key))
+    return Bridge(BridgeSettings(*paths, address, "", source_factory=lambda: source, canary_key=key, **settings))
 
 
 def test_a_canary_does_not_disclose_the_password_of_the_broker(tmp_path: Path) -> None:
@@ -35,3 +38,40 @@ def test_a_restarted_bridge_recognises_its_earlier_canaries_by_the_key(key: byte
     source.coming = [Arrived(before.canary_topic, before.canary(1), False, (1, 1))]
     after.step()
     assert after.intake.counts["stale_canaries"] == passed
+
+
+def heartbeats(*numbers: int) -> list[Arrived]:
+    return [Arrived("fleet/s/d/heartbeat", b"{}", False, (1, number)) for number in numbers]
+
+
+def test_a_message_is_acknowledged_only_after_the_full_disk_has_taken_its_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Records()
+    filling = bridge(tmp_path, b"key", source, flush_interval_s=3600)
+    filling.step()
+    source.coming = heartbeats(1)
+    filling.step()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("streaming.bridge.bridge.write_segment", fail)
+        assert not filling.flush()
+    assert (filling.problem, source.acknowledged) == ("disk full", [])
+    assert filling.flush()
+    assert filling.problem is None and (1, 1) in source.acknowledged
+
+
+def test_a_segment_is_written_at_once_when_it_has_its_largest_number_of_rows(tmp_path: Path) -> None:
+    source = Records()
+    filling = bridge(tmp_path, b"key", source, flush_interval_s=3600, max_rows=3)
+    filling.step()
+    before = len(list_segments(filling.settings.segments_dir))
+    written: list[int] = []
+    for numbers in ((1, 2), (3,)):
+        source.coming = heartbeats(*numbers)
+        filling.step()
+        written.append(len(list_segments(filling.settings.segments_dir)) - before)
+    assert written == [0, 1] and {(1, 1), (1, 2), (1, 3)} <= {*source.acknowledged}
