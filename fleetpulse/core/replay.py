@@ -25,8 +25,8 @@ class Deployment:
     """Settings of an installation that affect judging. Durations in milliseconds.
 
     Attributes:
-        allowed_lateness_ms: allowed lateness of a message: distance of the frontier behind the newest
-            ``received_at``; at least one second. `classify_event_time` finds late signals.
+        allowed_lateness_ms: allowed lateness of a message: covered time by which the frontier is behind
+            the newest ``received_at``; at least one second. `classify_event_time` finds late signals.
         max_clock_lead_ms: longest lead of a device's clock over ``received_at``; above it, the
             signal has a clock fault.
         max_backlog_ms: greatest age of a message when it is received; above it, the signal has a
