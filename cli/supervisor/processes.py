@@ -333,6 +333,7 @@ class Run:
                 limits=limits,
                 tls=listener_tls(self.home, settings),
                 plain=plain,
+                identity=self.home.identity(),
             )
             address = self.broker.start()
         self.address = address

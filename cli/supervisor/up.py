@@ -17,6 +17,7 @@ from cli.supervisor.screen import Screen
 from cli.supervisor.sidecars import AirflowSidecar, ClassArchiveSidecar, PublisherSidecar, airflow_port
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import Policy
+from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import EVERYONE
 from fleetpulse.io.home.command_spool import spool
@@ -204,12 +205,13 @@ def _access_examples(home: Home, address: BrokerAddress) -> list[str]:
     They do not show the fleet's own password, which has all permissions.
     """
     where = f"-h {address.host} -p {address.port}"
+    device = "main/my-device" if home.identity() is DeviceIdentity.SITE_AND_ID else "my-device"
     if address.tls is not None:
         where += f" --cafile {address.tls.ca}" if address.tls.ca else " --tls-use-os-certs"
     return [
         f"broker: {address.host}:{address.port}",
-        f"grant:  PASSWORD=$(./fleet access grant my-device --home {home.path})",
-        f'try:    mosquitto_pub {where} -u my-device -P "$PASSWORD" -q 1 -t fleet/main/my-device/heartbeat '
+        f"grant:  PASSWORD=$(./fleet access grant {device} --home {home.path})",
+        f'try:    mosquitto_pub {where} -u {device} -P "$PASSWORD" -q 1 -t fleet/main/my-device/heartbeat '
         "-m '{\"ts\": '$(date +%s)000'}'",
-        f"then:   ./fleet listen --home {home.path}    and    ./fleet device my-device --home {home.path}",
+        f"then:   ./fleet listen --home {home.path}    and    ./fleet device {device} --home {home.path}",
     ]

@@ -28,10 +28,11 @@ def register(app: typer.Typer) -> None:
 
 @access.command("grant")
 def grant(
-    name: Annotated[str, typer.Argument(help="User name; for a device, its id.")],
+    name: Annotated[str, typer.Argument(help="User name; for a device, its id or SITE/ID.")],
     role: Annotated[Role, typer.Option("--role", help="watcher: read all topics; operator: also publish.")] = Role.DEVICE,
     publishes_for: Annotated[
-        list[str] | None, typer.Option("--for", help="Device that a gateway publishes for; repeatable.")
+        list[str] | None,
+        typer.Option("--for", metavar="DEVICE", help="Device that a gateway publishes for, ID or SITE/ID; repeatable."),
     ] = None,
     nodes: Annotated[
         list[str] | None, typer.Option("--sparkplug", metavar="GROUP/NODE", help="Sparkplug edge node; repeatable.")
@@ -50,13 +51,14 @@ def grant(
 ) -> None:
     """Grant a device, a watcher or an operator access to the broker.
 
-    The password is shown only once. For an existing name, a new password or certificate replaces
-    the old one.
+    An id alone holds at any site, SITE/ID at that site only. The password is shown only once. For an
+    existing name, a new password or certificate replaces the old one.
     """
-    Home(home).record()  # raises if there is no fleet, for example after a typing error
+    identity = Home(home).identity()  # raises if there is no fleet, for example after a typing error
+    what = (publishes_for or [], nodes or [], topics or [], identity)
     advice = f"connect with a client id that others cannot guess, such as {rules.suggested_client_id(name)}"
     if certificate is not None:
-        rules.grant_certificate(Home(home).broker, name, role, certificate, publishes_for or [], nodes or [], topics or [])
+        rules.grant_certificate(Home(home).broker, name, role, certificate, *what)
         note = _renewed(home)
         from fleetpulse.settings import load_settings  # takes 0.1 s
 
@@ -64,7 +66,7 @@ def grant(
             note += "; the broker uses certificates only with the setting broker_client_authority"
         typer.echo(f'"{name}" has access as {role} with the certificate "{certificate}"{note}; {advice}', err=True)
         return
-    password = rules.grant(Home(home).broker, name, role, publishes_for or [], nodes or [], topics or [])
+    password = rules.grant(Home(home).broker, name, role, *what)
     note = _renewed(home)
     # Wait until the broker accepts the password, so that it can be used at once.
     address = load_address(Home(home).run("broker")) if note else None
@@ -158,7 +160,8 @@ def rules_for(
     service = BrokerAddress("", 0, rules.SERVICE_USER, "REPLACE-THIS")
     mappings = load_mappings(Home(home))
     of_nats = rules.nats_rules(service, known, mappings, certificates=certificates)
-    typer.echo(rules.mosquitto_rules(known, mappings) if mosquitto else of_nats, nl=False)
+    of_mosquitto = rules.mosquitto_rules(known, mappings, Home(home).identity())
+    typer.echo(of_mosquitto if mosquitto else of_nats, nl=False)
 
 
 def _renewed(home: Path) -> str:

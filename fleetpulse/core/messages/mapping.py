@@ -136,20 +136,29 @@ class MappingRule:
         return "/".join(levels)
 
     def is_of(self, device_id: str, topic_filter: str) -> bool:
-        """Return whether the rule finds no other device in the topics of an MQTT topic filter."""
+        """Return whether the rule finds no other device in the topics of an MQTT topic filter.
+
+        Args:
+            device_id: id of the device, or ``site/id``: then a device at another site is another device.
+            topic_filter: filter of topics that another rule, or this one, gives the device.
+        """
         if self.ignores or not overlap(self.subscription, topic_filter):
             return True
-        if "device" in self.ids or "device" in self.constants:
-            return "device" not in self.ids and self.constants["device"] == device_id
-        at = next(place for place, level in enumerate(self.topic) if placeholder(level) == "device")
+        return all(self._always_finds(name, word, topic_filter) for name, word in _words_of(device_id).items())
+
+    def _always_finds(self, name: str, word: str, topic_filter: str) -> bool:
+        """Return whether the site or the device is a certain word in all topics of an MQTT topic filter."""
+        if name in self.ids or name in self.constants:
+            return name not in self.ids and self.constants[name] == word
+        at = next(place for place, level in enumerate(self.topic) if placeholder(level) == name)
         several = next((place for place, level in enumerate(self.topic) if is_several(level)), len(self.topic))
         levels = topic_filter.split("/")
         if at < several:
-            return levels[at : at + 1] == [device_id]
+            return levels[at : at + 1] == [word]
         if levels[-1] == "#":
-            return False  # the place of the device depends on the length of the topic
+            return False  # the place of the word depends on the length of the topic
         end = max(0, len(levels) - (len(self.topic) - at - 1))
-        return _JOINT.join(levels[at if at == several else end - 1 : end]) == device_id
+        return _JOINT.join(levels[at if at == several else end - 1 : end]) == word
 
     def match(self, topic: str) -> dict[str, str] | None:
         """Return the words of the placeholders in a topic; None if the pattern does not match."""
@@ -169,6 +178,12 @@ class MappingRule:
         if placeholder(self.topic[0]) and (levels[0] in RESERVED_LEVELS or levels[0].startswith("$")):
             return None
         return found
+
+
+def _words_of(device_id: str) -> dict[str, str]:
+    """Return the words of the placeholders that a device's id defines: that of ``site`` only if the id has one."""
+    site, separator, name = device_id.rpartition("/")
+    return {"site": site, "device": name} if separator else {"device": name}
 
 
 def placeholder(level: str) -> str | None:
@@ -216,10 +231,14 @@ class Mappings:
 
         A rule that finds the device in the payload has none, since its topics are open to any device.
         Neither has a rule whose topics another rule may decode as messages of another device.
+
+        Args:
+            device_id: id of the device, at any site; or ``site/id``, at that site only.
         """
-        in_topic = (rule for rule in self.rules if "device" not in rule.ids and not rule.ignores)
-        of_device = (rule for rule in in_topic if rule.constants.get("device", device_id) == device_id)
-        filters = dict.fromkeys(rule.filter_of({"device": device_id}) for rule in of_device)
+        words = _words_of(device_id)
+        in_topic = (rule for rule in self.rules if not rule.ids.keys() & words and not rule.ignores)
+        of_device = (rule for rule in in_topic if all(rule.constants.get(name, word) == word for name, word in words.items()))
+        filters = dict.fromkeys(rule.filter_of(words) for rule in of_device)
         alone = (one for one in filters if all(rule.is_of(device_id, one) for rule in self.rules))
         return tuple(one for one in alone if one.partition("/")[0] not in RESERVED_LEVELS)
 

@@ -86,8 +86,8 @@ class _RuleParser:
             self._fault(f"{name} must be a path in the payload; only site, device, kind and gateway can be constants")
         kind = self._kind(constants)
         known = {*map(placeholder, levels), *constants, *ids, *(["kind"] if kind else [])}
-        for name in PLACEHOLDERS:  # access rules rely on one source of the device
-            given = [*map(placeholder, levels)].count(name) + (name == "device" and name in self._table)
+        for name in PLACEHOLDERS:  # access rules rely on one source of the device, and of its site
+            given = [*map(placeholder, levels)].count(name) + (name in ("device", "site") and name in self._table)
             if given > 1:
                 self._fault(f"{name} has {given} sources; keep one of them")
         for name in () if constants.get("kind") == IGNORE else ("site", "device", "kind"):

@@ -1,7 +1,8 @@
 """Access rules of the embedded broker: users, roles and the topics of each.
 
-Rule 1: a device's user name is its id, and the device publishes only under that id, at any site.
-A Sparkplug edge node publishes under its group and node, for all of its devices.
+Rule 1: a device's user name is its id, and the device publishes only under that id. An id with a site,
+``site/id``, holds at that site only; an id alone holds at any site, and is refused if site and id
+identify a device. A Sparkplug edge node publishes under its group and node, for all of its devices.
 Rule 2: the broker stores only the hash of a password; the password is shown once, when created.
 Rule 3: a user has a password or a certificate. Users of certificates have no password, so they are
 in the rules only if the listener requires certificates.
@@ -24,6 +25,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages.mapping import NO_MAPPINGS, RESERVED_LEVELS, Mappings
 from fleetpulse.core.messages.sparkplug import COMMANDS, FILTERS, PREFIX, STATE
 from fleetpulse.core.messages.verdicts import PUBLISHED
+from fleetpulse.core.presence.identities import SEPARATOR, DeviceIdentity, topic_of
 from fleetpulse.core.rows import ALERTS, FAILURES, FROM_DEVICES, Kind
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.broker_api import INBOX
@@ -32,6 +34,8 @@ from fleetpulse.io.system.secret_files import write_secret
 SERVICE_USER: Final = "fleet"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 _NODE: Final = re.compile(f"{_NAME.pattern}/{_NAME.pattern}")
+_DEVICE: Final = re.compile(f"(?:{_NAME.pattern}/)?{_NAME.pattern}")
+_ANY_SITE: Final = "+"
 _KINDS: Final = sorted(kind.value for kind in FROM_DEVICES)
 _NOTHING: Final = ["_nothing"]  # an empty list would allow everything
 _HEARD: Final = ("fleet/#", f"{ALERTS}/#", f"{FAILURES}/#", *PUBLISHED)  # watchers and operators may subscribe
@@ -64,7 +68,8 @@ class Grant:
         name: user name.
         role: role of the user.
         hashed: bcrypt hash of the password; empty for a user with a certificate.
-        devices: device ids the user publishes for: its own id, or the ids behind a gateway.
+        devices: device ids the user publishes for: its own id, or the ids behind a gateway. Each is an
+            id, or ``site/id`` for that site only.
         nodes: Sparkplug edge nodes the user publishes as, each ``GROUP/NODE``.
         certificate: subject of the user's certificate, or a name in it; empty for a user with a
             password.
@@ -124,23 +129,26 @@ def grant(
     devices: Sequence[str] = (),
     nodes: Sequence[str] = (),
     topics: Sequence[str] = (),
+    identity: DeviceIdentity = DeviceIdentity.ID,
 ) -> str:
     """Grant a user access and return its new password; replace an existing grant.
 
     Args:
         folder: folder of the broker.
-        name: user name of letters, digits and ``. _ : @ -``; for a device, its id.
+        name: user name of letters, digits and ``. _ : @ -``; for a device, its id or ``site/id``.
         role: role of the user.
-        devices: device ids a gateway publishes for. A device without ``devices`` and ``nodes``
-            publishes for itself.
+        devices: device ids a gateway publishes for, each an id or ``site/id``. A device without
+            ``devices`` and ``nodes`` publishes for itself.
         nodes: Sparkplug edge nodes the user publishes as, each ``GROUP/NODE``.
         topics: MQTT topic filters on which a gateway publishes for any device, by a mapping.
+        identity: identity scheme of the home's devices.
 
     Raises:
         FleetError: a name or topic filter is malformed, the user name is reserved for fleetpulse or
-            is a granted certificate, or a role other than device is given devices, nodes or topics.
+            is a granted certificate, a role other than device is given devices, nodes or topics, or
+            a device has no site although site and id identify a device.
     """
-    _check(name, role, devices, nodes, topics)
+    _check(name, role, devices, nodes, topics, identity)
     import bcrypt
 
     password = secrets.token_urlsafe(24)
@@ -157,6 +165,7 @@ def grant_certificate(
     devices: Sequence[str] = (),
     nodes: Sequence[str] = (),
     topics: Sequence[str] = (),
+    identity: DeviceIdentity = DeviceIdentity.ID,
 ) -> None:
     """Grant the owner of a certificate access; replace an existing grant of the user.
 
@@ -169,11 +178,12 @@ def grant_certificate(
         devices: see `grant`.
         nodes: see `grant`.
         topics: see `grant`.
+        identity: see `grant`.
 
     Raises:
         FleetError: see `grant`; or the certificate is malformed, or belongs to another user.
     """
-    _check(name, role, devices, nodes, topics)
+    _check(name, role, devices, nodes, topics, identity)
     certificate = certificate.strip()
     if not certificate or not certificate.isprintable() or len(certificate) > _LONGEST_SUBJECT:
         raise FleetError(
@@ -195,21 +205,31 @@ def suggested_client_id(name: str) -> str:
     A client that connects with the client id of another user's session replaces it. The broker
     cannot prevent that (`docs/adr/0038-mqtt-client-ids.md`).
     """
-    return f"{name.replace('.', '-')}-{secrets.token_hex(8)}"  # NATS refuses dots
+    return f"{re.sub('[./]', '-', name)}-{secrets.token_hex(8)}"  # NATS refuses dots
 
 
 def _own(name: str, role: Role, devices: Sequence[str], nodes: Sequence[str]) -> tuple[str, ...]:
     return tuple(devices) if devices or nodes or role is not Role.DEVICE else (name,)
 
 
-def _check(name: str, role: Role, devices: Sequence[str], nodes: Sequence[str], topics: Sequence[str]) -> None:
+def _check(
+    name: str, role: Role, devices: Sequence[str], nodes: Sequence[str], topics: Sequence[str], identity: DeviceIdentity
+) -> None:
     if name == SERVICE_USER:
         raise FleetError(f'the user name "{SERVICE_USER}" is reserved for fleetpulse; choose another', code="user-reserved")
     for one in (name, *devices):
-        if not _NAME.fullmatch(one):
+        if not (_DEVICE if role is Role.DEVICE else _NAME).fullmatch(one):
             raise FleetError(
-                f"a user name has 1 to 128 letters, digits and . _ : @ -, and starts with a letter or digit; got {one!a}",
+                f"a user name has 1 to 128 letters, digits and . _ : @ -, and starts with a letter or digit; that of a device "
+                f"may follow a site and a slash; got {one!a}",
                 code="user-name-invalid",
+            )
+    for one in _own(name, role, devices, nodes):
+        if identity is DeviceIdentity.SITE_AND_ID and SEPARATOR not in one:
+            raise FleetError(
+                f'this home identifies a device by site and id (identity = "{identity}"), so a grant must name both; got '
+                f'"{one}"; write SITE/{one}, such as "oslo/{one}"',
+                code="device-without-site",
             )
     for node in nodes:
         if not _NODE.fullmatch(node):
@@ -343,10 +363,10 @@ def _topics(one: Grant, mappings: Mappings) -> tuple[list[str], list[str]]:
     """Return the MQTT topic filters that a user may publish on and subscribe to."""
     if one.role is not Role.DEVICE:
         return [*_SENT] if one.role is Role.OPERATOR else [], [*_HEARD]
-    may_send = [f"fleet/+/{own}/{kind}" for own in one.devices for kind in _KINDS]
+    may_send = [topic_of(own, kind, _ANY_SITE) for own in one.devices for kind in _KINDS]
     may_send += [mapped for own in one.devices for mapped in mappings.filters_of_device(own)]
     may_send += one.topics
-    may_hear = [f"fleet/+/{own}/{Kind.CONTROL.value}" for own in one.devices]
+    may_hear = [topic_of(own, Kind.CONTROL.value, _ANY_SITE) for own in one.devices]
     for group, node in (each.split("/") for each in one.nodes):
         may_send += [filtered.replace("+", group, 1).replace("+", node, 1) for filtered in FILTERS]
         may_hear += [f"{PREFIX}{group}/{command}/{node}{more}" for command in COMMANDS for more in ("", "/#")]
@@ -365,22 +385,27 @@ def _reserved(may_send: Sequence[str]) -> list[str]:
     return [f"{level}/#" for level in (*RESERVED_LEVELS, *_INTERNAL_LEVELS) if level not in granted]
 
 
-def mosquitto_rules(known: Iterable[Grant], mappings: Mappings = NO_MAPPINGS) -> str:
+def mosquitto_rules(
+    known: Iterable[Grant], mappings: Mappings = NO_MAPPINGS, identity: DeviceIdentity = DeviceIdentity.ID
+) -> str:
     """Return the same rules as a Mosquitto ``acl_file``.
 
-    The rules of devices are patterns on the user name. A user with a certificate has its subject as
-    user name (``use_subject_as_username``).
+    The rules of devices are patterns on the user name, which has the site if site and id identify a
+    device. A user with a certificate has its subject as user name (``use_subject_as_username``).
     """
-    lines = ["# devices: the user name is the device id"]
-    lines += [f"pattern write fleet/+/%u/{kind}" for kind in _KINDS]
-    lines += [f"pattern read fleet/+/%u/{Kind.CONTROL.value}", "", "# the bridge", f"user {SERVICE_USER}", "topic readwrite #"]
+    has_site = identity is DeviceIdentity.SITE_AND_ID
+    own = "fleet/%u" if has_site else "fleet/+/%u"
+    lines = [f"# devices: the user name is {'site/id' if has_site else 'the device id'}"]
+    lines += [f"pattern write {own}/{kind}" for kind in _KINDS]
+    lines += [f"pattern read {own}/{Kind.CONTROL.value}", "", "# the bridge", f"user {SERVICE_USER}", "topic readwrite #"]
     for one in known:
-        is_own = one.role is Role.DEVICE and one.devices == (one.login,)
-        if is_own and not (one.nodes or one.topics or mappings.filters_of_device(one.login)):
+        is_own = one.login in one.devices and (SEPARATOR in one.login) == has_site  # as the patterns have it
+        more = one.nodes or one.topics or mappings.filters_of_device(one.login)
+        if is_own and one.devices == (one.login,) and not more:
             continue
         lines += ["", f"user {one.login}"]
-        if one.login not in one.devices and _NAME.fullmatch(one.login):  # no device, but the patterns apply
-            lines.append(f"topic deny fleet/+/{one.login}/#")
+        if not is_own and _DEVICE.fullmatch(one.login):  # the patterns apply to any user
+            lines.append(f"topic deny {own.replace('%u', one.login)}/+")
         may_send, may_hear = _topics(one, mappings)
         lines += [f"topic deny {topic}" for topic in _reserved(may_send)]
         lines += [f"topic write {topic}" for topic in may_send] + [f"topic read {topic}" for topic in may_hear]

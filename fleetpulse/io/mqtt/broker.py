@@ -27,6 +27,7 @@ from fleetpulse.core import broker_defaults
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages.mapping import Mappings
 from fleetpulse.core.messages.mapping_file import parse_mappings
+from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.io.mqtt import codec
 from fleetpulse.io.mqtt.acl import SERVICE_USER, access_lock, grants, nats_rules, quoted
 from fleetpulse.io.mqtt.address import DEFAULT_PORT, MAX_PAYLOAD_BYTES, BrokerAddress, Tls
@@ -125,6 +126,7 @@ class Broker:
         limits: limits of connections, store and log; None for the defaults.
         tls: TLS files of the listener; None for an unencrypted one.
         plain: whether an unencrypted listener beyond the loopback interface is requested.
+        identity: identity scheme of the home's devices.
     """
 
     def __init__(
@@ -139,6 +141,7 @@ class Broker:
         limits: BrokerLimits | None = None,
         tls: ListenerTls | None = None,
         plain: bool = False,
+        identity: DeviceIdentity = DeviceIdentity.ID,
     ) -> None:
         self.folder = broker_dir.absolute()
         self.log = log
@@ -149,6 +152,7 @@ class Broker:
         self.limits = limits or BrokerLimits()
         self.tls = tls
         self.plain = plain
+        self.identity = identity
         self._running: subprocess.Popen[bytes] | None = None
         self._cleaner: SessionCleaner | None = None
 
@@ -200,7 +204,7 @@ class Broker:
             self._await_ready(address)
         self._limit_streams(address, limits)
         self._cleaner = SessionCleaner(
-            self.folder, self._running.pid, address, lambda client_id: _end_session(address, client_id)
+            self.folder, self._running.pid, address, lambda client_id: _end_session(address, client_id), self.identity
         )
         self._cleaner.start()
         return address

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fleetpulse.core.messages.sparkplug import COMMANDS
+from fleetpulse.core.presence.identities import DeviceIdentity, joined
 from fleetpulse.core.rows import Kind
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.broker_api import Ask, broker_api
@@ -56,19 +57,19 @@ class Session:
     owner: str | None
 
     @classmethod
-    def parse(cls, record: Mapping[str, Any]) -> "Session":
-        """Parse a record of NATS: a message of the stream `_SESSIONS`."""
+    def parse(cls, record: Mapping[str, Any], identity: DeviceIdentity) -> "Session":
+        """Parse a record of NATS, a message of the stream `_SESSIONS`, by the identity scheme of devices."""
         content = json.loads(base64.b64decode(record["data"]))
         subjects: Collection[str] = content.get("subs") or ()
-        owners = sorted(owner for owner in map(_owner, subjects) if owner)
+        owners = sorted(owner for owner in (_owner(subject, identity) for subject in subjects) if owner)
         return cls(str(content["id"]), int(record["seq"]), owners[0] if owners else _OTHERS if subjects else None)
 
 
-def _owner(subject: str) -> str:
+def _owner(subject: str, identity: DeviceIdentity) -> str:
     """Return the device or edge node whose commands have a NATS subject; empty for any other subject."""
     levels = subject.split(".")
     if len(levels) == 4 and levels[0] == "fleet" and levels[3] == Kind.CONTROL.value:
-        return levels[2]
+        return joined(levels[1], levels[2]) if identity is DeviceIdentity.SITE_AND_ID else levels[2]
     if len(levels) > 3 and levels[0] == _SPARKPLUG and levels[2] in COMMANDS:
         return f"{levels[1]}/{levels[3]}"
     return _OTHERS
@@ -121,10 +122,19 @@ class SessionCleaner:
         pid: process id of the server.
         address: address with the broker's own user and password.
         end_session: function that connects with a client id and a clean session, which ends the session.
+        identity: identity scheme of devices.
     """
 
-    def __init__(self, folder: Path, pid: int, address: BrokerAddress, end_session: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        pid: int,
+        address: BrokerAddress,
+        end_session: Callable[[str], None],
+        identity: DeviceIdentity = DeviceIdentity.ID,
+    ) -> None:
         self._folder, self._pid, self._address, self._end_session = folder, pid, address, end_session
+        self._identity = identity
         self._sessions = Sessions()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sessions", daemon=True)
@@ -154,7 +164,7 @@ class SessionCleaner:
             ValueError: the server refused a request.
         """
         with broker_api(self._folder, self._pid, self._address) as ask, ThreadPoolExecutor(_AT_ONCE) as pool:
-            for session in _new_sessions(ask, self._sessions.read_through + 1):
+            for session in _new_sessions(ask, self._sessions.read_through + 1, self._identity):
                 self._sessions.add(session)
             connected = _connected(ask)
             own = own_sessions(self._folder)
@@ -174,12 +184,12 @@ def own_sessions(folder: Path) -> tuple[str, ...]:
     return (*secrets, *map(session_prefix, secrets))
 
 
-def _new_sessions(ask: Ask, sequence: int) -> Iterator[Session]:
+def _new_sessions(ask: Ask, sequence: int, identity: DeviceIdentity) -> Iterator[Session]:
     for _ in range(_MOST_RECORDS):
         record = _record(ask, {"seq": sequence, "next_by_subj": "$MQTT.sess.>"})
         if record is None:
             return
-        session = Session.parse(record)
+        session = Session.parse(record, identity)
         sequence = session.sequence + 1
         yield session
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 from itertools import product
 from typing import Any
 
@@ -262,8 +263,7 @@ def test_a_topic_that_only_the_subscription_of_a_rule_covers_is_ignored() -> Non
 
 def test_subscriptions_leave_out_covered_filters() -> None:
     topics = ("a/{device...}", "a/{device}/state", "b/+/{device}", "b/{site}/{device}", "{device}/status")
-    table = {"site": "h", "kind": "telemetry"}
-    mappings = parse_mappings({"mapping": [{**table, "topic": topic} for topic in topics]}, compile_path)
+    mappings = parse_mappings({"mapping": [_with_site({"topic": topic}) for topic in topics]}, compile_path)
     assert mappings.subscriptions() == ("a/#", "b/+/+", "+/status")
 
 
@@ -304,24 +304,52 @@ def test_a_filter_of_a_device_overlaps_with_no_rule_that_finds_another(
     others: list[dict[str, Any]], filters: tuple[str, ...]
 ) -> None:
     rules = [{"topic": "a/{device}/{metric}"}, *others]
-    mappings = parse_mappings({"mapping": [{"site": "h", "kind": "telemetry", **one} for one in rules]}, compile_path)
+    mappings = parse_mappings({"mapping": [_with_site(one) for one in rules]}, compile_path)
     assert mappings.filters_of_device("pump") == filters
+
+
+def _with_site(table: dict[str, Any]) -> dict[str, Any]:
+    has_site = "site" in table or "{site" in table["topic"]
+    return {"kind": "telemetry", **table} if has_site else {"site": "h", "kind": "telemetry", **table}
+
+
+@pytest.mark.parametrize(
+    ("others", "filters"),
+    [
+        ([], ("a/oslo/pump",)),
+        ([{"topic": "b/{site}/{device}/{metric}"}], ("a/oslo/pump", "b/oslo/pump/+")),
+        ([{"topic": "b/{device}", "site": "oslo"}], ("a/oslo/pump", "b/pump")),
+        ([{"topic": "b/{device}", "site": "turku"}], ("a/oslo/pump",)),
+        ([{"topic": "b/{device}", "site": {"path": "s"}}], ("a/oslo/pump",)),
+        ([{"topic": "a/+/{device}", "site": "turku"}], ()),
+        ([{"topic": "a/+/{device}", "site": "oslo"}], ("a/oslo/pump",)),
+        ([{"topic": "{site}/oslo/{device}"}], ("oslo/oslo/pump",)),
+    ],
+)
+def test_a_filter_of_a_device_at_a_site_overlaps_with_no_rule_that_finds_another_site(
+    others: list[dict[str, Any]], filters: tuple[str, ...]
+) -> None:
+    tables = [{"topic": "a/{site}/{device}"}, *others]
+    mappings = parse_mappings({"mapping": [_with_site(one) for one in tables]}, compile_path)
+    assert mappings.filters_of_device("oslo/pump") == filters
 
 
 def test_no_topic_of_a_device_is_a_message_of_another() -> None:
     """Random rules over random topics: whatever the filters of a device match, each rule finds that device."""
     chance, rest = random.Random(3), ("a", "pump", "other", "+", "{site}", "{site...}", "{metric...}", "{kind}")
     topics = ["/".join(levels) for size in range(2, 6) for levels in product(("a", "pump", "other"), repeat=size)]
-    checked = 0
+    checked = Counter[str]()
     for _ in range(300):
         drawn = [["a", *chance.sample([chance.choice(("{device}", "{device...}")), chance.choice(rest)], 2)] for _ in range(2)]
         tables = [{"topic": "/".join([*one, *chance.choices(("a", "+"), k=chance.randint(0, 1))])} for one in drawn]
         try:
-            mappings = parse_mappings({"mapping": [{"site": "h", "kind": "telemetry", **one} for one in tables]}, compile_path)
+            mappings = parse_mappings({"mapping": [_with_site(one) for one in tables]}, compile_path)
         except FleetError:  # two placeholders for several levels
             continue
-        filters = mappings.filters_of_device("pump")
-        for topic in (one for one in topics if any(covers(allowed, one) for allowed in filters)):
-            assert {words["device"] for _, words in mappings.match(topic)} <= {"pump"}, (tables, filters, topic)
-            checked += 1
-    assert checked > 500, "the rules must grant something"
+        for device_id, names in (("pump", ("device",)), ("other/pump", ("site", "device"))):
+            filters = mappings.filters_of_device(device_id)
+            for topic in (one for one in topics if any(covers(allowed, one) for allowed in filters)):
+                found = {"/".join(words[name] for name in names) for _, words in mappings.match(topic)}
+                assert found <= {device_id}, (tables, filters, topic)
+                checked[device_id] += 1
+    assert min(checked["pump"], checked["other/pump"]) > 50, "the rules must grant something"

@@ -7,6 +7,7 @@ import pytest
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages.mapping_file import parse_mappings
+from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.io.ingest.payload_paths import compile_path
 from fleetpulse.io.mqtt.acl import (
     Role,
@@ -44,7 +45,9 @@ def test_second_grant_replaces_the_password_and_revoke_removes_the_user(tmp_path
         revoke(tmp_path, "pump-1")
 
 
-@pytest.mark.parametrize("name", ["", "*", ">", "a.>/", "a b", "a/b", "+", "#", "_", "x" * 129, "fleet", "é", "a\n"])
+@pytest.mark.parametrize(
+    "name", ["", "*", ">", "a.>/", "a b", "a/b/c", "a/", "/a", "+/a", "+", "#", "_", "x" * 129, "fleet", "é", "a\n"]
+)
 def test_grant_refuses_names_that_are_patterns_or_reserved(name: str, tmp_path: Path) -> None:
     with pytest.raises(FleetError):
         grant(tmp_path, name, Role.DEVICE)
@@ -113,6 +116,47 @@ def test_nats_rules_limit_a_device_to_its_own_id(tmp_path: Path) -> None:
     assert "policy" not in rules
 
 
+def test_an_id_with_its_site_gives_the_topics_of_that_site_only(tmp_path: Path) -> None:
+    tables = [
+        {"topic": "tele/{site}/{device}", "kind": "telemetry"},
+        {"topic": "z/{device}", "site": "oslo", "kind": "telemetry"},
+        {"topic": "y/{device}", "site": "turku", "kind": "telemetry"},
+        {"topic": "x/{device}", "site": {"path": "site"}, "kind": "telemetry"},
+    ]
+    mappings = parse_mappings({"mapping": tables}, compile_path)
+    grant(tmp_path, "oslo/pump.1", Role.DEVICE, identity=DeviceIdentity.SITE_AND_ID)
+    (known,) = grants(tmp_path)
+    may_send, may_hear = _subjects(known, mappings)
+    kinds = ("birth", "death", "error", "heartbeat", "telemetry")
+    assert may_send == [*(f"fleet.oslo.pump//1.{kind}" for kind in kinds), "tele.oslo.pump//1", "z.pump//1"]
+    assert may_hear == ["fleet.oslo.pump//1.control"]
+    rules = mosquitto_rules([known], mappings)
+    assert "user oslo/pump.1\n" in rules and "topic write fleet/oslo/pump.1/heartbeat\n" in rules
+    assert "fleet/+/pump.1" not in rules
+
+
+def test_a_device_is_granted_with_its_site_where_that_is_a_part_of_its_identity(tmp_path: Path) -> None:
+    """One id at two sites is two devices there, and none must speak for the other."""
+    by_site = DeviceIdentity.SITE_AND_ID
+    for name, devices in (("pump-1", []), ("gate", ["oslo/pump-1", "pump-1"])):
+        with refused("device-without-site"):
+            grant(tmp_path, name, Role.DEVICE, devices, identity=by_site)
+        with refused("device-without-site"):
+            grant_certificate(tmp_path, name, Role.DEVICE, "CN=a", devices, identity=by_site)
+    with refused("user-name-invalid"):
+        grant(tmp_path, "oslo/ann", Role.OPERATOR)
+    assert grants(tmp_path) == []
+    grant(tmp_path, "ann", Role.OPERATOR, identity=by_site)
+    grant(tmp_path, "edge", Role.DEVICE, nodes=["plant/line"], identity=by_site)
+    grant(tmp_path, "oslo/pump-1", Role.DEVICE, identity=by_site)
+    grant(tmp_path, "gate", Role.DEVICE, ["oslo/pump-1"], identity=by_site)
+    rules = mosquitto_rules(grants(tmp_path), identity=by_site)
+    assert "pattern write fleet/%u/heartbeat\n" in rules
+    assert "user oslo/pump-1\n" not in rules, "the patterns are enough"
+    assert "user gate\ntopic deny fleet/gate/+\ntopic write fleet/oslo/pump-1/birth\n" in rules
+    assert "fleet/+" not in rules
+
+
 def test_edge_node_publishes_only_under_its_group_and_node(tmp_path: Path) -> None:
     grant(tmp_path, "edge", Role.DEVICE, nodes=["plant/line.1"])
     publishable, readable = _subjects(grants(tmp_path)[0])
@@ -121,7 +165,7 @@ def test_edge_node_publishes_only_under_its_group_and_node(tmp_path: Path) -> No
     commands = [f"spBv1//0.plant.{kind}.line//1" for kind in ("NCMD", "DCMD")]
     assert sorted(readable) == sorted([*commands, *(f"{one}.>" for one in commands), "spBv1//0.STATE.*"])
     rules = mosquitto_rules(grants(tmp_path))
-    assert "user edge\ntopic deny fleet/+/edge/#\ntopic write spBv1.0/plant/NBIRTH/line.1\n" in rules
+    assert "user edge\ntopic deny fleet/+/edge/+\ntopic write spBv1.0/plant/NBIRTH/line.1\n" in rules
     assert "topic write spBv1.0/plant/DBIRTH/line.1/+\n" in rules
     assert "topic read spBv1.0/STATE/+\n" in rules
     for malformed in ("plant", "plant/+", "plant/line/pump", "/line", "a b/c"):
@@ -162,8 +206,8 @@ def test_mosquitto_rules_have_patterns_for_devices_and_blocks_for_other_users(tm
     rules = mosquitto_rules(grants(tmp_path))
     assert "pattern write fleet/+/%u/heartbeat\n" in rules
     assert "pump-1" not in rules
-    assert "user gate\ntopic deny fleet/+/gate/#\ntopic write fleet/+/a/birth\n" in rules
-    assert "user eye\ntopic deny fleet/+/eye/#\ntopic read fleet/#\ntopic read fleetpulse/alert/#\n" in rules
+    assert "user gate\ntopic deny fleet/+/gate/+\ntopic write fleet/+/a/birth\n" in rules
+    assert "user eye\ntopic deny fleet/+/eye/+\ntopic read fleet/#\ntopic read fleetpulse/alert/#\n" in rules
 
 
 def test_users_with_certificates_have_no_password_and_are_left_out_unless_the_listener_maps_them(tmp_path: Path) -> None:
@@ -195,6 +239,7 @@ def test_two_users_never_have_the_same_login_which_would_stop_the_broker(tmp_pat
 
 def test_suggested_client_ids_are_valid_and_cannot_be_guessed() -> None:
     first, second = suggested_client_id("pump.1"), suggested_client_id("pump.1")
+    assert suggested_client_id("oslo/pump.1").startswith("oslo-pump-1-")
     assert first != second
     assert first.startswith("pump-1-") and "." not in first and len(first) >= len("pump-1-") + 16
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.mqtt.embedded_sessions import derived_client_id
 from fleetpulse.io.mqtt.session_cleanup import OF_DEVICE, OF_OTHERS, Session, Sessions, own_sessions
@@ -28,7 +29,13 @@ pytestmark = pytest.mark.unit
 def test_the_filters_of_a_session_name_its_owner(subjects: list[str], owner: str | None) -> None:
     content = {"id": "c", "subs": dict.fromkeys(subjects, 1)} if subjects else {"id": "c"}
     record = {"seq": 7, "data": base64.b64encode(json.dumps(content).encode()).decode()}
-    assert Session.parse(record) == Session("c", 7, owner)
+    assert Session.parse(record, DeviceIdentity.ID) == Session("c", 7, owner)
+
+
+def test_a_session_belongs_to_the_device_at_its_site_where_that_is_a_part_of_its_identity() -> None:
+    """A device at another site must not use up the sessions of this one."""
+    record = {"seq": 7, "data": base64.b64encode(b'{"id": "c", "subs": {"fleet.oslo.pump-1.control": 1}}').decode()}
+    assert Session.parse(record, DeviceIdentity.SITE_AND_ID).owner == "oslo/pump-1"
 
 
 def _known(owners: Iterable[str | None]) -> Sessions:
