@@ -7,7 +7,7 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -16,13 +16,99 @@ from fleetpulse.io.mqtt.address import BrokerAddress
 
 INBOX: Final = "$FLEET"  # first word of subjects of answers; MQTT filters such as "+/#" do not match a "$"
 _ANSWER_S: Final = 10.0
-Ask = Callable[[str, Mapping[str, Any]], dict[str, Any]]
-"""Function from a subject and the content of a request to the content of the answer."""
+_BATCH: Final = 1_000  # messages of one request
+_CONSUMER: Final = {"ack_policy": "none", "deliver_policy": "all", "headers_only": True, "mem_storage": True}
+_UNUSED_NS: Final = 60_000_000_000  # time after which the server removes a consumer that nobody uses
+
+
+class BrokerApi:
+    """Connection to the server at its own port.
+
+    Args:
+        connection: connection that is logged in.
+        lines: its received bytes.
+        inbox: subject of answers, to which it has subscribed.
+    """
+
+    def __init__(self, connection: socket.socket, lines: BinaryIO, inbox: str) -> None:
+        self._connection, self._lines, self._inbox = connection, lines, inbox
+
+    def __call__(self, subject: str, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request; return the content of the answer.
+
+        Raises:
+            OSError: the server does not answer.
+            ValueError: it refused the request.
+        """
+        self._send(subject, self._inbox, content)
+        return json.loads(self._next()[2])
+
+    def tell(self, subject: str, content: Mapping[str, Any]) -> None:
+        """Publish a message without an answer."""
+        self._send(subject, "", content)
+
+    def is_crowded(self, stream: str) -> bool:
+        """Return whether a stream is more than half full; False if it does not exist or has no limit."""
+        known = self(f"$JS.API.STREAM.INFO.{stream}", {})
+        if "error" in known:
+            return False
+        most = int(known["config"]["max_bytes"])
+        return 0 < most < 2 * int(known["state"]["bytes"])
+
+    def headers(self, stream: str) -> Iterator[tuple[str, int, dict[str, str]]]:
+        """Yield subject, number and headers of the messages of a stream, oldest first.
+
+        Do not send requests before the iterator ends or is abandoned after a batch.
+        """
+        config = {**_CONSUMER, "inactive_threshold": _UNUSED_NS}
+        made = self(f"$JS.API.CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config})
+        if error := made.get("error"):
+            raise ValueError(f"{stream}: {error['description']}")
+        name = made["name"]
+        try:
+            while batch := self._batch(stream, name):
+                yield from batch
+        finally:
+            self(f"$JS.API.CONSUMER.DELETE.{stream}.{name}", {})
+
+    def _batch(self, stream: str, name: str) -> list[tuple[str, int, dict[str, str]]]:
+        self._send(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}", self._inbox, {"batch": _BATCH, "no_wait": True})
+        found = list[tuple[str, int, dict[str, str]]]()
+        while len(found) < _BATCH:
+            words, headers, _ = self._next()
+            if len(words) == 3 or not words[2].startswith("$JS.ACK."):  # a status: there are no more
+                break
+            place = words[2].split(".")
+            found.append((words[0], int(place[place.index(stream) + 3]), headers))
+        return found
+
+    def _send(self, subject: str, inbox: str, content: Mapping[str, Any]) -> None:
+        body = json.dumps(dict(content))
+        self._connection.sendall(f"PUB {subject} {inbox} {len(body)}\r\n{body}\r\n".encode())
+
+    def _next(self) -> tuple[list[str], dict[str, str], bytes]:
+        """Return subject, subscription, answer subject and sizes of the next message, its headers, and its body."""
+        for line in self._lines:
+            verb, *words = line.decode(errors="replace").split()
+            if verb in ("MSG", "HMSG"):
+                received = self._lines.read(int(words[-1]) + 2)[:-2]
+                of_headers = int(words.pop(-2)) if verb == "HMSG" else 0
+                return words, _headers(received[:of_headers]), received[of_headers:]
+            if verb == "PING":
+                self._connection.sendall(b"PONG\r\n")
+            elif verb == "-ERR":
+                raise ValueError(line.decode(errors="replace").strip())
+        raise ValueError("the connection was closed")
+
+
+def _headers(lines: bytes) -> dict[str, str]:
+    pairs = (line.partition(":") for line in lines.decode(errors="replace").split("\r\n")[1:] if line)
+    return {name: value.strip() for name, _, value in pairs}
 
 
 @contextmanager
-def broker_api(folder: Path, pid: int, address: BrokerAddress) -> Iterator[Ask]:
-    """Connect to a running broker, and yield a function that sends it requests.
+def broker_api(folder: Path, pid: int, address: BrokerAddress) -> Iterator[BrokerApi]:
+    """Connect to a running broker, and yield the connection.
 
     Args:
         folder: folder of the broker.
@@ -34,10 +120,11 @@ def broker_api(folder: Path, pid: int, address: BrokerAddress) -> Iterator[Ask]:
         ValueError: it refused the login or a request.
     """
     with socket.create_connection(_local(folder, pid), timeout=_ANSWER_S) as connection, connection.makefile("rb") as lines:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a message without an answer delays no request
         login = {"verbose": False, "user": address.username, "pass": address.password, "lang": "fleetpulse", "version": "1"}
-        inbox = f"{INBOX}.{secrets.token_hex(8)}".encode()
-        connection.sendall(b"CONNECT %b\r\nSUB %b 1\r\n" % (json.dumps(login).encode(), inbox))
-        yield lambda subject, content: _asked(connection, lines, inbox, subject, content)
+        inbox = f"{INBOX}.{secrets.token_hex(8)}"
+        connection.sendall(f"CONNECT {json.dumps({**login, 'headers': True})}\r\nSUB {inbox} 1\r\n".encode())
+        yield BrokerApi(connection, lines, inbox)
 
 
 def _local(folder: Path, pid: int) -> tuple[str, int]:
@@ -51,17 +138,3 @@ def _local(folder: Path, pid: int) -> tuple[str, int]:
             if time.monotonic() > deadline_s:
                 raise
             time.sleep(0.05)
-
-
-def _asked(connection: socket.socket, lines: BinaryIO, inbox: bytes, subject: str, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer of the server to a request."""
-    body = json.dumps(dict(content)).encode()
-    connection.sendall(b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), inbox, len(body), body))
-    for line in lines:
-        if line.startswith(b"MSG "):
-            return json.loads(lines.read(int(line.rsplit(b" ", 1)[1])))
-        if line.startswith(b"PING"):
-            connection.sendall(b"PONG\r\n")
-        elif line.startswith(b"-ERR"):
-            raise ValueError(line.decode(errors="replace").strip())
-    raise ValueError("the connection was closed")

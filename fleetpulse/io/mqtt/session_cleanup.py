@@ -9,6 +9,7 @@ Rule 2: a session without filters holds nothing. Of the sessions of a device, th
 remain, and of all watchers and operators the `OF_OTHERS` newest.
 Rule 3: while the store is more than half full, no session of watchers and operators remains: they
 keep each message, also those that the bridge has read, until no device could publish any more.
+Rule 4: retained messages that crowd their store are removed, see `retained_cleanup`.
 """
 
 import base64
@@ -25,8 +26,9 @@ from fleetpulse.core.messages.sparkplug import COMMANDS
 from fleetpulse.core.presence.identities import DeviceIdentity, joined
 from fleetpulse.core.rows import Kind
 from fleetpulse.io.mqtt.address import BrokerAddress
-from fleetpulse.io.mqtt.broker_api import Ask, broker_api
+from fleetpulse.io.mqtt.broker_api import BrokerApi, broker_api
 from fleetpulse.io.mqtt.embedded_sessions import session_prefix
+from fleetpulse.io.mqtt.retained_cleanup import clear_retained
 
 OF_DEVICE: Final = 8  # sessions of a device without a connection that remain
 OF_OTHERS: Final = 100
@@ -114,7 +116,7 @@ class Sessions:
 
 
 class SessionCleaner:
-    """Thread that removes abandoned sessions of a running broker.
+    """Thread that removes abandoned sessions of a running broker, and retained messages that crowd its store.
 
     Args:
         folder: folder of the broker; its files ``*.session`` have the client ids of fleetpulse's own
@@ -157,7 +159,7 @@ class SessionCleaner:
                     pause_s = 0.0
 
     def clean(self) -> int:
-        """Remove abandoned sessions; return their number.
+        """Remove abandoned sessions, and retained messages that crowd the store; return their number.
 
         Raises:
             OSError: the server cannot be reached.
@@ -168,14 +170,14 @@ class SessionCleaner:
                 self._sessions.add(session)
             connected = _connected(ask)
             own = own_sessions(self._folder)
-            listed = self._sessions.abandoned(connected, own, crowded=_is_crowded(ask))[:_MOST_REMOVALS]
+            listed = self._sessions.abandoned(connected, own, crowded=ask.is_crowded(_MESSAGES))[:_MOST_REMOVALS]
             exist = {one for one in listed if _record(ask, {"seq": one.sequence}) is not None}  # others ended, or connected again
             removals = {one: pool.submit(self._end_session, one.client_id) for one in listed if one in exist}
             for session in listed:
                 if session in removals:
                     removals[session].result()
                 self._sessions.forget(session)
-            return len(listed)
+            return len(listed) + clear_retained(ask)
 
 
 def own_sessions(folder: Path) -> tuple[str, ...]:
@@ -184,7 +186,7 @@ def own_sessions(folder: Path) -> tuple[str, ...]:
     return (*secrets, *map(session_prefix, secrets))
 
 
-def _new_sessions(ask: Ask, sequence: int, identity: DeviceIdentity) -> Iterator[Session]:
+def _new_sessions(ask: BrokerApi, sequence: int, identity: DeviceIdentity) -> Iterator[Session]:
     for _ in range(_MOST_RECORDS):
         record = _record(ask, {"seq": sequence, "next_by_subj": "$MQTT.sess.>"})
         if record is None:
@@ -194,7 +196,7 @@ def _new_sessions(ask: Ask, sequence: int, identity: DeviceIdentity) -> Iterator
         yield session
 
 
-def _record(ask: Ask, which: Mapping[str, Any]) -> dict[str, Any] | None:
+def _record(ask: BrokerApi, which: Mapping[str, Any]) -> dict[str, Any] | None:
     answer = ask(f"$JS.API.STREAM.MSG.GET.{_SESSIONS}", which)
     if error := answer.get("error"):
         if error.get("code") == _MISSING:
@@ -203,7 +205,7 @@ def _record(ask: Ask, which: Mapping[str, Any]) -> dict[str, Any] | None:
     return answer["message"]
 
 
-def _connected(ask: Ask) -> set[str]:
+def _connected(ask: BrokerApi) -> set[str]:
     """Return the client ids of all connections."""
     found, offset, total = set[str](), 0, 1
     while offset < total:
@@ -211,11 +213,3 @@ def _connected(ask: Ask) -> set[str]:
         found.update(one["mqtt_client"] for one in page.get("connections") or () if one.get("mqtt_client"))
         offset, total = offset + _PAGE, int(page["total"])
     return found
-
-
-def _is_crowded(ask: Ask) -> bool:
-    known = ask(f"$JS.API.STREAM.INFO.{_MESSAGES}", {})
-    if "error" in known:
-        return False
-    most = int(known["config"]["max_bytes"])
-    return 0 < most < 2 * int(known["state"]["bytes"])

@@ -20,6 +20,7 @@ from fleetpulse.io.mqtt.broker_api import broker_api
 from fleetpulse.io.mqtt.broker_limits import BrokerLimits
 from fleetpulse.io.mqtt.broker_log import BrokerLog
 from fleetpulse.io.mqtt.publisher import Publisher
+from fleetpulse.io.mqtt.retained_cleanup import STREAM
 from fleetpulse.io.mqtt.session_cleanup import OF_DEVICE
 from fleetpulse.io.mqtt.subscriber import Receiver
 from tests.support import wait
@@ -114,6 +115,36 @@ def test_abandoned_sessions_are_removed(start: Start, monkeypatch: pytest.Monkey
         await_that(lambda: int(ask("$JS.API.STREAM.INFO.$MQTT_sess", {})["state"]["messages"]) == OF_DEVICE + 2)
     assert not watching.poll(0.5), "answers of the broker are no messages"
     watching.close()
+
+
+def test_retained_messages_of_one_client_do_not_crowd_out_those_of_fleetpulse(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker acknowledges a retained message that it cannot store, so the publisher does not notice."""
+    monkeypatch.setattr(session_cleanup, "PERIOD_S", 0.2)
+    passwords = {name: grant(tmp_path / "broker", name, Role.DEVICE) for name in ("pump-1", "pump-2")}
+    broker, address = start(BrokerLimits(store_bytes=4 * MB))
+
+    def publish(topic: str, user: str = "", size: int = 2) -> None:
+        by = replace(address, username=user, password=passwords[user]) if user else address
+        with Publisher(by, f"c-{user}", patience_s=60) as publisher:
+            for number in range(MOST if size > 2 else 1):
+                publisher.publish(topic.replace("{n}", str(number)), bytes(size), retain=True)
+            publisher.flush(60)
+
+    publish("fleetpulse/state/a")
+    publish("fleet/s/pump-2/birth", "pump-2")
+    publish("fleet/s{n}/pump-1/birth", "pump-1", SIZE)
+    assert broker.pid is not None
+    with broker_api(broker.folder, broker.pid, address) as api:
+        await_that(lambda: not api.is_crowded(STREAM))
+        publish("fleetpulse/state/b")
+        left = [subject.removeprefix("$MQTT.rmsgs.") for subject, _, _ in api.headers(STREAM)]
+    assert [one for one in left if ".pump-1." not in one] == ["fleetpulse.state.a", "fleet.s.pump-2.birth", "fleetpulse.state.b"]
+    reader = Receiver(address, "reader", ("fleet/+/pump-2/birth", "fleetpulse/state/#"))
+    received = list[str]()
+    await_that(lambda: received.extend(one.topic for one in reader.poll(0.02)) or len(received) == 3)
+    reader.close()
 
 
 def _is_subscribed(receiver: Receiver) -> bool:
