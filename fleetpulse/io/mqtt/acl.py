@@ -32,6 +32,7 @@ from fleetpulse.io.mqtt.broker_api import INBOX
 from fleetpulse.io.system.secret_files import write_secret
 
 SERVICE_USER: Final = "fleet"
+SYSTEM_USER: Final = "_fleet"  # of the broker's system account, see `connection_cleanup`; no grant can have the name
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 _NODE: Final = re.compile(f"{_NAME.pattern}/{_NAME.pattern}")
 _DEVICE: Final = re.compile(f"(?:{_NAME.pattern}/)?{_NAME.pattern}")
@@ -191,9 +192,9 @@ def grant_certificate(
             f'got {certificate[:100]!a}; write one such as "CN=pump-1,O=Acme"',
             code="certificate-invalid",
         )
-    if certificate == SERVICE_USER:
+    if certificate in (SERVICE_USER, SYSTEM_USER):
         raise FleetError(
-            f'the certificate name "{SERVICE_USER}" is reserved for fleetpulse; issue a certificate with another name',
+            f'the certificate name "{certificate}" is reserved for fleetpulse; issue a certificate with another name',
             code="user-reserved",
         )
     _put(folder, Grant(name, role, "", _own(name, role, devices, nodes), tuple(nodes), certificate, tuple(topics)))

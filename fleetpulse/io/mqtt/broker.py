@@ -33,6 +33,7 @@ from fleetpulse.io.mqtt.acl import SERVICE_USER, access_lock, grants, nats_rules
 from fleetpulse.io.mqtt.address import DEFAULT_PORT, MAX_PAYLOAD_BYTES, BrokerAddress, Tls
 from fleetpulse.io.mqtt.broker_limits import SERVER_BYTES, BrokerLimits, limit_streams, remove_ports
 from fleetpulse.io.mqtt.broker_program import broker_program
+from fleetpulse.io.mqtt.connection_cleanup import ConnectionCleaner, system_user
 from fleetpulse.io.mqtt.embedded_sessions import MAX_UNACKED, REDELIVERY_S
 from fleetpulse.io.mqtt.session_cleanup import SessionCleaner
 from fleetpulse.io.system.ports import free_port
@@ -154,7 +155,7 @@ class Broker:
         self.plain = plain
         self.identity = identity
         self._running: subprocess.Popen[bytes] | None = None
-        self._cleaner: SessionCleaner | None = None
+        self._cleaners: list[SessionCleaner | ConnectionCleaner] = []
 
     def start(self) -> BrokerAddress:
         """Start the broker, wait until it accepts clients, and return its address.
@@ -187,7 +188,7 @@ class Broker:
         configuration = self.folder / "nats.conf"
         remove_ports(self.folder)
         limits = self.limits.on_disk(self.folder)
-        more = limits.configuration(self.folder, self.log.absolute())
+        more = limits.configuration(self.folder, self.log.absolute()) + system_user(address.password)
         with access_lock(self.folder), self.log.open("ab") as log:  # new grants wait until the broker can reload them
             write_secret(self.folder / _TLS, json.dumps(None if self.tls is None else asdict(self.tls)))
             write_secret(configuration, _configuration(self.folder, self.host, port, self.sync, self.tls) + more)
@@ -203,10 +204,13 @@ class Broker:
             (self.folder / "pid").write_text(str(self._running.pid))
             self._await_ready(address)
         self._limit_streams(address, limits)
-        self._cleaner = SessionCleaner(
+        sessions = SessionCleaner(
             self.folder, self._running.pid, address, lambda client_id: _end_session(address, client_id), self.identity
         )
-        self._cleaner.start()
+        connections = ConnectionCleaner(self.folder, self._running.pid, address, limits.connections)
+        self._cleaners = [sessions, connections]
+        for cleaner in self._cleaners:
+            cleaner.start()
         return address
 
     def _await_ready(self, address: BrokerAddress) -> None:
@@ -257,8 +261,8 @@ class Broker:
 
     def stop(self) -> None:
         """Stop the broker; kill it after `STOP_S` seconds. No effect if it does not run."""
-        cleaner, self._cleaner = self._cleaner, None
-        if cleaner is not None:
+        cleaners, self._cleaners = self._cleaners, []
+        for cleaner in cleaners:
             cleaner.stop()
         running, self._running = self._running, None
         if running is None:

@@ -16,6 +16,7 @@ from fleetpulse.io.mqtt.address import BrokerAddress
 
 INBOX: Final = "$FLEET"  # first word of subjects of answers; MQTT filters such as "+/#" do not match a "$"
 _ANSWER_S: Final = 10.0
+_PAGE: Final = 500  # connections in an answer
 _BATCH: Final = 1_000  # messages of one request
 _CONSUMER: Final = {"ack_policy": "none", "deliver_policy": "all", "headers_only": True, "mem_storage": True}
 _UNUSED_NS: Final = 60_000_000_000  # time after which the server removes a consumer that nobody uses
@@ -54,6 +55,18 @@ class BrokerApi:
             return False
         most = int(known["config"]["max_bytes"])
         return 0 < most < 2 * int(known["state"]["bytes"])
+
+    def connections(self, subject: str = "$SYS.REQ.ACCOUNT.PING.CONNZ") -> Iterator[dict[str, Any]]:
+        """Yield all connections, oldest first.
+
+        Args:
+            subject: subject of the request; by default that for connections of the user's account.
+        """
+        offset, total = 0, 1
+        while offset < total:
+            page = self(subject, {"limit": _PAGE, "offset": offset, "auth": True})["data"]
+            yield from page.get("connections") or ()
+            offset, total = offset + _PAGE, int(page["total"])
 
     def headers(self, stream: str) -> Iterator[tuple[str, int, dict[str, str]]]:
         """Yield subject, number and headers of the messages of a stream, oldest first.

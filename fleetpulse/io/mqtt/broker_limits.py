@@ -57,7 +57,7 @@ class BrokerLimits:
             folder: folder of the broker; `limit_streams` finds the local port there.
             log: path of the log file. Its rotated files have the time as a suffix.
         """
-        return f"""max_connections: {self.connections}
+        return f"""max_connections: {self.connections + 1}  # one is that of `ConnectionCleaner`
 max_subscriptions: {MAX_SUBSCRIPTIONS}
 log_file: {quoted(str(log))}
 logfile_size_limit: {self.log_bytes}

@@ -36,7 +36,6 @@ PERIOD_S: Final = 5.0
 _MOST_RECORDS: Final = 20_000  # read at a time
 _MOST_REMOVALS: Final = 100  # in one cycle; the next one follows at once
 _AT_ONCE: Final = 4  # removals: each waits for the disk
-_PAGE: Final = 500  # connections in an answer
 _SESSIONS: Final = "$MQTT_sess"
 _MESSAGES: Final = "$MQTT_msgs"
 _MISSING: Final = 404
@@ -168,7 +167,7 @@ class SessionCleaner:
         with broker_api(self._folder, self._pid, self._address) as ask, ThreadPoolExecutor(_AT_ONCE) as pool:
             for session in _new_sessions(ask, self._sessions.read_through + 1, self._identity):
                 self._sessions.add(session)
-            connected = _connected(ask)
+            connected = {one["mqtt_client"] for one in ask.connections() if one.get("mqtt_client")}
             own = own_sessions(self._folder)
             listed = self._sessions.abandoned(connected, own, crowded=ask.is_crowded(_MESSAGES))[:_MOST_REMOVALS]
             exist = {one for one in listed if _record(ask, {"seq": one.sequence}) is not None}  # others ended, or connected again
@@ -203,13 +202,3 @@ def _record(ask: BrokerApi, which: Mapping[str, Any]) -> dict[str, Any] | None:
             return None
         raise ValueError(error["description"])
     return answer["message"]
-
-
-def _connected(ask: BrokerApi) -> set[str]:
-    """Return the client ids of all connections."""
-    found, offset, total = set[str](), 0, 1
-    while offset < total:
-        page = ask("$SYS.REQ.ACCOUNT.PING.CONNZ", {"limit": _PAGE, "offset": offset})["data"]
-        found.update(one["mqtt_client"] for one in page.get("connections") or () if one.get("mqtt_client"))
-        offset, total = offset + _PAGE, int(page["total"])
-    return found

@@ -12,7 +12,7 @@ from cli.commands.inspect.status import show_status
 from cli.supervisor import processes
 from cli.supervisor.processes import Run
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.mqtt import broker_log, codec, session_cleanup
+from fleetpulse.io.mqtt import broker_log, codec, connection_cleanup, session_cleanup
 from fleetpulse.io.mqtt.acl import Role, grant
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.broker import Broker
@@ -170,6 +170,25 @@ def test_connections_beyond_the_limit_are_refused(start: Start) -> None:
     finally:
         for connection in opened:
             connection.close()
+
+
+def test_one_user_cannot_take_all_connections(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_cleanup, "PERIOD_S", 0.2)
+    password = grant(tmp_path / "broker", "pump-1", Role.DEVICE)
+    _, address = start(BrokerLimits(connections=12))
+    hoarding = replace(address, username="pump-1", password=password)
+    opened = [Receiver(hoarding, f"c{number}", ()) for number in range(20)]
+    own = Receiver(address, "bridge", ("fleet/#",))
+
+    def are_admitted() -> bool:
+        for receiver in opened:  # closed ones connect again
+            receiver.poll(0)
+        own.poll(0.02)
+        return own.connected
+
+    await_that(are_admitted)
+    for receiver in (*opened, own):
+        receiver.close()
 
 
 def test_refused_messages_and_logins_are_counted_and_cannot_grow_the_log(start: Start, tmp_path: Path) -> None:

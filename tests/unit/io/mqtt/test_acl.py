@@ -231,7 +231,12 @@ def test_two_users_never_have_the_same_login_which_would_stop_the_broker(tmp_pat
             grant_certificate(tmp_path, "c", Role.WATCHER, same)
     with refused("login-granted"):
         grant(tmp_path, "b.acme.example", Role.DEVICE)
-    for malformed, code in (("", "certificate-invalid"), ("a\nb", "certificate-invalid"), ("fleet", "user-reserved")):
+    for malformed, code in (
+        ("", "certificate-invalid"),
+        ("a\nb", "certificate-invalid"),
+        ("fleet", "user-reserved"),
+        ("_fleet", "user-reserved"),
+    ):
         with refused(code):
             grant_certificate(tmp_path, "c", Role.DEVICE, malformed)
     assert [one.login for one in grants(tmp_path)] == ["CN=a,O=Acme", "b.acme.example"]
