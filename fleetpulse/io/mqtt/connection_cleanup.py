@@ -83,14 +83,17 @@ class ConnectionCleaner:
             with suppress(OSError, ValueError, KeyError), broker_api(self._folder, self._pid, self._address) as api:
                 api(_LIST, {"limit": 1})
                 self._connected.set()
-                while not self._stopped.wait(PERIOD_S):
-                    self._close_excess(api)
+                pause_s = PERIOD_S
+                while not self._stopped.wait(pause_s):
+                    pause_s = PERIOD_S / 10 if self._close_excess(api) else PERIOD_S  # closed clients connect again
             self._stopped.wait(PERIOD_S)
 
-    def _close_excess(self, api: BrokerApi) -> None:
+    def _close_excess(self, api: BrokerApi) -> int:
         first = api(_LIST, {"limit": 1})
         if 2 * int(first["data"]["total"]) <= self._limit:
-            return
+            return 0
         known = [(int(one["cid"]), str(one.get("authorized_user", _NO_USER))) for one in api.connections(_LIST)]
-        for number in excess(known, self._limit):
+        closed = excess(known, self._limit)
+        for number in closed:
             api(_CLOSE.format(first["server"]["id"]), {"cid": number})
+        return len(closed)
