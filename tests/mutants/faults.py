@@ -289,7 +289,7 @@ FAULTS: Final = (
     _fault(
         "rate-limit-counts-redelivered-messages-twice",
         "streaming/bridge/rate_limit.py",
-        "self._left[device] = (left + 1, bytes_left + size, at_ms)",
+        "self._left[device] = (left + rows, bytes_left + size, at_ms)",
         "self._left[device] = (left, bytes_left, at_ms)",
         f"{_RATE_LIMIT}::test_dropped_and_redelivered_messages_are_counted_once",
     ),
