@@ -209,8 +209,12 @@ NOT_KILLED = {  # steps without a kill in those tests, and the reason
         "verbs without Spark are killed before any change of the disk by tests/unit/batch/state/test_killed.py",
     ),
     **dict.fromkeys(
-        ("generation {}, made by {}, would be removed; the running one is unchanged", "_described(home, form, for_s)"),
+        (
+            "generation {}, made by {}, would be removed; the running one is unchanged",
+            "_described(home, form, for_s)",
+            "describe_dropped(_count_dropped(work, chosen, damaged=damaged) if others or only is not None else 0)",
+        ),
         "a dry run changes nothing",
     ),
-    **dict.fromkeys(PROGRESS, "it says how far a step is that somebody is killed at"),
+    **dict.fromkeys(PROGRESS, "progress within a step that another test kills"),
 }
