@@ -33,7 +33,7 @@ from fleetpulse.io.ingest.segments import (
     write_segment,
 )
 from fleetpulse.io.mqtt.address import BrokerAddress
-from fleetpulse.io.mqtt.embedded_sessions import MAX_UNACKED, EmbeddedSessions
+from fleetpulse.io.mqtt.embedded_sessions import EmbeddedSessions
 from fleetpulse.io.mqtt.subscriber import AckToken, Arrived, Presence, Receiver
 from fleetpulse.io.system.fsync import is_disk_full
 from fleetpulse.io.system.process import StopSignal, write_status
@@ -49,7 +49,6 @@ REPLAY_TOPICS: Final = "replay/#"
 POLL_S: Final = 0.05
 GATHER_S: Final = 0.01  # batches sparse messages: a step costs as much as ten messages
 FEW: Final = 200
-EARLY_ROWS: Final = MAX_UNACKED // 2  # written at once if few messages come: the broker may wait for acknowledgements
 RETRY_S: Final = 1.0
 STATUS_S: Final = 0.5
 RATE_REPORTS: Final = 20  # the rate covers ten seconds: a small fleet does not send in every half second
@@ -186,7 +185,6 @@ class Bridge:
         self._was_up = False
         self._connections = 0
         self._flush_at_s = 0.0
-        self._has_few = False  # the newest poll returned few messages
         self._canary_at_s = 0.0
         self._heard_s = time.monotonic()
         self._report_at_s = 0.0
@@ -259,10 +257,9 @@ class Bridge:
             now_ms = self._wall.now_ms()
             self._notice_silence(now_ms)  # before messages that were queued while this process was suspended
             self.intake.arrived_together(arrived, now_ms)
-            self._has_few = len(arrived) < FEW
             if arrived:
                 self._heard_s = time.monotonic()
-                if self._has_few:
+                if len(arrived) < FEW:
                     time.sleep(GATHER_S)
         if self.intake.live and not self._wall.doubted:
             self._publish_canary()
@@ -308,8 +305,7 @@ class Bridge:
 
     def _flush_if_due(self) -> None:
         waiting, now_s = self.intake.buffer, time.monotonic()
-        most = min(self.settings.max_rows, EARLY_ROWS) if self._has_few else self.settings.max_rows
-        large = len(waiting) >= most or waiting.size_bytes > self.settings.max_buffer_bytes
+        large = len(waiting) >= self.settings.max_rows or waiting.size_bytes > self.settings.max_buffer_bytes
         if now_s >= self._flush_at_s or (large and self.problem is None):
             self._flush_at_s = now_s + (self.settings.flush_interval_s if self.flush() else RETRY_S)
 

@@ -29,8 +29,8 @@ from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.subscriber import POLL_MESSAGES, AckToken, Arrived, Presence, Receiver
 from fleetpulse.io.system.fsync import atomic_write
 
-MAX_UNACKED: Final = 4_096  # of a session and its filter, which must agree: NATS keeps the number of a filter for ever
-REDELIVERY_S: Final = 3  # redelivery timeout of NATS; it also holds for a bridge that reconnected
+MAX_UNACKED: Final = 8_192  # of a session and its filter, which must agree: NATS keeps the number of a filter for ever
+REDELIVERY_S: Final = 6  # redelivery timeout of NATS; it also holds for a bridge that reconnected
 SETTLE_S: Final = REDELIVERY_S + 0.5
 
 
