@@ -128,7 +128,7 @@ def choose(arguments: Sequence[str], form: Form) -> Chosen:
     if unknown := [argument for argument in named if argument not in LAYERS and not _is_path(argument)]:
         raise Misuse(
             f'"{unknown[0]}" is not a test layer; expected {", ".join(LAYERS)}, or only fuzz or mutants; select a test by '
-            "-k NAME, or by its path: tests/unit/core/test_device.py",
+            "-k NAME, or by its path: tests/unit/core/test_fold.py",
             code="test-layer-unknown",
         )
     marker, jobs, rest = None, None, list[str]()

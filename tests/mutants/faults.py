@@ -13,7 +13,7 @@ _FEW_STEPS: Final = (("FLEET_STEPS", "300"),)
 _ARRIVALS: Final = "tests/property/io/ingest/test_batch_decode.py"
 _BACKLOG: Final = "tests/unit/streaming/landing/test_backlog.py"
 _COLUMNAR: Final = "tests/property/columnar/fold/test_key_group.py::test_the_columnar_fold_equals_the_definition_at_every_step"
-_DEVICE: Final = "tests/unit/core/test_device.py"
+_FOLD: Final = "tests/unit/core/test_fold.py"
 _RATE_LIMIT: Final = "tests/unit/streaming/bridge/test_rate_limit.py"
 _GATEWAYS: Final = "tests/unit/core/presence/test_gateways.py"
 _SEQUENCER: Final = "tests/unit/streaming/bridge/test_sequencer.py"
@@ -103,7 +103,7 @@ FAULTS: Final = (
                 "start_ms >= context.rules[policy, of_class, FLAGGED_WINDOW]",
             ),
         ),
-        (f"{_DEVICE}::test_a_sequence_flags_a_device_if_it_ends_by_the_end_of_the_window",),
+        (f"{_FOLD}::test_a_sequence_flags_a_device_if_it_ends_by_the_end_of_the_window",),
     ),
     Fault(
         "runtime-excludes-a-gap-of-exactly-the-timeout",
@@ -122,14 +122,14 @@ FAULTS: Final = (
         "fleetpulse/core/fold.py",
         "due[0] >= before_ms",
         "due[0] > before_ms",
-        f"{_DEVICE}::test_a_message_exactly_at_the_deadline_is_in_time",
+        f"{_FOLD}::test_a_message_exactly_at_the_deadline_is_in_time",
     ),
     _fault(
         "degraded-window-excludes-its-end",
         "fleetpulse/core/fold.py",
         "at_ms - then <= rules.degraded_window_ms",
         "at_ms - then < rules.degraded_window_ms",
-        f"{_DEVICE}::test_errors_degrade_a_device_while_enough_of_them_lie_in_the_window",
+        f"{_FOLD}::test_errors_degrade_a_device_while_enough_of_them_lie_in_the_window",
     ),
     _fault(
         "will-takes-effect-despite-a-later-signal",
@@ -143,7 +143,7 @@ FAULTS: Final = (
         "fleetpulse/core/fold.py",
         "quiet_ms = device.quiet_covered_ms + device.excused_ms",
         "quiet_ms = device.quiet_covered_ms",
-        f"{_DEVICE}::test_a_gateway_outage_does_not_count_as_silence_of_its_devices",
+        f"{_FOLD}::test_a_gateway_outage_does_not_count_as_silence_of_its_devices",
     ),
     _fault(
         "gateway-death-ignores-later-signals",
@@ -172,7 +172,7 @@ FAULTS: Final = (
         "fleetpulse/core/policy.py",
         "at_ms < until_ms <= at_ms + self.longest_hold_ms",
         "at_ms < until_ms < at_ms + self.longest_hold_ms",
-        f"{_DEVICE}::test_a_hold_beyond_the_policy_is_refused",
+        f"{_FOLD}::test_a_hold_beyond_the_policy_is_refused",
     ),
     _fault(
         "gap-starts-before-the-frontier",
@@ -186,7 +186,7 @@ FAULTS: Final = (
         "fleetpulse/core/replay.py",
         "row.event_time_ms > frontier_ms or self._amends",
         "row.event_time_ms >= frontier_ms or self._amends",
-        f"{_DEVICE}::test_a_command_is_accepted_only_for_an_instant_after_the_frontier",
+        f"{_FOLD}::test_a_command_is_accepted_only_for_an_instant_after_the_frontier",
     ),
     # ---- the columnar fold
     _fault(

@@ -4,7 +4,7 @@ The setting ``identity`` chooses one when the home is created.
 
 Rule: if the site is a part of the identity, landing and everything behind it use the id
 ``site/id``: bronze, state and reports. A gateway without a site is a device at the same site.
-Topics do not change.
+Topics do not change. `core.fold` reports conflicts: signals of one id from two sites in turn.
 
 Source: ADR 35.
 """

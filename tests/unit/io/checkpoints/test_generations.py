@@ -32,7 +32,6 @@ from fleetpulse.io.checkpoints.generations import (
     load_generations,
     save_generations,
 )
-from fleetpulse.io.home.desired_state import RUNNING, STOPPED, get_desired, set_desired, temporarily_stopped
 from fleetpulse.io.home.exclusive import exclusive_state_change, is_making
 from fleetpulse.io.home.home import KEY_GROUPS, Home
 from fleetpulse.io.maintenance.readers import reader_pins
@@ -107,15 +106,6 @@ def test_state_has_one_holder(home: Home) -> None:
         with refused("state-in-use"), home.state_held("two"):
             pass
     assert home.state_holder() is None
-
-
-def test_desired_state_is_stored_with_its_author(home: Home) -> None:
-    assert get_desired(home).state == RUNNING
-    set_desired(home, STOPPED, "ann")
-    assert (get_desired(home).state, get_desired(home).by) == (STOPPED, "ann")
-    (home.path / "desired.json").write_text("no")
-    with refused("desired-state-damaged"):
-        get_desired(home)
 
 
 def test_checkpoint_has_a_position_and_is_settled_if_all_batches_are_committed(tmp_path: Path) -> None:
@@ -246,38 +236,6 @@ def test_invalid_parquet_list_is_refused_with_the_reason(tmp_path: Path, table: 
     pq.write_table(table, tmp_path / "devices.parquet")
     with refused("list-invalid", match=rf'devices.parquet" is not a valid list of devices.*{reason}'):
         read_devices(tmp_path / "devices.parquet")
-
-
-def test_temporary_stop_ends_with_its_process(home: Home) -> None:
-    with temporarily_stopped(home, "a canary"):
-        assert get_desired(home).state == STOPPED
-        content = (home.path / "desired.json").read_text()
-        with refused("stream-stopped-by-other"), temporarily_stopped(home, "another"):
-            pass
-    assert (get_desired(home).state, get_desired(home).by) == (RUNNING, "nobody yet")
-    (home.path / "desired.json").write_text(content)  # as a killed process leaves it
-    assert get_desired(home).state == RUNNING
-
-
-def test_desired_state_set_during_a_temporary_stop_is_kept(home: Home) -> None:
-    with temporarily_stopped(home, "a canary"):
-        set_desired(home, STOPPED, "ann")
-    assert (get_desired(home).state, get_desired(home).by) == (STOPPED, "ann")
-
-
-def test_temporary_stop_keeps_an_earlier_stop_and_its_author(home: Home) -> None:
-    before = set_desired(home, STOPPED, "ann")
-    with temporarily_stopped(home, "a canary"):
-        assert get_desired(home) == before
-    assert get_desired(home) == before
-
-
-def test_conditional_update_does_not_override_a_newer_desired_state(home: Home) -> None:
-    read = get_desired(home)
-    other = set_desired(home, STOPPED, "ann", only_if=read)
-    assert other == get_desired(home)
-    assert set_desired(home, RUNNING, "a supervisor", only_if=read) is None
-    assert get_desired(home) == other
 
 
 def test_unfinished_generation_pins_versions_only_during_a_state_change(home: Home) -> None:

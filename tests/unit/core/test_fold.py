@@ -1,4 +1,4 @@
-"""Life of a device: its transitions at exact deadlines, ends of windows and commands."""
+"""Fold of one device: its transitions at exact deadlines, ends of windows and commands."""
 
 from typing import Any
 
