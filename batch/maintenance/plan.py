@@ -7,7 +7,7 @@ from typing import Final
 from fleetpulse.core.times import HOUR_MS, format_instant
 from fleetpulse.io.system.fsync import is_disk_full
 
-AHEAD_MS: Final = HOUR_MS  # lead of the newest row that is not reported: rows land meanwhile, and clocks differ
+AHEAD_MS: Final = HOUR_MS  # lead of the newest row that is not reported: rows land while maintenance runs, and clocks differ
 FULL: Final = "postponed to the next run: the disk is full"
 BUSY: Final = "postponed to the next run: another writer changed the table"
 

@@ -2,8 +2,8 @@
 
 This module does not depend on Airflow.
 
-Rule 1: the proof is a file of the home. In Airflow, whoever may trigger a run may also mark the
-approval as successful, write XComs, and delete a run and trigger another with the same id. None of
+Rule 1: the proof is a file of the home. In Airflow, a user who may trigger a run may also mark
+the approval as successful, write XComs, and delete a run and trigger another with the same id. None of
 these writes the file.
 Rule 2: the file belongs to the plan and the parameters of its run. A new plan removes the approval,
 and a run with other parameters does not have it.
@@ -113,7 +113,7 @@ def permitted_approvers(place: OrchestrationConfig, run: Any, *, self_approval: 
     if place.approvers and not found:
         raise FleetError(
             f'nobody may approve this run: "{run.triggering_user_name}" triggered it, and is the only approver; add another one '
-            f"to FLEET_APPROVERS, or let somebody else trigger the run",
+            f"to FLEET_APPROVERS, or let another user trigger the run",
             code="approver-none",
         )
     return found
@@ -144,8 +144,8 @@ def find_objection(
         if run.run_type == _SCHEDULED:
             return None
         return FleetError(
-            "the user who triggered the run is unknown, so nobody can be told apart from that user; trigger the run in Airflow "
-            "as a user",
+            "the user who triggered the run is unknown; expected a user other than the approver; trigger the run in Airflow as "
+            "a named user",
             code="approval-requester-unknown",
         )
     if any(_same(name, run.triggering_user_name) for name in names):

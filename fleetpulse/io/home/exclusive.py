@@ -107,7 +107,9 @@ def _locked(paths: Sequence[Path], by: str, report: Callable[[str], None], patie
 
 
 def await_state_free(home: Home) -> None:
-    """Wait until no process holds the lock of the lifecycle job's checkpoints, after the job was told to stop.
+    """Wait until no process holds the lock of the lifecycle job's checkpoints.
+
+    The desired state of the job must be stopped.
 
     Raises:
         FleetError: a process still holds the lock after `RELEASE_S`.

@@ -4,8 +4,8 @@ The receiver has no thread: the caller's thread runs it.
 Rule 1: every wait is bounded. A lost connection is retried with growing pauses, and connections
 are counted.
 Rule 2: a message of an earlier connection is never acknowledged: the broker redelivers it.
-Rule 3: a message that the broker sends again in the same connection is dropped, even if its acknowledgement
-was on the way meanwhile: it would follow newer messages.
+Rule 3: a message that the broker sends again in the same connection is dropped, also if it crosses its
+acknowledgement: it would follow newer messages.
 Rule 4: `io.mqtt.codec` parses packets in batches. A message costs microseconds; a general MQTT
 client takes thirty times that.
 """

@@ -181,7 +181,7 @@ def _counters() -> dict[str, Case]:
 def _redelivered() -> dict[str, Case]:
     """Return births that a broker delivers again, or for the first time, behind the birth of a newer session.
 
-    In each case the will of the newer session is real, unless the case says otherwise.
+    In each case the will of the newer session is real, except where the name of the case excludes it.
     """
 
     def birth(device: str, at_s: float, session: str, seq: int, lead_s: float, late_s: float = 0, boot: str = "b") -> Row:

@@ -131,10 +131,10 @@ def write_state(
         bronze: next version of bronze to read, in the metadata.
         generation: generation in the metadata.
     """
-    said = state if like is None else like
-    context = json.loads(next(row["content"] for row in said.to_pylist() if row["part"] == "group"))
+    described = state if like is None else like
+    context = json.loads(next(row["content"] for row in described.to_pylist() if row["part"] == "group"))
     frontier_ms = context_from_plain(context)[0].frontier_ms
-    count = sum(part == "device" for part in said["part"].to_pylist()) if devices is None else devices
+    count = sum(part == "device" for part in described["part"].to_pylist()) if devices is None else devices
     about = SnapshotInfo(generation, 1, bronze, context["newest_ms"], frontier_ms, count, key_groups)
     note = {name: value for name, value in asdict(replace(about)).items() if name not in ("version", "at_ms")}
     properties = CommitProperties(custom_metadata={"userMetadata": json.dumps(note)})

@@ -28,12 +28,12 @@ def _written(path: Path, *calls: Sequence[Judgement]) -> list[Path]:
 
 
 def test_rows_for_several_messages_are_compared_by_their_sums(tmp_path: Path) -> None:
-    told = [*flood(random.Random(1), 300, devices="ab"), Judgement(JudgementKind.TRANSITION, "a")]
-    was = _written(tmp_path / "was", summed(told[:90]), summed(told[90:]))
-    assert _compare_judgements(tmp_path, was, _written(tmp_path / "now", told[:5], told[5:]), []) == len(told)
+    judged = [*flood(random.Random(1), 300, devices="ab"), Judgement(JudgementKind.TRANSITION, "a")]
+    was = _written(tmp_path / "was", summed(judged[:90]), summed(judged[90:]))
+    assert _compare_judgements(tmp_path, was, _written(tmp_path / "now", judged[:5], judged[5:]), []) == len(judged)
     with refused("canary-differs", match="1 judgements are missing, 0 are additional"):
-        _compare_judgements(tmp_path, was, _written(tmp_path / "less", told[1:]), [])
+        _compare_judgements(tmp_path, was, _written(tmp_path / "less", judged[1:]), [])
     with refused("canary-differs", match="0 judgements are missing, 1 are additional"):
-        _compare_judgements(tmp_path, was, _written(tmp_path / "more", [*told, told[100]]), [])
+        _compare_judgements(tmp_path, was, _written(tmp_path / "more", [*judged, judged[100]]), [])
     with refused("canary-differs", match="1 judgements are missing, 1 are additional"):
-        _compare_judgements(tmp_path, was, _written(tmp_path / "other", [*told[:-1], replace(told[-1], device_id="z")]), [])
+        _compare_judgements(tmp_path, was, _written(tmp_path / "other", [*judged[:-1], replace(judged[-1], device_id="z")]), [])
