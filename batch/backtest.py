@@ -33,7 +33,7 @@ from fleetpulse.io.home.retention_floor import oldest_kept_ms, require_kept
 from fleetpulse.io.spark.python_worker import freeze_gc
 from fleetpulse.io.system.process import unblock_imports
 from fleetpulse.io.tables.bronze_slices import BronzePiece, Slice, blocks_of, pieces_of, slices_of
-from fleetpulse.reports.backtest import Backtest, figures
+from fleetpulse.reports.backtests.backtest import Backtest, figures
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

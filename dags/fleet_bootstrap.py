@@ -25,7 +25,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
-from fleetpulse.core.device_filter import MAX_FILTER
+from fleetpulse.core.operations.device_filter import MAX_FILTER
 from fleetpulse.orchestration.config import CONFIG
 from fleetpulse.orchestration.dag_factory import change_state, fleet_dag
 

@@ -15,15 +15,15 @@ from typing import Annotated, Any, Final, cast
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
-from fleetpulse.core import broker_defaults
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages.decode import site_fault
 from fleetpulse.core.messages.verdicts import DISCOVERY_PREFIX, prefix_fault
+from fleetpulse.core.operations import broker_defaults
+from fleetpulse.core.operations.secret_files import SECRET_NAME, exposed_secret
 from fleetpulse.core.presence.coverage import MAX_OWN_BRIDGES
 from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import BRIDGE, KAFKA
-from fleetpulse.core.secret_files import SECRET_NAME, exposed_secret
 from fleetpulse.core.text import MAX_ID_BYTES
 from fleetpulse.core.times import DAY_MS, HOUR_MS, format_duration, parse_duration_ms
 

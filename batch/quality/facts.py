@@ -17,9 +17,9 @@ import pyarrow as pa
 from batch.quality.rejudge import Origin, ever_current, origin_of
 from fleetpulse.columnar.codec.context_json import context_from_plain
 from fleetpulse.columnar.snapshot.rows import GROUP, OWN_ROW, shared_context
+from fleetpulse.core.deadlines import next_due
 from fleetpulse.core.device import Device, EvaluationContext
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.fold import next_due
 from fleetpulse.core.lifecycle import HELD, Mode
 from fleetpulse.core.policy import Policies
 from fleetpulse.core.presence.coverage import Coverage

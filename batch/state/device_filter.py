@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from fleetpulse.columnar.snapshot.rows import DEVICE
-from fleetpulse.core.device_filter import (
+from fleetpulse.core.operations.device_filter import (
     AllOf,
     AnyOf,
     Between,

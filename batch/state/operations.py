@@ -24,9 +24,9 @@ from batch.state.recover import recover_from_snapshot, require_judgements_since,
 from fleetpulse.columnar.codec.versions import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.columnar.snapshot.bootstrap import LIMIT_FIELDS
 from fleetpulse.columnar.snapshot.rows import DEVICE
-from fleetpulse.core.device_filter import DeviceFilter
-from fleetpulse.core.dropped_devices import describe_dropped
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.operations.device_filter import DeviceFilter
+from fleetpulse.core.operations.dropped_devices import describe_dropped
 from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition, partitions_of, position_after, unfinished
 from fleetpulse.io.checkpoints.generations import (
     REPARTITION,

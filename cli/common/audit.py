@@ -174,7 +174,7 @@ class _Records:
 
     @cached_property
     def _action(self) -> "AuditedAction":
-        from fleetpulse.core.audit import recorded_arguments
+        from fleetpulse.core.operations.audit import recorded_arguments
         from fleetpulse.io.tables.audit import AuditedAction
 
         return AuditedAction.of_this_process(self._path, recorded_arguments(self._arguments))
@@ -192,7 +192,7 @@ class _Records:
         Raises:
             FleetError: the record cannot be written, and the command must not run without it.
         """
-        from fleetpulse.core.audit import Phase
+        from fleetpulse.core.operations.audit import Phase
 
         try:
             self._table.write(self._action, Phase.STARTED)
@@ -208,7 +208,7 @@ class _Records:
 
     def finish(self, result: str) -> None:
         """Write the last record; print a warning if it cannot be written."""
-        from fleetpulse.core.audit import Phase
+        from fleetpulse.core.operations.audit import Phase
 
         try:
             self._table.write(self._action, Phase.FINISHED, result, round((time.monotonic() - self._began_s) * 1000))

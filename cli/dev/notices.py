@@ -14,7 +14,7 @@ from cli.dev.components import (
     jars,
     packages,
 )
-from fleetpulse.io.mqtt.broker_program import VERSION as NATS
+from fleetpulse.io.mqtt.embedded.broker_program import VERSION as NATS
 from fleetpulse.io.spark.java import VERSION as TEMURIN
 from fleetpulse.paths import ROOT
 

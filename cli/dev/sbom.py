@@ -15,7 +15,7 @@ from packageurl import PackageURL
 from cli.dev.components import LICENSE_OF_NATS, LICENSE_OF_TEMURIN, LICENSES_OF_JARS, UNKNOWN, Package, jars, packages
 from cli.dev.images import images
 from cli.dev.notices import license_of
-from fleetpulse.io.mqtt import broker_program
+from fleetpulse.io.mqtt.embedded import broker_program
 from fleetpulse.io.spark import java
 
 VERSION: Final = SchemaVersion.V1_6  # of CycloneDX's schema

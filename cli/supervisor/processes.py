@@ -18,10 +18,10 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.rows import KAFKA
 from fleetpulse.io.home.desired_state import RUNNING, get_desired
 from fleetpulse.io.home.home import Home, bridge_job
-from fleetpulse.io.mqtt import broker_log
 from fleetpulse.io.mqtt.address import BrokerAddress, save_address
-from fleetpulse.io.mqtt.broker import LOOPBACK, Broker, ListenerTls
-from fleetpulse.io.mqtt.broker_limits import BrokerLimits
+from fleetpulse.io.mqtt.embedded import broker_log
+from fleetpulse.io.mqtt.embedded.broker import LOOPBACK, Broker, ListenerTls
+from fleetpulse.io.mqtt.embedded.broker_limits import BrokerLimits
 from fleetpulse.io.spark.jars import JARS, KAFKA_JARS, absent_jars, resolve_jars
 from fleetpulse.io.spark.java import find_java
 from fleetpulse.io.system.process import NOT_RESTARTED, read_status, write_status

@@ -17,8 +17,8 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import JUDGEMENTS, QUARANTINE
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.home.home import PUBLISHER, bridge_job
-from fleetpulse.io.mqtt import broker_log
 from fleetpulse.io.mqtt.address import BrokerAddress
+from fleetpulse.io.mqtt.embedded import broker_log
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables.tables import Mirror
 from fleetpulse.reports import devices, judgements

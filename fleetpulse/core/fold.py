@@ -30,9 +30,8 @@ Main loop (`Fold.run`), for each row:
 2. `Fold.apply` applies the row, by its kind.
 
 After the last row, `Fold.expire` fires the deadlines up to the frontier. Deadlines are not stored:
-`next_due` derives the next one from state and context each time, since a signal, a coverage gap or
-a policy moves it. At the same instant they fire in the order of `_deadlines`: silence, death and
-the death of a gateway first, then the end of a hold, then facts about errors.
+`deadlines.next_due` derives the next one each time. At the same instant silence, death and the death of
+a gateway fire first, then the end of a hold, then facts about errors.
 
 Steps for a signal (`Fold._signal`), and the reason for their order:
 
@@ -73,10 +72,11 @@ docs/concepts/semantics.md specifies the effects. `core.lifecycle` defines the m
 `core.presence.coverage` covered time, and `core.presence.presence_time` the classes of event times.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from fleetpulse.core.deadlines import next_due
 from fleetpulse.core.device import Device, EvaluationContext
 from fleetpulse.core.judgements import Judgement, JudgementKind, clock_fault, identity_conflict, message_judgement
 from fleetpulse.core.lifecycle import HELD, PRESENT, Mode, Trigger, next_mode
@@ -87,10 +87,10 @@ from fleetpulse.core.presence.shards import Advance, Due
 from fleetpulse.core.registry.device_patch import decode_device, fingerprint
 from fleetpulse.core.registry.registry import limits
 from fleetpulse.core.rows import EVERYONE, POSITION_BITS, SIGNALS, GatewayEvent, Kind, Row, Trust, session_number
+from fleetpulse.core.sending_order import fell_back, was_sent_earlier, was_sent_later
 from fleetpulse.core.times import DAY_MS
 
 NO_CODE: Final = "unknown"  # the code of an error that has none
-WRAP_SLACK: Final = 16  # a counter wraps from at most this far below its end to at most this far above zero
 CONFLICT_MS: Final = DAY_MS  # one that returns to a site within it is in conflict; reported at most once in it
 
 
@@ -460,7 +460,7 @@ class Fold:
         present = device.mode in PRESENT or device.mode in HELD or device.mode is Mode.UNREACHABLE
         if device.last_seen_ms is not None and present and gap <= self._rules(device, at_ms).timeout_ms:
             device.runtime_ms += gap
-        is_older = _was_sent_earlier(device, row)
+        is_older = was_sent_earlier(device, row)
         device.last_seen_ms = device.quiet_since_ms = at_ms
         device.quiet_covered_ms, device.excused_ms = covered, 0
         if not is_older:
@@ -472,7 +472,7 @@ class Fold:
             device.gateway = row.gateway if row.gateway is not None else device.gateway
             if newest and not is_older:
                 self._record_counters(device, row)
-            elif row.kind is Kind.BIRTH and _was_sent_later(device, row):
+            elif row.kind is Kind.BIRTH and was_sent_later(device, row):
                 self._record_session(device, row)  # an older signal was delivered again, behind it
                 device.seq = row.seq
         elif newest and not is_older and row.kind is Kind.BIRTH and row.is_direct:
@@ -582,47 +582,6 @@ def _is_copy(device: Device, row: Row) -> bool:
     return placeless and row.seq is not None and row.seq == device.seq and row.boot in (None, device.boot)
 
 
-def _was_sent_earlier(device: Device, row: Row) -> bool:
-    """Whether a signal was sent before the newest one of its boot, so that it names no newer session.
-
-    Its counter is lower, and its event time is not later. If either event time is invalid, the
-    counter alone decides.
-    """
-    counters = _counters_of_one_boot(device, row)
-    if counters is None or not fell_back(*counters):
-        return False
-    newest_ms, sent_ms = _event_time_of_newest(device), None if row.trust is Trust.INVALID else row.event_time_ms
-    return newest_ms is None or sent_ms is None or sent_ms <= newest_ms
-
-
-def _was_sent_later(device: Device, row: Row) -> bool:
-    """Whether a signal was sent after the newest one of its boot, in whichever order they were received."""
-    counters = _counters_of_one_boot(device, row)
-    return counters is not None and fell_back(counters[1], counters[0])
-
-
-def _counters_of_one_boot(device: Device, row: Row) -> tuple[int, int] | None:
-    """Return the counters of a device and of a signal; None if they cannot be compared.
-
-    Boots are names without an order, and at another site a signal may be of another device.
-    """
-    is_one_boot = row.boot is not None and row.boot == device.boot and row.site == device.current_site
-    return None if not is_one_boot or device.seq is None or row.seq is None else (device.seq, row.seq)
-
-
-def _event_time_of_newest(device: Device) -> int | None:
-    """Return the event time of the newest signal, epoch milliseconds; None if it is invalid."""
-    if device.last_seen_ms is None or device.clock is Trust.ON_TIME:
-        return device.last_seen_ms
-    return None if device.clock_offset_ms is None else device.last_seen_ms + device.clock_offset_ms
-
-
-def fell_back(before: int, after: int) -> bool:
-    """Whether a counter fell back by a restart, and not by a wrap at 8, 16 or 32 bits."""
-    wraps = any(2**bits - WRAP_SLACK <= before < 2**bits and after < WRAP_SLACK for bits in (8, 16, 32))
-    return after < before and not wraps
-
-
 def drop_settled_arrivals(device: Device, frontier_ms: int) -> None:
     """Drop places in arrival order up to the frontier.
 
@@ -661,100 +620,3 @@ def _advance(device: Device, rules: Rules, code: str, at_ms: int) -> bool:
     started = any(start is not None for start in progress)
     device.progress, device.progress_of = (tuple(progress), steps) if started else ((), ())
     return complete
-
-
-def next_due(device: Device, context: EvaluationContext) -> tuple[int, Trigger] | None:
-    """Return the earliest deadline of a device and its trigger; None if there is none.
-
-    At the same instant silence precedes facts.
-    """
-    due = [item for item in _deadlines(device, context) if item is not None]
-    return min(due, key=lambda item: item[0]) if due else None
-
-
-def _deadlines(device: Device, context: EvaluationContext) -> Iterator[tuple[int, Trigger] | None]:
-    """Yield deadlines in the order in which they fire at the same instant."""
-    held = device.held_until_ms if device.mode in HELD else None
-    least_ms = device.mode_since_ms if held is None else held
-    if device.mode in PRESENT or device.mode in HELD or device.mode in (Mode.PROVISIONED, Mode.UNREACHABLE):
-        if device.outage_ms is None:
-            yield _at(_silent(device, context, least_ms, lambda rules: rules.timeout_ms), Trigger.SILENCE)
-        else:
-            yield _at(_cut_off(device, context, least_ms, lambda rules: rules.gateway_outage_limit_ms), Trigger.SILENCE)
-        if device.mode is not Mode.PROVISIONED:
-            yield _at(_dead(device, context, least_ms), Trigger.DEATH)
-        if device.mode in PRESENT:
-            yield _at(_cut_off(device, context, least_ms, lambda rules: rules.death_grace_ms), Trigger.GATEWAY_DEATH)
-    if held is not None:
-        yield held, Trigger.UNTIL
-    if device.degraded_until_ms is not None:
-        yield device.degraded_until_ms, Trigger.RECOVERED
-    if device.flagged_until_ms is not None:
-        yield device.flagged_until_ms, Trigger.HOLD_OVER
-    if device.mode is Mode.OFFLINE:
-        yield _at(_silent(device, context, least_ms, lambda rules: rules.forget_after_ms), Trigger.FORGET)
-    if device.mode is Mode.DECOMMISSIONED:
-        yield _at(_out_of_service(device, context), Trigger.FORGET)
-
-
-def _at(due_ms: int | None, trigger: Trigger) -> tuple[int, Trigger] | None:
-    return None if due_ms is None else (due_ms, trigger)
-
-
-def _silent(device: Device, context: EvaluationContext, least_ms: int, limit: Callable[[Rules], int]) -> int | None:
-    """Return the instant at which the silence of a device reaches a limit."""
-    quiet_ms = device.quiet_covered_ms + device.excused_ms
-    return _reached(
-        device,
-        context,
-        max(least_ms, device.quiet_since_ms),
-        lambda rules: context.coverage(device).earliest(quiet_ms + limit(rules)),
-    )
-
-
-def _dead(device: Device, context: EvaluationContext, least_ms: int) -> int | None:
-    """Return the instant at which the grace period after the will ends."""
-    if device.death_ms is None or device.death_covered_ms is None:
-        return None
-    dead_ms = device.death_covered_ms
-    return _reached(
-        device,
-        context,
-        max(least_ms, device.death_ms),
-        lambda rules: context.coverage(device).earliest(dead_ms + rules.death_grace_ms),
-    )
-
-
-def _cut_off(device: Device, context: EvaluationContext, least_ms: int, limit: Callable[[Rules], int]) -> int | None:
-    """Return the instant at which the outage of a device's gateway reaches a limit."""
-    if device.outage_ms is None or device.outage_covered_ms is None:
-        return None
-    dead_ms = device.outage_covered_ms
-    return _reached(
-        device, context, max(least_ms, device.outage_ms), lambda rules: context.coverage(device).earliest(dead_ms + limit(rules))
-    )
-
-
-def _out_of_service(device: Device, context: EvaluationContext) -> int | None:
-    """Return the instant at which a decommissioned device is forgotten, by event time."""
-    return _reached(device, context, device.mode_since_ms, lambda rules: device.mode_since_ms + rules.forget_after_ms)
-
-
-def _reached(device: Device, context: EvaluationContext, least_ms: int, due: Callable[[Rules], int | None]) -> int | None:
-    """Return the first instant at which a limit of the rules in force is reached.
-
-    Args:
-        device: a device.
-        context: coverage and policies.
-        least_ms: earliest instant to return, epoch milliseconds. Policies whose span ended before
-            are not evaluated: they may have been dropped.
-        due: function from rules to the instant at which their limit is reached, or to None.
-    """
-    least_ms = max(least_ms, device.class_since_ms)
-    for dated, since_ms, end_ms in context.policies.spans(least_ms):
-        due_ms = due(device.rules(dated.policy))
-        if due_ms is not None:
-            due_ms = max(due_ms, since_ms, least_ms)
-            if end_ms is None or due_ms < end_ms:
-                return due_ms
-    return None

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
-from fleetpulse.core.fold import Device, EvaluationContext, Fold, drop_settled_arrivals
+from fleetpulse.core.device import Device, EvaluationContext
+from fleetpulse.core.fold import Fold, drop_settled_arrivals
 from fleetpulse.core.judgements import Judgement, JudgementKind, clock_behind, message_judgement
 from fleetpulse.core.policy import MAX_AHEAD, Dated, Policies, PolicyFault, from_row
 from fleetpulse.core.presence.coverage import MAX_DEAF

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from fleetpulse.core.audit import Phase, recorded_arguments
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.operations.audit import Phase, recorded_arguments
 from fleetpulse.io.home.home import Home
 
 _LOG: Final = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferralTimeout
 
-from fleetpulse.core.dropped_devices import parse_dropped
+from fleetpulse.core.operations.dropped_devices import parse_dropped
 from fleetpulse.core.times import format_instant, parse_instant_ms
 from fleetpulse.orchestration.approval_audit import record_answer
 from fleetpulse.orchestration.approvals import RunApproval, find_objection, permitted_approvers

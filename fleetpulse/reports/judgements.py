@@ -13,8 +13,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from fleetpulse.core.amendments import retracted_offline
+from fleetpulse.core.deadlines import next_due
+from fleetpulse.core.device import Device, EvaluationContext
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.fold import Device, EvaluationContext, next_due
 from fleetpulse.core.lifecycle import Mode, Trigger
 from fleetpulse.core.monitoring.health import THRESHOLDS
 from fleetpulse.core.presence.identities import topic_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fleetpulse.core.dropped_devices import describe_dropped
+from fleetpulse.core.operations.dropped_devices import describe_dropped
 from fleetpulse.io.home.home import Home
 from fleetpulse.orchestration.approvals import RunApproval
 from fleetpulse.reports.audit import audited_actions

@@ -16,7 +16,7 @@ from fleetpulse.io.checkpoints.checkpoint import judged_up_to
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.mqtt.address import BrokerAddress, save_address
 from fleetpulse.io.mqtt.alerts import send
-from fleetpulse.io.mqtt.broker import Broker
+from fleetpulse.io.mqtt.embedded.broker import Broker
 from tests.support.airflow import OF_AIRFLOW
 from tests.support.airflow_tasks import batch
 from tests.support.histories.histories import START, signal, tick

@@ -53,7 +53,7 @@ INTERPRETED: Final = (
 
 
 def jit_no_refcount(function: Any) -> Any:
-    if function.__module__.rpartition(".")[2] not in ("kernel", "deadlines", "context", "ordering"):
+    if function.__module__.rpartition(".")[2] not in ("kernel", "deadlines", "sending_order", "context", "ordering"):
         return njit(**_FLAGS)(function)
     return lambda *arguments: _plain(function(*arguments))
 """,
@@ -140,7 +140,7 @@ FAULTS: Final = (
     ),
     _fault(
         "time-without-a-gateway-counts-as-silence",
-        "fleetpulse/core/fold.py",
+        "fleetpulse/core/deadlines.py",
         "quiet_ms = device.quiet_covered_ms + device.excused_ms",
         "quiet_ms = device.quiet_covered_ms",
         f"{_FOLD}::test_a_gateway_outage_does_not_count_as_silence_of_its_devices",
@@ -199,7 +199,7 @@ FAULTS: Final = (
     ),
     _fault(
         "kernel-counts-an-unchanged-counter-as-a-reboot",
-        "fleetpulse/columnar/jit/kernel.py",
+        "fleetpulse/columnar/jit/sending_order.py",
         "    if after >= before:\n        return False",
         "    if after > before:\n        return False",
         _COLUMNAR,

@@ -68,11 +68,11 @@ def backtest(
     with Console(stderr=True).status("judging"):
         result = run(opened, chosen_policy, bounds[0], bounds[1], spark=spark, report=report_progress)
     if html is not None:
-        from fleetpulse.reports.backtest_html import page
+        from fleetpulse.reports.backtests.backtest_html import page
 
         _write(html, page(result.figures))
     if verdicts:
-        from fleetpulse.reports.backtest import verdicts as differing
+        from fleetpulse.reports.backtests.backtest import verdicts as differing
 
         as_json(differing(result.found))
     elif json_lines:

@@ -15,8 +15,8 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.mqtt import acl as rules
 from fleetpulse.io.mqtt.acl import Role
 from fleetpulse.io.mqtt.address import BrokerAddress, load_address
-from fleetpulse.io.mqtt.broker import await_admission, renew_access
-from fleetpulse.io.mqtt.takeovers import read_takeovers
+from fleetpulse.io.mqtt.embedded.broker import await_admission, renew_access
+from fleetpulse.io.mqtt.embedded.takeovers import read_takeovers
 
 access = typer.Typer(no_args_is_help=True, help="Manage users of the embedded broker, and their topics.")
 

@@ -35,8 +35,8 @@ from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.delta.log import holds_table
 from fleetpulse.io.home.home import PUBLISHER, Home, bridge_job
 from fleetpulse.io.home.services import Service, runs, services
-from fleetpulse.io.mqtt import broker_log
-from fleetpulse.io.mqtt.takeovers import FREQUENT, read_takeovers
+from fleetpulse.io.mqtt.embedded import broker_log
+from fleetpulse.io.mqtt.embedded.takeovers import FREQUENT, read_takeovers
 from fleetpulse.io.system.process import read_status
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 

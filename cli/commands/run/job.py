@@ -96,7 +96,7 @@ def bridge(
     name: Annotated[str, typer.Option("--name")] = BRIDGE,
 ) -> None:
     """Write messages from the broker to segments."""
-    from fleetpulse.io.mqtt.broker import is_embedded
+    from fleetpulse.io.mqtt.embedded.broker import is_embedded
     from fleetpulse.settings import load_settings
 
     if name != KAFKA:  # PySpark may import pandas

@@ -18,7 +18,7 @@ from fleetpulse.io.home.desired_state import RUNNING, get_desired
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.services import Service, served, services
 from fleetpulse.io.mqtt.address import BrokerAddress, load_address, parse_broker_url
-from fleetpulse.io.mqtt.broker import LOOPBACK, await_admission
+from fleetpulse.io.mqtt.embedded.broker import LOOPBACK, await_admission
 from fleetpulse.io.system.process import StopSignal, read_status, status_age_s
 
 if TYPE_CHECKING:

@@ -202,7 +202,7 @@ def bootstrap(
         _run_change("bootstrap", home, options, from_list)
         return
     moment = None if at is None else parse_instant_ms(at)
-    from fleetpulse.core.device_filter import parse_device_filter
+    from fleetpulse.core.operations.device_filter import parse_device_filter
     from fleetpulse.io.tables.snapshots import find_snapshot
 
     selected = None if only is None else parse_device_filter(only)

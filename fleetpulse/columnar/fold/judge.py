@@ -22,8 +22,8 @@ from fleetpulse.columnar.jit.context import NEVER, NONE, Int64s, PackedContext, 
 from fleetpulse.columnar.jit.layout import TRUSTS
 from fleetpulse.columnar.jit.string_index import KNOWN, NOTHING, OTHER, compare, places_of, text_of
 from fleetpulse.columnar.state.devices import Devices
+from fleetpulse.core.device import EvaluationContext
 from fleetpulse.core.fold import NO_CODE, Fold
-from fleetpulse.core.fold import EvaluationContext as CoreWorld
 from fleetpulse.core.judgements import REASONS, JudgementKind, clock_fault, identity_conflict
 from fleetpulse.core.policy import Policies
 from fleetpulse.core.presence.shards import Advance
@@ -235,7 +235,7 @@ class FoldCall:
         for row in rows:
             by_device[row.device_id].append(row)
         of_gateways = {(row.gateway, row.arrival): row for of_shard in events.values() for row in of_shard}.values()
-        fold = Fold(CoreWorld(self._advance.shards, self._policies))
+        fold = Fold(EvaluationContext(self._advance.shards, self._policies))
         boots: list[str | None] = []
         for place, due in zip(places.tolist(), by_device.values(), strict=True):
             device = run_due(fold, self._devices.get(place), due, of_gateways, self._advance)

@@ -1,4 +1,4 @@
-"""Deadlines of devices, compiled; the definition is `core.fold`.
+"""Deadlines of devices, compiled; the definition is `core.deadlines`.
 
 Rule: of two deadlines at the same instant, the one that `next_due` checks first acts.
 """

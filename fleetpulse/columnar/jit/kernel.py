@@ -122,7 +122,8 @@ from fleetpulse.columnar.jit.layout import (
     UNKNOWN_DEVICE,
     Matrix,
 )
-from fleetpulse.core.fold import CONFLICT_MS, WRAP_SLACK
+from fleetpulse.columnar.jit.sending_order import fell_back, was_sent_earlier, was_sent_later
+from fleetpulse.core.fold import CONFLICT_MS
 from fleetpulse.core.lifecycle import Mode, Trigger
 from fleetpulse.core.policy import MAX_SEQUENCE
 from fleetpulse.core.rows import POSITION_BITS, RANK, Kind, Trust
@@ -268,42 +269,6 @@ def _new_device(devices: Matrix, memory: Matrix, context: PackedContext, i: int,
 
 
 @jit_no_refcount
-def _fell_back(before: int, after: int) -> bool:
-    """Whether a counter fell back because of a restart, as `core.fold.fell_back`."""
-    if after >= before:
-        return False
-    wraps = False
-    for bits in (8, 16, 32):
-        wraps |= (1 << bits) - WRAP_SLACK <= before < (1 << bits) and after < WRAP_SLACK
-    return not wraps
-
-
-@jit_no_refcount
-def _has_counters_of_one_boot(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
-    """Whether device and signal have counters of one boot, as `core.fold._counters_of_one_boot`."""
-    if rows[j, R_SEQ] < 0 or devices[i, SEQ] < 0 or rows[j, R_BOOT] < 0 or rows[j, R_BOOT] != devices[i, BOOT]:
-        return False
-    return rows[j, R_SITE] == (devices[i, SITE] if devices[i, SPEAKS_FROM] < 0 else devices[i, SPEAKS_FROM])
-
-
-@jit_no_refcount
-def _was_sent_earlier(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
-    """Whether a signal was sent before the newest one of its boot, as `core.fold._was_sent_earlier`."""
-    if not _has_counters_of_one_boot(devices, i, rows, j) or not _fell_back(devices[i, SEQ], rows[j, R_SEQ]):
-        return False
-    if devices[i, LAST_SEEN] == NONE or rows[j, R_TRUST] == _INVALID:
-        return True
-    offset_ms = 0 if devices[i, CLOCK] == _ON_TIME else devices[i, CLOCK_OFFSET]
-    return offset_ms == NONE or rows[j, R_AT] + rows[j, R_OFFSET] <= devices[i, LAST_SEEN] + offset_ms
-
-
-@jit_no_refcount
-def _was_sent_later(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
-    """Whether a signal was sent after the newest one received, as `core.fold._was_sent_later`."""
-    return _has_counters_of_one_boot(devices, i, rows, j) and _fell_back(rows[j, R_SEQ], devices[i, SEQ])
-
-
-@jit_no_refcount
 def _record_signal(devices: Matrix, context: PackedContext, out: Matrix, n_out: int, i: int, rows: Matrix, j: int) -> int:
     """Record a signal: last seen, runtime, clock.
 
@@ -321,7 +286,7 @@ def _record_signal(devices: Matrix, context: PackedContext, out: Matrix, n_out: 
     present = IS_PRESENT[mode] or IS_HELD[mode] or mode == _UNREACHABLE
     if devices[i, LAST_SEEN] != NONE and present and gap <= timeout_ms:
         devices[i, RUNTIME] += gap
-    is_older = _was_sent_earlier(devices, i, rows, j)
+    is_older = was_sent_earlier(devices, i, rows, j)
     devices[i, LAST_SEEN] = devices[i, QUIET_SINCE] = at_ms
     devices[i, QUIET_COVERED], devices[i, EXCUSED] = now_covered, 0
     trust, arrival = rows[j, R_TRUST], rows[j, R_ARRIVAL]
@@ -336,7 +301,7 @@ def _record_signal(devices: Matrix, context: PackedContext, out: Matrix, n_out: 
             devices[i, GATEWAY] = rows[j, R_GATEWAY]
         if newest and not is_older:
             n_out = _record_counters(devices, out, n_out, i, rows, j)
-        elif is_birth and _was_sent_later(devices, i, rows, j):
+        elif is_birth and was_sent_later(devices, i, rows, j):
             _record_session(devices, i, rows, j)
             devices[i, SEQ] = rows[j, R_SEQ]
     elif newest and not is_older and is_birth and rows[j, R_DIRECT]:
@@ -374,7 +339,7 @@ def _record_counters(devices: Matrix, out: Matrix, n_out: int, i: int, rows: Mat
     elif boot >= 0 and devices[i, BOOT] >= 0:
         if boot != devices[i, BOOT]:
             devices[i, REBOOTS] += 1
-    elif seq >= 0 and devices[i, SEQ] >= 0 and _fell_back(devices[i, SEQ], seq):
+    elif seq >= 0 and devices[i, SEQ] >= 0 and fell_back(devices[i, SEQ], seq):
         devices[i, REBOOTS] += 1
     _record_session(devices, i, rows, j)
     if seq >= 0:

@@ -36,7 +36,7 @@ from fleetpulse.columnar.jit.layout import (
     Matrix,
 )
 from fleetpulse.columnar.jit.string_index import places_of, text_of
-from fleetpulse.core.fold import Device
+from fleetpulse.core.device import Device
 from fleetpulse.core.policy import DEFAULT_CLASS
 
 _OPTIONAL_WORDS: Final = (("gateway", GATEWAY), ("firmware", FIRMWARE), ("speaks_from", SPEAKS_FROM), ("spoke_from", SPOKE_FROM))

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.secret_files import SECRET_NAME
+from fleetpulse.core.operations.secret_files import SECRET_NAME
 
 SERVERS: Final = "bootstrap.servers"
 TOPICS: Final = "topics"

@@ -28,7 +28,7 @@ from fleetpulse.core.messages.verdicts import PUBLISHED
 from fleetpulse.core.presence.identities import SEPARATOR, DeviceIdentity, topic_of
 from fleetpulse.core.rows import ALERTS, FAILURES, FROM_DEVICES, Kind
 from fleetpulse.io.mqtt.address import BrokerAddress
-from fleetpulse.io.mqtt.broker_api import INBOX
+from fleetpulse.io.mqtt.embedded.broker_api import INBOX
 from fleetpulse.io.system.secret_files import write_secret
 
 SERVICE_USER: Final = "fleet"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.secret_files import exposed_secret
+from fleetpulse.core.operations.secret_files import exposed_secret
 from fleetpulse.io.system.secret_files import write_secret
 
 if TYPE_CHECKING:

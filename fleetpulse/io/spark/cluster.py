@@ -29,7 +29,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from fleetpulse.core.errors import FleetError, first_line
-from fleetpulse.core.secret_files import exposed_secret
+from fleetpulse.core.operations.secret_files import exposed_secret
 
 _CONNECT_S: Final = 10.0
 _EXECUTORS_S: Final = 120.0  # until the first executor registers; Spark's own limit for a connection is as long

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from fleetpulse.core.audit import Phase, recorded_text
+from fleetpulse.core.operations.audit import Phase, recorded_text
 from fleetpulse.core.tables import AUDIT
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.delta.appender import Appender, write_files

@@ -14,7 +14,7 @@ import pytest
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.mqtt.acl import Role, grant, grants, mosquitto_rules, revoke
 from fleetpulse.io.mqtt.address import BrokerAddress
-from fleetpulse.io.mqtt.broker import Broker, await_admission, renew_access
+from fleetpulse.io.mqtt.embedded.broker import Broker, await_admission, renew_access
 from fleetpulse.io.mqtt.publisher import Publisher
 from fleetpulse.io.mqtt.subscriber import Receiver
 from fleetpulse.io.system.ports import free_port

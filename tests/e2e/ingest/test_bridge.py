@@ -23,7 +23,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages.replay_envelope import Envelope, wrap
 from fleetpulse.io.ingest.segments import bridge_position, list_segments, read_segment
 from fleetpulse.io.mqtt.address import MAX_PAYLOAD_BYTES, BrokerAddress, load_address, save_address
-from fleetpulse.io.mqtt.broker import Broker
+from fleetpulse.io.mqtt.embedded.broker import Broker
 from fleetpulse.io.mqtt.publisher import Publisher
 from fleetpulse.io.mqtt.subscriber import Receiver
 from fleetpulse.io.system.process import read_status
@@ -48,7 +48,7 @@ run_bridge(BridgeSettings(*folders, load_address(home / "address"), "bridge", "r
 PARENT = """
 import sys, time
 from pathlib import Path
-from fleetpulse.io.mqtt.broker import Broker
+from fleetpulse.io.mqtt.embedded.broker import Broker
 broker = Broker(Path(sys.argv[1]) / "broker", Path(sys.argv[1]) / "broker.log", port=0)
 broker.start()
 print(broker.pid, flush=True)

@@ -12,16 +12,17 @@ from cli.commands.inspect.status import show_status
 from cli.supervisor import processes
 from cli.supervisor.processes import Run
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.mqtt import broker_log, codec, connection_cleanup, session_cleanup
+from fleetpulse.io.mqtt import codec
 from fleetpulse.io.mqtt.acl import Role, grant
 from fleetpulse.io.mqtt.address import BrokerAddress
-from fleetpulse.io.mqtt.broker import Broker
-from fleetpulse.io.mqtt.broker_api import broker_api
-from fleetpulse.io.mqtt.broker_limits import BrokerLimits
-from fleetpulse.io.mqtt.broker_log import BrokerLog
+from fleetpulse.io.mqtt.embedded import broker_log, connection_cleanup, session_cleanup
+from fleetpulse.io.mqtt.embedded.broker import Broker
+from fleetpulse.io.mqtt.embedded.broker_api import broker_api
+from fleetpulse.io.mqtt.embedded.broker_limits import BrokerLimits
+from fleetpulse.io.mqtt.embedded.broker_log import BrokerLog
+from fleetpulse.io.mqtt.embedded.retained_cleanup import STREAM
+from fleetpulse.io.mqtt.embedded.session_cleanup import OF_DEVICE
 from fleetpulse.io.mqtt.publisher import Publisher
-from fleetpulse.io.mqtt.retained_cleanup import STREAM
-from fleetpulse.io.mqtt.session_cleanup import OF_DEVICE
 from fleetpulse.io.mqtt.subscriber import Receiver
 from tests.support import wait
 from tests.support.refusals import refused

@@ -19,10 +19,10 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.io.mqtt import codec
 from fleetpulse.io.mqtt.acl import Role, grant, grant_certificate, revoke
 from fleetpulse.io.mqtt.address import BrokerAddress, Tls
-from fleetpulse.io.mqtt.broker import Broker, ListenerTls, await_admission, renew_access
+from fleetpulse.io.mqtt.embedded.broker import Broker, ListenerTls, await_admission, renew_access
+from fleetpulse.io.mqtt.embedded.takeovers import read_takeovers
 from fleetpulse.io.mqtt.publisher import Publisher
 from fleetpulse.io.mqtt.subscriber import Receiver
-from fleetpulse.io.mqtt.takeovers import read_takeovers
 from tests.support import wait
 from tests.support.refusals import refused
 

@@ -18,7 +18,7 @@ from fleetpulse.core.replay import replay
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.mqtt.acl import Role, grant
 from fleetpulse.io.mqtt.address import BrokerAddress, load_address
-from fleetpulse.io.mqtt.broker import renew_access
+from fleetpulse.io.mqtt.embedded.broker import renew_access
 from fleetpulse.io.mqtt.subscriber import Receiver
 from fleetpulse.io.system.process import read_status
 from fleetpulse.paths import ROOT

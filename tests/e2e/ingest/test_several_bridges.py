@@ -18,7 +18,7 @@ from fleetpulse.core.tables import COVERAGE, MESSAGES
 from fleetpulse.io.home.home import Home, bridge_job
 from fleetpulse.io.ingest.segments import bridge_position
 from fleetpulse.io.mqtt.address import BrokerAddress, save_address
-from fleetpulse.io.mqtt.broker import Broker
+from fleetpulse.io.mqtt.embedded.broker import Broker
 from fleetpulse.io.mqtt.publisher import Publisher
 from fleetpulse.io.system.process import read_status
 from fleetpulse.io.tables import tables

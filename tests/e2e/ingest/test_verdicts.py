@@ -17,7 +17,7 @@ from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.mqtt.acl import Role, grant
 from fleetpulse.io.mqtt.address import BrokerAddress, load_address, save_address
-from fleetpulse.io.mqtt.broker import Broker, await_admission, renew_access
+from fleetpulse.io.mqtt.embedded.broker import Broker, await_admission, renew_access
 from fleetpulse.io.mqtt.publisher import Publisher
 from fleetpulse.io.mqtt.subscriber import Receiver
 from fleetpulse.io.tables import tables

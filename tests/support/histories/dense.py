@@ -7,8 +7,8 @@ from random import Random
 from typing import NamedTuple
 
 from fleetpulse.columnar.fold.key_group import KeyGroup
-from fleetpulse.core.device import EvaluationContext
-from fleetpulse.core.fold import Device, next_due
+from fleetpulse.core.deadlines import next_due
+from fleetpulse.core.device import Device, EvaluationContext
 from fleetpulse.core.judgements import JudgementKind, compared
 from fleetpulse.core.presence.coverage import ShardProgress
 from fleetpulse.core.registry.device_patch import encode_device

@@ -20,8 +20,8 @@ from fleetpulse.core.tables import MESSAGES
 from fleetpulse.core.times import DAY_MS, format_instant
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.bronze_slices import pieces_of, slices_of
-from fleetpulse.reports.backtest import Backtest, verdicts
-from fleetpulse.reports.backtest_html import page
+from fleetpulse.reports.backtests.backtest import Backtest, verdicts
+from fleetpulse.reports.backtests.backtest_html import page
 from tests.support.histories.histories import START, row, signal, tick
 from tests.support.homes.homes import apply_retention, landed_home
 from tests.support.refusals import refused

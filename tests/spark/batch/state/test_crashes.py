@@ -29,9 +29,9 @@ from batch.state.operations import (
     rollback,
 )
 from fleetpulse.columnar.snapshot.bootstrap import REGISTERED_SCHEMA
-from fleetpulse.core.device_filter import parse_device_filter
-from fleetpulse.core.dropped_devices import parse_dropped
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.operations.device_filter import parse_device_filter
+from fleetpulse.core.operations.dropped_devices import parse_dropped
 from fleetpulse.core.replay import outcome
 from fleetpulse.core.rows import Kind
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES

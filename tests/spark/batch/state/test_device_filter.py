@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from batch.state.device_filter import column_of, matching_devices
-from fleetpulse.core.device_filter import FILTER_COLUMNS, parse_device_filter
+from fleetpulse.core.operations.device_filter import FILTER_COLUMNS, parse_device_filter
 from fleetpulse.io.lifecycle.state_reader import SNAPSHOT_COLUMNS
 
 pytestmark = pytest.mark.spark

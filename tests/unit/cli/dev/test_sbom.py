@@ -11,7 +11,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 from cli.dev.components import LICENSES_OF_JARS, UNKNOWN, Package, jars, packages
 from cli.dev.notices import license_of
 from cli.dev.sbom import sbom
-from fleetpulse.io.mqtt import broker_program
+from fleetpulse.io.mqtt.embedded import broker_program
 from fleetpulse.io.spark import java
 from fleetpulse.paths import ROOT
 

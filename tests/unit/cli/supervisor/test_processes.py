@@ -10,8 +10,8 @@ from cli.common.output import cell
 from cli.supervisor import processes
 from cli.supervisor.processes import Job, Run, last_error_line, listener_tls
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.mqtt.broker import ListenerTls
-from fleetpulse.io.mqtt.broker_log import BrokerLog
+from fleetpulse.io.mqtt.embedded.broker import ListenerTls
+from fleetpulse.io.mqtt.embedded.broker_log import BrokerLog
 from fleetpulse.settings import Settings
 from tests.support.refusals import refused
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fleetpulse.io.mqtt.address import BrokerAddress
-from fleetpulse.io.mqtt.broker import is_embedded
+from fleetpulse.io.mqtt.embedded.broker import is_embedded
 from fleetpulse.io.mqtt.embedded_sessions import EmbeddedSessions
 from fleetpulse.io.mqtt.subscriber import Arrived, Receiver
 

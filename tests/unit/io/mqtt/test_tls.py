@@ -11,7 +11,7 @@ import pytest
 import trustme
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.secret_files import exposed_secret
+from fleetpulse.core.operations.secret_files import exposed_secret
 from fleetpulse.io.mqtt.address import BrokerAddress, Tls, load_address, parse_broker_url, save_address
 from fleetpulse.io.mqtt.publisher import Publisher
 from fleetpulse.io.mqtt.subscriber import Arrived, Receiver

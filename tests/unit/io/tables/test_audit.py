@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from fleetpulse.core.audit import Phase
+from fleetpulse.core.operations.audit import Phase
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.audit import AuditedAction, AuditTable
 from fleetpulse.reports.audit import UNFINISHED, audited_actions

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetpulse.io.mqtt.broker_log import BrokerLog, refusals_of
+from fleetpulse.io.mqtt.embedded.broker_log import BrokerLog, refusals_of
 
 pytestmark = pytest.mark.unit
 NOW = 1_700_000_000_000

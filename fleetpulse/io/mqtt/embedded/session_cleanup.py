@@ -26,9 +26,9 @@ from fleetpulse.core.messages.sparkplug import COMMANDS
 from fleetpulse.core.presence.identities import DeviceIdentity, joined
 from fleetpulse.core.rows import Kind
 from fleetpulse.io.mqtt.address import BrokerAddress
-from fleetpulse.io.mqtt.broker_api import BrokerApi, broker_api
+from fleetpulse.io.mqtt.embedded.broker_api import BrokerApi, broker_api
+from fleetpulse.io.mqtt.embedded.retained_cleanup import clear_retained
 from fleetpulse.io.mqtt.embedded_sessions import session_prefix
-from fleetpulse.io.mqtt.retained_cleanup import clear_retained
 
 OF_DEVICE: Final = 8  # sessions of a device without a connection that remain
 OF_OTHERS: Final = 100

@@ -3,7 +3,7 @@
 import pytest
 
 from fleetpulse.io.mqtt.acl import SERVICE_USER
-from fleetpulse.io.mqtt.retained_cleanup import Retained, heaviest_user
+from fleetpulse.io.mqtt.embedded.retained_cleanup import Retained, heaviest_user
 
 pytestmark = pytest.mark.unit
 

@@ -23,19 +23,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from fleetpulse.core import broker_defaults
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages.mapping import Mappings
 from fleetpulse.core.messages.mapping_file import parse_mappings
+from fleetpulse.core.operations import broker_defaults
 from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.io.mqtt import codec
 from fleetpulse.io.mqtt.acl import SERVICE_USER, access_lock, grants, nats_rules, quoted
 from fleetpulse.io.mqtt.address import DEFAULT_PORT, MAX_PAYLOAD_BYTES, BrokerAddress, Tls
-from fleetpulse.io.mqtt.broker_limits import SERVER_BYTES, BrokerLimits, limit_streams, remove_ports
-from fleetpulse.io.mqtt.broker_program import broker_program
-from fleetpulse.io.mqtt.connection_cleanup import ConnectionCleaner, system_user
+from fleetpulse.io.mqtt.embedded.broker_limits import SERVER_BYTES, BrokerLimits, limit_streams, remove_ports
+from fleetpulse.io.mqtt.embedded.broker_program import broker_program
+from fleetpulse.io.mqtt.embedded.connection_cleanup import ConnectionCleaner, system_user
+from fleetpulse.io.mqtt.embedded.session_cleanup import SessionCleaner
 from fleetpulse.io.mqtt.embedded_sessions import MAX_UNACKED, REDELIVERY_S
-from fleetpulse.io.mqtt.session_cleanup import SessionCleaner
 from fleetpulse.io.system.ports import free_port
 from fleetpulse.io.system.process import command_with_parent_death_signal
 from fleetpulse.io.system.secret_files import write_secret

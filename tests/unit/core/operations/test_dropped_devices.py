@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleetpulse.core.dropped_devices import describe_dropped, parse_dropped
+from fleetpulse.core.operations.dropped_devices import describe_dropped, parse_dropped
 
 pytestmark = pytest.mark.unit
 

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fleetpulse.io.mqtt.takeovers import read_takeovers
+from fleetpulse.io.mqtt.embedded.takeovers import read_takeovers
 
 LINE = (
     '[7] 2026/11/27 07:{minute}:41.090296 [WRN] {address}:55432 - mid:29 - "{id}" - Replacing old client '

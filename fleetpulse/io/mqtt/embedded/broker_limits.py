@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from fleetpulse.core import broker_defaults
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.operations import broker_defaults
 from fleetpulse.io.mqtt.acl import quoted
 from fleetpulse.io.mqtt.address import BrokerAddress
-from fleetpulse.io.mqtt.broker_api import broker_api
+from fleetpulse.io.mqtt.embedded.broker_api import broker_api
 
 MAX_SUBSCRIPTIONS: Final = 1_000  # of a connection: each filter of a persistent session keeps a file of its own
 LOG_BYTES: Final = 10_000_000

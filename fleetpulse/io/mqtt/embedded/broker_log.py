@@ -28,7 +28,7 @@ _FAILURE: Final = re.compile(
     + _QUOTED
     + rb"))?|(?:Publish|Subscription) Violation - )"
 )
-TAKEOVER: Final = re.compile(  # see `fleetpulse.io.mqtt.takeovers`
+TAKEOVER: Final = re.compile(  # see `fleetpulse.io.mqtt.embedded.takeovers`
     _CLIENT % b"WRN"
     + rb'\S+ - Replacing old client "(?P<replaced>\S+):\d+ - mid:\d+ - \S+" since both have the same client ID "(?P<id>\S+)"'
 )

@@ -9,8 +9,8 @@ import pytest
 
 from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.io.home.home import Home
+from fleetpulse.io.mqtt.embedded.session_cleanup import OF_DEVICE, OF_OTHERS, Session, Sessions, own_sessions
 from fleetpulse.io.mqtt.embedded_sessions import derived_client_id
-from fleetpulse.io.mqtt.session_cleanup import OF_DEVICE, OF_OTHERS, Session, Sessions, own_sessions
 
 pytestmark = pytest.mark.unit
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from enum import Enum, StrEnum
 from typing import Any, Final, cast
 
-from fleetpulse.core.secret_files import SECRET_NAME, SENSITIVE_WORDS
+from fleetpulse.core.operations.secret_files import SECRET_NAME, SENSITIVE_WORDS
 
 WITHHELD: Final = "***"
 MAX_CHARS: Final = 500  # of one text

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Final
 
 from fleetpulse.io.mqtt.acl import SERVICE_USER
-from fleetpulse.io.mqtt.broker_api import BrokerApi
+from fleetpulse.io.mqtt.embedded.broker_api import BrokerApi
 
 STREAM: Final = "$MQTT_rmsgs"
 MOST_REMOVALS: Final = 2_000  # at a time

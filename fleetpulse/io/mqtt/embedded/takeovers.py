@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from fleetpulse.io.mqtt.broker_log import TAKEOVER
+from fleetpulse.io.mqtt.embedded.broker_log import TAKEOVER
 
 READ_BYTES: Final = 4_000_000  # of the end of the log and of its rotated files
 FREQUENT: Final = 3  # takeovers of one client id in an hour that are more than reconnects

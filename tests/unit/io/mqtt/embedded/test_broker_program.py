@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from cli.dev.commands import read_lock
-from fleetpulse.io.mqtt.broker import Broker
-from fleetpulse.io.mqtt.broker_program import SHA256, VERSION, broker_program
+from fleetpulse.io.mqtt.embedded.broker import Broker
+from fleetpulse.io.mqtt.embedded.broker_program import SHA256, VERSION, broker_program
 from fleetpulse.paths import ROOT
 from tests.support.refusals import refused
 

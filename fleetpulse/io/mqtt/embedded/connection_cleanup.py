@@ -20,7 +20,7 @@ from typing import Final
 
 from fleetpulse.io.mqtt.acl import SERVICE_USER, SYSTEM_USER, quoted
 from fleetpulse.io.mqtt.address import BrokerAddress
-from fleetpulse.io.mqtt.broker_api import INBOX, BrokerApi, broker_api
+from fleetpulse.io.mqtt.embedded.broker_api import INBOX, BrokerApi, broker_api
 
 PERIOD_S: Final = 5.0
 _LIST: Final = "$SYS.REQ.SERVER.PING.CONNZ"

@@ -5,8 +5,8 @@ from contextlib import suppress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetpulse.core.device_filter import FILTER_COLUMNS, parse_device_filter
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.operations.device_filter import FILTER_COLUMNS, parse_device_filter
 from tests.support.refusals import refused
 
 _SIGNS = ("(", ")", ",", "=", "!=", "<>", "<", "<=", ">", ">=", ";", "--", "`", "\\", "7", "-1", "'a%'", "''")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from fleetpulse.io.mqtt.broker import Broker, ListenerTls, _configuration, _listener_tls, _mappings_beside
+from fleetpulse.io.mqtt.embedded.broker import Broker, ListenerTls, _configuration, _listener_tls, _mappings_beside
 from tests.support.refusals import refused
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from fleetpulse.io.mqtt.acl import SERVICE_USER
-from fleetpulse.io.mqtt.connection_cleanup import excess
+from fleetpulse.io.mqtt.embedded.connection_cleanup import excess
 
 pytestmark = pytest.mark.unit
 

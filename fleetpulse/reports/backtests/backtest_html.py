@@ -12,7 +12,7 @@ from typing import Any, Final
 from fleetpulse.columnar.backtest.diff import CHANGES
 from fleetpulse.columnar.backtest.replay import AFTER, BEFORE
 from fleetpulse.core.times import format_duration, format_instant
-from fleetpulse.reports.backtest import Backtest
+from fleetpulse.reports.backtests.backtest import Backtest
 
 Row = Mapping[str, Any]
 _WIDTH: Final = 920

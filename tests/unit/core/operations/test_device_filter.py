@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from fleetpulse.core.device_filter import (
+from fleetpulse.core.operations.device_filter import (
     FILTER_COLUMNS,
     MAX_CONDITIONS,
     MAX_DEPTH,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fleetpulse.core.audit import MAX_CHARS, MAX_VALUES, recorded_arguments, recorded_text
 from fleetpulse.core.lifecycle import Mode
+from fleetpulse.core.operations.audit import MAX_CHARS, MAX_VALUES, recorded_arguments, recorded_text
 
 pytestmark = pytest.mark.unit
 _SECRET = "hunter2-correct-horse"

@@ -1,0 +1,53 @@
+"""Order in which a device sent two of its signals, whatever the order of their delivery.
+
+Rule: counters of one boot decide, with the event times: a broker may deliver an older signal again, behind
+newer ones. Boots are names without an order, so signals of two boots are not compared.
+"""
+
+from typing import Final
+
+from fleetpulse.core.device import Device
+from fleetpulse.core.rows import Row, Trust
+
+WRAP_SLACK: Final = 16  # a counter wraps from at most this far below its end to at most this far above zero
+
+
+def was_sent_earlier(device: Device, row: Row) -> bool:
+    """Whether a signal was sent before the newest one of its boot, so that it names no newer session.
+
+    Its counter is lower, and its event time is not later. If either event time is invalid, the
+    counter alone decides.
+    """
+    counters = _counters_of_one_boot(device, row)
+    if counters is None or not fell_back(*counters):
+        return False
+    newest_ms, sent_ms = _event_time_of_newest(device), None if row.trust is Trust.INVALID else row.event_time_ms
+    return newest_ms is None or sent_ms is None or sent_ms <= newest_ms
+
+
+def was_sent_later(device: Device, row: Row) -> bool:
+    """Whether a signal was sent after the newest one of its boot, in whichever order they were received."""
+    counters = _counters_of_one_boot(device, row)
+    return counters is not None and fell_back(counters[1], counters[0])
+
+
+def _counters_of_one_boot(device: Device, row: Row) -> tuple[int, int] | None:
+    """Return the counters of a device and of a signal; None if they cannot be compared.
+
+    Boots are names without an order, and at another site a signal may be of another device.
+    """
+    is_one_boot = row.boot is not None and row.boot == device.boot and row.site == device.current_site
+    return None if not is_one_boot or device.seq is None or row.seq is None else (device.seq, row.seq)
+
+
+def _event_time_of_newest(device: Device) -> int | None:
+    """Return the event time of the newest signal, epoch milliseconds; None if it is invalid."""
+    if device.last_seen_ms is None or device.clock is Trust.ON_TIME:
+        return device.last_seen_ms
+    return None if device.clock_offset_ms is None else device.last_seen_ms + device.clock_offset_ms
+
+
+def fell_back(before: int, after: int) -> bool:
+    """Whether a counter fell back by a restart, and not by a wrap at 8, 16 or 32 bits."""
+    wraps = any(2**bits - WRAP_SLACK <= before < 2**bits and after < WRAP_SLACK for bits in (8, 16, 32))
+    return after < before and not wraps
