@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fleetpulse.core.amendments import Correction, ReplayOrigin, amend, content, corrections, effective_transitions, histories
@@ -13,7 +13,7 @@ from fleetpulse.core.judgements import Judgement, JudgementKind, compared
 from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.registry.device_patch import encode_device, fingerprint, same_state
 from fleetpulse.core.replay import AMENDED, Deployment, Outcome, outcome, replay
-from fleetpulse.core.rows import Kind, Origin, Row
+from fleetpulse.core.rows import SIGNALS, Kind, Origin, Row
 from tests.support.floors import Floor
 from tests.support.histories.histories import (
     START,
@@ -162,13 +162,21 @@ def _concerns_everyone(one: Row) -> bool:
 
 
 def _effective_ms(one: Row) -> int:
-    return min(one.event_time_ms or 0, one.contents().get("from", one.received_at_ms))
+    """Return the first instant at which a row can have an effect: a signal whose clock leads is proof of life at its receipt."""
+    event_time_ms = one.event_time_ms or 0
+    if one.kind in SIGNALS:
+        return min(event_time_ms, one.received_at_ms)
+    return min(event_time_ms, one.contents().get("from", event_time_ms))
 
 
+CLOCK_LEADS = stamped_by_bridge(
+    [row(0, "fleet/north/a/death"), row(50, "fleet/north/a/heartbeat", ts_s=45), row(55, "fleet/north/a/heartbeat", ts_s=255)]
+)
 CORRECTED = Floor(1)
 
 
 @CORRECTED.over_all_examples
+@example(CLOCK_LEADS, 1, Deployment(1_000, 30_000), 100)
 @given(_rows(), st.integers(0, 30), DEPLOYMENTS, st.integers(0, 400))
 def test_a_corrected_device_continues_like_its_amended_history(
     rows: list[Row], cut: int, deployment: Deployment, until_s: int
@@ -186,7 +194,7 @@ def test_a_corrected_device_continues_like_its_amended_history(
     after = [one for one in rows if one.received_at_ms > sent_ms]
     if any(_concerns_everyone(one) and _effective_ms(one) <= at_ms for one in after):
         return  # such a row can change every device before its correction
-    changed = {one.device_id for one in after if (one.event_time_ms or 0) <= at_ms}
+    changed = {one.device_id for one in after if _effective_ms(one) <= at_ms}
     for device_id in {one.device_id for one in correction_rows} - changed:
         assert device_id not in refused
         assert device_id in late or not both.differ(device_id)
@@ -197,13 +205,14 @@ COMPARED_WITH_ORACLE = Floor(10)
 
 
 @COMPARED_WITH_ORACLE.over_all_examples
+@example(CLOCK_LEADS, 1, 1)
 @given(_rows(), st.integers(0, 30), st.sampled_from([1, 5, 20, 60]))
 def test_the_oracle_and_the_core_agree_on_corrected_devices(rows: list[Row], cut: int, lateness_s: int) -> None:
     rows, correction_rows = _corrected(stamped_by_bridge(rows, lateness_s), cut, Deployment(lateness_s * 1000, 30_000))
     if not correction_rows:
         return
     at_ms, sent_ms = correction_rows[-1].event_time_ms or 0, correction_rows[-1].received_at_ms
-    compared_rows = [one for one in rows if one.received_at_ms <= sent_ms or (one.event_time_ms or 0) > at_ms]
+    compared_rows = [one for one in rows if one.received_at_ms <= sent_ms or _effective_ms(one) > at_ms]
     compared_rows = [one for one in compared_rows if one.received_at_ms <= sent_ms or one.kind is not Kind.GAP]
     compared_rows.append(row(1000, "fleet/_/b/tick"))
     assert by_the_core(compared_rows, lateness_s) == by_the_oracle(compared_rows, lateness_s)
