@@ -29,6 +29,7 @@ from fleetpulse.core.times import format_duration
 from fleetpulse.paths import ROOT
 from fleetpulse.settings import Settings
 
+_COMMANDED: Final = (Trigger.MAINTAIN, Trigger.UPDATE, Trigger.DECOMMISSION)
 CODEC: Final = "fleetpulse/io/mqtt/sparkplug/sparkplug_b"
 _MARK: Final = "<!-- generated from {} by: python -m cli.dev.docgen -->\n\n"
 
@@ -47,8 +48,18 @@ def tables() -> str:
     return text + "".join(f"| `{one.name}` | {one.meaning} |\n" for one in VIEWS)
 
 
+def lifecycle_diagram() -> str:
+    """Return the source of the lifecycle's figure: a Mermaid state diagram without the commands of operators."""
+    edges: dict[tuple[Mode, Mode], list[str]] = {}
+    for (mode, trigger), target in TRANSITIONS.items():
+        if trigger not in _COMMANDED:
+            edges.setdefault((mode, target), []).append(trigger.value)
+    drawn = [f"    {mode.value} --> {target.value}: {', '.join(triggers)}\n" for (mode, target), triggers in edges.items()]
+    return "".join(["stateDiagram-v2\n    direction LR\n    [*] --> provisioned\n", *drawn, "    forgotten --> [*]\n"])
+
+
 def lifecycle() -> str:
-    """Return the diagram and the matrix of the device lifecycle."""
+    """Return the matrix of the device lifecycle, with its figure."""
     text = _MARK.format("fleetpulse/core/lifecycle.py") + "# Device lifecycle\n\n"
     text += """Modes of a device, and the mode that each trigger leads to. *live* stands for the first mode that applies:
 
@@ -58,12 +69,11 @@ def lifecycle() -> str:
 4. degraded, if too many errors are within the window;
 5. online otherwise.
 
-*amended* leads from any mode to the mode of the amended history.
+*amended* leads from any mode to the mode of the amended history. The figure leaves out *maintain*, *update* and
+*decommission*, which lead from most modes to the mode that they name.
 """
-    text += "\n```mermaid\nstateDiagram-v2\n    [*] --> provisioned\n"
-    for (mode, trigger), target in TRANSITIONS.items():
-        text += f"    {mode.value} --> {target.value}: {trigger.value}\n"
-    text += "    forgotten --> [*]\n```\n\n| mode | " + " | ".join(trigger.value for trigger in Trigger) + " |\n"
+    text += "\n![Modes and triggers, without the commands of operators](../images/lifecycle.svg)\n\n"
+    text += "| mode | " + " | ".join(trigger.value for trigger in Trigger) + " |\n"
     text += "| --- |" + " --- |" * len(Trigger) + "\n"
     for mode in Mode:
         targets = (TRANSITIONS.get((mode, trigger)) for trigger in Trigger)
@@ -214,6 +224,7 @@ FILES: Final = {
     "docs/reference/commands.md": commands,
     "docs/reference/tables.md": tables,
     "docs/reference/lifecycle.md": lifecycle,
+    "docs/images/lifecycle.mmd": lifecycle_diagram,
     "docs/reference/policy.md": policy,
     "docs/reference/settings.md": settings,
     "docs/reference/dags.md": dags,

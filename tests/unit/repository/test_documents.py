@@ -5,9 +5,11 @@ tests/e2e/operations/test_documents.py runs the commands.
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
+from xml.etree import ElementTree as ET
 
 import pytest
 from typer.main import get_command
@@ -120,3 +122,22 @@ def test_absent_commands_and_options_are_found() -> None:
     assert "nothing" in (_fault_of("./fleet nothing") or "")
     assert "--nothing" in (_fault_of("./fleet status --nothing") or "")
     assert _fault_of("./fleet device ID --json") is None
+
+
+def _labels_in_svg(path: Path) -> Counter[str]:
+    """Return the texts of a figure; the lines of a text are joined by spaces."""
+    space = "{http://www.w3.org/2000/svg}"
+    found: Counter[str] = Counter()
+    for one in ET.parse(path).iter(f"{space}text"):
+        lines = [line for line in one.iter(f"{space}tspan") if "outer" in line.get("class", "")]
+        found[" ".join("".join(line.itertext()).strip() for line in lines or [one])] += 1
+    return found
+
+
+def test_the_figure_of_the_lifecycle_shows_its_source() -> None:
+    edges = re.findall(r"^ +(\w+) --> (\w+): (.+)$", (ROOT / "docs/images/lifecycle.mmd").read_text(), re.MULTILINE)
+    modes = {mode for *ends, _ in edges for mode in ends}
+    assert len(edges) > 10
+    expected = Counter([*modes, *(triggers for *_, triggers in edges)])
+    shown = _labels_in_svg(ROOT / "docs/images/lifecycle.svg")
+    assert {text: count for text, count in shown.items() if text} == expected, "draw it again, see CONTRIBUTING"
