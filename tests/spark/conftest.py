@@ -1,4 +1,8 @@
-"""Spark session that all tests of a process share."""
+"""Spark session that all tests of a process share.
+
+It runs on two local cores, or on the cluster that the environment names: tests/e2e/cluster runs some
+of these tests there.
+"""
 
 import os
 from collections.abc import Iterator
@@ -8,13 +12,16 @@ from pyspark.sql import SparkSession
 
 from bench.peers.scala_jar import compiled
 from fleetpulse.io.spark.jars import resolve_jars
-from fleetpulse.io.spark.session import spark_session
+from fleetpulse.io.spark.session import SparkResources, spark_session
+from fleetpulse.settings import load_settings
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     classes = os.pathsep.join(map(str, [*resolve_jars(), compiled()]))  # the benchmark's peers run in the same JVM
     extra = {"spark.driver.extraClassPath": classes}
-    session = spark_session("fleetpulse-tests", local_dir=tmp_path_factory.mktemp("spark"), extra=extra)
+    folder = tmp_path_factory.mktemp("spark")
+    size = SparkResources.of(folder, load_settings(folder)) if "FLEET_SPARK_MASTER" in os.environ else SparkResources()
+    session = spark_session("fleetpulse-tests", local_dir=folder, size=size, extra=extra)
     yield session
     session.stop()

@@ -61,5 +61,5 @@ def kill_at(words: str, *command: str) -> None:
             os.kill(running.pid, signal.SIGKILL)
             break
     else:
-        pytest.fail(f"it never said {words!r}")
+        pytest.fail(f"it never wrote {words!r}")
     assert running.wait(PATIENCE_S) == -signal.SIGKILL, "it had ended"

@@ -73,8 +73,8 @@ class Reporting:
         )
 
 
-def _reason(told: Any) -> str:
-    return str(told[2] if isinstance(told, tuple) else told).removeprefix("Skipped: ")
+def _reason(reported: Any) -> str:
+    return str(reported[2] if isinstance(reported, tuple) else reported).removeprefix("Skipped: ")
 
 
 def _cpu_s(test: str) -> float:

@@ -45,8 +45,8 @@ def stamps(intake: BridgeSequencer) -> list[int]:
 
 
 def bodies(intake: BridgeSequencer, kind: str) -> list[dict[str, Any]]:
-    told = [json.loads(row["payload"]) for row in rows(intake) if row["topic"] == f"fleet/_/b/{kind}"]
-    return [{key: value for key, value in body.items() if key != "after"} for body in told]
+    bodies = [json.loads(row["payload"]) for row in rows(intake) if row["topic"] == f"fleet/_/b/{kind}"]
+    return [{key: value for key, value in body.items() if key != "after"} for body in bodies]
 
 
 def closed(intake: BridgeSequencer) -> list[str]:

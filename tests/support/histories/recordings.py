@@ -10,7 +10,7 @@ from typing import Any
 from fleetpulse.core.rows import Clock, Row
 from fleetpulse.core.scenario import Scenario, simulate
 
-_SAID = ("boot", "session", "seq", "code", "firmware", "gateway")
+_OPTIONAL = ("boot", "session", "seq", "code", "firmware", "gateway")
 _NO_TIME = 5  # an invalid ts
 
 
@@ -42,7 +42,7 @@ def record_rows(path: Path, rows: Iterable[Row]) -> Path:
 
 
 def _payload(row: Row) -> dict[str, Any]:
-    said = {name: value for name in _SAID if (value := getattr(row, name)) is not None}
+    present = {name: value for name in _OPTIONAL if (value := getattr(row, name)) is not None}
     if row.clock is Clock.RECEIVED:
-        return said
-    return {**said, "ts": _NO_TIME if row.event_time_ms is None else row.event_time_ms}
+        return present
+    return {**present, "ts": _NO_TIME if row.event_time_ms is None else row.event_time_ms}

@@ -39,7 +39,7 @@ DEPLOYMENT = Deployment(30_000, 20_000)
 
 
 def judged_home(
-    path: Path, rows: Sequence[Row], deployment: Deployment, said: Sequence[Judgement] | None = None, cut: int = 0
+    path: Path, rows: Sequence[Row], deployment: Deployment, emitted: Sequence[Judgement] | None = None, cut: int = 0
 ) -> Home:
     """Create a home with a judged history, a snapshot, and a message in quarantine.
 
@@ -47,7 +47,7 @@ def judged_home(
         path: folder of the home.
         rows: history.
         deployment: lateness, clock lead and jitter.
-        said: judgements about the history; None for those of the definition.
+        emitted: judgements about the history; None for those of the definition.
         cut: number of rows after which the first version of bronze ends.
     """
     home = empty(path, deployment)
@@ -60,11 +60,11 @@ def judged_home(
     tables.append(home, QUARANTINE, tables.to_table(QUARANTINE, [refused]), "test", 1)
     _land_ours(home, rows)
     newest_ms = rows[-1].received_at_ms
-    told = [
+    entries = [
         {**asdict(one), "judged_at_ms": newest_ms, "last_errors": json.dumps(one.last_errors) if one.last_errors else None}
-        for one in (replay(rows, deployment) if said is None else said)
+        for one in (replay(rows, deployment) if emitted is None else emitted)
     ]
-    tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, told), "test", 1)
+    tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, entries), "test", 1)
     commit_batch(home.checkpoint, 1, newest_ms - 1)
     write_state(home, state_rows(rows, deployment))
     return home

@@ -47,15 +47,15 @@ def steps_in(path: Path) -> Iterator[str]:
             yield _sentence(node.args[0])
 
 
-def _sentence(said: ast.expr) -> str:
-    if isinstance(said, ast.Constant):
-        return str(said.value)
-    if isinstance(said, ast.JoinedStr):
-        return "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in said.values)
-    return ast.unparse(said)  # computed elsewhere
+def _sentence(text: ast.expr) -> str:
+    if isinstance(text, ast.Constant):
+        return str(text.value)
+    if isinstance(text, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in text.values)
+    return ast.unparse(text)  # computed elsewhere
 
 
-def is_said(step: str, line: str) -> bool:
+def is_reported(step: str, line: str) -> bool:
     """Return whether a line matches a step."""
     return re.fullmatch(".*".join(map(re.escape, step.split("{}"))), line.strip()) is not None
 

@@ -154,7 +154,7 @@ def rule(topic: str, **options: Any) -> Mappings:
         ),
     ],
 )
-def test_presence_told_by_payloads_is_judged(profile: str, messages: list[Message], want: dict[str, list[Change]]) -> None:
+def test_presence_in_payloads_is_judged(profile: str, messages: list[Message], want: dict[str, list[Change]]) -> None:
     assert verdicts(decoded(profiles.load_profile(profile, "hall"), messages)) == want
 
 

@@ -168,7 +168,7 @@ def test_an_input_without_silent_devices_is_refused_as_a_comparison(tmp_path: Pa
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
         lines = [json.dumps(line | {"trigger": trigger}) for trigger in ("signal", "errors")]
-        (tmp_path / name / "said.json").write_text("\n".join(lines))
+        (tmp_path / name / "emitted.json").write_text("\n".join(lines))
     found = {name: replace(_run(1, 1.0), out=tmp_path / name) for name in ("one", "other")}
     source = Input(Fleet(1_000, 6), Path(), (1, 1), 100_000)
     with refused("contenders-compare-nothing"):
