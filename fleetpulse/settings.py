@@ -377,6 +377,11 @@ class Settings(BaseSettings):
         """Return the sites of each further bridge; the bridge of Kafka has none."""
         return self.bridges | ({KAFKA: ()} if self.kafka else {})
 
+    def files(self) -> list[str]:
+        """Return the files that settings name; a relative path is relative to the home."""
+        named = [self.broker_certificate, self.broker_key, self.broker_authority, self.broker_client_authority]
+        return [file for file in (*named, self.broker_own_certificate, self.broker_own_key, self.spark_key) if file]
+
     @classmethod
     def settings_customise_sources(
         cls,

@@ -54,7 +54,7 @@ def replay(home: Home, path: Path, policy: Policy, deployment: Deployment | None
     with console.status("reading the recording"):
         played = recording.inspect(path)
     settings = load_settings(home.path)
-    home.prepare(deployment, settings.chosen_identity(), first_key_groups(settings.task_cores))
+    home.prepare(deployment, settings.chosen_identity(), first_key_groups(settings.task_cores), settings.files())
     bridges = settings.all_bridges()
     with home.locked("fleet replay"):
         home.divide(bridges)

@@ -76,7 +76,7 @@ def up(home: Home, options: UpOptions, deployment: Deployment | None) -> None:
         FleetError: a port or the home is in use, the disk is full, or a process ended too often.
     """
     settings = load_settings(home.path)
-    home.prepare(deployment, settings.chosen_identity(), first_key_groups(settings.task_cores))
+    home.prepare(deployment, settings.chosen_identity(), first_key_groups(settings.task_cores), settings.files())
     if settings.kafka:
         parse_kafka(settings.kafka)  # reports faults of the setting here, not in a log
     free = shutil.disk_usage(home.path).free

@@ -74,7 +74,8 @@ def service(
     settings = load_settings(home)
     makes = name is Service.BROKER or address is not None
     if makes:
-        opened.prepare(settings.deployment(), settings.chosen_identity(), first_key_groups(settings.task_cores))
+        key_groups = first_key_groups(settings.task_cores)
+        opened.prepare(settings.deployment(), settings.chosen_identity(), key_groups, settings.files())
     elif not _await(stop, "the home, which the service broker creates", opened.exists):
         return
     opened.record()

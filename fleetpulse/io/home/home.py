@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,7 +29,9 @@ PUBLISHER: Final = "publisher"  # name of the process that publishes verdicts
 KEY_GROUPS: Final = 8  # of a new home with up to two cores; fixed for a generation; suffices for about 100,000 devices
 _NOT_IN_PATHS: Final = "%[]{}*?\\^|"  # Delta readers decode some of them, use some as patterns, and fail on others
 
-_BEFORE_A_HOME: Final = frozenset({"settings.toml", "mapping.toml", "home.json.new", "lost+found", ".DS_Store"})
+_BY_OPERATORS: Final = ("settings.toml", "mapping.toml", "policy.toml", "tls", "spark.key")  # documented names
+_INTERRUPTED: Final = ("settings.toml.new", "mapping.toml.new", "home.json.new")  # of a writer that was killed
+_BEFORE_A_HOME: Final = frozenset({*_BY_OPERATORS, *_INTERRUPTED, "lost+found", ".DS_Store"})
 _OWNER_ONLY: Final = 0o700  # messages of devices, logs and secrets are below
 _ANOTHER: Final = "choose another with --home"
 
@@ -262,7 +264,11 @@ class Home:
             self._change_record(lambda record: record.update(judged))
 
     def prepare(
-        self, deployment: Deployment | None, identity: DeviceIdentity | None = None, key_groups: int = KEY_GROUPS
+        self,
+        deployment: Deployment | None,
+        identity: DeviceIdentity | None = None,
+        key_groups: int = KEY_GROUPS,
+        files: Iterable[str] = (),
     ) -> None:
         """Create the home, or check that an existing one has the same deployment.
 
@@ -273,6 +279,8 @@ class Home:
                 a new one.
             key_groups: number of key groups of a new home. An existing one keeps its number, which
                 `fleet state rescale` changes.
+            files: paths of files that settings name, absolute or relative to the home. The folder of
+                a new home may have them, and all else in folders of theirs.
 
         Raises:
             FleetError: the home has another deployment or identity, its folder cannot be used or
@@ -302,9 +310,10 @@ class Home:
                     f'"{self.path.absolute()}"; {_ANOTHER}',
                     code="home-path-invalid",
                 )
-            if foreign := self._foreign_files():
+            if foreign := self._foreign_files(files):
                 raise FleetError(
-                    f'a new home needs a new or an empty folder; "{self.path}" is not a home and contains {foreign}; {_ANOTHER}',
+                    f"a new home needs a folder that is new, or has only {', '.join(_BY_OPERATORS)} and files that settings "
+                    f'name; "{self.path}" is not a home and contains {foreign}; {_ANOTHER}',
                     code="home-folder-not-empty",
                 )
             record = {
@@ -366,10 +375,17 @@ class Home:
         if now != before:
             self._change_record(lambda record: record.update(bridges=now))
 
-    def _foreign_files(self) -> str:
-        """Return names of foreign files in the folder, as text; empty if there are none."""
+    def _foreign_files(self, files: Iterable[str]) -> str:
+        """Return names of foreign files in the folder, as text; empty if there are none.
+
+        Args:
+            files: paths of files that are not foreign, see `prepare`.
+        """
+        folder = self.path.absolute()
+        named = [folder / Path(file).expanduser() for file in files]
+        expected = _BEFORE_A_HOME | {path.relative_to(folder).parts[0] for path in named if folder in path.parents}
         try:
-            names = sorted(path.name for path in self.path.iterdir() if path.name not in _BEFORE_A_HOME)
+            names = sorted(path.name for path in self.path.iterdir() if path.name not in expected)
         except OSError:
             return ""  # there is no folder yet, or its creation reports the error
         return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

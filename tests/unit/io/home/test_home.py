@@ -13,6 +13,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.core.replay import Deployment
 from fleetpulse.io.home.home import BRIDGE, Home
+from fleetpulse.settings import Settings
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.unit
@@ -46,6 +47,35 @@ def test_home_may_be_created_beside_its_settings_and_opened_again(tmp_path: Path
     Home(tmp_path).prepare(None)
     (tmp_path / "note.txt").write_text("mine")
     Home(tmp_path).prepare(None)
+
+
+@pytest.mark.parametrize(
+    "name", ["settings.toml", "mapping.toml", "policy.toml", "tls/broker.pem", "spark.key", "mapping.toml.new"]
+)
+def test_home_may_be_created_around_files_of_its_operator(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("")
+    Home(tmp_path).prepare(None)
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_home_may_be_created_around_files_that_its_settings_name(tmp_path: Path, absolute: bool) -> None:
+    settings = Settings(broker_certificate=str(tmp_path / "certs/a.pem") if absolute else "certs/a.pem", spark_key="/etc/key")
+    (tmp_path / "certs").mkdir()
+    (tmp_path / "certs" / "a.pem").write_text("")
+    with refused("home-folder-not-empty"):
+        Home(tmp_path).prepare(None)
+    (tmp_path / "thesis.tex").write_text("")
+    with refused("home-folder-not-empty", match="contains thesis.tex;"):
+        Home(tmp_path).prepare(None, files=settings.files())
+    (tmp_path / "thesis.tex").unlink()
+    Home(tmp_path).prepare(None, files=settings.files())
+
+
+def test_settings_list_each_file_that_they_name() -> None:
+    named = [name for name, field in Settings.model_fields.items() if name.startswith("broker_") and field.default == ""]
+    given = {name: name for name in (*named, "spark_key")}
+    assert sorted(Settings(**given).files()) == sorted(given)  # pyright: ignore[reportArgumentType] - all are text
 
 
 def test_only_the_owner_can_enter_the_folders_of_a_new_home(tmp_path: Path) -> None:
