@@ -4,7 +4,7 @@ Rule: counters of one boot decide, with the event times: a broker may deliver an
 newer ones. Boots are names without an order, so signals of two boots are not compared.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from fleetpulse.core.device import Device
 from fleetpulse.core.rows import Row, Trust
@@ -12,32 +12,54 @@ from fleetpulse.core.rows import Row, Trust
 WRAP_SLACK: Final = 16  # a counter wraps from at most this far below its end to at most this far above zero
 
 
-def was_sent_earlier(device: Device, row: Row) -> bool:
-    """Whether a signal was sent before the newest one of its boot, so that it names no newer session.
+class Sent(NamedTuple):
+    """Place of a signal in the order of sending.
+
+    Attributes:
+        boot: boot that the signal, or an earlier one, named.
+        site: site from which the device sent it; at another site a signal may be of another device.
+        seq: counter of the signal.
+        event_time_ms: event time, epoch milliseconds; None if it is invalid.
+    """
+
+    boot: str | None
+    site: str
+    seq: int | None
+    event_time_ms: int | None
+
+
+def precedes(row: Row, newest: Sent) -> bool:
+    """Whether a signal was sent before another one of its boot, so that it names no newer session.
 
     Its counter is lower, and its event time is not later. If either event time is invalid, the
     counter alone decides.
     """
-    counters = _counters_of_one_boot(device, row)
+    counters = _counters_of_one_boot(row, newest)
     if counters is None or not fell_back(*counters):
         return False
-    newest_ms, sent_ms = _event_time_of_newest(device), None if row.trust is Trust.INVALID else row.event_time_ms
-    return newest_ms is None or sent_ms is None or sent_ms <= newest_ms
+    sent_ms = None if row.trust is Trust.INVALID else row.event_time_ms
+    return newest.event_time_ms is None or sent_ms is None or sent_ms <= newest.event_time_ms
+
+
+def was_sent_earlier(device: Device, row: Row) -> bool:
+    """Whether a signal was sent before the newest one of its device, see `precedes`."""
+    return precedes(row, _newest_of(device))
 
 
 def was_sent_later(device: Device, row: Row) -> bool:
     """Whether a signal was sent after the newest one of its boot, in whichever order they were received."""
-    counters = _counters_of_one_boot(device, row)
+    counters = _counters_of_one_boot(row, _newest_of(device))
     return counters is not None and fell_back(counters[1], counters[0])
 
 
-def _counters_of_one_boot(device: Device, row: Row) -> tuple[int, int] | None:
-    """Return the counters of a device and of a signal; None if they cannot be compared.
+def _counters_of_one_boot(row: Row, newest: Sent) -> tuple[int, int] | None:
+    """Return the counters of the newest signal and of another one; None if they cannot be compared."""
+    is_one_boot = row.boot is not None and row.boot == newest.boot and row.site == newest.site
+    return None if not is_one_boot or newest.seq is None or row.seq is None else (newest.seq, row.seq)
 
-    Boots are names without an order, and at another site a signal may be of another device.
-    """
-    is_one_boot = row.boot is not None and row.boot == device.boot and row.site == device.current_site
-    return None if not is_one_boot or device.seq is None or row.seq is None else (device.seq, row.seq)
+
+def _newest_of(device: Device) -> Sent:
+    return Sent(device.boot, device.current_site, device.seq, _event_time_of_newest(device))
 
 
 def _event_time_of_newest(device: Device) -> int | None:

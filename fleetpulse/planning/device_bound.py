@@ -25,7 +25,7 @@ JUDGEMENT_BYTES: Final = 40  # row of ``judgements`` about a message, in files a
 SUM_BYTES: Final = 80  # row for several messages
 TRANSITION_BYTES: Final = 100  # row of a transition without the texts of its errors
 REFUSED_BYTES: Final = 70  # row of ``quarantine`` without its payload and topic
-GATEWAY_BYTES: Final = 12  # row of ``gateways`` without its texts
+GATEWAY_BYTES: Final = 18  # row of ``gateways`` without its texts
 MAX_TOPIC_BYTES: Final = 512  # of a topic in ``quarantine``
 _MOST_TEXT: Final = 4 * MAX_TEXT  # bytes of a text field
 
@@ -96,7 +96,7 @@ def bytes_a_day(limits: DeviceLimits) -> dict[str, float]:
     a_second = {  # a device may name another site in each topic
         "messages": rows * (MESSAGE_BYTES + MAX_ID_BYTES) + content,
         "judgements": named * (JUDGEMENT_BYTES + MAX_ID_BYTES) + of_named + sums * SUM_BYTES,
-        "gateways": rows * GATEWAY_BYTES + of_texts,
+        "gateways": rows * (GATEWAY_BYTES + MAX_ID_BYTES) + of_texts,
         "transitions": changes * (TRANSITION_BYTES + rules.last_errors * _MOST_TEXT),
         "quarantine": rows * (REFUSED_BYTES + MAX_TOPIC_BYTES) + min(content, rows * KEPT_BYTES),
         "floods": limits.segments_per_s * limits.flood_rows * (REFUSED_BYTES + MAX_TOPIC_BYTES + limits.flood_bytes),

@@ -24,10 +24,11 @@ from fleetpulse.io.tables import tables
 _EVENT: Final = "gateway_event"
 _SESSION: Final = "session"  # event of a row that only names another session or boot
 _INSTANTS: Final = ("received_at", "event_time")
-_OF_ROW: Final = ("device_id", "site", "kind", "clock", "boot", "gateway", "session")
+_OF_ROW: Final = ("device_id", "site", "kind", "clock", "boot", "gateway", "session", "seq")
 _OF_ARRIVAL: Final = ("origin", "recording", "line", "bridge", "segment")
 _NAMES: Final = ("session", "boot")
-_RECORD: Final = ("dead_since", *_NAMES)
+_TIMES: Final = ("dead_since", "event_time")
+_RECORD: Final = ("dead_since", *_NAMES, "site", "seq", "event_time")  # as in `Gateway`
 _NEWEST: Final = [(name, "last", pc.ScalarAggregateOptions(skip_nulls=False)) for name in _RECORD]
 
 
@@ -49,8 +50,10 @@ def known_gateways(home: Home, places: Mapping[str, int]) -> list[Gateway]:
         records = records.filter(pc.invert(beyond))
     records = records.sort_by([("received_at", "ascending"), ("place", "ascending")])
     newest = records.group_by("device_id", use_threads=False).aggregate(_NEWEST)
-    columns = (newest["device_id"], _millis(newest["dead_since_last"]), newest["session_last"], newest["boot_last"])
-    return [Gateway(*values) for values in zip(*(column.to_pylist() for column in columns), strict=True)]
+    values = [newest[f"{name}_last"] for name in _RECORD]
+    columns = [_millis(column) if name in _TIMES else column for name, column in zip(_RECORD, values, strict=True)]
+    records = (newest["device_id"], *columns)
+    return [Gateway(*fields) for fields in zip(*(column.to_pylist() for column in records), strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,9 @@ def _record(row: Row, event: GatewayEvent | None, gateway: Gateway) -> dict[str,
         "dead_since_ms": gateway.dead_since_ms,
         "session": gateway.session,
         "boot": gateway.boot,
+        "site": gateway.site,
+        "seq": gateway.seq,
+        "event_time_ms": gateway.event_time_ms,
     }
 
 

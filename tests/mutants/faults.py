@@ -161,6 +161,13 @@ FAULTS: Final = (
         f"{_GATEWAYS}::test_a_signal_through_another_gateway_is_a_return_if_sent_after_the_death",
     ),
     _fault(
+        "birth-delivered-again-names-the-session-of-a-gateway",
+        "fleetpulse/core/presence/gateways.py",
+        "    if precedes(",
+        "    if False and precedes(",
+        f"{_GATEWAYS}::test_a_birth_that_is_delivered_again_does_not_set_the_newest_session_back",
+    ),
+    _fault(
         "landing-forgets-dead-gateways",
         "streaming/landing/landing.py",
         "self.gateways.restore(known_gateways(home, through))",

@@ -5,7 +5,9 @@ session is not, since it was delivered late. If either side names no session, th
 Rule 2: a gateway returns with the first signal after its death that voids a will
 (docs/concepts/semantics.md). That is a signal that it delivered itself, a birth, or a signal that
 another gateway delivered and that was sent after the death.
-Rule 3: there is one record for each gateway that is dead, or whose session or boot is known.
+Rule 3: a signal that was sent before the one that first named the newest session, and that the broker
+delivered again behind it, names no session.
+Rule 4: there is one record for each gateway that is dead, or whose session or boot is known.
 
 Source: docs/adr/0033-gateways.md
 """
@@ -14,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from fleetpulse.core.rows import SIGNALS, Clock, GatewayEvent, Kind, Row
+from fleetpulse.core.sending_order import Sent, precedes
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +28,18 @@ class Gateway:
         dead_since_ms: ``received_at`` of its death, epoch milliseconds; None while it is alive.
         session: session of its newest signal that was not late, or of a late birth.
         boot: boot of that signal.
+        site: site of the signal that first named this session and boot.
+        seq: counter of that signal.
+        event_time_ms: event time of that signal, epoch milliseconds; None if it is invalid.
     """
 
     device_id: str
     dead_since_ms: int | None = None
     session: str | None = None
     boot: str | None = None
+    site: str | None = None
+    seq: int | None = None
+    event_time_ms: int | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -65,7 +74,7 @@ class Gateways:
         is_gateway = row.gateway == row.device_id or not before.is_empty
         is_of_now = row.kind is Kind.BIRTH and row.is_direct  # even if its clock is wrong
         if is_gateway and (is_of_now or not self._is_late(row)):
-            after = replace(after, session=row.session or before.session, boot=row.boot or before.boot)
+            after = _with_names_of(row, after)
         if after != before:
             self._keep(after)
         return GatewayEvent.RETURN if returns else None
@@ -83,6 +92,16 @@ class Gateways:
 
     def _is_late(self, row: Row) -> bool:
         return row.clock is Clock.DEVICE and _sent_ms(row) + self.allowed_lateness_ms <= row.received_at_ms
+
+
+def _with_names_of(row: Row, gateway: Gateway) -> Gateway:
+    """Return the record of a gateway with the session and boot that its signal names."""
+    session, boot = row.session or gateway.session, row.boot or gateway.boot
+    if (session, boot) == (gateway.session, gateway.boot):
+        return gateway
+    if precedes(row, Sent(gateway.boot, gateway.site or "", gateway.seq, gateway.event_time_ms)):
+        return gateway  # it was delivered again, behind signals of a newer session
+    return replace(gateway, session=session, boot=boot, site=row.site, seq=row.seq, event_time_ms=row.event_time_ms)
 
 
 def _is_of_older_session(gateway: Gateway, will: Row) -> bool:

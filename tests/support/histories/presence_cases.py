@@ -241,6 +241,8 @@ def _gateways() -> dict[str, Case]:
                _dies("gw4", 601, session="1")]  # fmt: skip
     behind = [born("gw5", 0), signal(1, "g5", "birth", gateway="gw5"), _dies("gw5", 600),
               born("gw5", 601, 599), signal(599.1, "g5", "birth", received_s=601.1, gateway="gw5")]  # fmt: skip
+    again = [born("gw6", 0, boot="p", seq=1, session="1"), signal(1, "g6", "birth", gateway="gw6"),
+             born("gw6", 600, boot="p", seq=9, session="2"), born("gw6", 601, 0, boot="p", seq=1, session="1")]  # fmt: skip
     return {
         "a gateway's blip": Case([*_behind("g1", "gw1", 2), _dies("gw1", 600), born("gw1", 610)], {"g1": [_online(0)]}),
         "a gateway's blip every twenty minutes": Case(
@@ -254,6 +256,9 @@ def _gateways() -> dict[str, Case]:
                     (2400, "unreachable", "online", "gateway_return")]},
         ),
         "a node's death of an older session": Case(renewed, {"gw4": [_online(0)], "g4": [_online(1)]}),
+        "a node's birth that is delivered again": Case(
+            [*again, _dies("gw6", 602, session="1")], {"gw6": [_online(0)], "g6": [_online(1)]}
+        ),
         "a node's clock that is behind when it returns": Case(behind, {"gw5": [_online(0)], "g5": [_online(1)]}),
     }  # fmt: skip
 

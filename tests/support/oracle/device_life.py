@@ -32,6 +32,30 @@ class Heard(NamedTuple):
     excused: int
 
 
+def compare_counters(row: Message, boot: str | None, seq: int | None, site: str, newest: int | None) -> int:
+    """Compare a signal with the newest one of its boot, by their counters.
+
+    Args:
+        row: the signal.
+        boot, seq, site: those of the newest signal.
+        newest: event time of the newest signal; None if it is invalid.
+
+    Returns:
+        1 if it was sent later, -1 if it was sent earlier, and 0 if that is not known.
+    """
+    if boot is None or seq is None or row.seq is None or row.seq == seq:
+        return 0
+    if row.boot != boot or row.site != site:
+        return 0
+    less, greater = sorted((seq, row.seq))
+    if any(end - 16 <= greater < end and less < 16 for end in (2**8, 2**16, 2**32)):
+        return 0
+    if row.seq > seq:
+        return 1
+    sent = None if row.trust == "invalid" else row.event_time
+    return 0 if newest is not None and sent is not None and sent > newest else -1
+
+
 @dataclass
 class Life:
     """Life of a device: its judged rows and fired deadlines, in order.
@@ -234,17 +258,7 @@ class Life:
             1 if it was sent later, -1 if it was sent earlier, and 0 if that is not known.
         """
         boot, seq = self.field_of(index, "boot"), self.field_of(index, "seq")
-        if boot is None or seq is None or row.seq is None or row.seq == seq:
-            return 0
-        if row.boot != boot or row.site != self.at(index):
-            return 0
-        less, greater = sorted((seq, row.seq))
-        if any(end - 16 <= greater < end and less < 16 for end in (2**8, 2**16, 2**32)):
-            return 0
-        if row.seq > seq:
-            return 1
-        newest, sent = self.sent_by_its_clock(index), None if row.trust == "invalid" else row.event_time
-        return 0 if newest is not None and sent is not None and sent > newest else -1
+        return compare_counters(row, boot, seq, self.at(index), self.sent_by_its_clock(index))
 
     def has_rebooted(self, row: Message, index: int) -> bool:
         """Return whether a signal shows a reboot.

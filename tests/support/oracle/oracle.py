@@ -51,7 +51,9 @@ Gateways:
 
 - A gateway is dead from a will that names it as its own gateway and belongs to its newest session,
   until its next signal in arrival order. Signals that are not late set the newest session, once the
-  device has named itself as its own gateway or died as one.
+  device has named itself as its own gateway or died as one. A signal of the same boot with a lesser
+  counter than the one that first named the newest session and boot, and with no later event time,
+  sets neither.
 - From the death on, silence of the devices behind the gateway does not count, until they are heard,
   the gateway returns, or the registry assigns another gateway. The death does not affect devices
   behind those devices, offline devices, and devices heard after the death. At one instant, a
@@ -81,7 +83,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from tests.support.oracle.device_life import FAULTS, KINDS, SIGNALS, Life, is_proof
+from tests.support.oracle.device_life import FAULTS, KINDS, SIGNALS, Life, compare_counters, is_proof
 from tests.support.oracle.world import Listening, Message, Scope, World
 
 
@@ -126,7 +128,7 @@ def judge(rows: Iterable[Message], lateness: int, lead: int, backlog: int, built
     world = World({site: Listening(read[0].received_at) for site in sites}, [(-1, -1, built_in)])
     frontiers = dict[str, int | None].fromkeys(sites)
     judgements, waiting, belated = list[tuple[Any, ...]](), list[Message](), list[Message]()
-    due, events, steps = list[Due](), _gateway_events(read, lateness), list[Step]()
+    due, events, steps = list[Due](), gateway_events(read, lateness), list[Step]()
     heard = deepcopy(world.listenings)
     for row in read:
         if row.kind == "gap":
@@ -227,10 +229,11 @@ def _become_due(waiting: list[Message], events: list[Message], step: Step, laten
     return found
 
 
-def _gateway_events(rows: list[Message], lateness: int) -> list[Message]:
+def gateway_events(rows: list[Message], lateness: int) -> list[Message]:
     """Return the deaths and returns of gateways, at the instants of their receipt."""
     events = list[Message]()
     dead, sessions, boots = dict[str, int](), dict[str, str | None](), dict[str, str | None]()
+    named = dict[str, Message]()  # signals that first named the newest session or boot
     for row in sorted(rows, key=lambda row: row.arrival):
         name, itself = row.device_id, row.gateway == row.device_id
         if row.kind == "death" and itself:
@@ -249,8 +252,12 @@ def _gateway_events(rows: list[Message], lateness: int) -> list[Message]:
             late = row.own_clock and row.event_time is not None and row.received_at - sent >= lateness
             counts = not late or (row.kind == "birth" and row.is_direct)
             if counts and (itself or was_dead or sessions.get(name) or boots.get(name)):
-                sessions[name] = row.session or sessions.get(name)
-                boots[name] = row.boot or boots.get(name)
+                names, before = (row.session or sessions.get(name), row.boot or boots.get(name)), named.get(name)
+                if names == (sessions.get(name), boots.get(name)):
+                    continue
+                if before and compare_counters(row, boots.get(name), before.seq, before.site, before.event_time) < 0:
+                    continue
+                (sessions[name], boots[name]), named[name] = names, row
     return events
 
 

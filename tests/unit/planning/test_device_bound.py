@@ -120,15 +120,17 @@ def test_records_of_a_hostile_gateway_cost_at_most_the_bound(tmp_path: Path, tex
     chance, rows = _random(), list[SegmentRow]()
     for number in range(2_000):
         session = base64.b64encode(chance.randbytes(text))[:text].decode() or str(number)
-        payload = json.dumps({"gateway": "pump-1", "session": session}).encode()
-        rows.append(SegmentRow(NOW + 10 * number, TOPIC, payload, "mqtt"))
+        at_ms = NOW + 10 * number - chance.randrange(59_000)
+        payload = json.dumps({"gateway": "pump-1", "session": session, "seq": chance.randrange(2**31), "ts": at_ms}).encode()
+        topic = f"fleet/{chance.randbytes(MAX_ID_BYTES // 2).hex()}/pump-1/birth"
+        rows.append(SegmentRow(NOW + 10 * number, topic, payload, "mqtt"))
     landed = decode_parts([Part("bridge-1", 1, 0, rows_table(rows))], decode)
     landed.mark_gateway_events(Gateways(60_000))
     places = {table: {"bridge-1": 0} for table in ("messages", "quarantine", "coverage", "devices", "gateways")}
     [records] = [found for table, found in landed.by_table(places) if table is GATEWAYS]
     assert records.num_rows == len(rows)
     write_files(tmp_path, records)
-    assert _size(tmp_path) <= len(rows) * (device_bound.GATEWAY_BYTES + text)
+    assert _size(tmp_path) <= len(rows) * (device_bound.GATEWAY_BYTES + MAX_ID_BYTES + text)
 
 
 @pytest.mark.parametrize("size", [20, 700, 5_000, 100_000])

@@ -65,6 +65,38 @@ def test_a_late_signal_does_not_change_the_newest_session() -> None:
     assert events(signal(100, "g", gateway="g", session="2"), late, death(201, session="2")) == [None, None, DEATH]
 
 
+def born(ts_s: float, seq: int | None, session: str, received_s: float | None = None, **more: Any) -> Row:
+    return signal(
+        ts_s, "g", "birth", received_s=received_s, **{"gateway": "g", "boot": "p", "seq": seq, "session": session, **more}
+    )
+
+
+def test_a_birth_that_is_delivered_again_does_not_set_the_newest_session_back() -> None:
+    again = born(1, 1, "1", received_s=12)
+    assert events(born(1, 1, "1"), born(10, 7, "2"), again, death(13, session="2")) == [None, None, None, DEATH]
+    assert events(born(1, 1, "1"), born(10, 7, "2"), again, death(13, session="1")) == [None, None, None, None]
+    assert events(death(0), born(10, 7, "2"), again, death(13, session="1")) == [DEATH, RETURN, None, None]
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        born(12, 1, "2"),  # its counter begins anew with each connection
+        born(1, 1, "2", received_s=12, boot="q"),
+        born(1, 3, "2", received_s=12),
+        born(1, None, "2", received_s=12),
+        row(12, "fleet/north/g/birth", gateway="g", boot="p", seq=1, session="2", ts_s=1),
+    ],
+)
+def test_a_birth_that_was_not_sent_earlier_names_the_newest_session(second: Row) -> None:
+    assert events(born(10, 2, "1"), second, death(13, session="1"), death(14, session="2")) == [None, None, None, DEATH]
+
+
+def test_without_a_valid_event_time_the_counter_alone_decides() -> None:
+    again = row(12, "g/birth", gateway="g", boot="p", seq=1, session="1", ts="noon")
+    assert events(born(10, 7, "2"), again, death(13, session="1"), death(14, session="2")) == [None, None, None, DEATH]
+
+
 @pytest.mark.parametrize("name", ["session", "boot"])
 def test_a_signal_of_a_known_gateway_sets_its_session_without_a_gateway_field(name: str) -> None:
     rows = [from_g(1, gateway="g", **{name: "1"}), from_g(2, **{name: "2"}), death(3, **{name: "1"}), death(4, **{name: "2"})]
@@ -92,7 +124,7 @@ STORY = [
     [message(4, "g", "heartbeat", session="3"), message(5, "g", "heartbeat"), message(6, "h", "death", gateway="h")],
 ]
 EXPECTED = [(3.0, "g", "death"), (4.0, "g", "return"), (6.0, "h", "death")]
-KNOWN = {"g": Gateway("g", None, "3"), "h": Gateway("h", START + 6_000)}
+KNOWN = {"g": Gateway("g", None, "3", None, "oslo", None, START + 4_000), "h": Gateway("h", START + 6_000)}
 
 
 def write(home: Home, number: int, rows: list[SegmentRow]) -> None:
@@ -127,6 +159,17 @@ def test_gateway_events_do_not_depend_on_restarts_of_landing(home: Home, tmp_pat
     landing = Landing(other)
     landing.step()
     assert (landing.gateways.known, found(other), listed(other)) == (KNOWN, EXPECTED, LISTED)
+
+
+def test_a_restart_of_landing_keeps_the_order_in_which_births_were_sent(home: Home) -> None:
+    first, second = ({"gateway": "g", "boot": "p", "session": str(one), "seq": one, "ts": START + 1000 * one} for one in (1, 2))
+    story = [[message(1, "g", "birth", **first)], [message(2, "g", "birth", **second)], [message(3, "g", "birth", **first)]]
+    for number, rows in enumerate([*story, [message(4, "g", "death", gateway="g", session="2")]], 1):
+        write(home, number, rows)
+        landing = Landing(home)
+        assert landing.step()
+    assert (Landing(home).gateways.known["g"].seq, found(home)) == (2, [(4.0, "g", "death")])
+    assert listed(home) == ["g session", "g session", "g death"]
 
 
 def test_a_landing_killed_before_it_writes_messages_finds_the_same_events(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
