@@ -228,6 +228,8 @@ class Settings(BaseSettings):
             as ``8g``; at most half the disk space that it can get. If it is full, the broker
             acknowledges no message and closes the connection of the publisher, until the bridge has
             read. Retained messages have a quarter of the size in addition.
+        broker_retained: maximum number of retained messages of the embedded broker. Each takes about
+            1 KiB of its memory, with a long topic more. Verdicts are one or two for each device.
         broker_connections: maximum number of connections of the embedded broker.
         broker_certificate: PEM file of the embedded broker's certificate, followed by intermediate
             ones. With it, the broker listens with TLS only. A relative path, here and in the next
@@ -335,6 +337,7 @@ class Settings(BaseSettings):
     discovery_prefix: Annotated[str, AfterValidator(_is_prefix)] = DISCOVERY_PREFIX
     broker_sync: Annotated[str, AfterValidator(_is_sync)] = broker_defaults.SYNC
     broker_store: Annotated[str, AfterValidator(_is_store)] = f"{broker_defaults.STORE_GIB}g"
+    broker_retained: Annotated[int, Field(ge=1_000, le=100_000_000)] = broker_defaults.RETAINED
     broker_connections: Annotated[int, Field(ge=10, le=1_000_000)] = broker_defaults.CONNECTIONS
     broker_certificate: str = ""
     broker_key: str = ""

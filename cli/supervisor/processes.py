@@ -320,7 +320,8 @@ class Run:
             from fleetpulse.settings import load_settings, size_mb  # takes 0.1 s, and read-only verbs do not need it
 
             settings, log = load_settings(self.home.path), self.home.broker_log
-            limits = BrokerLimits(settings.broker_connections, size_mb(settings.broker_store) * 1_024**2)
+            store_bytes = size_mb(settings.broker_store) * 1_024**2
+            limits = BrokerLimits(settings.broker_connections, store_bytes, settings.broker_retained)
             self.home.run(broker_log.STATUS).unlink(missing_ok=True)
             self._log = broker_log.BrokerLog(log, wall_clock_ms())
             self.broker = Broker(

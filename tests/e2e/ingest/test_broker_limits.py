@@ -138,7 +138,7 @@ def test_retained_messages_of_one_client_do_not_crowd_out_those_of_fleetpulse(
     publish("fleet/s{n}/pump-1/birth", "pump-1", SIZE)
     assert broker.pid is not None
     with broker_api(broker.folder, broker.pid, address) as api:
-        await_that(lambda: not api.is_crowded(STREAM))
+        await_that(lambda: not api.use_of(STREAM).is_crowded)
         publish("fleetpulse/state/b")
         left = [subject.removeprefix("$MQTT.rmsgs.") for subject, _, _ in api.headers(STREAM)]
     assert [one for one in left if ".pump-1." not in one] == ["fleetpulse.state.a", "fleet.s.pump-2.birth", "fleetpulse.state.b"]
@@ -146,6 +146,25 @@ def test_retained_messages_of_one_client_do_not_crowd_out_those_of_fleetpulse(
     received = list[str]()
     await_that(lambda: received.extend(one.topic for one in reader.poll(0.02)) or len(received) == 3)
     reader.close()
+
+
+def test_the_number_of_retained_messages_is_limited_but_known_topics_take_new_ones(start: Start, tmp_path: Path) -> None:
+    """The broker keeps the topic of each in its memory, and the site in a topic of a device is free."""
+    password = grant(tmp_path / "broker", "pump-1", Role.DEVICE)
+    broker, address = start(BrokerLimits(retained=20))
+    with Publisher(replace(address, username="pump-1", password=password), "c", patience_s=60) as publisher:
+        for number in (*range(30), 7):
+            publisher.publish(f"fleet/s{number}/pump-1/birth", bytes([number]), retain=True)
+        publisher.publish("fleet/s7/pump-1/birth", b"new", retain=True)
+        publisher.flush(60)
+    assert broker.pid is not None
+    with broker_api(broker.folder, broker.pid, address) as api:
+        assert api.use_of(STREAM)[1::2] == (20, 20)
+    reader = Receiver(address, "reader", ("fleet/+/pump-1/birth",))
+    received = dict[str, bytes]()
+    await_that(lambda: received.update((one.topic, one.payload) for one in reader.poll(0.02)) or len(received) == 20)
+    reader.close()
+    assert received["fleet/s7/pump-1/birth"] == b"new"
 
 
 def _is_subscribed(receiver: Receiver) -> bool:

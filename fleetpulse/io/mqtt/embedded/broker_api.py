@@ -10,16 +10,44 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from fleetpulse.io.mqtt.address import BrokerAddress
 
 INBOX: Final = "$FLEET"  # first word of subjects of answers; MQTT filters such as "+/#" do not match a "$"
 _ANSWER_S: Final = 10.0
+_CROWDED: Final = 0.5
 _PAGE: Final = 500  # connections in an answer
 _BATCH: Final = 1_000  # messages of one request
 _CONSUMER: Final = {"ack_policy": "none", "deliver_policy": "all", "headers_only": True, "mem_storage": True}
 _UNUSED_NS: Final = 60_000_000_000  # time after which the server removes a consumer that nobody uses
+
+
+class StreamUse(NamedTuple):
+    """Use of a stream, or of a part of it.
+
+    Attributes:
+        size_bytes: size of its messages.
+        messages: number of its messages.
+        most_bytes: limit of the size; there is none if it is not positive.
+        most_messages: limit of the number; there is none if it is not positive.
+    """
+
+    size_bytes: int
+    messages: int
+    most_bytes: int = 0
+    most_messages: int = 0
+
+    @property
+    def share(self) -> float:
+        """Share of the limit of size or number, whichever is greater."""
+        limited = (self.size_bytes, self.most_bytes), (self.messages, self.most_messages)
+        return max(used / most if most > 0 else 0.0 for used, most in limited)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether the stream is more than half full."""
+        return self.share > _CROWDED
 
 
 class BrokerApi:
@@ -48,13 +76,13 @@ class BrokerApi:
         """Publish a message without an answer."""
         self._send(subject, "", content)
 
-    def is_crowded(self, stream: str) -> bool:
-        """Return whether a stream is more than half full; False if it does not exist or has no limit."""
+    def use_of(self, stream: str) -> StreamUse:
+        """Return the use of a stream; it is empty if the stream does not exist."""
         known = self(f"$JS.API.STREAM.INFO.{stream}", {})
         if "error" in known:
-            return False
-        most = int(known["config"]["max_bytes"])
-        return 0 < most < 2 * int(known["state"]["bytes"])
+            return StreamUse(0, 0)
+        state, config = known["state"], known["config"]
+        return StreamUse(int(state["bytes"]), int(state["messages"]), int(config["max_bytes"]), int(config["max_msgs"]))
 
     def connections(self, subject: str = "$SYS.REQ.ACCOUNT.PING.CONNZ") -> Iterator[dict[str, Any]]:
         """Yield all connections, oldest first.

@@ -1,4 +1,4 @@
-"""Limits of the embedded broker: connections, log files, and the size of its store.
+"""Limits of the embedded broker: connections, log files, and the store.
 
 Rule: a full store must not lock out the bridge, which empties it. NATS refuses every session once a
 server reaches its limit ``max_file``. So that limit is beyond reach, and the streams of messages are
@@ -16,11 +16,12 @@ from fleetpulse.core.operations import broker_defaults
 from fleetpulse.io.mqtt.acl import quoted
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.embedded.broker_api import broker_api
+from fleetpulse.io.mqtt.embedded.retained_cleanup import STREAM as RETAINED
 
 MAX_SUBSCRIPTIONS: Final = 1_000  # of a connection: each filter of a persistent session keeps a file of its own
 LOG_BYTES: Final = 10_000_000
 LOG_FILES: Final = 5  # with the one that is being written
-_PARTS: Final = {"$MQTT_msgs": 1.0, "$MQTT_rmsgs": 0.25, "$MQTT_qos2in": 0.25}  # messages, retained ones, and those of QoS 2
+_PARTS: Final = {"$MQTT_msgs": 1.0, RETAINED: 0.25, "$MQTT_qos2in": 0.25}  # messages, retained ones, and those of QoS 2
 SERVER_BYTES: Final = 1_024**4  # NATS refuses a limit of a stream if all of them together exceed that of the server
 
 
@@ -31,12 +32,14 @@ class BrokerLimits:
     Attributes:
         connections: maximum number of connections.
         store_bytes: maximum size of the messages that wait for the bridge.
+        retained: maximum number of retained messages; the server keeps their topics in its memory.
         log_bytes: size at which a log file is rotated.
         log_files: number of log files that are kept.
     """
 
     connections: int = broker_defaults.CONNECTIONS
     store_bytes: int = broker_defaults.STORE_GIB * 1_024**3
+    retained: int = broker_defaults.RETAINED
     log_bytes: int = LOG_BYTES
     log_files: int = LOG_FILES
 
@@ -89,6 +92,8 @@ def limit_streams(folder: Path, pid: int, address: BrokerAddress, limits: Broker
                         continue
                     raise ValueError(f"{stream}: {error['description']}")
                 wanted = {**known["config"], "max_bytes": int(part * limits.store_bytes), "discard": "new"}  # deletes nothing
+                if stream == RETAINED:
+                    wanted["max_msgs"] = limits.retained
                 if error := ask(f"$JS.API.STREAM.UPDATE.{stream}", wanted).get("error"):
                     raise ValueError(f"{stream}: {error['description']}")
     except (OSError, ValueError, KeyError) as error:

@@ -3,8 +3,10 @@
 The broker acknowledges a retained message that it cannot store, so a full store of retained messages
 loses verdicts and the state of a Sparkplug host without an error at their publisher.
 
-Rule: while retained messages take more than half of their store, those of the user with the most bytes are
-removed, oldest first. Those of fleetpulse itself always remain.
+Rule 1: the store has a limit of bytes, and one of messages: the server keeps the topic of each in its memory.
+Rule 2: while it is more than half full by either, the messages of the user with the greatest share are
+removed, oldest first. Those of fleetpulse itself always remain, and so do those of users with less than a
+hundredth: a large fleet may fill the store without any user that does.
 
 Source: nats-server 2.15.1, server/mqtt.go (`mqttEncodeRetainedMessage`, `processRetainedMsgDel`)
 """
@@ -16,10 +18,11 @@ from itertools import islice
 from typing import Final
 
 from fleetpulse.io.mqtt.acl import SERVICE_USER
-from fleetpulse.io.mqtt.embedded.broker_api import BrokerApi
+from fleetpulse.io.mqtt.embedded.broker_api import BrokerApi, StreamUse
 
 STREAM: Final = "$MQTT_rmsgs"
-MOST_REMOVALS: Final = 2_000  # at a time
+MOST_REMOVALS: Final = 10_000  # at a time; finding them reads the whole store
+LEAST_SHARE: Final = 0.01  # of the store, of a user whose messages are removed
 _SUBJECTS: Final = "$MQTT.rmsgs."
 _REMOVED: Final = "$MQTT.JSA.fleetpulse.RD"  # the server drops a removed message from its memory
 _SOURCE: Final = "Nmqtt-RSource"
@@ -44,30 +47,47 @@ class Retained:
     size_bytes: int
 
 
-def heaviest_user(stored: Iterable[Retained]) -> str | None:
-    """Return the user whose retained messages take most bytes; None if all are fleetpulse's own."""
-    sizes = Counter[str]()
+def heaviest_user(stored: Iterable[Retained], store: StreamUse) -> str | None:
+    """Return the user whose retained messages take the greatest share of the store.
+
+    Returns:
+        User; None if no user but fleetpulse itself has `LEAST_SHARE`.
+    """
+    sizes, numbers = Counter[str](), Counter[str]()
     for one in stored:
         if one.user != SERVICE_USER:
             sizes[one.user] += one.size_bytes
-    return max(sizes, key=lambda user: (sizes[user], user), default=None)
+            numbers[one.user] += 1
+    shares = {user: store._replace(size_bytes=sizes[user], messages=numbers[user]).share for user in sizes}
+    return max(
+        (user for user, share in shares.items() if share >= LEAST_SHARE), key=lambda user: (shares[user], user), default=None
+    )
 
 
-def clear_retained(api: BrokerApi) -> int:
-    """Remove retained messages while they crowd the store; return their number, at most `MOST_REMOVALS`.
+class RetainedCleaner:
+    """Removal of retained messages, in several steps."""
 
-    Raises:
-        OSError: the server cannot be reached.
-        ValueError: it refused a request.
-    """
-    if not api.is_crowded(STREAM):
-        return 0
-    user = heaviest_user(_stored(api))
-    listed = [*islice((one for one in _stored(api) if one.user == user), MOST_REMOVALS)] if user is not None else []
-    for one in listed:  # by its number, so that a newer message of the topic remains
-        api(f"$JS.API.STREAM.MSG.DELETE.{STREAM}", {"seq": one.sequence, "no_erase": True})
-        api.tell(_REMOVED, {"subject": one.subject, "seq": one.sequence})
-    return len(listed)
+    def __init__(self) -> None:
+        self._fruitless_share = 0.0  # of the store, when no user was found: a search reads the whole store
+
+    def clean(self, api: BrokerApi) -> int:
+        """Remove retained messages while they crowd the store; return their number, at most `MOST_REMOVALS`.
+
+        Raises:
+            OSError: the server cannot be reached.
+            ValueError: it refused a request.
+        """
+        store = api.use_of(STREAM)
+        if not store.is_crowded or store.share < self._fruitless_share + LEAST_SHARE:
+            self._fruitless_share = min(self._fruitless_share, store.share)
+            return 0
+        user = heaviest_user(_stored(api), store)
+        self._fruitless_share = store.share if user is None else 0.0
+        listed = [*islice((one for one in _stored(api) if one.user == user), MOST_REMOVALS)] if user is not None else []
+        for one in listed:  # by its number, so that a newer message of the topic remains
+            api(f"$JS.API.STREAM.MSG.DELETE.{STREAM}", {"seq": one.sequence, "no_erase": True})
+            api.tell(_REMOVED, {"subject": one.subject, "seq": one.sequence})
+        return len(listed)
 
 
 def _stored(api: BrokerApi) -> Iterator[Retained]:

@@ -27,7 +27,7 @@ from fleetpulse.core.presence.identities import DeviceIdentity, joined
 from fleetpulse.core.rows import Kind
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.embedded.broker_api import BrokerApi, broker_api
-from fleetpulse.io.mqtt.embedded.retained_cleanup import clear_retained
+from fleetpulse.io.mqtt.embedded.retained_cleanup import RetainedCleaner
 from fleetpulse.io.mqtt.embedded_sessions import session_prefix
 
 OF_DEVICE: Final = 8  # sessions of a device without a connection that remain
@@ -136,7 +136,7 @@ class SessionCleaner:
     ) -> None:
         self._folder, self._pid, self._address, self._end_session = folder, pid, address, end_session
         self._identity = identity
-        self._sessions = Sessions()
+        self._sessions, self._retained = Sessions(), RetainedCleaner()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sessions", daemon=True)
 
@@ -169,14 +169,14 @@ class SessionCleaner:
                 self._sessions.add(session)
             connected = {one["mqtt_client"] for one in ask.connections() if one.get("mqtt_client")}
             own = own_sessions(self._folder)
-            listed = self._sessions.abandoned(connected, own, crowded=ask.is_crowded(_MESSAGES))[:_MOST_REMOVALS]
+            listed = self._sessions.abandoned(connected, own, crowded=ask.use_of(_MESSAGES).is_crowded)[:_MOST_REMOVALS]
             exist = {one for one in listed if _record(ask, {"seq": one.sequence}) is not None}  # others ended, or connected again
             removals = {one: pool.submit(self._end_session, one.client_id) for one in listed if one in exist}
             for session in listed:
                 if session in removals:
                     removals[session].result()
                 self._sessions.forget(session)
-            return len(listed) + clear_retained(ask)
+            return len(listed) + self._retained.clean(ask)
 
 
 def own_sessions(folder: Path) -> tuple[str, ...]:
