@@ -237,10 +237,10 @@ def gateway_events(rows: list[Message], lateness: int) -> list[Message]:
     for row in sorted(rows, key=lambda row: row.arrival):
         name, itself = row.device_id, row.gateway == row.device_id
         if row.kind == "death" and itself:
-            known, said = sessions.get(name), row.session
-            if None in (known, said):
-                known, said = boots.get(name), row.boot
-            if None in (known, said) or known == said:
+            known, named_by_will = sessions.get(name), row.session
+            if None in (known, named_by_will):
+                known, named_by_will = boots.get(name), row.boot
+            if None in (known, named_by_will) or known == named_by_will:
                 dead[name] = row.received_at
                 events.append(replace(row, kind="gateway_death", presence=row.received_at))
         if row.kind in SIGNALS:

@@ -59,7 +59,7 @@ class Listening:
 
     def __init__(self, start: int) -> None:
         self.start = start
-        self.said: dict[str, list[tuple[int, int | None]]] = {}  # gaps by bridge, in the order of its rows; None: still open
+        self.gaps_of_bridges: dict[str, list[tuple[int, int | None]]] = {}  # in the order of rows; None: still open
         self.gaps: list[tuple[int, int | None]] = []  # union of these gaps: disjoint, in order
 
     def covered(self, t: int) -> int:
@@ -81,7 +81,7 @@ class Listening:
         return max((t for t in self._reached(c) if self.covered(t) <= c), default=None) if c >= 0 else None
 
     def read(self, gap: Message, frontier: int | None) -> None:
-        content, spans = gap.content, self.said.setdefault(gap.device_id, [])
+        content, spans = gap.content, self.gaps_of_bridges.setdefault(gap.device_id, [])
         still_open = bool(spans) and spans[-1][1] is None
         if content["op"] == "open" and not still_open:
             since = max(min(content["from"], gap.received_at), self.start, self.start if frontier is None else frontier)
@@ -89,7 +89,7 @@ class Listening:
         if content["op"] == "close" and still_open:
             spans[-1] = (spans[-1][0], max(content["until"], gap.received_at))
         self.gaps = []
-        for since, until in sorted((one for said in self.said.values() for one in said), key=lambda one: one[0]):
+        for since, until in sorted((one for spans in self.gaps_of_bridges.values() for one in spans), key=lambda one: one[0]):
             end = END if until is None else until
             if self.gaps and since <= (END if self.gaps[-1][1] is None else self.gaps[-1][1]):
                 since, before = self.gaps.pop()
