@@ -40,6 +40,7 @@ _JOINT: Final = ":"  # joins the levels of such a placeholder, since an id has n
 _REFUSED_BY_NATS: Final = frozenset(" \t\n\r\f\x7f")
 PLACEHOLDERS: Final = ("site", "device", "kind", "gateway", "metric")
 _VARIED: Final = ("metric", "kind")  # placeholders whose words one device chooses
+_LONGEST_KNOWN: Final = 512  # characters of a topic that is remembered; a broker delivers topics of 65,535 bytes
 _KINDS: Final = {kind.value: kind for kind in Kind}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -250,7 +251,8 @@ class Mappings:
             matched = tuple((rule, words) for rule, words in found if words is not None)
             if len(self._known) >= KNOWN_NAMES:
                 self._known.clear()
-            self._known[topic] = matched
+            if len(topic) <= _LONGEST_KNOWN:
+                self._known[topic] = matched
         return matched
 
     def sender_of(self, topic: str) -> str | None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import tracemalloc
 from collections import Counter
 from itertools import product
 from typing import Any
@@ -353,3 +354,15 @@ def test_no_topic_of_a_device_is_a_message_of_another() -> None:
                 assert found <= {device_id}, (tables, filters, topic)
                 checked[device_id] += 1
     assert min(checked["pump"], checked["other/pump"]) > 50, "the rules must grant something"
+
+
+def test_topics_that_are_too_long_to_be_stored_take_no_memory() -> None:
+    """One client could otherwise fill the memory of the bridge: it chooses the words of ``{metric}``."""
+    found = rule("{device}/status/{metric}")
+    tracemalloc.start()
+    try:
+        for number in range(20):
+            assert found.row_count(f"d/status/{number:060000}", b"1") == 1
+        assert tracemalloc.get_traced_memory()[0] < 200_000
+    finally:
+        tracemalloc.stop()
