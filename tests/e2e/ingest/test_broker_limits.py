@@ -218,6 +218,12 @@ def test_refused_messages_and_logins_are_counted_and_cannot_grow_the_log(start: 
     for _ in range(3):
         log_in_with_a_wrong_password(replace(address, username="pump-1"))
     await_that(lambda: log.read(1) or log.failed_logins == 3)
+    with socket.create_connection((address.host, address.port), timeout=10) as client:  # the broker does not know whose it is
+        client.sendall(codec.encode_connect("c", "pump-1", password, keep_session=False))
+        assert client.recv(4) == b"\x20\x02\x00\x00"
+        client.sendall(b"\x34" + codec.encode_publish(1, "fleet/s/pump-2/heartbeat", b"{}")[1:])
+        assert client.recv(4) == b"", "a message of QoS 2"
+    await_that(lambda: log.read(1) or log.qos2 == 1)
     with Publisher(replace(address, username="pump-1", password=password), "pump-1", patience_s=60) as publisher:
         for _ in range(5_000):
             publisher.publish("fleet/s/pump-2/heartbeat", b"{}")

@@ -21,7 +21,7 @@ from fleetpulse.io.mqtt.embedded.retained_cleanup import STREAM as RETAINED
 MAX_SUBSCRIPTIONS: Final = 1_000  # of a connection: each filter of a persistent session keeps a file of its own
 LOG_BYTES: Final = 10_000_000
 LOG_FILES: Final = 5  # with the one that is being written
-_PARTS: Final = {"$MQTT_msgs": 1.0, RETAINED: 0.25, "$MQTT_qos2in": 0.25}  # messages, retained ones, and those of QoS 2
+_PARTS: Final = {"$MQTT_msgs": 1.0, RETAINED: 0.25}  # messages, and retained ones
 SERVER_BYTES: Final = 1_024**4  # NATS refuses a limit of a stream if all of them together exceed that of the server
 
 

@@ -26,7 +26,7 @@ _FAILURE: Final = re.compile(
     + _QUOTED
     + rb" - )?(?:(?P<login>authentication error)(?: - User (?P<user>"
     + _QUOTED
-    + rb"))?|(?:Publish|Subscription) Violation - )"
+    + rb"))?|(?:Publish|Subscription) Violation - |(?P<qos2>QoS=2 is disabled|server does not accept QoS2))"
 )
 TAKEOVER: Final = re.compile(  # see `fleetpulse.io.mqtt.embedded.takeovers`
     _CLIENT % b"WRN"
@@ -48,12 +48,14 @@ class BrokerLog:
         since_ms: instant of the creation, epoch milliseconds.
         failed_logins: number of failed logins.
         refused: number of messages and subscriptions that the rights of their user do not permit.
+        qos2: number of messages and wills of QoS 2, which the broker refuses.
     """
 
     path: Path
     since_ms: int
     failed_logins: int = 0
     refused: int = 0
+    qos2: int = 0
     _newest: dict[str, Any] | None = None
     _users: Counter[str] = field(default_factory=Counter[str])
     _file: BinaryIO | None = None
@@ -76,14 +78,14 @@ class BrokerLog:
         Returns:
             Whether the counts changed.
         """
-        before, left = (self.failed_logins, self.refused), _READ_BYTES
+        before, left = (self.failed_logins, self.refused, self.qos2), _READ_BYTES
         while left > 0 and (piece := self._piece()):
             left -= len(piece)
             lines = (self._rest + piece).split(b"\n")
             self._rest = lines.pop()[-_PIECE_BYTES:]
             for line in lines:
                 self._count(line, now_ms)
-        return before != (self.failed_logins, self.refused)
+        return before != (self.failed_logins, self.refused, self.qos2)
 
     def _piece(self) -> bytes:
         piece = self._file.read(_PIECE_BYTES) if self._file else b""
@@ -104,7 +106,8 @@ class BrokerLog:
         if found is None:
             return
         if not found["login"]:
-            self.refused += 1
+            self.qos2 += found["qos2"] is not None
+            self.refused += found["qos2"] is None
             return
         self.failed_logins += 1
         user = (found["user"] or b'""').decode(errors="replace")[:_SHOWN_CHARS]
@@ -122,6 +125,7 @@ class BrokerLog:
             "since_ms": self.since_ms,
             "failed_logins": self.failed_logins,
             "refused": self.refused,
+            "qos2": self.qos2,
             "users": dict(self._users.most_common(_SHOWN_USERS)),
             "newest": self._newest,
         }
@@ -148,4 +152,6 @@ def refusals_of(status: Mapping[str, Any]) -> str:
     if refused := status.get("refused"):
         requests = "message or subscription" if refused == 1 else "messages or subscriptions"
         parts.append(f"{refused:,} {requests} without the right to it")
+    if qos2 := status.get("qos2"):
+        parts.append(f"{qos2:,} {'message' if qos2 == 1 else 'messages'} of QoS 2: publish with QoS 1")
     return f"the broker refused {' and '.join(parts)} since {format_instant(status['since_ms'])}" if parts else ""

@@ -10,6 +10,7 @@ pytestmark = pytest.mark.unit
 NOW = 1_700_000_000_000
 HEAD = '[25582] 2026/11/27 07:37:23.789777 [ERR] 10.0.0.7:47780 - mid:24 - "b0" - '
 LOGIN = f'{HEAD}authentication error - User "fleet"\n{HEAD}unable to connect: authentication error\n'
+QOS2 = f"{HEAD}QoS=2 is disabled for PUBLISH messages\n{HEAD}server does not accept QoS2 for Will messages\n"
 REFUSED = f'{HEAD}Publish Violation - Subject "fleet.a.q.heartbeat"\n'
 
 
@@ -23,14 +24,15 @@ def test_failed_logins_and_refused_messages_since_the_start_are_counted(tmp_path
         file.write(LOGIN * 2 + REFUSED * 3 + LOGIN[:60])
         file.flush()
         assert log.read(NOW + 1)
-        file.write(LOGIN[60:] + LOGIN.replace("fleet", "pump-1"))
+        file.write(LOGIN[60:] + LOGIN.replace("fleet", "pump-1") + QOS2)
     assert log.read(NOW + 2)
     assert not log.read(NOW + 3)
-    assert (log.failed_logins, log.refused) == (4, 3)
+    assert (log.failed_logins, log.refused, log.qos2) == (4, 3, 2)
     assert log.status()["users"] == {'"fleet"': 3, '"pump-1"': 1}
     assert log.status()["newest"] == {"user": '"pump-1"', "from": "10.0.0.7", "at_ms": NOW + 2}
     shown = refusals_of(log.status())
     assert '4 logins (3 as "fleet", 1 as "pump-1"; the newest' in shown and "3 messages" in shown
+    assert "2 messages of QoS 2" in shown
     log.close()
 
 
