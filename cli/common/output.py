@@ -1,6 +1,7 @@
 """Output of rows: tables for people, NDJSON for programs."""
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -53,6 +54,7 @@ TRANSITION_COLUMNS: Final = (
 )
 _WHOLE: Final = frozenset({"event_time", "since", "last_seen", "received_at", "from_mode", "to_mode", "mode", "trigger"})
 _WIDTH_OF_FILES: Final = 160
+_BRACKET: Final = re.compile(r"(\\*)\[(?=(?P<tag>[a-z#/@][^[]*?\])?)")  # Rich reads a tag, unless a backslash escapes it
 
 
 def console() -> "Console":
@@ -109,12 +111,17 @@ def cell(name: str, value: Any) -> str:
         return ("-" if value < 0 else "") + format_duration(abs(int(value)))
     if name in ("mode", "from_mode", "to_mode"):
         return f"[{MODE_COLOURS.get(str(value), 'white')}]{value}[/]"
-    return as_shown(str(value)).replace("[", "\\[")
+    return as_markup(str(value))
 
 
 def as_shown(text: str) -> str:
     """Return a text with unprintable characters escaped, for output to a terminal."""
     return text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def as_markup(text: str) -> str:
+    """Return a text for Rich that shows it unchanged: it has no tags, and its unprintable characters are escaped."""
+    return _BRACKET.sub(lambda found: found[1] * (2 if found["tag"] else 1) + "\\[", as_shown(text))
 
 
 def measure(name: str, value: float | None) -> str | None:
@@ -152,7 +159,7 @@ def as_table(
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=as_markup(title), title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         heading = "no" if name == "transition_no" else name.removesuffix("_ms").replace("_", " ")
         table.add_column(heading, overflow="fold", no_wrap=name in _WHOLE)
@@ -180,7 +187,7 @@ def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], title: str, 
         return
     shown = console()
     if not rows:
-        shown.print(f"{title}: none")
+        shown.print(as_markup(f"{title}: none"))
         return
     shown.print(as_table(rows, columns, title))
     if left_out:

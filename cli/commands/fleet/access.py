@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.common.options import DEFAULT_HOME, HomeOption, RowsOption
-from cli.common.output import as_json, console
+from cli.common.output import as_json, as_markup, console
 from cli.common.output import show as show_rows
 from cli.common.policy_files import load_mappings
 from fleetpulse.core.errors import FleetError
@@ -136,7 +136,7 @@ def show(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False) -> Non
     for column in ("name", "role", "publishes for", "certificate"):
         table.add_column(column)
     for row in rows:
-        table.add_row(row["name"], row["role"], ", ".join(row["publishes_for"]), row["certificate"])
+        table.add_row(row["name"], row["role"], as_markup(", ".join(row["publishes_for"])), as_markup(row["certificate"]))
     if rows:
         console().print(table)
     else:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.common.options import DEFAULT_HOME, HomeOption, JsonOption
-from cli.common.output import as_json, console
+from cli.common.output import as_json, as_markup, console
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import RULES, Policy, parse_policy
 from fleetpulse.core.rows import EVERYONE
@@ -45,10 +45,10 @@ def check(file: FileArgument, json_lines: JsonOption = False) -> None:
     classes = {"every other class": checked.rules, **checked.classes}
     table.add_column("rule")
     for name in classes:
-        table.add_column(name)
+        table.add_column(as_markup(name))
     for name, rule in RULES.items():
         values = (getattr(rules, name) for rules in classes.values())
-        table.add_row(rule.key, *(_shown(name, value) for value in values))
+        table.add_row(rule.key, *(as_markup(_shown(name, value)) for value in values))
     shown = console()
     shown.print(table)
     shown.print(f"unknown devices: {checked.unknown_devices}")

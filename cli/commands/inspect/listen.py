@@ -372,9 +372,8 @@ class Listener:
         at = format_instant(shown.received_at_ms)[11:23]
         payload = "" if again else f"  {as_shown(shown.payload)}"
         out.print(f"{at}  {as_shown(shown.topic)}{payload}", markup=False, highlight=False, soft_wrap=True)
-        out.print(
-            f"              -> {result.text}", markup=False, highlight=False, soft_wrap=True, style=_STYLES.get(result.state)
-        )
+        text, style = f"              -> {as_shown(result.text)}", _STYLES.get(result.state)
+        out.print(text, markup=False, highlight=False, soft_wrap=True, style=style)
 
 
 _STYLES: Final = {

@@ -9,7 +9,7 @@ import typer
 
 from cli.common.dry_run import DryRun, Read, print_dry_run
 from cli.common.options import DEFAULT_HOME, DryOption, HomeOption, JsonOption
-from cli.common.output import console, report_progress
+from cli.common.output import as_markup, console, report_progress
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.checkpoints.generations import load_generations
 from fleetpulse.io.home.exclusive import exclusive_state_change
@@ -74,7 +74,8 @@ def list_generations(home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False
     for one in found:
         made_at = format_instant(one.made_at_ms) if one.made_at_ms else "-"
         source = ", ".join(f"{name} {value}" for name, value in one.made_from.items() if value is not None) or "-"
-        table.add_row(str(one.number), one.status, made_at, one.made_by, one.asked_by or "-", source, str(one.key_groups),
+        asked_by = as_markup(one.asked_by or "-")
+        table.add_row(str(one.number), one.status, made_at, one.made_by, asked_by, source, str(one.key_groups),
                       str(one.form), str(one.position.get("batch", "-")))  # fmt: skip
     console().print(table)
 
