@@ -8,10 +8,13 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 from fleetpulse.paths import ROOT, home_folder
+
+_LONGEST_NAME: Final = 200  # of a folder without its suffix; a file system allows 255 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,8 @@ CONFIG: Final = OrchestrationConfig.of(os.environ)
 def backtest_folder(notes: Path, run: str) -> Path:
     """Return the folder of a backtest run.
 
-    Its name is the run id, reduced to characters that are safe in paths and URLs.
+    Its name is the run id, reduced to characters that are safe in paths and URLs, and a digest. A user
+    chooses the id: without the digest, ``..`` would be another folder, and two ids could have one folder.
     """
-    return notes / "backtests" / re.sub(r"[^A-Za-z0-9_.-]", "-", run)
+    digest = sha256(run.encode()).hexdigest()[:8]
+    return notes / "backtests" / f"{re.sub(r'[^A-Za-z0-9_.-]', '-', run)[:_LONGEST_NAME]}-{digest}"
