@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
+from unicodedata import normalize
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.system.fsync import atomic_write
@@ -109,7 +110,7 @@ def permitted_approvers(place: OrchestrationConfig, run: Any, *, self_approval: 
     Raises:
         FleetError: all configured approvers are the user who triggered the run.
     """
-    found = [name for name in place.approvers if self_approval or not _same(name, run.triggering_user_name)]
+    found = [name for name in place.approvers if self_approval or not _may_be_same(name, run.triggering_user_name)]
     if place.approvers and not found:
         raise FleetError(
             f'nobody may approve this run: "{run.triggering_user_name}" triggered it, and is the only approver; add another one '
@@ -148,7 +149,7 @@ def find_objection(
             "a named user",
             code="approval-requester-unknown",
         )
-    if any(_same(name, run.triggering_user_name) for name in names):
+    if any(_may_be_same(name, run.triggering_user_name) for name in names):
         return FleetError(
             f'"{names[0]}" triggered this run and cannot approve it, so nothing was changed; trigger it again, and let another '
             f"person approve",
@@ -158,8 +159,13 @@ def find_objection(
 
 
 def _same(one: str, other: str | None) -> bool:
-    """Whether two user names may be the same user; some auth managers ignore case."""
+    """Whether two user names are the same user; some auth managers ignore case."""
     return other is not None and one.strip().casefold() == other.strip().casefold()
+
+
+def _may_be_same(one: str, other: str | None) -> bool:
+    """Whether two user names may be accounts of one person: also if they differ in the form of their characters."""
+    return other is not None and _same(normalize("NFKC", one), normalize("NFKC", other))
 
 
 def _path(place: OrchestrationConfig, run: Any) -> Path:

@@ -25,6 +25,7 @@ def run(user: str | None = "ada", kind: str = "manual") -> Any:
     [
         (PLACE, run(), "ada", False, "approval-own-run"),
         (PLACE, run(), "Ada ", False, "approval-own-run"),
+        (PLACE, run(), "\uff21da\u00a0", False, "approval-own-run"),
         (PLACE, run("7"), "ada", False, "approval-own-run"),
         (PLACE, run(), "ada", True, None),
         (PLACE, run(), "bob", False, None),
@@ -35,6 +36,7 @@ def run(user: str | None = "ada", kind: str = "manual") -> Any:
         (PLACE, run(None, "scheduled"), "bob", False, None),
         (LISTED, run(), "bob", False, None),
         (LISTED, run(), "eve", False, "approver-not-listed"),
+        (LISTED, run(), "\uff42ob", False, "approver-not-listed"),
         (LISTED, run(), "ada", True, "approver-not-listed"),
         (LISTED, run("bob"), "bob", False, "approval-own-run"),
         (replace(PLACE, approvers=("7",)), run("bob"), "ada", False, None),
