@@ -32,6 +32,7 @@ from fleetpulse.io.mqtt.embedded.broker_api import INBOX
 from fleetpulse.io.system.secret_files import write_secret
 
 SERVICE_USER: Final = "fleet"
+GRANTS: Final = "access.json"  # in the folder of the broker
 SYSTEM_USER: Final = "_fleet"  # of the broker's system account, see `connection_cleanup`; no grant can have the name
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 _NODE: Final = re.compile(f"{_NAME.pattern}/{_NAME.pattern}")
@@ -100,7 +101,7 @@ def grants(folder: Path) -> list[Grant]:
     Raises:
         FleetError: the file of access grants cannot be read.
     """
-    path = folder / "access.json"
+    path = folder / GRANTS
     try:
         content = json.loads(path.read_text())
         return [
@@ -298,7 +299,7 @@ def revoke(folder: Path, name: str) -> None:
 
 
 def _write(folder: Path, known: Iterable[Grant]) -> None:
-    write_secret(folder / "access.json", json.dumps([asdict(one) for one in sorted(known, key=lambda one: one.name)], indent=1))
+    write_secret(folder / GRANTS, json.dumps([asdict(one) for one in sorted(known, key=lambda one: one.name)], indent=1))
 
 
 @contextmanager

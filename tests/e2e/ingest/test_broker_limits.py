@@ -211,6 +211,28 @@ def test_one_user_cannot_take_all_connections(start: Start, tmp_path: Path, monk
         receiver.close()
 
 
+def test_the_oldest_connections_of_a_device_are_closed_beyond_its_limit(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server does not limit the memory of a connection: client id, will and filters."""
+    monkeypatch.setattr(connection_cleanup, "PERIOD_S", 0.2)
+    password = grant(tmp_path / "broker", "pump-1", Role.DEVICE)
+    _, address = start(BrokerLimits())
+    opened = list[socket.socket]()
+    try:
+        for number in range(connection_cleanup.OF_DEVICE + 2):
+            client = socket.create_connection((address.host, address.port), timeout=10)
+            opened.append(client)
+            client.sendall(codec.encode_connect(f"c{number}", "pump-1", password, keep_session=False))
+            assert client.recv(4) == b"\x20\x02\x00\x00"
+        assert [client.recv(4) for client in opened[:2]] == [b"", b""]
+        opened[2].sendall(b"\xc0\x00")
+        assert opened[2].recv(2) == b"\xd0\x00", "the others remain"
+    finally:
+        for client in opened:
+            client.close()
+
+
 def test_refused_messages_and_logins_are_counted_and_cannot_grow_the_log(start: Start, tmp_path: Path) -> None:
     log = BrokerLog(tmp_path / "broker.log", 0)
     password = grant(tmp_path / "broker", "pump-1", Role.DEVICE)

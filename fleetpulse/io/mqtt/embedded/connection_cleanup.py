@@ -1,9 +1,12 @@
 """Closing of connections of a user that takes those of others.
 
 NATS limits the connections of all users together, and has no limit for one user. So one credential could
-lock out the fleet.
+lock out the fleet. Each connection also takes memory: its client id, its will and its topic filters, which
+NATS does not limit. Measured with the longest ones: 0.7 MB with a will, and 8 MB with filters.
 
-Rule: while more than half of all connections are taken, a user keeps its oldest ones, up to a quarter of
+Rule 1: a device keeps its newest `OF_DEVICE` connections, and a user of several devices as many for each.
+A user of topics, whose devices have no number, has no such limit, and neither have watchers and operators.
+Rule 2: while more than half of all connections are taken, a user keeps its oldest ones, up to a quarter of
 all. Connections of fleetpulse itself are never closed.
 
 A server without a free connection refuses fleetpulse, too, so this connection stays open. Only users of
@@ -11,18 +14,21 @@ NATS's system account can close connections (`SYSTEM_USER`).
 """
 
 import threading
-from collections import Counter
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
-from fleetpulse.io.mqtt.acl import SERVICE_USER, SYSTEM_USER, quoted
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.mqtt.acl import GRANTS, SERVICE_USER, SYSTEM_USER, Grant, grants, quoted
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.embedded.broker_api import INBOX, BrokerApi, broker_api
 
 PERIOD_S: Final = 5.0
+OF_DEVICE: Final = 8  # connections of a device: those that it has lost remain until the server notices
 _LIST: Final = "$SYS.REQ.SERVER.PING.CONNZ"
 _CLOSE: Final = "$SYS.REQ.SERVER.{}.KICK"
 _NO_USER: Final = ""  # of a connection that has not logged in
@@ -35,21 +41,34 @@ def system_user(password: str | None) -> str:
     return f'accounts {{ "$SYS": {{ users: [ {{ {user}, permissions: {{ {permitted} }} }} ] }} }}\n'
 
 
-def excess(connections: Iterable[tuple[int, str]], limit: int) -> list[int]:
+def limits_of_users(known: Iterable[Grant]) -> dict[str, int]:
+    """Return the maximum number of connections by login, of users whose grant names all of their devices."""
+    return {
+        one.login: OF_DEVICE * (len(one.devices) + len(one.nodes))
+        for one in known
+        if (one.devices or one.nodes) and not one.topics
+    }
+
+
+def excess(connections: Iterable[tuple[int, str]], limit: int, limits: Mapping[str, int] = MappingProxyType({})) -> list[int]:
     """Return the numbers of the connections to close, oldest first.
 
     Args:
         connections: number and user of each connection; a newer one has a greater number.
         limit: maximum number of connections of the server.
+        limits: maximum number of connections by user, see `limits_of_users`.
     """
-    known, held, found = sorted(connections), Counter[str](), list[int]()
-    if 2 * len(known) <= limit:
-        return []
+    known, held, found = sorted(connections), defaultdict[str, list[int]](list), list[int]()
     for number, user in known:
-        held[user] += 1
-        if held[user] > limit // 4 and user not in (SERVICE_USER, SYSTEM_USER, _NO_USER):
-            found.append(number)
-    return found
+        held[user].append(number)
+    for user, numbers in held.items():
+        if user in (SERVICE_USER, SYSTEM_USER, _NO_USER):
+            continue
+        beyond = max(0, len(numbers) - limits.get(user, len(numbers)))
+        found += numbers[:beyond]
+        if 2 * len(known) > limit:
+            found += numbers[beyond:][limit // 4 :]
+    return sorted(found)
 
 
 class ConnectionCleaner:
@@ -64,6 +83,7 @@ class ConnectionCleaner:
 
     def __init__(self, folder: Path, pid: int, address: BrokerAddress, limit: int) -> None:
         self._folder, self._pid, self._limit = folder, pid, limit
+        self._limits: tuple[int, dict[str, int]] = 0, {}  # by the time of change of the grants
         self._address = replace(address, username=SYSTEM_USER)
         self._connected, self._stopped = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="connections", daemon=True)
@@ -90,10 +110,19 @@ class ConnectionCleaner:
 
     def _close_excess(self, api: BrokerApi) -> int:
         first = api(_LIST, {"limit": 1})
-        if 2 * int(first["data"]["total"]) <= self._limit:
+        if int(first["data"]["total"]) <= min(OF_DEVICE, self._limit // 4):
             return 0
         known = [(int(one["cid"]), str(one.get("authorized_user", _NO_USER))) for one in api.connections(_LIST)]
-        closed = excess(known, self._limit)
+        closed = excess(known, self._limit, self._limits_of_users())
         for number in closed:
             api(_CLOSE.format(first["server"]["id"]), {"cid": number})
         return len(closed)
+
+    def _limits_of_users(self) -> dict[str, int]:
+        try:
+            changed_ns = (self._folder / GRANTS).stat().st_mtime_ns
+            if changed_ns != self._limits[0]:
+                self._limits = changed_ns, limits_of_users(grants(self._folder))
+        except (OSError, FleetError):  # without grants, only fleetpulse itself can connect
+            pass
+        return self._limits[1]
