@@ -31,7 +31,7 @@ class SegmentBuffer:
         passed: tokens of messages that became no row.
         size_bytes: size of the rows' topics and payloads.
         limited: reason by place, for messages beyond a limit.
-        original: topic by place as far as it counts towards a limit, for rows whose topic is escaped.
+        senders: sender by place towards whose limit a row counts, for rows whose topic is escaped.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class SegmentBuffer:
         self.passed: list[AckToken] = []
         self.size_bytes = 0
         self.limited: dict[int, Reason] = {}
-        self.original: dict[int, str] = {}
+        self.senders: dict[int, str] = {}
         self._received_ms: list[int] = []
         self._topics: list[str] = []
         self._payloads: list[bytes] = []

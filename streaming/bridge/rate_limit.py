@@ -22,7 +22,7 @@ from typing import Final
 from fleetpulse.core.messages.decode import Rejection
 from fleetpulse.core.messages.mapping import NO_MAPPINGS, Mappings
 from fleetpulse.core.messages.sparkplug import PREFIX as SPARKPLUG
-from fleetpulse.core.messages.sparkplug import parse_source
+from fleetpulse.core.messages.sparkplug import Source, parse_source
 from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.core.rows import FROM_DEVICES
 from fleetpulse.core.times import HOUR_MS
@@ -35,6 +35,7 @@ _LONGEST_AWAY_MS: Final = HOUR_MS  # limit of the outage time that adds tokens: 
 _MOST: Final = 100_000  # number of devices at which quiet ones are forgotten
 OTHER_SENDERS: Final = 50_000  # senders outside of fleet/ with a limit of their own: those of the last `BURST_S` seconds
 BEHIND_NODE: Final = 1_000  # devices of a Sparkplug node with a limit of their own
+LONGEST_SENDER: Final = 512  # characters; longer names, and topics that are that long, would fill the memory
 _CACHED_TOPICS: Final = 50_000  # topics outside of fleet/ whose sender is remembered: to parse one costs microseconds
 _OTHER: Final = "/"  # first character of a sender outside of fleet/; an id has no slash
 _SPARKPLUG: Final = f"{_OTHER}+/"  # before group, node and device of a sender; no topic has a plus
@@ -62,7 +63,8 @@ class RateLimiter:
         bytes_per_s: int = 0,
         mappings: Mappings = NO_MAPPINGS,
     ) -> None:
-        other = lru_cache(maxsize=_CACHED_TOPICS)(partial(_other_sender, mappings))
+        found = partial(_other_sender, mappings)
+        other = partial(_short_or_found, lru_cache(maxsize=_CACHED_TOPICS)(found), found)
         self._own = partial(_sender if identity is DeviceIdentity.ID else _sender_at_site, other)
         self._per_ms, self._bytes_per_ms = per_s / 1000, bytes_per_s / 1000
         self._burst, self._burst_bytes = per_s * BURST_S or inf, bytes_per_s * BURST_S or inf
@@ -79,7 +81,7 @@ class RateLimiter:
 
         It is the device of a topic below ``fleet/`` (its id, or site and id), the device or node of
         a Sparkplug topic, the sender that a mapping finds (`Mappings.sender_of`), any other topic as a
-        whole, or a sender that stands for many.
+        whole, or a sender that stands for many. Names are cut after `LONGEST_SENDER` characters.
         """
         own = self._own(topic)
         return own if own in self._left else self._bucket(own)
@@ -133,17 +135,16 @@ class RateLimiter:
 
     def charge(self, topic: str, rows: int) -> None:
         """Take the tokens of further rows of a message within the limits; the first row's token is taken."""
-        self._add(topic, -rows, 0)
+        self._add(self.sender(topic), -rows, 0)
 
-    def refund(self, topic: str, size: int, rows: int = 1) -> None:
-        """Return the tokens of a message that was dropped and will be redelivered."""
-        self._add(topic, rows, size)
+    def refund(self, sender: str, size: int, rows: int = 1) -> None:
+        """Return the tokens of a message of a `sender` that was dropped and will be redelivered."""
+        self._add(sender, rows, size)
 
-    def _add(self, topic: str, rows: int, size: int) -> None:
-        device = self.sender(topic)
-        if device in self._left:
-            left, bytes_left, at_ms = self._left[device]
-            self._left[device] = (left + rows, bytes_left + size, at_ms)
+    def _add(self, sender: str, rows: int, size: int) -> None:
+        if sender in self._left:
+            left, bytes_left, at_ms = self._left[sender]
+            self._left[sender] = (left + rows, bytes_left + size, at_ms)
 
     def _forget(self, now_ms: int) -> None:
         """Remove full buckets; if there are too many, also the older half of those in use."""
@@ -215,27 +216,37 @@ def _sender(other: Callable[[str], str], topic: str) -> str:
     if not topic.startswith(_PREFIX):
         return other(topic)
     levels = topic.split("/", 3)
-    return levels[2] if len(levels) > 2 else topic
+    return (levels[2] if len(levels) > 2 else topic)[:LONGEST_SENDER]
 
 
 def _sender_at_site(other: Callable[[str], str], topic: str) -> str:
     """Return site and device id of a topic; another sender of any other topic."""
     if not topic.startswith(_PREFIX):
         return other(topic)
-    return topic.rpartition("/")[0] if topic.count("/") == 3 else topic
+    return (topic.rpartition("/")[0] if topic.count("/") == 3 else topic)[:LONGEST_SENDER]
+
+
+def _short_or_found(cached: Callable[[str], str], found: Callable[[str], str], topic: str) -> str:
+    """Return the sender of a topic outside of ``fleet/``; only those of short topics are remembered."""
+    return cached(topic) if len(topic) <= LONGEST_SENDER else found(topic)[:LONGEST_SENDER]
 
 
 def _other_sender(mappings: Mappings, topic: str) -> str:
-    """Return node or device of a valid Sparkplug topic, for all types of messages; else the sender of a mapped topic.
+    """Return node or device of a Sparkplug topic, for all types of messages; else the sender of a mapped topic.
 
-    Any other topic is a sender of its own.
+    A device whose name is not printable counts as its node, which could vary the name. Any other topic is a
+    sender of its own.
     """
-    source = parse_source(topic) if topic.startswith(SPARKPLUG) else None
-    if source is None or isinstance(source, Rejection):
-        mapped = mappings.sender_of(topic)
-        return _OTHER + topic if mapped is None else _MAPPED + mapped
-    node = f"{_SPARKPLUG}{source.group}/{source.node}"
-    return node if source.device is None else f"{node}/{source.device}"
+    if topic.startswith(SPARKPLUG):
+        source = parse_source(topic)
+        if not isinstance(source, Rejection):
+            node = f"{_SPARKPLUG}{source.group}/{source.node}"
+            return node if source.device is None else f"{node}/{source.device}"
+        of_node, _, _ = topic.rpartition("/")
+        if topic.count("/") == 4 and isinstance(source := parse_source(f"{of_node}/_"), Source):
+            return f"{_SPARKPLUG}{source.group}/{source.node}"
+    mapped = mappings.sender_of(topic)
+    return _OTHER + topic if mapped is None else _MAPPED + mapped
 
 
 def _node(sender: str) -> str | None:

@@ -137,8 +137,9 @@ class BridgeSequencer:
             elif (why := dropped.limited.get(place)) is not None:
                 self.counts[COUNTED[why]] -= 1
             elif place not in spared_places:
-                topic = dropped.original.get(place, row.topic)
-                self._floods.refund(topic, len(row.payload), self._mappings.row_count(topic, row.payload))
+                sender = dropped.senders.get(place)
+                rows = self._mappings.row_count(row.topic, row.payload) if sender is None else 1
+                self._floods.refund(sender or self._floods.sender(row.topic), len(row.payload), rows)
         if not self.live:
             self.last_ms, self.last_canary_ms, self.gap_open, history = self._durable
             self.history = history.copy()
@@ -213,14 +214,14 @@ class BridgeSequencer:
         else:
             stamp, place, topic = self._stamp(now_ms), len(self.buffer), message.topic[:MAX_TOPIC]
             self._row(stamp, message.topic, message.payload, Origin.MQTT, token=message.token)
-            if self.buffer.topic(place) != message.topic:
-                self.buffer.original[place] = topic
             if not self._quota.admits(message.topic, now_ms):
                 self.counts["new_devices"] += 1
                 self.buffer.refuse(place, REASON_NEW, EVERYONE)  # invented ids share the rows of a segment
-            elif beyond := self._floods.exceeding((topic,), now_ms, (len(message.payload),)):
+            elif beyond := self._floods.exceeding((message.topic,), now_ms, (len(message.payload),)):
                 self._refuse_flood(beyond[0], topic, message.payload, stamp, place)
-            elif (rows := self._mappings.row_count(message.topic, message.payload)) > 1:
+            elif self.buffer.topic(place) != message.topic:  # a row of quarantine, whatever the payload
+                self.buffer.senders[place] = self._floods.sender(message.topic)
+            elif (rows := self._mappings.row_count(topic, message.payload)) > 1:
                 self._floods.charge(topic, rows - 1)
 
     def _belongs_to_others(self, topic: str) -> bool:

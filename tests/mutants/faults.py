@@ -296,8 +296,8 @@ FAULTS: Final = (
     _fault(
         "rate-limit-counts-redelivered-messages-twice",
         "streaming/bridge/rate_limit.py",
-        "self._left[device] = (left + rows, bytes_left + size, at_ms)",
-        "self._left[device] = (left, bytes_left, at_ms)",
+        "self._left[sender] = (left + rows, bytes_left + size, at_ms)",
+        "self._left[sender] = (left, bytes_left, at_ms)",
         f"{_RATE_LIMIT}::test_dropped_and_redelivered_messages_are_counted_once",
     ),
     _fault(

@@ -104,6 +104,31 @@ def test_device_has_one_limit_for_all_sites_and_kinds() -> None:
     assert not limiter.exceeding(["fleet/site-1/other/heartbeat"], NOW)
 
 
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "fleet/{word}/d/heartbeat",
+        "fleet/{word}/d/error",
+        "home/{word}/d/state",
+        "d/state/{word}",
+        "spBv1.0/g/DDATA/n/\x01{word}",
+    ],
+)
+def test_no_word_of_a_topic_gives_a_device_another_limit(topic: str) -> None:
+    """The client chooses the word, which a broker delivers with up to 65,535 bytes."""
+    rules = [{"topic": pattern, "kind": "telemetry"} for pattern in ("home/{site}/{device}/state", "{device}/state/{metric}")]
+    mappings = parse_mappings({"mapping": [rules[0], {**rules[1], "site": "s"}]}, compile_path)
+    limiter = RateLimiter(1, mappings=mappings)
+    topics = [topic.format(word=f"{number}{'x' * 600}") for number in range(BURST_S + 3)]
+    intake = BridgeSequencer("b", None, floods=limiter, mappings=mappings)
+    intake.go_live(NOW)
+    intake.arrived_together([Arrived(one, b"{}", False, (1, number)) for number, one in enumerate(topics)], NOW)
+    assert intake.counts["flooded"] in (2, 3), "outside of fleet/, the newest is spared"
+    assert len({limiter.sender(one) for one in topics}) == 1
+    intake.lost(NOW)
+    assert list(limiter.exceeding(topics, NOW)) == [*range(BURST_S, BURST_S + 3)], "dropped messages do not count"
+
+
 def test_limit_of_zero_refuses_no_message() -> None:
     limiter = RateLimiter(0)
     assert not any(_exceeds(limiter, TOPIC, NOW) for _ in range(10_000))
@@ -346,7 +371,7 @@ def test_message_beyond_the_limit_of_bytes_takes_no_message_from_the_limit() -> 
     for size in (6_000, *[2_000] * BURST_S):
         intake.arrived(Arrived(TOPIC, bytes(size), False, (1, 0)), NOW)
     assert intake.counts["flooded"] == BURST_S
-    floods.refund(TOPIC, 1_000_000)
+    floods.refund("loud", 1_000_000)
     assert [_exceeds(floods, TOPIC, NOW) for _ in range(BURST_S + 1)].count(False) == BURST_S, "the message refunded, too"
 
 
