@@ -2,8 +2,11 @@
 
 Rule 1: every message becomes a row or a rejection. Decoding a message raises no error and keeps no
 more metrics and columns than allowed.
-Rule 2: a compressed payload has the limits of a payload, before and after it is expanded. A payload
-whose compression is unknown becomes a row without metrics, since it still proves the device alive.
+Rule 2: a compressed payload has the limits of a payload, before and after it is expanded. Beyond
+`ANY_EXPANSION` bytes it expands to at most `MAX_EXPANSION` times its size: the limits of a device count
+the compressed bytes, and decoding costs CPU and memory for the expanded ones.
+Rule 3: a payload whose compression is unknown becomes a row without metrics, since it still proves the
+device alive.
 """
 
 import zlib
@@ -31,6 +34,8 @@ from fleetpulse.core.rows import Origin, Row
 from fleetpulse.core.text import MAX_TEXT
 from fleetpulse.io.mqtt.sparkplug.sparkplug_b_pb2 import Payload as Message
 
+ANY_EXPANSION: Final = 16_384  # bytes that a payload of any size may expand to
+MAX_EXPANSION: Final = 32  # times the size of the compressed bytes
 ALGORITHMS: Final = ("GZIP", "DEFLATE")
 _ALGORITHM: Final = "algorithm"  # the metric that names the compression; DEFLATE if it is absent
 _WINDOWS: Final = (32 + zlib.MAX_WBITS, -zlib.MAX_WBITS)  # zlib or gzip by the header; raw deflate
@@ -101,16 +106,17 @@ def _decompress(outer: Payload) -> Payload | Rejection:
 
 
 def _expand(body: bytes) -> bytes | Rejection:
-    """Decompress bytes to at most `MAX_PAYLOAD_BYTES`; the header decides the format, whatever its name."""
+    """Decompress bytes to a limited size (rule 2); the header decides the format, whatever its name."""
+    most = min(MAX_PAYLOAD_BYTES, max(ANY_EXPANSION, MAX_EXPANSION * len(body)))
     for window in _WINDOWS:
         decoder = zlib.decompressobj(window)
         try:
-            expanded = decoder.decompress(body, MAX_PAYLOAD_BYTES + 1)
+            expanded = decoder.decompress(body, most + 1)
         except zlib.error:
             continue
-        if len(expanded) > MAX_PAYLOAD_BYTES:
-            rule = f"a compressed payload expands to at most {MAX_PAYLOAD_BYTES} bytes"
-            return Rejection("size", f"{rule}; got more from {len(body)}; send fewer metrics in a message")
+        if len(expanded) > most:
+            rule = f"a compressed payload of {len(body)} bytes expands to at most {most} bytes"
+            return Rejection("size", f"{rule}; got more; send fewer metrics in a message, or do not compress it")
         if decoder.eof:
             return expanded
     return Rejection(

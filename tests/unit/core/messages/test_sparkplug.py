@@ -16,7 +16,7 @@ from fleetpulse.core.messages.sparkplug import COMPRESSED, FILTERS, MAX_METRICS,
 from fleetpulse.core.presence.gateways import Gateways
 from fleetpulse.core.rows import Clock, GatewayEvent, Kind, Origin, Row
 from fleetpulse.core.text import MAX_ID_BYTES
-from fleetpulse.io.mqtt.sparkplug.codec import decode_any, decode_sparkplug
+from fleetpulse.io.mqtt.sparkplug.codec import ANY_EXPANSION, decode_any, decode_sparkplug
 from fleetpulse.io.mqtt.sparkplug.sparkplug_b_pb2 import Payload
 
 NOW = 1_700_000_000_000
@@ -219,6 +219,20 @@ def test_a_compression_bomb_is_refused_before_it_expands() -> None:
         assert tracemalloc.get_traced_memory()[1] < 8 * MAX_PAYLOAD_BYTES
     finally:
         tracemalloc.stop()
+
+
+def test_a_small_payload_expands_to_a_small_one() -> None:
+    """The bridge counts compressed bytes: 100 such messages a second would keep landing busy and fill its memory."""
+
+    def inner(size: int) -> bytes:
+        text = [Payload.Metric(name="m", string_value="a" * size)]
+        return compressed(zlib.compress(Payload(metrics=text).SerializeToString()))
+
+    assert rejected("spBv1.0/g/NDATA/n", inner(ANY_EXPANSION)).reason == "size"
+    assert expanded(inner(ANY_EXPANSION - 100)).metrics is not None
+    words = "".join(f"{number:x}" for number in range(30_000))
+    several = Payload(metrics=[Payload.Metric(name="m", string_value=words)]).SerializeToString()
+    assert len(several) > 2 * ANY_EXPANSION and expanded(compressed(zlib.compress(several))).metrics is not None
 
 
 def test_a_long_id_is_shortened_in_the_same_way_in_all_messages_of_a_device() -> None:
