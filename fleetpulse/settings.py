@@ -36,6 +36,8 @@ _LEAST_STORE_MB: Final = 64
 _MOST_STORE_MB: Final = 500 * 1_024  # all streams together must fit into the limit of the server
 LOCAL: Final = "local"
 _STANDALONE: Final = re.compile(r"spark://[^\s,/@:]+:[0-9]{1,5}(,[^\s,/@:]+:[0-9]{1,5})*")
+_LEAST_PORT: Final = 1024
+_MOST_FIRST_PORT: Final = 65_535 - 47
 _DRIVER_HOST: Final = re.compile(r"[A-Za-z0-9._-]*")
 _BOUNDS: Final = {"greater_than_equal": ("ge", "at least"), "less_than_equal": ("le", "at most")}
 _MAX_BRIDGES: Final = MAX_OWN_BRIDGES - 2  # without the first bridge and the one of Kafka
@@ -135,6 +137,15 @@ def spark_master_of(value: str) -> str:
 def _is_driver_host(value: str) -> str:
     if not _DRIVER_HOST.fullmatch(value):
         raise ValueError('the driver\'s host must be a name or an IPv4 address without a port; write one such as "10.0.0.7"')
+    return value
+
+
+def _is_first_port(value: int) -> int:
+    if value and not _LEAST_PORT <= value <= _MOST_FIRST_PORT:
+        raise ValueError(
+            f"the first of 48 ports must be between {_LEAST_PORT} and {_MOST_FIRST_PORT}; write a port such as 20000, or 0 for "
+            "any free ports"
+        )
     return value
 
 
@@ -275,6 +286,9 @@ class Settings(BaseSettings):
         spark_key: file of the secret that all parts of the cluster share
             (``spark.authenticate.secret``), required with a cluster. A relative path is relative to
             the home.
+        spark_port: first of 48 consecutive ports on which drivers and executors of a cluster listen,
+            for firewalls: 16 for drivers, 16 for their blocks, 16 for blocks of executors. A host can
+            then have up to 16 sessions, and a worker up to 16 executors. 0 for any free ports.
         verdict_delay: maximum delay of a verdict after the frontier allows it, while messages
             arrive live. It is limited to a sixth of the allowed lateness, and to 10 s (the
             default). A shorter delay uses more CPU: a batch takes more than half a CPU second,
@@ -357,6 +371,7 @@ class Settings(BaseSettings):
     executor_cores: Annotated[int, Field(ge=1, le=256)] = 1
     executor_memory: Annotated[str, AfterValidator(_is_heap)] = "1g"
     spark_key: str = ""
+    spark_port: Annotated[int, AfterValidator(_is_first_port)] = 0
     verdict_delay: Annotated[Milliseconds, Field(ge=0, le=10_000)] = "10s"  # pyright: ignore[reportAssignmentType]
     batch_every: Annotated[Milliseconds, Field(ge=200, le=10_000)] = "200ms"  # pyright: ignore[reportAssignmentType]
     state_store: Annotated[str, AfterValidator(_is_usable)] = "rocksdb"

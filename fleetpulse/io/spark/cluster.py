@@ -39,6 +39,8 @@ _LEAST_SECRET_CHARS: Final = 32
 _PROBED: Final = "name string, fault string"
 _PROBED_SCHEMA: Final = pa.schema([("name", pa.string()), ("fault", pa.string())])
 _LOCK, _TOKEN = "lock", "driver"
+PORTS: Final = 48  # of a cluster with fixed ports: those of drivers, of their blocks, and of the blocks of executors
+_PORTS_EACH: Final = PORTS // 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Cluster:
         executors: number of executors.
         executor_cores: CPU cores of an executor.
         executor_memory: heap size of an executor in Java's notation.
+        first_port: first of the ports on which drivers and executors listen; 0 for any free ports.
     """
 
     master: str
@@ -61,11 +64,24 @@ class Cluster:
     executors: int = 2
     executor_cores: int = 1
     executor_memory: str = "1g"
+    first_port: int = 0
 
     @property
     def cores(self) -> int:
         """Cores of all executors."""
         return self.executors * self.executor_cores
+
+    def ports(self) -> dict[str, str]:
+        """Return Spark's settings of the ports; empty for any free ports.
+
+        A session whose port is taken tries the next one, up to the last of its kind: several sessions
+        of a host, and several executors of a worker, share the numbers.
+        """
+        if not self.first_port:
+            return {}
+        kinds = ("spark.driver.port", "spark.driver.blockManager.port", "spark.blockManager.port")
+        firsts = {kind: str(self.first_port + number * _PORTS_EACH) for number, kind in enumerate(kinds)}
+        return {**firsts, "spark.port.maxRetries": str(_PORTS_EACH - 1)}
 
 
 def reach_master(cluster: Cluster) -> str:

@@ -80,6 +80,7 @@ class SparkResources:
             chosen.executors,
             chosen.executor_cores,
             chosen.executor_memory,
+            chosen.spark_port,
         )
         if quote(str(home.resolve())) != str(home.resolve()):
             raise FleetError(
@@ -101,6 +102,7 @@ class SparkSettings(Protocol):
     executor_cores: int
     executor_memory: str
     spark_key: str
+    spark_port: int
 
 
 def _secret_of(home: Path, named: str) -> Path:
@@ -181,6 +183,7 @@ def _of_cluster(cluster: Cluster, classes: str, java_options: str) -> dict[str, 
         "spark.master": cluster.master,
         "spark.driver.host": host,
         "spark.driver.bindAddress": host,
+        **cluster.ports(),
         "spark.cores.max": str(cluster.cores),
         "spark.executor.cores": str(cluster.executor_cores),
         "spark.executor.memory": cluster.executor_memory,

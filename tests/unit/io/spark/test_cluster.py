@@ -3,11 +3,12 @@
 import fcntl
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fleetpulse.io.spark.cluster import Cluster, probe, reach_master, read_secret
+from fleetpulse.io.spark.cluster import PORTS, Cluster, probe, reach_master, read_secret
 from fleetpulse.io.spark.session import SparkResources, settings
 from fleetpulse.settings import load_settings
 from tests.support.refusals import refused
@@ -37,9 +38,10 @@ def test_executors_get_the_classes_options_and_paths_of_the_driver(tmp_path: Pat
         'executor_memory = "4g"',
         "executors = 3",
         "executor_cores = 2",
+        "spark_port = 65488",
     )
     size = SparkResources.of(tmp_path, load_settings(tmp_path))
-    assert size == SparkResources(6, "1g", cluster)
+    assert size == SparkResources(6, "1g", replace(cluster, first_port=65_488))
     found = settings(tmp_path, size)
     assert [found[f"spark.{name}"] for name in ("master", "driver.host", "driver.bindAddress")] == [
         "spark://10.0.0.5:7077",
@@ -58,6 +60,24 @@ def test_executors_get_the_classes_options_and_paths_of_the_driver(tmp_path: Pat
     assert str(tmp_path) not in found["spark.executor.extraJavaOptions"]
     assert found["spark.executorEnv.PYTHONSAFEPATH"] == "1"
     assert Path(found["spark.executorEnv.PYTHONPATH"], "fleetpulse").is_dir()
+
+
+def test_a_host_with_sixteen_sessions_and_executors_uses_only_the_ports_from_the_first_one_on(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    assert not {name for name in settings(tmp_path, SparkResources(6, "1g", cluster)) if name.endswith((".port", "maxRetries"))}
+    found = settings(tmp_path, SparkResources(6, "1g", replace(cluster, first_port=20_000)))
+    firsts = [int(found[f"spark.{kind}.port"]) for kind in ("driver", "driver.blockManager", "blockManager")]
+    tried = [first + retry for first in firsts for retry in range(int(found["spark.port.maxRetries"]) + 1)]
+    assert sorted(tried) == [*range(20_000, 20_000 + PORTS)], "no port is of two kinds: a worker and a driver may share a host"
+    assert PORTS == 3 * 16
+
+
+@pytest.mark.parametrize("port", [-1, 80, 65_489])
+def test_a_first_port_without_enough_ports_above_it_is_refused(port: int, tmp_path: Path) -> None:
+    write_settings(tmp_path, f"spark_port = {port}")
+    with refused("settings-faulty", match="the first of 48 ports must be between 1024 and 65488"):
+        load_settings(tmp_path)
 
 
 def test_a_cluster_authenticates_and_encrypts_and_its_secret_is_no_setting_of_the_process(
