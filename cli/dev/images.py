@@ -13,7 +13,7 @@ from typing import Final
 from fleetpulse.core.errors import FleetError
 from fleetpulse.paths import ROOT
 
-FILES: Final = ("docker-compose.yml", "infra/images/Dockerfile")
+FILES: Final = ("docker-compose.yml", "infra/images/Dockerfile", "infra/kubernetes/airflow/postgres.yaml")
 OWN: Final = "fleetpulse"  # built from this tree
 _LIMIT_S: Final = 120
 _IMAGE: Final = re.compile(
@@ -42,7 +42,7 @@ class Image:
 
 
 def images(root: Path = ROOT) -> Iterator[Image]:
-    """Yield the images in the Compose file and the Dockerfile, except this project's own.
+    """Yield the images in the Compose file, the Dockerfile and the manifests, except this project's own.
 
     A stage of the Dockerfile is no image.
     """

@@ -112,8 +112,8 @@ def _file(name: str, sha256: str) -> _Component:
 
 
 def _images() -> Iterator[_Component]:
-    """Yield the container images; only an installation in containers uses them."""
-    for one in images():
-        purl = PackageURL("docker", "library", one.name, one.tag, {"digest": one.digest} if one.digest else None)
-        digests = [one.digest.removeprefix("sha256:")] if one.digest else []
+    """Yield the container images, each once; only an installation in containers uses them."""
+    for name, tag, digest in dict.fromkeys((one.name, one.tag, one.digest) for one in images()):
+        purl = PackageURL("docker", "library", name, tag, {"digest": digest} if digest else None)
+        digests = [digest.removeprefix("sha256:")] if digest else []
         yield _component(purl, UNKNOWN, digests, kind="container", required=False)

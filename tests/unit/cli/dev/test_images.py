@@ -24,10 +24,18 @@ FROM scratch
 COPY --from=build a b
 COPY --from=0 a b
 """
+MANIFEST = """spec:
+  containers:
+    - name: postgres
+      image: postgres:17.5-bookworm{}
+    - name: ours
+      image: fleetpulse:0.1.0
+"""
+TEXTS = (COMPOSE, DOCKERFILE, MANIFEST)
 
 
 def tree(folder: Path, pinned: str = "") -> Path:
-    for file, text in zip(FILES, (COMPOSE, DOCKERFILE), strict=True):
+    for file, text in zip(FILES, TEXTS, strict=True):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(text.format(pinned))
     return folder
@@ -39,7 +47,7 @@ def docker(folder: Path, script: str) -> list[str]:
 
 
 def test_the_images_of_this_tree_are_pinned() -> None:
-    assert [one.name for one in images()] == ["postgres", "python"]
+    assert [one.name for one in images()] == ["postgres", "python", "postgres"]
     assert image_faults() == []
 
 
@@ -48,6 +56,7 @@ def test_an_image_without_a_digest_or_a_tag_is_reported(tmp_path: Path) -> None:
     assert image_faults(root) == [
         "docker-compose.yml: postgres:17.5-bookworm has no digest; run: ./fleet lock --images",
         "infra/images/Dockerfile: python:3.11-slim has no digest; run: ./fleet lock --images",
+        "infra/kubernetes/airflow/postgres.yaml: postgres:17.5-bookworm has no digest; run: ./fleet lock --images",
     ]
     (root / FILES[1]).write_text(f"FROM python@{OLD}\n")
     assert image_faults(root)[1] == "infra/images/Dockerfile: python:(no tag) has no tag; add the tag of a version"
@@ -63,9 +72,9 @@ def test_tags_are_looked_up_and_pinned(tmp_path: Path, pinned: str) -> None:
         f"python:3.11-slim is {NEW}, before: {pinned[1:] or 'none'}",
         f"busybox:1.37 is {NEW}, before: {OLD}",
         f"alpine:3.22 is {NEW}, before: {OLD}",
+        f"postgres:17.5-bookworm is {NEW}, before: {pinned[1:] or 'none'}",
     ]
-    assert (root / FILES[0]).read_text() == COMPOSE.format(f"@{NEW}").replace(OLD, NEW)
-    assert (root / FILES[1]).read_text() == DOCKERFILE.format(f"@{NEW}").replace(OLD, NEW)
+    assert [(root / file).read_text() for file in FILES] == [text.format(f"@{NEW}").replace(OLD, NEW) for text in TEXTS]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +84,7 @@ def test_no_file_changes_if_a_tag_cannot_be_looked_up(tmp_path: Path, script: st
     root = tree(tmp_path)
     with refused("image-not-found"):
         pin_images(root, docker(tmp_path, script))
-    assert [(root / file).read_text() for file in FILES] == [COMPOSE.format(""), DOCKERFILE.format("")]
+    assert [(root / file).read_text() for file in FILES] == [text.format("") for text in TEXTS]
 
 
 def test_a_missing_docker_is_reported(tmp_path: Path) -> None:
