@@ -60,6 +60,7 @@ DEPLOYED = {  # pages whose commands need root, Docker or other hosts, and the t
     "deploy.md": "tests/unit/repository/test_deployment.py",
     "airflow-users.md": "tests/unit/repository/test_deployment.py",
     "spark-cluster.md": "tests/e2e/cluster/test_standalone.py",
+    "kubernetes.md": "tests/unit/repository/test_kubernetes.py",
 }
 # Commands of a guide that the state of this fleet does not allow: its pump-1 is registered later, and was not judged by then.
 REFUSED = frozenset(

@@ -20,11 +20,8 @@ from fleetpulse.settings import Settings, load_settings
 MANIFESTS = ROOT / "infra" / "kubernetes"
 KUSTOMIZATIONS = sorted(MANIFESTS.rglob("kustomization.yaml"))
 OLDEST, NEWEST = "1.29", "1.37"  # init containers that keep running are on by default since the first
-COMPOSE: dict[str, Any] = {
-    name: service
-    for file in ("docker-compose.cluster.yml", "docker-compose.yml")
-    for name, service in yaml.safe_load((ROOT / file).read_text())["services"].items()
-}
+ALONE, CLUSTER = (yaml.safe_load((ROOT / f"docker-compose{kind}.yml").read_text())["services"] for kind in ("", ".cluster"))
+COMPOSE: dict[str, Any] = CLUSTER | ALONE
 SETTINGS_MAP, AIRFLOW_MAP, SECRET, CLAIM = "fleetpulse-settings", "fleetpulse-airflow", "fleetpulse", "home"
 EXTRA = {"spark-worker": ["--port", "7078"]}  # arguments that only the pods have: a port for the network policies
 _SCHEMA = functools.cache(utils.schema_contents)
@@ -95,6 +92,8 @@ def test_a_kustomization_names_existing_files_and_leaves_out_none(path: Path) ->
 def test_resources_and_their_references_to_each_other_are_valid() -> None:
     assert faults_of(RESOURCES) == []
     assert [fault for fault in faults_of([{**RESOURCES[0], "specs": {}}]) if "specs" in fault[1]], "a misspelt field is refused"
+    [claim] = [one["spec"] for one in RESOURCES if one["kind"] == "PersistentVolumeClaim" and one["metadata"]["name"] == CLAIM]
+    assert claim["accessModes"] == ["ReadWriteMany"], "executors on other nodes write into the home"
     names = [(one["kind"], one["metadata"]["name"]) for one in RESOURCES]
     assert len(names) == len(set(names))
     for name, service in SERVICES.items():
@@ -227,29 +226,19 @@ def test_a_pod_gets_the_secrets_of_the_containers_of_compose(tmp_path: Path) -> 
                 assert secret["secretName"] == SECRET and secret["defaultMode"] == 0o440 and mount["readOnly"]
                 got |= {f"{mount['mountPath']}/{one['path']}": one["key"] for one in secret["items"]}
         assert set(got.values()) <= made
-        layers = [
-            yaml.safe_load((ROOT / f).read_text())["services"].get(name, {})
-            for f in ("docker-compose.yml", "docker-compose.cluster.yml")
-        ]
-        given = [one for layer in layers for one in layer.get("secrets", ())]
-        expected = {
-            (one["target"] if isinstance(one, dict) else f"/run/secrets/{one}"): (one["source"] if isinstance(one, dict) else one)
-            for one in given
-        }
-        missing = expected.items() - got.items()
-        assert not missing, name
+        expected: dict[str, str] = {}
+        for one in (*ALONE.get(name, {}).get("secrets", ()), *CLUSTER.get(name, {}).get("secrets", ())):
+            expected |= {one["target"]: one["source"]} if isinstance(one, dict) else {f"/run/secrets/{one}": one}
+        assert expected.items() <= got.items(), name
         if pod != "airflow":  # its containers run as one user, and share their processes
             assert got == expected, name
 
 
 def test_variables_are_those_of_compose_and_each_setting_exists() -> None:
     fields = {"FLEET_" + field.upper() for field in Settings.model_fields}
-    cluster = yaml.safe_load((ROOT / "docker-compose.cluster.yml").read_text())["services"]
     base = literals("base")
-    assert base | literals("overlays/example") == {
-        name: value for name, value in (base | literals("overlays/example")).items() if name in fields
-    }
-    assert cluster["lifecycle"]["environment"].items() <= base.items()
+    assert {*base, *literals("overlays/example")} <= fields
+    assert CLUSTER["lifecycle"]["environment"].items() <= base.items()
     for name, (_, container) in CONTAINERS.items():
         own = {one["name"]: one["value"] for one in container.get("env", ())}
         assert {one for one in own if one.startswith("FLEET_")} <= fields
@@ -257,7 +246,7 @@ def test_variables_are_those_of_compose_and_each_setting_exists() -> None:
         ours = name.partition("-")[0] not in ("spark", "postgres")
         assert maps == ([SETTINGS_MAP, AIRFLOW_MAP] if name.startswith("airflow") else [SETTINGS_MAP] if ours else [])
         local = {"AIRFLOW__API__HOST", "AIRFLOW__CORE__EXECUTION_API_SERVER_URL"}  # one pod instead of several containers
-        added = {"FLEET_DRIVER_HOST", "AIRFLOW_CONN_SPARK_DEFAULT", "PGDATA"}
+        added = {"FLEET_DRIVER_HOST", "AIRFLOW_CONN_SPARK_DEFAULT", "PGDATA", "SPARK_MASTER_OPTS"}
         expected = {one: value for one, value in COMPOSE[name].get("environment", {}).items() if one not in base}
         assert {one: value for one, value in own.items() if one not in local | added} == {
             one: value for one, value in expected.items() if one not in local
