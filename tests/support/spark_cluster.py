@@ -15,10 +15,12 @@ from pathlib import Path
 
 import psutil
 
+from fleetpulse.io.spark.cluster import PORTS
 from fleetpulse.io.spark.jars import spark_home
 from fleetpulse.io.spark.java import find_java
 from tests.support.wait import await_that
 
+FIRST_PORT = 20_000  # of drivers and executors
 _PATIENCE_S = 180
 _DAEMON = ("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _STARTED = re.compile(r"Starting Spark master at (spark://127\.0\.0\.1:\d+)")
@@ -47,6 +49,7 @@ class SparkCluster:
             "FLEET_SPARK_KEY": str(self.secret),
             "FLEET_EXECUTORS": str(len(self.workers)),
             "FLEET_EXECUTOR_MEMORY": "512m",
+            "FLEET_SPARK_PORT": str(FIRST_PORT),
         }
 
     def applications(self) -> int:
@@ -56,6 +59,12 @@ class SparkCluster:
     def executors(self, worker: int) -> list[psutil.Process]:
         """Return the running executors of a worker."""
         return psutil.Process(self.workers[worker].pid).children()
+
+    def ports(self, kind: int, process: psutil.Process) -> set[int]:
+        """Return the ports of a kind on which a process listens: drivers, blocks of drivers, blocks of executors."""
+        each = PORTS // 3
+        taken = {one.laddr.port for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+        return taken & {*range(FIRST_PORT + kind * each, FIRST_PORT + (kind + 1) * each)}
 
     def kill(self, worker: int) -> None:
         """Kill a worker with its executors and their Python processes."""

@@ -109,6 +109,10 @@ def test_job_and_snapshot_on_a_cluster_equal_the_definition_and_a_killed_worker_
     job = begin("job", "lifecycle", "--home", str(home.path))
     await_that(lambda: _reached(home, rows[cut - 1].received_at_ms), what="the first batch", by=job)
     assert all(cluster.executors(one) for one in range(2)), "both workers run an executor"
+    executors = [one for number in range(2) for one in cluster.executors(number)]
+    assert all(cluster.ports(2, one) for one in executors), "a firewall knows the ports"
+    drivers = psutil.Process(job.pid).children(recursive=True)
+    assert all(any(cluster.ports(kind, one) for one in drivers) for kind in (0, 1))
     secret = cluster.secret.read_text().strip()
     assert not any(secret in line for line in command_lines())
     land(home, rows[cut:], 2)
