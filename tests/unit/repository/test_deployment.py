@@ -149,6 +149,11 @@ def test_the_cluster_is_reached_by_its_drivers_alone() -> None:
     assert {one["image"] for one in ON_CLUSTER.values()} == {"fleetpulse:0.1.0"}
 
 
+def test_a_restarted_master_keeps_its_sessions() -> None:
+    options = ON_CLUSTER["spark-master"]["environment"]["SPARK_MASTER_OPTS"].split()
+    assert "-Dspark.deploy.recoveryMode=FILESYSTEM" in options, "it would give the running sessions no more executors"
+
+
 @pytest.mark.parametrize("name", DRIVERS)
 def test_sessions_of_two_drivers_fit_into_the_workers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = DRIVERS[name]["environment"]

@@ -245,8 +245,12 @@ def test_variables_are_those_of_compose_and_each_setting_exists() -> None:
         maps = [one["configMapRef"]["name"] for one in container.get("envFrom", ())]
         ours = name.partition("-")[0] not in ("spark", "postgres")
         assert maps == ([SETTINGS_MAP, AIRFLOW_MAP] if name.startswith("airflow") else [SETTINGS_MAP] if ours else [])
-        local = {"AIRFLOW__API__HOST", "AIRFLOW__CORE__EXECUTION_API_SERVER_URL"}  # one pod instead of several containers
-        added = {"FLEET_DRIVER_HOST", "AIRFLOW_CONN_SPARK_DEFAULT", "PGDATA", "SPARK_MASTER_OPTS"}
+        local = {  # one pod instead of several containers; a folder that outlives the pod
+            "AIRFLOW__API__HOST",
+            "AIRFLOW__CORE__EXECUTION_API_SERVER_URL",
+            "SPARK_MASTER_OPTS",
+        }
+        added = {"FLEET_DRIVER_HOST", "AIRFLOW_CONN_SPARK_DEFAULT", "PGDATA"}
         expected = {one: value for one, value in COMPOSE[name].get("environment", {}).items() if one not in base}
         assert {one: value for one, value in own.items() if one not in local | added} == {
             one: value for one, value in expected.items() if one not in local
