@@ -210,6 +210,8 @@ def test_pods_start_and_stop_in_the_order_of_compose() -> None:
     for name in ("lifecycle", "airflow"):
         [rule] = PODS[name]["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         assert rule["labelSelector"]["matchLabels"].items() <= PODS["ingest"]["metadata"]["labels"].items()
+        [back] = ingest["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+        assert back["podAffinityTerm"]["labelSelector"]["matchLabels"].items() <= PODS[name]["metadata"]["labels"].items()
 
 
 def test_a_pod_gets_the_secrets_of_the_containers_of_compose(tmp_path: Path) -> None:
