@@ -10,12 +10,10 @@ from cli.commands.inspect.availability import availability
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
-from fleetpulse.core.tables import COVERAGE, JUDGEMENTS
+from fleetpulse.core.tables import COVERAGE
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
-from fleetpulse.reports.availability import CoveredSpans, Span
-from fleetpulse.reports.availability import availability as shares
 from tests.support.histories.histories import START, row, signal, tick
 from tests.support.homes.homes import JudgedHome, empty
 
@@ -77,12 +75,3 @@ def test_instants_that_the_verdict_jitter_may_delay_do_not_count_as_judged(
     (share,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert share["judged_to"] == format_instant(START + 3_390_000)
     assert share["covered_ms"] == (3390 - 100) * 1000
-
-
-def test_before_its_first_written_transition_a_device_has_the_mode_it_left(tmp_path: Path) -> None:
-    home = empty(tmp_path / "home", Deployment(10_000))
-    at_ms, transition = START + 300_000, {"kind": "transition", "device_id": "pump", "site": "site", "device_class": "default"}
-    transition |= {"life_ms": START, "event_time_ms": at_ms, "transition_no": 2, "from_mode": "offline", "to_mode": "online"}
-    tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, [transition]), "test", 1)
-    (share,) = shares(home, CoveredSpans([[Span(START, START + 400_000)]]), ["site"])
-    assert (share["provisioned"], share["offline"], share["online"]) == pytest.approx((0, 0.75, 0.25))
