@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from datetime import timedelta
@@ -39,6 +40,22 @@ EDGES = {  # downstream tasks by DAG; a teardown has an edge from its setup as w
     "fleet_report": ["judged", "report"],
 }
 
+RUNS = {  # cron line (UTC), assets whose events start a run, and deadline from when a run is queued
+    "fleet_supervise": ("* * * * *", set[str](), timedelta(minutes=10)),
+    "fleet_snapshot": ("7 * * * *", set[str](), timedelta(minutes=50)),
+    "fleet_bootstrap": (None, set[str](), timedelta(hours=24)),
+    "fleet_migrate": (None, set[str](), timedelta(hours=24)),
+    "fleet_repartition": (None, set[str](), timedelta(hours=24)),
+    "fleet_rescale": (None, set[str](), timedelta(hours=24)),
+    "fleet_quality": ("23 * * * *", {"device_snapshots", "alerts"}, timedelta(hours=3)),
+    "fleet_amend": (None, {"late_events"}, timedelta(hours=3)),
+    "fleet_backtest": (None, set[str](), timedelta(hours=3)),
+    "fleet_maintain": ("40 * * * *", set[str](), timedelta(hours=3)),
+    "fleet_tidy": ("50 2 * * *", set[str](), timedelta(hours=3)),
+    "fleet_report": ("15 0 * * *", set[str](), timedelta(hours=7)),
+}
+RETRIES = {"supervise": 1, "approve": 1}  # all other tasks have two
+
 
 @pytest.fixture(scope="module")
 def dags() -> dict[str, Any]:
@@ -61,16 +78,33 @@ def test_each_file_defines_only_the_dag_of_its_name(dags: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_dag_has_owner_tags_runbook_retries_deadline_and_callback(name: str, dags: dict[str, Any]) -> None:
+def test_a_dag_has_the_listed_schedule_deadline_and_retries(name: str, dags: dict[str, Any]) -> None:
+    dag, (cron, assets, within) = dags[name], RUNS[name]
+    timed = getattr(dag.timetable, "timetable", dag.timetable)  # that of assets or time contains the other
+    watched = getattr(getattr(dag.timetable, "asset_condition", None), "objects", [])
+    assert getattr(timed, "expression", None) == cron
+    assert {asset.name for asset in watched} == assets
+    [alert] = dag.deadline
+    assert alert.interval == within
+    assert {task.task_id: task.retries for task in dag.tasks} == {name: RETRIES.get(name, 2) for name in dag.task_ids}
+
+
+def test_the_guide_lists_the_deadline_of_each_dag() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| (\d+) (minutes|hours) \|$", (ROOT / "docs/how-to/airflow.md").read_text(), re.MULTILINE)
+    listed = {name: timedelta(**{unit: int(count)}) for names, count, unit in rows for name in re.findall(r"`(\w+)`", names)}
+    [others] = [timedelta(**{unit: int(count)}) for names, count, unit in rows if names == "all others"]
+    assert {name: listed.get(name, others) for name in RUNS} == {name: within for name, (_, _, within) in RUNS.items()}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_dag_has_owner_tags_runbook_limits_and_callback(name: str, dags: dict[str, Any]) -> None:
     dag = dags[name]
     assert "fleet" in dag.tags and len(dag.tags) == 2
     assert all(heading in dag.doc_md for heading in ("# ", "**When to run it**", "**If it is red**", "**How to undo it**"))
-    assert dag.deadline
     assert not dag.catchup
     assert dag.max_active_runs == 1
     for task in dag.tasks:
         assert task.owner == "fleet operations"
-        assert task.retries >= 1
         assert task.task_id == "outcome" or task.has_on_failure_callback
         assert task.task_id == "approve" or task.execution_timeout <= timedelta(hours=2)
 
