@@ -38,10 +38,10 @@ from streaming.landing.rows import accepted_rows, decode_parts
 
 _LOG: Final = structlog.get_logger("landing")
 _BEFORE: Final = f"landing:{BRIDGE}"  # transaction id of older homes: whole segments of their only bridge
-MAX_ROWS: Final = 20_000  # per commit: limits memory, and the rows of one version of bronze
+COMMIT_ROWS: Final = 20_000  # per commit: limits memory, and the rows of one version of bronze
 POLL_S: Final = 0.2  # between two polls for segments
-SMALL_COMMIT_ROWS: Final = MAX_ROWS // 4  # rows of a small commit: after a larger one, the next rows are probably there
-MAX_BYTES: Final = 64 * 1024 * 1024  # read per bridge and step
+SMALL_COMMIT_ROWS: Final = COMMIT_ROWS // 4  # rows of a small commit: after a larger one, the next rows are probably there
+READ_BYTES: Final = 64 * 1024 * 1024  # read per bridge and step
 
 
 def landed_places(home: Home, table: Table) -> dict[str, int]:
@@ -103,8 +103,8 @@ class Landing:
             Number of segments with rows in the commit; 0 if there was nothing to land.
         """
         least = {name: min(places[name] for places in self.places.values()) for name in self.folders}
-        backlogs = self.bridges.backlogs(least, wall_clock_ms(), MAX_ROWS, MAX_BYTES)
-        parts = merged(backlogs, self.newest_ms, MAX_ROWS)
+        backlogs = self.bridges.backlogs(least, wall_clock_ms(), COMMIT_ROWS, READ_BYTES)
+        parts = merged(backlogs, self.newest_ms, COMMIT_ROWS)
         if not parts:
             return 0
         ends = {part.bridge: part.end for part in parts}

@@ -23,7 +23,7 @@ from fleetpulse.columnar.compute import pc
 from fleetpulse.io.delta.corruption import reporting_corruption_of_file
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.lifecycle import block_files
-from fleetpulse.io.tables.adaptive_batching import MAX_ROWS, Pacer
+from fleetpulse.io.tables.adaptive_batching import BATCH_ROWS, Pacer
 
 FORMAT: Final = "fleet_blocks"
 ROWS_A_TASK: Final = 20_000  # with fewer rows, a third or further task costs more than it saves
@@ -119,7 +119,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: dict[str, str]) -> None:
         self.log = DeltaLog(Path(options["path"]))
         self.key_groups = int(options["key_groups"])
-        self.max_rows = int(options.get("max_rows", MAX_ROWS))
+        self.max_rows = int(options.get("max_rows", BATCH_ROWS))
         self.parallelism = int(options.get("parallelism", "2"))
         self.begin = int(options.get("begin", "0"))
         self.alone = options.get("begin_alone") == "1"

@@ -25,7 +25,7 @@ from fleetpulse.io.lifecycle.judgement_sink import JudgementSink
 from fleetpulse.io.lifecycle.stateful_processor import OUTPUT, GroupProcessor
 from fleetpulse.io.spark.scratch import remove_temporary_files
 from fleetpulse.io.spark.session import folder_of
-from fleetpulse.io.tables.adaptive_batching import MAX_ROWS
+from fleetpulse.io.tables.adaptive_batching import BATCH_ROWS
 from fleetpulse.io.tables.outbox import flush_outbox
 
 PAUSE: Final = "200 milliseconds"  # trigger interval: time between two polls for new rows
@@ -68,7 +68,7 @@ def judgement_stream(
     *,
     initial: InitialState | None = None,
     through: int | None = None,
-    max_rows: int = MAX_ROWS,
+    max_rows: int = BATCH_ROWS,
     silent: bool = False,
     held_ms: int = 0,
     table: Path | None = None,

@@ -36,7 +36,7 @@ from fleetpulse.io.tables.row_accounting import removal_txn
 from fleetpulse.io.tables.tables import arrow_schema
 
 TARGET_BYTES: Final = 64 * 1024 * 1024  # of a compacted file: some millions of messages in Parquet
-MIN_FILES: Final = 10  # of the current day: so each file is rewritten a few times, not at each maintenance
+MIN_FILES_TODAY: Final = 10  # of the current day: so each file is rewritten a few times, not at each maintenance
 _ROW_GROUP: Final = 131_072
 _RETAINED_KINDS: Final = pa.array(
     [Kind.REGISTRY.value, Kind.POLICY.value, Kind.GAP.value, Kind.CONTROL.value, Kind.CORRECT.value]
@@ -229,7 +229,7 @@ def _day(group: Sequence[VersionRange]) -> int:
 def _is_worth(group: Sequence[VersionRange], today: int) -> bool:
     files = sum(len(unit.parts) for unit in group)
     if files < 2 or _day(group) == today:
-        return files >= MIN_FILES or (files == 1 and len(group) > 1 and _day(group) != today)
+        return files >= MIN_FILES_TODAY or (files == 1 and len(group) > 1 and _day(group) != today)
     return True
 
 

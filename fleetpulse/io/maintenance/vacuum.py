@@ -28,7 +28,7 @@ from fleetpulse.io.tables.snapshots import note_of
 
 UNKNOWN_KEPT_MS: Final = 7 * DAY_MS  # files that no log names: a writer may have been interrupted by a sleep of the machine
 SMALL_BYTES: Final = 32 * 1024 * 1024
-MIN_FILES: Final = 10  # small files of a partition: fewer are not worth rewriting
+MIN_SMALL_FILES: Final = 10  # small files of a partition: fewer are not worth rewriting
 MIN_VERSIONS: Final = 10  # since the newest checkpoint of a log: fewer are read quickly
 _TRIES: Final = 5
 _Result = TypeVar("_Result")
@@ -88,7 +88,7 @@ class SmallFiles:
 
 
 def small_files(table: Path) -> list[SmallFiles]:
-    """Return the small files of each partition that has at least `MIN_FILES` of them."""
+    """Return the small files of each partition that has at least `MIN_SMALL_FILES` of them."""
     opened = open_table(table)
     columns = opened.metadata().partition_columns
     log = opened.get_add_actions(flatten=True)
@@ -106,7 +106,7 @@ def small_files(table: Path) -> list[SmallFiles]:
             sum(count for _, count in files),
         )
         for partition, files in sorted(found.items())
-        if len(files) >= MIN_FILES
+        if len(files) >= MIN_SMALL_FILES
     ]
 
 

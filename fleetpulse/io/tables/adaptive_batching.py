@@ -17,7 +17,7 @@ from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 
 NEWEST: Final = "newest"  # writer in bronze's commits whose number is the newest ``received_at`` that has landed, epoch ms
-MAX_ROWS: Final = 1_000_000  # target of a batch: its fixed cost is about the CPU time of 300,000 rows
+BATCH_ROWS: Final = 1_000_000  # target of a batch: its fixed cost is about the CPU time of 300,000 rows
 FEW_ROWS: Final = 20_000  # a batch of this many rows starts at once: its fixed cost is a small part of the total
 _PART_OF_LATENESS: Final = 6
 _HOLD, _LANDING = 0.8, 0.1  # parts of the verdict delay: until a row's batch has ended, and until the row has landed

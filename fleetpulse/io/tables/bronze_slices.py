@@ -20,7 +20,7 @@ from fleetpulse.columnar.compute import pc
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.delta.corruption import reporting_corruption_of_file
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.tables.adaptive_batching import MAX_ROWS
+from fleetpulse.io.tables.adaptive_batching import BATCH_ROWS
 from fleetpulse.io.tables.bronze import pack, read_bronze
 from fleetpulse.io.tables.tables import files_of
 
@@ -69,7 +69,7 @@ class Slice:
         return last_ms if self.until_ms is None else min(last_ms, self.until_ms - 1)
 
 
-def pieces_of(home: Home, max_rows: int = MAX_ROWS) -> list[BronzePiece]:
+def pieces_of(home: Home, max_rows: int = BATCH_ROWS) -> list[BronzePiece]:
     """Return the pieces of bronze in order of their first ``received_at``.
 
     Args:
@@ -103,7 +103,7 @@ def _millis(moment: datetime) -> int:
     return round(moment.timestamp() * 1000)
 
 
-def slices_of(pieces: Sequence[BronzePiece], max_rows: int = MAX_ROWS) -> list[Slice]:
+def slices_of(pieces: Sequence[BronzePiece], max_rows: int = BATCH_ROWS) -> list[Slice]:
     """Divide pieces into slices of about ``max_rows`` rows.
 
     A slice ends between two pieces that do not overlap. If they overlap, it ends within a piece

@@ -65,6 +65,27 @@ def test_bronze_is_read_by_all_cores_of_the_session(tmp_path: Path) -> None:
     assert BlockReader({name: str(value) for name, value in options.items()}).parallelism == 6
 
 
+@pytest.mark.parametrize(("max_rows", "versions"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (100, 3)])
+def test_a_batch_has_the_versions_that_reach_its_limit_of_rows_and_at_least_one(
+    tmp_path: Path, max_rows: int, versions: int
+) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(DEPLOYMENT)
+    tables.create(home, MESSAGES)
+    for version in (1, 2, 3):
+        land(home, [row(2 * version + of, f"d{of}/heartbeat", ts_s=version) for of in (0, 1)], version)
+    options = {"path": str(home.table(MESSAGES.name)), "key_groups": "1", "max_rows": str(max_rows), "through": "4"}
+    assert BlockReader(options).latestOffset({"version": 1}) == {"version": 1 + versions}
+
+
+def test_the_limit_of_rows_is_that_of_the_stream(tmp_path: Path) -> None:
+    session = MagicMock()  # of pyspark: a real one starts a JVM
+    session.sparkContext.defaultParallelism = 1
+    judgement_stream(session, tmp_path / "messages", Deployment(), Generation.first(8), max_rows=7)
+    options = session.readStream.format.return_value.options.call_args.kwargs
+    assert BlockReader({name: str(value) for name, value in options.items()}).max_rows == 7
+
+
 def test_tasks_read_each_row_of_a_large_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bronze_source, "ROWS_A_TASK", 1)
     home = Home(tmp_path / "home")

@@ -40,7 +40,7 @@ def home(home: Home) -> Home:
 @pytest.fixture
 def max_rows(monkeypatch: pytest.MonkeyPatch) -> int:
     """Limit a commit to 20 rows, and return the limit."""
-    monkeypatch.setattr(landing_module, "MAX_ROWS", 20)
+    monkeypatch.setattr(landing_module, "COMMIT_ROWS", 20)
     return 20
 
 

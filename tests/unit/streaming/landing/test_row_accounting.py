@@ -127,7 +127,7 @@ def test_the_rows_of_several_bridges_are_counted_together(tmp_path: Path, monkey
     home.prepare(None)
     home.divide({"north": ["oslo"]})
     home.segments_of("north").mkdir(parents=True)
-    monkeypatch.setattr(landing_module, "MAX_ROWS", 4)  # so that a segment lands in parts
+    monkeypatch.setattr(landing_module, "COMMIT_ROWS", 4)  # so that a segment lands in parts
     now_ms = time.time_ns() // 1_000_000
     for number in range(1, 4):
         write(home, BRIDGE, number, [row._replace(received_at_ms=now_ms - 9_000 + 10 * number) for row in mixed(number)])
