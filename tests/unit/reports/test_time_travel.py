@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from cli.commands.inspect.rewind import rewind
-from cli.commands.inspect.status import devices
 from fleetpulse.core.errors import Misuse
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, replay
@@ -170,10 +169,3 @@ def test_judged_by_then_excludes_the_verdict_jitter(tmp_path: Path, capsys: pyte
     judged.land_and_judge(*(signal(at, "pump") for at in range(0, 4001, 100)))
     _rewind(judged.home, 3500, json_lines=False)
     assert f"judged by then: up to {_at(3390)}" in capsys.readouterr().out
-
-
-def test_unknown_mode_filter_is_refused(home: Home) -> None:
-    for list_devices in (lambda: _rewind(home, 60, mode="on"), lambda: devices(home.path, mode="on", json_lines=True, last=9)):
-        with refused("mode-unknown", Misuse):
-            list_devices()
-    devices(home.path, mode="unjudged", json_lines=True, last=9)

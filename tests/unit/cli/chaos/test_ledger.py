@@ -25,7 +25,6 @@ from cli.chaos.load import SILENT_EVERY, SILENT_MS, Acknowledged, Devices, Messa
 from cli.chaos.targets import KillKind
 from fleetpulse.core.messages.decode import Rejection, decode
 from fleetpulse.core.rows import Kind, Row
-from fleetpulse.reports.agreement import differences
 
 pytestmark = pytest.mark.unit
 TIMEOUT_MS = 10_000
@@ -146,11 +145,3 @@ def test_an_account_with_one_fault_of_any_kind_is_not_clean(fault: str) -> None:
     assert not Account({KillKind.BROKER: line}, {"received": 2, "judged": 1}, 0, 0, 0, []).clean
     setattr(line, fault, 1)
     assert not Account({KillKind.BROKER: line}, balanced, 0, 0, 0, []).clean
-
-
-def test_each_verdict_on_one_side_only_is_a_difference() -> None:
-    def verdict(device: str) -> tuple[Any, ...]:
-        return ("transition", device, *[None] * 19)
-
-    found = differences(Counter({verdict("a"): 2, verdict("b"): 1}), Counter([verdict("a"), verdict("c")]))
-    assert sorted((one["side"], one["device_id"]) for one in found) == [("defined", "c"), ("emitted", "a"), ("emitted", "b")]
