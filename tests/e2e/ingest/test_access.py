@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from fleetpulse.core.errors import FleetError
 from fleetpulse.io.mqtt.acl import Role, grant, grants, mosquitto_rules, revoke
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.embedded.broker import Broker, await_admission, renew_access
 from fleetpulse.io.mqtt.publisher import Publisher
 from fleetpulse.io.mqtt.subscriber import Receiver
 from fleetpulse.io.system.ports import free_port
+from tests.support.refusals import refused
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_revoked_client_is_disconnected_and_stays_out(broker: BrokerAddress, t
     while listening.connected:
         assert time.monotonic() < deadline_s, "the client is still connected"
         listening.poll(0.05)
-    with pytest.raises(FleetError, match=r"refused the connection|closed the connection"):
+    with refused("publisher-timeout", match=r"refused the connection|closed the connection"):
         Publisher(device, "again", patience_s=2).__enter__()
     observer.poll(0.05)
     assert (observer.connected, observer.connections) == (True, 1)

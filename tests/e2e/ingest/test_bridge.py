@@ -29,6 +29,7 @@ from fleetpulse.io.mqtt.subscriber import Receiver
 from fleetpulse.io.system.process import read_status
 from fleetpulse.paths import ROOT
 from tests.support import wait
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.e2e
 await_that = partial(wait.await_that, limit_s=20, pause_s=0.02)
@@ -328,7 +329,7 @@ def test_the_broker_ends_with_a_killed_parent(tmp_path: Path) -> None:
 
 
 def test_a_port_in_use_is_refused(broker: Broker, tmp_path: Path) -> None:
-    with pytest.raises(FleetError, match=f"port {broker.port}.*--port"):
+    with refused("port-in-use", match=f"port {broker.port} .*--port"):
         Broker(tmp_path / "second", tmp_path / "second.log", port=broker.port).start()
 
 
@@ -345,7 +346,7 @@ def test_the_broker_of_a_killed_run_is_stopped_by_the_next(broker: Broker, tmp_p
 def test_a_wrong_password_is_reported(broker: Broker, tmp_path: Path) -> None:
     address = load_address(tmp_path / "address")
     wrong = BrokerAddress(address.host, address.port, address.username, "wrong")
-    with pytest.raises(FleetError, match="refused the connection"), Publisher(wrong, "device", patience_s=1):
+    with refused("publisher-timeout", match="refused the connection"), Publisher(wrong, "device", patience_s=1):
         pass
 
 

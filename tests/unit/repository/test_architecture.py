@@ -1,6 +1,7 @@
-"""Imports between packages: each package imports only its allowed dependencies."""
+"""Imports between packages, and conventions that each file follows."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -63,3 +64,11 @@ def test_options_shared_by_commands_are_defined_once() -> None:
         for name in option_names(path) & option_names(shared)
     }
     assert definitions == {f"options.py: {name}" for name in option_names(shared)}
+
+
+def test_tests_expect_an_error_by_its_code() -> None:
+    by_class = re.compile(r"pytest\.raises\(\s*(?:FleetError|Misuse)\b")
+    tests = sorted((ROOT / "tests").rglob("test_*.py"))
+    assert len(tests) > 200
+    found = [str(path.relative_to(ROOT)) for path in tests if by_class.search(path.read_text())]
+    assert found == [], "use tests.support.refusals.refused"

@@ -12,7 +12,6 @@ from batch.quality.gate import gate_snapshot_rows, generation_state
 from batch.quality.run import Report, gate, refuse, run
 from batch.state import snapshot
 from batch.state.generation import state_of
-from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import COVERAGE, JUDGEMENTS, MESSAGES, QUARANTINE
 from fleetpulse.io.checkpoints.checkpoint import position_after
@@ -24,6 +23,7 @@ from tests.support.histories.histories import START
 from tests.support.histories.streams import DEPLOYMENT as STREAM
 from tests.support.histories.streams import history, judge, land
 from tests.support.homes.quality import eventful_history, judged_home, state_rows, write_state
+from tests.support.refusals import refused
 
 pytestmark = [
     pytest.mark.spark,
@@ -94,11 +94,11 @@ def test_the_gate_accepts_a_sound_state_and_names_damaged_devices(spark: SparkSe
     damaged = sound.filter((sql.col("device_id") != ids[1]) | (sql.col("part") != "device")).withColumn("mode", changed)
     before = len(snapshots(home))
     with (
-        pytest.raises(FleetError, match=r'^suite "[^;]*; no snapshot is published') as refused,
+        refused("quality-gate-shut", match=r'^suite "[^;]*; no snapshot is published') as caught,
         gate_snapshot_rows(spark, home, damaged, taken, keep=2),
     ):
         pytest.fail("the gate accepted damaged rows")
-    assert f'"is not missing", first: device_id {ids[1]}' in str(refused.value)
-    assert f'"mode equals that of its transition", first: device_id {ids[0]}' in str(refused.value)
+    assert f'"is not missing", first: device_id {ids[1]}' in str(caught.value)
+    assert f'"mode equals that of its transition", first: device_id {ids[0]}' in str(caught.value)
     assert len(snapshots(home)) == before
     assert list(folder_of(spark).glob("state-*")) == []

@@ -29,7 +29,6 @@ from batch.state.operations import (
     rollback,
 )
 from fleetpulse.columnar.snapshot.bootstrap import REGISTERED_SCHEMA
-from fleetpulse.core.errors import FleetError
 from fleetpulse.core.operations.device_filter import parse_device_filter
 from fleetpulse.core.operations.dropped_devices import parse_dropped
 from fleetpulse.core.replay import outcome
@@ -45,6 +44,7 @@ from fleetpulse.reports.agreement import defined, emitted
 from tests.support.form import IS_DEFAULT
 from tests.support.histories.histories import START
 from tests.support.histories.streams import DEPLOYMENT, copy_of, history, judge, land
+from tests.support.refusals import refused
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 ROWS = history(23)
@@ -83,6 +83,14 @@ OPERATIONS: dict[str, Operation] = {
     "repartition anew": lambda work: repartition_anew(work, 3),
     "rescale": lambda work: rescale(work, 3),
     "rollback": rollback,
+}
+AGAIN = {  # error of an operation whose end is reached already
+    "migrate": "state-version-unchanged",
+    "canary": "state-version-unchanged",
+    "repartition": "partitions-unchanged",
+    "repartition anew": "partitions-unchanged",
+    "rescale": "key-groups-unchanged",
+    "rollback": "rollback-already-done",
 }
 
 
@@ -131,7 +139,7 @@ def test_a_state_operation_killed_at_any_step_finishes_on_the_next_call(
     for image in [last] if IS_DEFAULT else images.values():
         before = image.generation().number
         if before == 3 and operation not in ("bootstrap", "list"):  # it was killed after its last step
-            with pytest.raises(FleetError, match="nothing to do"):
+            with refused(AGAIN[operation]):
                 OPERATIONS[operation](StateOperation(spark, image, lambda message: None))
         else:
             OPERATIONS[operation](StateOperation(spark, image, lambda message: None))
@@ -173,7 +181,7 @@ def test_a_canary_with_a_different_judgement_is_removed_and_the_judgement_is_nam
         yield
 
     plan = CanaryPlan(4, 4, 0.5, stopped)
-    with pytest.raises(FleetError, match="1 judgements are missing, 1 are additional: ") as raised:
+    with refused("canary-differs") as raised:
         canary(StateOperation(spark, home, lines.append), "migrate", plan)
     assert [one for one in lines if one.startswith("canary: 0 s of 0 s; generation 3 has judged ")], lines
     [device] = changed
@@ -226,7 +234,7 @@ def test_a_device_list_starts_new_lives_with_silence_counted_from_registration(
     listed = _listed(since_ms)
     work = StateOperation(spark, home, lambda message: None)
     before = emitted(home)
-    with pytest.raises(FleetError, match="the list is empty"):
+    with refused("list-empty"):
         bootstrap_devices(work, lambda frontier_ms: listed.slice(0, 0), "a test")
     bootstrap_devices(work, lambda frontier_ms: listed, "a test")
     taken = snapshot.take(spark, home, None, work.report)
@@ -248,31 +256,36 @@ def test_an_impossible_operation_is_refused_with_a_reason_and_changes_nothing(
 ) -> None:
     home = copy_of(judged, tmp_path / "home")
     work, before = StateOperation(spark, home, lambda message: None), load_generations(home.lifecycle)
-    refused: list[tuple[Operation, str]] = [
-        (lambda work: rescale(work, 4), "has 4 key groups already"),
-        (lambda work: rescale(work, 0), "1 to 100,000 key groups; got 0"),
-        (lambda work: repartition(work, 2), "has 2 partitions already"),
-        (lambda work: repartition_anew(work, 0), "1 to 10,000 partitions; got 0"),
-        (lambda work: migrate(work, 9), "writes the stored forms 4 and 5; got 9"),
-        (lambda work: migrate(work, 5), "writes stored form 5 already"),
-        (lambda work: rollback(work, 7), "no generation 7 to roll back to; kept are: 1"),
-        (lambda work: bootstrap(work, find_snapshot(work.home, 77)), "no snapshot of version 77; available versions: 1"),
-        (lambda work: bootstrap(work, find_snapshot(work.home, None, 5)), "no snapshot from before 1970"),
-        (lambda work: bootstrap(work, find_snapshot(work.home), parse_device_filter("site = 'nowhere'")), "got 0 of"),
+    refusals: list[tuple[Operation, str, str]] = [
+        (lambda work: rescale(work, 4), "key-groups-unchanged", "4"),
+        (lambda work: rescale(work, 0), "key-groups-out-of-range", "1 to 100,000 .* got 0"),
+        (lambda work: repartition(work, 2), "partitions-unchanged", "2"),
+        (lambda work: repartition_anew(work, 0), "partitions-out-of-range", "1 to 10,000 .* got 0"),
+        (lambda work: migrate(work, 9), "state-version-unwritable", "4 and 5; got 9"),
+        (lambda work: migrate(work, 5), "state-version-unchanged", "5"),
+        (lambda work: rollback(work, 7), "rollback-generation-unknown", "7 .*: 1"),
+        (lambda work: bootstrap(work, find_snapshot(work.home, 77)), "snapshot-unknown", "77; .*: 1"),
+        (lambda work: bootstrap(work, find_snapshot(work.home, None, 5)), "snapshot-unknown", "before 1970"),
+        (
+            lambda work: bootstrap(work, find_snapshot(work.home), parse_device_filter("site = 'nowhere'")),
+            "filter-fits-none",
+            "got 0 of",
+        ),
         (
             lambda work: snapshot.take(work.spark, work.home, 4711, work.report),
-            "batch 4711 is not in the checkpoint, which keeps",
+            "checkpoint-batch-missing",
+            "4711",
         ),
     ]
-    for operation, reason in refused:
-        with pytest.raises(FleetError, match=reason):
+    for operation, code, fact in refusals:
+        with refused(code, match=fact):
             operation(work)
     for name, operation in OPERATIONS.items():
         if name not in ("snapshot", "canary"):  # their callers check whether anything must be done
             assert operation(StateOperation(spark, home, lambda message: None, dry=True)) is None
     assert load_generations(home.lifecycle) == before
     assert len(snapshots(home)) == 1
-    with home.state_held("another"), pytest.raises(FleetError, match=r"in use by another \(process"), home.state_held("me"):
+    with home.state_held("another"), refused("state-in-use", match=r"another \(process"), home.state_held("me"):
         pass
 
 
@@ -287,7 +300,7 @@ def test_a_generation_with_one_different_device_is_refused_and_the_device_is_nam
         name if name != "runtime_ms" else f"runtime_ms + int(device_id = '{device}') AS runtime_ms" for name in rows.columns
     ]
     write_snapshot(home, rows.selectExpr(columns), taken)
-    with pytest.raises(FleetError, match=f"lost or changed: {device}; new or changed: {device}; nothing has changed"):
+    with refused("generation-differs", match=f"lost or changed: {device}; new or changed: {device};"):
         bootstrap(StateOperation(spark, home, lambda message: None), find_snapshot(home))
     record = load_generations(home.lifecycle)
     assert record.current == 2 and [one.status for one in record.known.values()].count("current") == 1
@@ -307,7 +320,7 @@ def test_bootstrap_reports_a_damaged_snapshot_by_its_version(
             content = bytearray(path.read_bytes())
             content[4 : len(content) // 2] = b"\xff" * (len(content) // 2 - 4)  # the data pages; the footer stays intact
             path.write_bytes(content)
-    with pytest.raises(FleetError, match=rf"snapshot version {taken.version} cannot be read: .*name another with --version"):
+    with refused("snapshot-unreadable", match=f"snapshot version {taken.version} .*--version"):
         bootstrap(StateOperation(spark, home, lambda message: None), taken, selected)
     assert load_generations(home.lifecycle).current == record.current
 
@@ -341,7 +354,7 @@ def test_a_damaged_state_fails_a_rescale_and_is_replaced_from_a_snapshot(
     offsets = home.checkpoint / "offsets" / str(batch)
     intact = offsets.read_text()
     offsets.write_text(intact.splitlines()[0] + '\n{"conf": {}}\n{"nothing": 1}\n')
-    with pytest.raises(FleetError, match="is damaged"):
+    with refused("checkpoint-damaged"):
         position_after(home.checkpoint)
     offsets.write_text(intact)
     for path in home.checkpoint.glob("state/0/*/*.changelog"):

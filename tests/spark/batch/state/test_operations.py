@@ -13,7 +13,6 @@ from batch.state import snapshot
 from batch.state.handoff import discard, switch
 from batch.state.inspect import inspect
 from batch.state.operations import StateOperation, bootstrap, migrate, repartition, repartition_anew, rescale, rollback
-from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoints.checkpoint import position_after
 from fleetpulse.io.checkpoints.generations import checkpoint_of
@@ -23,6 +22,7 @@ from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import find_snapshot
 from fleetpulse.reports.agreement import defined, emitted
 from tests.support.histories.streams import DEPLOYMENT, history, judge, land
+from tests.support.refusals import refused
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]  # eight generations, one after another
 
@@ -86,14 +86,14 @@ def test_a_held_generation_becomes_current_only_if_the_current_one_has_not_advan
     assert inspected["next"]["held"] == {"generation": 2, "made_by": "migrate"} and inspected["next"]["versions"] == 0
     assert inspected["watermark_ms"] == inspected["position"]["newest_ms"] - 1 and inspected["files"]["kinds"]["zip"] > 0
     assert sum(group["devices"] for group in inspected["groups"]) > 0
-    with pytest.raises(FleetError, match=r"generation 2, made by migrate, is held.*state switch 2"):
+    with refused("generation-held", match=r"generation 2, made by migrate, is held.*state switch 2"):
         rescale(work, 5)
     land(home, rows[thirds[1] : thirds[2]], 2)
     judge(spark, home)
-    with pytest.raises(FleetError, match=r"generation 1 is at batch \d+ now.*state discard 2"):
+    with refused("generation-outdated", match=r"generation 1 is at batch \d+ now.*state discard 2"):
         switch(home, 2, report)
     discard(home, 2, report)
-    with pytest.raises(FleetError, match="generation 2 is not held: it is discarded; none is held"):
+    with refused("generation-not-held", match="generation 2 is not held: it is discarded; none is held"):
         switch(home, 2, report)
     held = rescale(work, 5)
     assert held is not None and held.number == 3 and home.key_groups() == 8

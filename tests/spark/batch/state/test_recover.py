@@ -9,7 +9,6 @@ from pyspark.sql import SparkSession
 
 from batch.state import snapshot
 from batch.state.operations import StateOperation, bootstrap, rescale
-from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoints.checkpoint import committed_batches, position_after, started_batches
 from fleetpulse.io.checkpoints.generations import load_generations, save_generations
@@ -21,6 +20,7 @@ from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import find_snapshot, write_snapshot
 from fleetpulse.reports.agreement import defined, emitted
 from tests.support.histories.streams import DEPLOYMENT, copy_of, history, judge, land
+from tests.support.refusals import refused
 
 pytestmark = [pytest.mark.spark, pytest.mark.extended, pytest.mark.timeout(900)]
 ROWS = history(31)
@@ -128,9 +128,9 @@ def test_an_impossible_recovery_is_refused_with_a_reason_and_changes_nothing(
     _overwrite_logs_and_state(home)
     taken, before = find_snapshot(home), emitted(home)
     work = StateOperation(spark, home, _ignore)
-    with pytest.raises(FleetError, match=r"is damaged .*; .*a generation from a snapshot: ./fleet state bootstrap --damaged"):
+    with refused("checkpoint-damaged", match=r"\./fleet state bootstrap --damaged"):
         bootstrap(work, taken)
-    with pytest.raises(FleetError, match="neither held nor checked before; omit --hold and --gate"):
+    with refused("option-conflict", match="omit --hold and --gate"):
         bootstrap(replace(work, holds=True), taken, damaged=True)
     assert bootstrap(replace(work, dry=True), taken, damaged=True) is None
     rows = read_snapshot(spark, home, taken.version or 0).each
@@ -139,15 +139,15 @@ def test_an_impossible_recovery_is_refused_with_a_reason_and_changes_nothing(
         name if name != "runtime_ms" else f"runtime_ms + int(device_id = '{device}') AS runtime_ms" for name in rows.columns
     ]
     write_snapshot(home, rows.selectExpr(columns), taken)
-    with pytest.raises(FleetError, match=rf"do not follow from it \(transition of {device}.*; name another snapshot"):
+    with refused("judgements-do-not-follow", match=f"transition of {device}"):
         bootstrap(work, find_snapshot(home), damaged=True)
     record = load_generations(home.lifecycle)
     assert record.current == 2 and emitted(home) == before and len(list(home.lifecycle.glob("gen-*"))) == 2
     chosen = replace(record.known[2], made_from={**record.known[2].made_from, "only": "site = 'north'"})
     save_generations(home.lifecycle, record.with_one(chosen))
-    with pytest.raises(FleetError, match="generation 2 has other devices than snapshot version"):
+    with refused("snapshot-devices-differ"):
         bootstrap(work, taken, damaged=True)
     save_generations(home.lifecycle, record)
     raise_floor(home, "late", (taken.at_ms or 0) + 1)
-    with pytest.raises(FleetError, match=r"the judgements since snapshot version .* are incomplete.*\(keep_late\)"):
+    with refused("judgements-not-retained", match="keep_late"):
         bootstrap(work, taken, damaged=True)

@@ -11,7 +11,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from fleetpulse.columnar.codec.arrow import batch_to_rows, from_bytes
 from fleetpulse.columnar.codec.wire import from_wire
-from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import COMPARED
 from fleetpulse.core.rows import for_everyone
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
@@ -23,6 +22,7 @@ from fleetpulse.io.tables import tables
 from fleetpulse.reports.agreement import defined, emitted
 from tests.support.histories.histories import START, positioned, row, signal, tick
 from tests.support.histories.streams import DEPLOYMENT, history, land
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.spark
 PATIENCE_S = 300
@@ -92,7 +92,7 @@ def test_a_missing_version_is_an_error_and_rewrites_are_skipped(tmp_path: Path) 
     blocks = [batch for one in partitions for batch in reader.read(one)]
     assert sum(batch.num_rows for batch in blocks) >= 1
     (path / "_delta_log" / f"{2:020d}.json").unlink()
-    with pytest.raises(FleetError, match="version 2 of messages is missing"):
+    with refused("table-version-missing", match="version 2 of messages"):
         reader.partitions({"version": 0}, end)
 
 

@@ -111,13 +111,13 @@ def test_command_killed_at_any_change_and_repeated_completes_or_is_refused(held:
 
 def test_generation_that_fails_the_gate_is_discarded_and_the_current_one_stays(held: Home) -> None:
     def failing_gate(operation: StateOperation, generation: Generation) -> None:
-        raise FleetError(f"nothing may be built on generation {generation.number}")
+        raise FleetError(f"nothing may be built on generation {generation.number}", code="gate-of-the-test")
 
     discard(held, 3, _ignore)
     generation = begun(held)
     shutil.copytree(held.checkpoint, checkpoint_of(held.lifecycle, generation.number))
     operation = StateOperation(lambda: pytest.fail("no session is needed"), held, _ignore, gate=failing_gate)
-    with pytest.raises(FleetError, match="nothing may be built on generation 4"):
+    with refused("gate-of-the-test", match="generation 4"):
         activate_or_hold(operation, generation, position_after(held.checkpoint))
     record = load_generations(held.lifecycle)
     assert (record.current, record.known[4].status) == (2, "discarded")

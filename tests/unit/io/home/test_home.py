@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from batch.quality.rejudge import is_whole, origin_of
-from fleetpulse.core.errors import FleetError
 from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.core.replay import Deployment
 from fleetpulse.io.home.home import BRIDGE, Home
@@ -99,17 +98,26 @@ def test_home_keeps_its_verdict_jitter(tmp_path: Path) -> None:
         home.prepare(Deployment())
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", '"text"', "{", '{"version": 99}'])
-def test_foreign_or_damaged_home_record_is_refused(content: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        ("{}", "home-foreign"),
+        ("[]", "home-foreign"),
+        ('"text"', "home-foreign"),
+        ("{", "home-damaged"),
+        ('{"version": 99}', "home-version-unsupported"),
+    ],
+)
+def test_foreign_or_damaged_home_record_is_refused(content: str, code: str, tmp_path: Path) -> None:
     (tmp_path / "home.json").write_text(content)
-    with pytest.raises(FleetError, match="another"):
+    with refused(code):
         Home(tmp_path).record()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_unwritable_folder_is_refused_with_a_remedy(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(FleetError, match="make it writable"):
+    with refused("home-unwritable", match="make it writable"):
         Home(tmp_path / "home").prepare(None)
 
 

@@ -140,15 +140,19 @@ def test_missing_broker_address_is_refused(tmp_path: Path) -> None:
         load_address(tmp_path / "broker.json")
 
 
+def _held(other: str) -> FleetError:
+    return FleetError(f"the lock is held by {other}", code="lock-held")
+
+
 def test_lock_is_held_without_the_name_of_its_holder_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "write", full)
-    with named_lock(tmp_path / "lock", "one", FleetError):
+    with named_lock(tmp_path / "lock", "one", _held):
         assert lock_holder(tmp_path / "lock") == "another run"
-        with pytest.raises(FleetError, match="another run"), named_lock(tmp_path / "lock", "two", FleetError):
+        with refused("lock-held", match="another run"), named_lock(tmp_path / "lock", "two", _held):
             raise AssertionError("two processes hold the lock")
     assert lock_holder(tmp_path / "lock") is None
-    with named_lock(tmp_path / "lock", "one", FleetError):
+    with named_lock(tmp_path / "lock", "one", _held):
         pass

@@ -100,8 +100,8 @@ def test_errors_while_an_intact_snapshot_is_read_are_unchanged(home: Home) -> No
     take_snapshot(home)
     with pytest.raises(PySparkException, match="Job aborted"), reporting_corruption_of_snapshot(home, 1):
         raise PySparkException("Job aborted due to stage failure")
-    with pytest.raises(FleetError, match="no device"), reporting_corruption_of_snapshot(home, 1):
-        raise FleetError("no device fits")
+    with refused("filter-fits-none"), reporting_corruption_of_snapshot(home, 1):
+        raise FleetError("no device fits", code="filter-fits-none")
 
 
 def test_snapshot_file_named_in_a_spark_error_counts_as_damaged(home: Home) -> None:
