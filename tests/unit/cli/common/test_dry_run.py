@@ -84,6 +84,7 @@ def test_a_dry_run_of_a_canary_describes_it_and_fails_with_its_errors(home: Home
     with served(home, Service.LIFECYCLE), home.state_held("the lifecycle job"):
         result = _run(home, *arguments, "--dry-run")
         assert result.exit_code == 0 and "would run a canary of stored form 4 beside it for 90 s" in result.output
+        assert "beside it for 300 s" in _run(home, "migrate", "--form", "4", "--canary", "--dry-run").output
         _hold(home)
         assert "generation 2, made by rescale, is held" in _error(home, *arguments, "--dry-run")
     assert len(list(home.lifecycle.glob("gen-*"))) == 1

@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,3 +76,29 @@ def test_a_segment_is_written_at_once_when_it_has_its_largest_number_of_rows(tmp
         filling.step()
         written.append(len(list_segments(filling.settings.segments_dir)) - before)
     assert written == [0, 1] and {(1, 1), (1, 2), (1, 3)} <= {*source.acknowledged}
+
+
+@pytest.mark.parametrize(("size", "written"), [(100, 0), (101, 1)])
+def test_a_segment_is_written_at_once_when_it_exceeds_its_largest_size(size: int, written: int, tmp_path: Path) -> None:
+    source, topic = Records(), "fleet/s/d/heartbeat"
+    filling = bridge(tmp_path, b"key", source, flush_interval_s=3600, max_buffer_bytes=100)
+    filling.step()
+    before = len(list_segments(filling.settings.segments_dir))
+    source.coming = [Arrived(topic, b" " * (size - len(topic)), False, (1, 1))]
+    filling.step()
+    assert len(list_segments(filling.settings.segments_dir)) - before == written
+
+
+def test_a_message_waits_at_most_a_quarter_of_a_second_for_its_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, now_s = Records(), 1000.0
+    monkeypatch.setattr("streaming.bridge.bridge.time", SimpleNamespace(monotonic=lambda: now_s, sleep=lambda pause_s: None))
+    filling = bridge(tmp_path, b"key", source)
+    filling.step()
+    before = len(list_segments(filling.settings.segments_dir))
+    source.coming = heartbeats(1)
+    now_s = 1000.24
+    filling.step()
+    assert len(list_segments(filling.settings.segments_dir)) == before and (1, 1) not in source.acknowledged
+    now_s = 1000.25
+    filling.step()
+    assert len(list_segments(filling.settings.segments_dir)) == before + 1 and (1, 1) in source.acknowledged
