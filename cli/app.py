@@ -54,6 +54,9 @@ VERBS: Final = {
     "audit": Verb("commands.inspect.audit", "List who changed what: grants, commands to devices, policies, state, approvals."),
     "rewind": Verb("commands.inspect.rewind", "Show every device's mode at an instant, or the life of one device up to it."),
     "maintain": Verb("commands.batch.maintain", "Compact small files, remove expired rows, and delete unused files."),
+    "doctor": Verb(
+        "commands.inspect.doctor", "Check the machine, the home and the Spark cluster, with the remedy of each failure."
+    ),
     "plan": Verb("commands.inspect.plan", "Estimate the resources that a fleet needs: cores, memory, state and storage."),
     "service": Verb("commands.run.service", "Run one part of a home in the foreground, for systemd or a container."),
     "fetch": Verb(

@@ -33,13 +33,32 @@ def batch_session(home: Home, size: SparkResources) -> Iterator[SparkSession]:
         home: home in whose folder the session writes temporary files.
         size: memory and cores of the session.
     """
-    with session_folder(home.path / "spark") as own:
-        with _output_to(home.logs / "batch.log"):
-            session = spark_session("fleetpulse-batch", local_dir=own, size=size)
-        try:
-            yield session
-        finally:
-            session.stop()
+    with session_folder(home.path / "spark") as own, _session(own, home.logs / "batch.log", size) as session:
+        yield session
+
+
+def try_session(place: Path, size: SparkResources) -> None:
+    """Start a Spark session, which makes its checks, and stop it.
+
+    Args:
+        place: empty folder for its temporary files; on a cluster, below a home.
+        size: memory and cores of the session.
+
+    Raises:
+        FleetError: see `fleetpulse.io.spark.session.spark_session`.
+    """
+    with _session(place, place / "session.log", size):
+        pass
+
+
+@contextmanager
+def _session(place: Path, log: Path, size: SparkResources) -> Iterator[SparkSession]:
+    with _output_to(log):
+        session = spark_session("fleetpulse-batch", local_dir=place, size=size)
+    try:
+        yield session
+    finally:
+        session.stop()
 
 
 @contextmanager

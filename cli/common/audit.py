@@ -71,6 +71,7 @@ READ_ONLY: Final = frozenset(
         "backtest",  # writes only the page that is asked for
         "device show",
         "devices",
+        "doctor",
         "late",
         "listen",
         "map list",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fleetpulse.settings import Settings
 
 _STOP_S: Final = 20
+_LEAST_FREE_BYTES: Final = 500_000_000  # for the start of a run
 _FULL_BYTES: Final = 50_000_000  # more than a start of the lifecycle job writes
 _MAX_ERROR_CHARS: Final = 700  # longer than any error message, whose end states what to do
 _RESTART_WINDOW_S: Final = 600.0
@@ -216,6 +217,22 @@ class Job:
 
 def _inherited_path() -> list[str]:
     return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(ROOT)]
+
+
+def require_space(path: Path) -> int:
+    """Check that the disk of a folder has space for a run; return the free bytes.
+
+    Raises:
+        FleetError: it has less than 500 MB.
+    """
+    free = shutil.disk_usage(path).free
+    if free < _LEAST_FREE_BYTES:
+        raise FleetError(
+            f'the disk of "{path}" is nearly full; expected 500 MB of free space, found {free // 1_000_000} MB; free some '
+            f"space, or pass another --home",
+            code="disk-nearly-full",
+        )
+    return free
 
 
 def disk_full(path: Path) -> str | None:

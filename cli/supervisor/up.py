@@ -1,6 +1,5 @@
 """``fleet up``: start everything, show it live, and stop it in order."""
 
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 
 from cli.supervisor.flush import stop_listening
-from cli.supervisor.processes import Run
+from cli.supervisor.processes import Run, require_space
 from cli.supervisor.screen import Screen
 from cli.supervisor.sidecars import AirflowSidecar, ClassArchiveSidecar, PublisherSidecar, airflow_port
 from fleetpulse.core.errors import FleetError
@@ -31,7 +30,6 @@ from fleetpulse.planning.model import first_key_groups
 from fleetpulse.settings import Settings, load_settings
 from streaming.simulator.simulator import SimulatedFleet, load_fleet
 
-_LEAST_FREE_BYTES = 500_000_000
 _DEVICES, _SEED = 100, 1  # defaults of the simulated fleet
 WATCH_S = 0.5  # between two checks of the processes
 _DRAW_S: Final = 2.0  # between two drawings of the screen: each takes 10 ms
@@ -79,13 +77,7 @@ def up(home: Home, options: UpOptions, deployment: Deployment | None) -> None:
     home.prepare(deployment, settings.chosen_identity(), first_key_groups(settings.task_cores), settings.files())
     if settings.kafka:
         parse_kafka(settings.kafka)  # reports faults of the setting here, not in a log
-    free = shutil.disk_usage(home.path).free
-    if free < _LEAST_FREE_BYTES:
-        raise FleetError(
-            f'the disk of "{home.path}" is nearly full; expected 500 MB of free space, found {free // 1_000_000} MB; free some '
-            f"space, or pass another --home",
-            code="disk-nearly-full",
-        )
+    require_space(home.path)
     with home.locked("fleet up"):
         stop = StopSignal().on_signals()
         home.divide(settings.all_bridges())

@@ -18,6 +18,7 @@ from fleetpulse.core.rows import BRIDGE, KAFKA
 from fleetpulse.core.times import format_duration
 from fleetpulse.io.checkpoints.checkpoint import judged_up_to
 from fleetpulse.io.checkpoints.generations import Generation, checkpoint_of, load_generations
+from fleetpulse.io.system.file_systems import require_hard_links
 from fleetpulse.io.system.fsync import atomic_write, is_disk_full
 from fleetpulse.io.system.locks import folder_held, lock_holder, named_lock
 from fleetpulse.io.system.secret_files import create_secret, write_secret
@@ -336,15 +337,7 @@ class Home:
             raise FleetError(
                 f'the home "{self.path}" cannot be written ({error.strerror}); {_advice(error)}', code="home-unwritable"
             ) from None
-        try:
-            os.link(self.path / "lock", probe)
-            probe.unlink()
-        except OSError as error:
-            raise FleetError(
-                f'the file system of "{self.path}" does not support hard links ({error.strerror}), which number segments '
-                f"uniquely; {_ANOTHER}, on a local disk",
-                code="hard-links-missing",
-            ) from None
+        require_hard_links(self.path / "lock", probe)
 
     def divide(self, bridges: Mapping[str, Sequence[str]]) -> None:
         """Record the sites of each bridge but the first.

@@ -139,6 +139,30 @@ def resolve_jars(folder: Path | None = None, jars: Sequence[Jar] = JARS) -> list
     return [folder / jar.name for jar in jars]
 
 
+def require_jars(folder: Path | None = None, jars: Sequence[Jar] = JARS) -> None:
+    """Check that the JARs are in the cache, with their checksums; download nothing.
+
+    Raises:
+        FleetError: a JAR is missing, cannot be read, or differs.
+    """
+    folder = folder or cache_dir() / "jars"
+    if absent := absent_jars(folder, jars):
+        raise FleetError(
+            f'{len(absent)} of {len(jars)} JARs are missing in "{folder}", such as {absent[0].name}; run: ./fleet fetch',
+            code="jar-missing",
+        )
+    for jar in jars:
+        path = folder / jar.name
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != jar.sha256:
+            raise FleetError(
+                f'the checksum of "{path}" differs: expected SHA-256 {jar.sha256}; got {found}; remove the file, and run: '
+                f"./fleet fetch",
+                code="jar-checksum-differs",
+            )
+
+
 def jars_of_spark() -> list[Path]:
     """Return all JARs of a session's class path, in order.
 

@@ -45,16 +45,43 @@ def find_java() -> Path:
         FleetError: no such Java is installed, and none is pinned for this platform, the download failed,
             or its checksum differs.
     """
-    fetched = cache_dir() / "java_home"  # a file that names the home of the downloaded JDK
+    installed, seen = _find_installed()
+    if installed is not None:
+        return installed[1]
+    home = _fetch(seen)
+    _remember(_fetched(), home)
+    return home
+
+
+def installed_java() -> tuple[int, Path]:
+    """Return major version and home of the Java that `find_java` returns, without a download.
+
+    Raises:
+        FleetError: no Java 17 or newer is installed or was downloaded before.
+    """
+    installed, seen = _find_installed()
+    if installed is None:
+        raise FleetError(
+            f"Java {MINIMUM} or newer is required: {seen}; run ./fleet fetch, which downloads one, or {_REMEDY}",
+            code="java-missing",
+        )
+    return installed
+
+
+def _find_installed() -> tuple[tuple[int, Path] | None, str]:
+    """Return version and home of an installed Java, if any, and a description of unsuitable ones."""
     seen: list[str] = []
-    for java in _candidates(fetched):
+    for java in _candidates(_fetched()):
         version, home = _version_and_home(java)
         if home is not None and version >= MINIMUM:
-            return home
+            return (version, home), ""
         seen.append(f"{java} is {'no working Java' if home is None else f'Java {version}'}")
-    home = _fetch("; ".join(seen) or "there is none in JAVA_HOME or on PATH")
-    _remember(fetched, home)
-    return home
+    return None, "; ".join(seen) or "there is none in JAVA_HOME or on PATH"
+
+
+def _fetched() -> Path:
+    """Return the path of the file that names the home of the downloaded JDK."""
+    return cache_dir() / "java_home"
 
 
 def _candidates(fetched: Path) -> list[Path]:

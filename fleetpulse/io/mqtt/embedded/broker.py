@@ -180,7 +180,7 @@ class Broker:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         stop_stale(self.folder)
         program = broker_program()
-        port = _port(self.host, self.port)
+        port = require_free_port(self.host, self.port)
         host = self.known_as or _reachable(self.host)
         tls = None if self.tls is None else self.tls.for_clients()
         address = BrokerAddress(host, port, *_credentials(self.folder / _CREDENTIALS), tls)
@@ -390,7 +390,13 @@ def _credentials(path: Path) -> tuple[str, str]:
         ) from None
 
 
-def _port(host: str, port: int) -> int:
+def require_free_port(host: str, port: int) -> int:
+    """Return a port on which a broker can listen: the wanted one, or any if that is 0.
+
+    Raises:
+        FleetError: the port is in use.
+    """
+
     def refused(why: str) -> FleetError:
         return FleetError(
             f"the broker cannot listen on port {port} of {host} ({why}); stop the process that uses it, choose another "

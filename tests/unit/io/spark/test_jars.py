@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fleetpulse.io.spark import jars
-from fleetpulse.io.spark.jars import JARS, Jar, resolve_jars
+from fleetpulse.io.spark.jars import JARS, Jar, require_jars, resolve_jars
 from tests.support.refusals import refused
 
 CONTENT = b"a JAR, as far as a checksum can tell" * 1000
@@ -96,3 +96,13 @@ def test_unreachable_repository_is_reported_in_one_line(address: str, monkeypatc
 def test_every_jar_is_pinned() -> None:
     assert len({jar.name for jar in JARS}) == len(JARS)
     assert all(len(jar.sha256) == 64 and int(jar.sha256, 16) for jar in JARS)
+
+
+def test_the_cache_is_checked_without_a_download(tmp_path: Path) -> None:
+    with refused("jar-missing", match=PINNED.name):
+        require_jars(tmp_path, [PINNED])
+    (tmp_path / PINNED.name).write_bytes(CONTENT)
+    require_jars(tmp_path, [PINNED])
+    (tmp_path / PINNED.name).write_bytes(CONTENT[1:])
+    with refused("jar-checksum-differs"):
+        require_jars(tmp_path, [PINNED])
