@@ -16,21 +16,23 @@ from tests.support.processes import register_process
 from tests.support.wait import PATIENCE_S, await_that
 
 
-def _command(*words: str) -> list[str]:
+def fleet_command(*words: str) -> list[str]:
     return [sys.executable, "-P", "-m", "cli", *words]
 
 
 def fleet(*words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        _command(*words), capture_output=True, text=True, timeout=PATIENCE_S, env=environment, cwd=ROOT, check=False
+        fleet_command(*words), capture_output=True, text=True, timeout=PATIENCE_S, env=environment, cwd=ROOT, check=False
     )
 
 
 def begin(*words: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return register_process(
-        subprocess.Popen(_command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=ROOT)
+        subprocess.Popen(
+            fleet_command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=ROOT
+        )
     )
 
 

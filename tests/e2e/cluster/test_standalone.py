@@ -1,14 +1,16 @@
 """Spark standalone cluster: the lifecycle job and a submitted backtest run on its workers.
 
 The workers have folders and an environment of their own, so that a path or variable of the driver
-in a task is an error. The kill of a worker comes last: the cluster of this file has two. The
-snapshot is taken by the remaining one, by a relative path of the home.
+in a task is an error. As root on Linux, driver and workers also run as another user who sees the
+installation and the shared folder only, as on hosts of their own.
+
+The kill of a worker comes last: the cluster of this file has two. The snapshot is taken by the
+remaining one, by a relative path of the home.
 """
 
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,12 +26,13 @@ from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import snapshots
 from fleetpulse.paths import ROOT
 from fleetpulse.reports.agreement import defined, emitted
-from tests.support.fleet_command import await_none_left, begin, fleet
+from tests.support.fleet_command import await_none_left, fleet_command
+from tests.support.foreign_host import unavailable
 from tests.support.histories import histories
 from tests.support.histories.streams import DEPLOYMENT, history, land
 from tests.support.homes.homes import landed_home
 from tests.support.spark_cluster import SparkCluster, spark_cluster
-from tests.support.wait import PATIENCE_S, await_that
+from tests.support.wait import await_that
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(2400)]  # each step has its own, shorter limit
 _SUBMIT = """
@@ -53,23 +56,34 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
         yield running
 
 
-def test_a_backtest_submitted_to_the_cluster_writes_its_page(cluster: SparkCluster, tmp_path: Path) -> None:
+def test_workers_run_as_another_user_who_sees_none_of_the_drivers_folders(cluster: SparkCluster) -> None:
+    if reason := unavailable():
+        pytest.skip(reason)
+    for worker in cluster.workers:
+        await_that(lambda one=worker: psutil.Process(one.pid).name() == "java", what="the worker", by=worker)
+        assert psutil.Process(worker.pid).uids().effective != os.geteuid()
+        seen = Path(f"/proc/{worker.pid}/root")
+        assert (seen / cluster.shared.relative_to("/")).is_dir()
+        assert not (seen / cluster.place.relative_to("/") / "driver").exists()
+        assert (cluster.place / "driver").exists()
+
+
+def test_a_backtest_submitted_to_the_cluster_writes_its_page(cluster: SparkCluster) -> None:
     rows = [*(histories.signal(at, "pump") for at in range(0, 3000, 100)), histories.tick(6000)]
-    home = landed_home(tmp_path / "home", rows, Deployment(10_000)).path
+    home = landed_home(cluster.shared / "backtest", rows, Deployment(10_000)).path
     run = home / "airflow" / "fleet" / "backtests" / "a-run"
     run.mkdir(parents=True)
     (run / "policy.toml").write_text('[rules]\ntimeout = "50s"\n')
+    cluster.share(home)
     environment = {
-        **os.environ,
         **{name: value for name, value in cluster.settings().items() if name != "FLEET_SPARK_MASTER"},
         "AIRFLOW_HOME": str(home / "airflow"),
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/none.db",
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": cluster.master}),
-        "PYTHONPATH": str(ROOT),
     }
     command = [sys.executable, "-P", "-c", _SUBMIT, str(home), "backtest", "--spark"]
     before = cluster.applications()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    done = cluster.run_driver(command, environment)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1]) == {"page": str(run / "report.html")}
     assert "<svg" in (run / "report.html").read_text()
@@ -96,17 +110,14 @@ def command_lines() -> list[str]:
     return [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
 
 
-def test_job_and_snapshot_on_a_cluster_equal_the_definition_and_a_killed_worker_costs_nothing(
-    cluster: SparkCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home, rows = Home(tmp_path / "home"), history(7)
+def test_job_and_snapshot_on_a_cluster_equal_the_definition_and_a_killed_worker_costs_nothing(cluster: SparkCluster) -> None:
+    home, rows = Home(cluster.shared / "home"), history(7)
     home.prepare(DEPLOYMENT)
     tables.create(home, MESSAGES)
     cut = len(rows) // 2
     land(home, rows[:cut], 1)
-    for name, value in cluster.settings().items():
-        monkeypatch.setenv(name, value)
-    job = begin("job", "lifecycle", "--home", str(home.path))
+    cluster.share(home.path)
+    job = cluster.start_driver(fleet_command("job", "lifecycle", "--home", str(home.path)), cluster.settings())
     await_that(lambda: _reached(home, rows[cut - 1].received_at_ms), what="the first batch", by=job)
     assert all(cluster.executors(one) for one in range(2)), "both workers run an executor"
     executors = [one for number in range(2) for one in cluster.executors(number)]
@@ -116,15 +127,16 @@ def test_job_and_snapshot_on_a_cluster_equal_the_definition_and_a_killed_worker_
     secret = cluster.secret.read_text().strip()
     assert not any(secret in line for line in command_lines())
     land(home, rows[cut:], 2)
+    cluster.share(home.table(MESSAGES.name))
     await_that((home.checkpoint / "offsets" / "1").exists, what="the second batch", by=job, pause_s=0.02)
     cluster.kill(0)
     await_that(lambda: _reached(home, rows[-1].received_at_ms), what="the end of the rows", by=job)
     job.send_signal(signal.SIGTERM)
     assert job.wait(120) == 0, job.communicate()[0]
     assert emitted(home) == defined(rows, DEPLOYMENT)
-    monkeypatch.setenv("FLEET_EXECUTORS", "1")
     before = cluster.applications()
-    taken = fleet("state", "snapshot", "--gate", "--home", os.path.relpath(home.path, ROOT))
+    words = ("state", "snapshot", "--gate", "--home", os.path.relpath(home.path, ROOT))
+    taken = cluster.run_driver(fleet_command(*words), {**cluster.settings(), "FLEET_EXECUTORS": "1"})
     assert taken.returncode == 0, taken.stderr
     assert cluster.applications() == before + 1
     [snapshot] = snapshots(home)
