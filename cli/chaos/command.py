@@ -6,9 +6,9 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from cli.chaos.targets import KillKind
+from cli.chaos.targets import OF_CLUSTER, KillKind
 from cli.common.output import as_json, as_table, console
-from fleetpulse.core.errors import FleetError
+from fleetpulse.core.errors import FleetError, Misuse
 
 COLUMNS: Final = (
     "kill",
@@ -42,6 +42,9 @@ def chaos(
         typer.Option("--reconnecting", min=0, max=200, help="Number of devices that lose their connections and reconnect."),
     ] = 8,
     only: Annotated[list[KillKind] | None, typer.Option("--only", help="Only this kind of kill; repeatable.")] = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Run the lifecycle job on a Spark cluster, and kill its parts, too.")
+    ] = False,
     pause: Annotated[float, typer.Option("--pause", min=0, help="Seconds between two kills, on average.")] = 4,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the home, and print its path.")] = False,
     json_lines: Annotated[
@@ -50,8 +53,13 @@ def chaos(
 ) -> None:
     """Kill processes of a fleet under load, at random, and account for every message.
 
-    The fleet is a new one, in a temporary home and on free ports.
+    The fleet is a new one, in a temporary home and on free ports; so is the cluster of --cluster.
     """
+    victims = tuple(kind for kind in KillKind if (cluster or kind not in OF_CLUSTER) and (not only or kind in only))
+    if only and len(victims) < len(set(only)):
+        raise Misuse(
+            f"{' and '.join(OF_CLUSTER)} are killed only on a cluster; add --cluster, or omit these kinds", code="option-conflict"
+        )
     from cli.chaos.scenario import ChaosPlan
     from cli.chaos.scenario import chaos as run
 
@@ -62,8 +70,7 @@ def chaos(
         shown.print(line, highlight=False, soft_wrap=True)
 
     report(f"seed {chosen}: repeat the same kills and messages with --seed {chosen}")
-    victims = tuple(victim for victim in KillKind if not only or victim in only)
-    found = run(ChaosPlan(rounds, chosen, rate, devices, reconnecting, victims, pause, keep), report)
+    found = run(ChaosPlan(rounds, chosen, rate, devices, reconnecting, victims, pause, keep, cluster), report)
     rows = [line.shown(victim.value) for victim, line in sorted(found.lines.items())]
     total = _total(rows)
     if json_lines:

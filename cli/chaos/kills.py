@@ -3,7 +3,9 @@
 Rule 1: `Job.watch` restarts bridge, landing and lifecycle job, at the interval of ``fleet up``.
 Rule 2: ``fleet up`` ends if its broker dies. Here only the broker is restarted, on the same port,
 as a service manager restarts an external broker.
-Rule 3: a process is not killed again before it has recovered, because a slow machine would make no
+Rule 3: with a cluster, a kill of an executor, a worker or the lifecycle job (the driver) hits it
+between the start and the commit of a batch. A worker is restarted as by a service manager.
+Rule 4: a process is not killed again before it has recovered, because a slow machine would make no
 progress. Other processes may be killed meanwhile.
 """
 
@@ -16,14 +18,15 @@ from typing import Final
 
 import psutil
 
-from cli.chaos.targets import KillKind
+from cli.chaos.targets import OF_CLUSTER, KillKind
 from cli.supervisor.processes import Job, Run
 from cli.supervisor.up import WATCH_S
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.rows import BRIDGE, Origin
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io.checkpoints.checkpoint import judged_up_to
+from fleetpulse.io.checkpoints.checkpoint import judged_up_to, unfinished
 from fleetpulse.io.ingest.segments import list_segments, read_segment
+from fleetpulse.io.spark.standalone import StandaloneCluster
 from fleetpulse.io.system.process import StopSignal
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from streaming.landing.landing import landed_places
@@ -31,7 +34,7 @@ from streaming.landing.merge import place
 
 RECOVERY_S: Final = 600.0  # longest wait for one recovery
 _POLL_S: Final = 0.1
-
+_BATCH_POLL_S: Final = 0.01  # a batch takes most of a second or longer
 
 _OF_BROKER: Final = (KillKind.BROKER, KillKind.OUTAGE)
 
@@ -48,8 +51,8 @@ class Kill:
         mark: position of its work at the restart; None until then.
         due: number of the first segment after the mark with a row of a device; None until there is
             one.
-        recovered_s: seconds until the next row was landed, or judged for the lifecycle job; None
-            until then.
+        recovered_s: seconds until the next row was landed, or judged for the lifecycle job and parts
+            of its cluster; None until then.
     """
 
     victim: KillKind
@@ -69,14 +72,18 @@ class KillExecutor:
         random: source of the choice between the lifecycle job and its JVM.
         stop: signal to end, which raises `KeyboardInterrupt`.
         outage_s: duration of an outage of the broker, in seconds.
+        cluster: cluster that runs the tasks of the lifecycle job; None without one.
     """
 
-    def __init__(self, run: Run, random: Random, stop: StopSignal, outage_s: float) -> None:
+    def __init__(
+        self, run: Run, random: Random, stop: StopSignal, outage_s: float, cluster: StandaloneCluster | None = None
+    ) -> None:
         self.kills: list[Kill] = []
         self._run = run
         self._random = random
         self._stop = stop
         self._outage_s = outage_s
+        self._cluster = cluster
         self._broker_is_away = False
         self._watch_at_s = 0.0
 
@@ -116,6 +123,11 @@ class KillExecutor:
     def kill(self, victim: KillKind) -> None:
         """Send SIGKILL to a process, once it has recovered from earlier kills."""
         self.await_recovery(victim)
+        if victim in OF_CLUSTER:
+            self._kill_part_of_cluster(victim)
+            return
+        if victim is KillKind.LIFECYCLE and self._cluster is not None:
+            self._await_batch()
         of = self._broker_pid() if victim in _OF_BROKER else self._alive(self._job(victim))
         killed = self._random.choice([of, *_jvm(of)]) if victim is KillKind.LIFECYCLE else of
         kill = Kill(victim, wall_clock_ms(), of, time.monotonic())
@@ -124,6 +136,41 @@ class KillExecutor:
         if victim in _OF_BROKER:
             self._start_broker_after(self._outage_s if victim is KillKind.OUTAGE else 0.0)
             kill.mark = self._written()
+
+    def _kill_part_of_cluster(self, victim: KillKind) -> None:
+        assert self._cluster is not None, "only a cluster has these victims"
+        while not self._has_all_executors():
+            self.tend(_POLL_S)
+        self._await_batch()
+        worker = self._random.randrange(len(self._cluster.workers))
+        of = self._cluster.workers[worker].pid
+        kill = Kill(victim, wall_clock_ms(), of, time.monotonic(), mark=self._judged())
+        if victim is KillKind.WORKER:
+            self._cluster.kill_worker(worker)
+            self._cluster.restart_worker(worker)
+        else:
+            for executor in self._cluster.executors(worker):
+                executor.kill()
+        self.kills.append(kill)
+
+    def _await_batch(self) -> None:
+        """Wait until the lifecycle job has begun a batch that it has not committed.
+
+        Raises:
+            FleetError: it has begun none within the limit of a recovery.
+        """
+        limit_s = time.monotonic() + RECOVERY_S
+        while not (self._job(KillKind.LIFECYCLE).alive() and unfinished(self._run.home.checkpoint) is not None):
+            if time.monotonic() > limit_s:
+                raise FleetError(
+                    f'the lifecycle job has begun no batch within {RECOVERY_S:.0f} s; see the logs in "{self._run.home.logs}"',
+                    code="batch-not-begun",
+                )
+            self.tend(_BATCH_POLL_S)
+
+    def _has_all_executors(self) -> bool:
+        cluster = self._cluster
+        return cluster is not None and all(cluster.executors(one) for one in range(len(cluster.workers)))
 
     def _start_broker_after(self, seconds: float) -> None:
         broker = self._run.broker
@@ -186,6 +233,8 @@ class KillExecutor:
         """Return whether a device's row was landed or judged after the restart."""
         if kill.victim is KillKind.LIFECYCLE:
             return self._judged() > mark
+        if kill.victim in OF_CLUSTER:
+            return self._judged() > mark and self._has_all_executors()
         if kill.victim is KillKind.LANDING:
             return self._landed() > mark
         kill.due = kill.due or self._with_device_after(mark)

@@ -1,9 +1,11 @@
 """Sequence of a run of chaos: start, load, kill, drain, and count."""
 
+import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -27,6 +29,7 @@ from fleetpulse.io.home.command_spool import spool
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.ingest.segments import bridge_position
 from fleetpulse.io.mqtt.address import BrokerAddress
+from fleetpulse.io.spark.standalone import StandaloneCluster
 from fleetpulse.io.system.process import StopSignal
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.reports import judgements
@@ -63,6 +66,7 @@ class ChaosPlan:
         victims: kinds of kill.
         pause_s: mean time between two kills, in seconds.
         keep: whether to keep the home.
+        cluster: whether the tasks of the lifecycle job run on a Spark cluster, which is started.
     """
 
     rounds: int
@@ -73,6 +77,7 @@ class ChaosPlan:
     victims: tuple[KillKind, ...]
     pause_s: float
     keep: bool = False
+    cluster: bool = False
 
 
 ReportProgress = Callable[[str], None]
@@ -95,8 +100,8 @@ def chaos(plan: ChaosPlan, report: ReportProgress) -> Account:
     try:
         (home.path / "settings.toml").write_text(_SETTINGS)
         home.prepare(Deployment(LATENESS_MS))
-        with home.locked("fleet chaos"):
-            found = _run(plan, home, report)
+        with home.locked("fleet chaos"), _cluster_of(plan, home) as cluster:
+            found = _run(plan, home, report, cluster)
         keep = keep or not found.clean
         return found
     except FleetError:
@@ -109,7 +114,19 @@ def chaos(plan: ChaosPlan, report: ReportProgress) -> Account:
             shutil.rmtree(home.path, ignore_errors=True)
 
 
-def _run(plan: ChaosPlan, home: Home, report: ReportProgress) -> Account:
+@contextmanager
+def _cluster_of(plan: ChaosPlan, home: Home) -> Iterator[StandaloneCluster | None]:
+    """Run a Spark cluster for the home, if it is requested, and write the settings that name it."""
+    if not plan.cluster:
+        yield None
+        return
+    with StandaloneCluster(home.path / "cluster", home.path / "spark.key") as cluster:
+        with (home.path / "settings.toml").open("a") as settings:
+            settings.writelines(f"{name} = {json.dumps(value)}\n" for name, value in cluster.settings().items())
+        yield cluster
+
+
+def _run(plan: ChaosPlan, home: Home, report: ReportProgress, cluster: StandaloneCluster | None) -> Account:
     stop, random = StopSignal().on_signals(), Random(plan.seed)
     restarts = plan.rounds + _SPARE
     try:
@@ -117,7 +134,7 @@ def _run(plan: ChaosPlan, home: Home, report: ReportProgress) -> Account:
             address = _start(run, restarts, stop)
             with Load(address, plan.devices, plan.rate_per_s, plan.seed) as load:
                 run.await_that("the first verdicts", lambda: _frontier_ms(home) is not None or _ended(stop), _START_S)
-                killing = KillExecutor(run, random, stop, OUTAGE_S)
+                killing = KillExecutor(run, random, stop, OUTAGE_S, cluster)
                 with ReconnectingDevices(address, plan.reconnecting, plan.seed) as others:  # slow clocks need a frontier
                     _kill(plan, killing, load, random, report)
                     report("the load has ended; waiting until its last messages are judged")

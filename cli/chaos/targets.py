@@ -12,6 +12,9 @@ class KillKind(StrEnum):
     LANDING = "landing"
     LIFECYCLE = "lifecycle"  # the job itself, or its JVM
     OUTAGE = "outage"  # the broker, down for longer than the timeout
+    EXECUTOR = "executor"  # only with a cluster, like the next one: the JVM of an executor
+    WORKER = "worker"  # a worker with its executors, which restarts at once
 
 
+OF_CLUSTER: Final = (KillKind.EXECUTOR, KillKind.WORKER)
 OF_JOBS: Final = (KillKind.BRIDGE, KillKind.LANDING, KillKind.LIFECYCLE)

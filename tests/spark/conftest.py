@@ -18,10 +18,11 @@ from fleetpulse.settings import load_settings
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    classes = os.pathsep.join(map(str, [*resolve_jars(), compiled()]))  # the benchmark's peers run in the same JVM
-    extra = {"spark.driver.extraClassPath": classes}
     folder = tmp_path_factory.mktemp("spark")
-    size = SparkResources.of(folder, load_settings(folder)) if "FLEET_SPARK_MASTER" in os.environ else SparkResources()
-    session = spark_session("fleetpulse-tests", local_dir=folder, size=size, extra=extra)
+    if "FLEET_SPARK_MASTER" in os.environ:
+        session = spark_session("fleetpulse-tests", local_dir=folder, size=SparkResources.of(folder, load_settings(folder)))
+    else:
+        classes = os.pathsep.join(map(str, [*resolve_jars(), compiled()]))  # the benchmark's peers run in the same JVM
+        session = spark_session("fleetpulse-tests", local_dir=folder, extra={"spark.driver.extraClassPath": classes})
     yield session
     session.stop()

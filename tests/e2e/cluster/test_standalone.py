@@ -52,20 +52,20 @@ print(json.dumps(task.execute(context)))
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
-    with spark_cluster(tmp_path_factory.mktemp("cluster") / "parts") as running:
+    with spark_cluster(tmp_path_factory.mktemp("cluster")) as running:
         yield running
 
 
 def test_workers_run_as_another_user_who_sees_none_of_the_drivers_folders(cluster: SparkCluster) -> None:
     if reason := unavailable():
         pytest.skip(reason)
-    for worker in cluster.workers:
-        await_that(lambda one=worker: psutil.Process(one.pid).name() == "java", what="the worker", by=worker)
+    for worker in cluster.parts.workers:
+        await_that(lambda one=worker: psutil.Process(one.pid).name() == "java", what="the worker")
         assert psutil.Process(worker.pid).uids().effective != os.geteuid()
         seen = Path(f"/proc/{worker.pid}/root")
         assert (seen / cluster.shared.relative_to("/")).is_dir()
-        assert not (seen / cluster.place.relative_to("/") / "driver").exists()
-        assert (cluster.place / "driver").exists()
+        assert not (seen / cluster.driver.relative_to("/")).exists()
+        assert cluster.driver.exists()
 
 
 def test_a_backtest_submitted_to_the_cluster_writes_its_page(cluster: SparkCluster) -> None:
@@ -79,15 +79,15 @@ def test_a_backtest_submitted_to_the_cluster_writes_its_page(cluster: SparkClust
         **{name: value for name, value in cluster.settings().items() if name != "FLEET_SPARK_MASTER"},
         "AIRFLOW_HOME": str(home / "airflow"),
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/none.db",
-        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": cluster.master}),
+        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": cluster.parts.master}),
     }
     command = [sys.executable, "-P", "-c", _SUBMIT, str(home), "backtest", "--spark"]
-    before = cluster.applications()
+    before = cluster.parts.applications()
     done = cluster.run_driver(command, environment)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1]) == {"page": str(run / "report.html")}
     assert "<svg" in (run / "report.html").read_text()
-    assert cluster.applications() == before + 1, "executors of the cluster replayed it, not the driver"
+    assert cluster.parts.applications() == before + 1, "executors of the cluster replayed it, not the driver"
 
 
 _ON_A_SESSION = (
@@ -96,14 +96,16 @@ _ON_A_SESSION = (
 )
 
 
-def test_state_operations_and_suites_on_the_cluster_give_the_rows_of_the_definition(cluster: SparkCluster, tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path}", *_ON_A_SESSION]
-    environment = {**os.environ, **cluster.settings(), "PYTHONPATH": str(ROOT)}
-    before = cluster.applications()
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=1500)
+def test_state_operations_and_the_gate_on_the_cluster_give_the_rows_of_the_definition(cluster: SparkCluster) -> None:
+    folder = cluster.shared / "state"
+    folder.mkdir()
+    cluster.share(folder)
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={folder}", *_ON_A_SESSION]
+    before = cluster.parts.applications()
+    done = cluster.run_driver(command, cluster.settings(), limit_s=1500)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert f"{len(_ON_A_SESSION)} passed" in done.stdout
-    assert cluster.applications() == before + 1, "executors of the cluster ran the tasks"
+    assert cluster.parts.applications() == before + 1, "executors of the cluster ran the tasks"
 
 
 def command_lines() -> list[str]:
@@ -119,26 +121,26 @@ def test_job_and_snapshot_on_a_cluster_equal_the_definition_and_a_killed_worker_
     cluster.share(home.path)
     job = cluster.start_driver(fleet_command("job", "lifecycle", "--home", str(home.path)), cluster.settings())
     await_that(lambda: _reached(home, rows[cut - 1].received_at_ms), what="the first batch", by=job)
-    assert all(cluster.executors(one) for one in range(2)), "both workers run an executor"
-    executors = [one for number in range(2) for one in cluster.executors(number)]
+    assert all(cluster.parts.executors(one) for one in range(2)), "both workers run an executor"
+    executors = [one for number in range(2) for one in cluster.parts.executors(number)]
     assert all(cluster.ports(2, one) for one in executors), "a firewall knows the ports"
     drivers = psutil.Process(job.pid).children(recursive=True)
     assert all(any(cluster.ports(kind, one) for one in drivers) for kind in (0, 1))
-    secret = cluster.secret.read_text().strip()
+    secret = cluster.parts.secret.read_text().strip()
     assert not any(secret in line for line in command_lines())
     land(home, rows[cut:], 2)
     cluster.share(home.table(MESSAGES.name))
     await_that((home.checkpoint / "offsets" / "1").exists, what="the second batch", by=job, pause_s=0.02)
-    cluster.kill(0)
+    cluster.parts.kill_worker(0)
     await_that(lambda: _reached(home, rows[-1].received_at_ms), what="the end of the rows", by=job)
     job.send_signal(signal.SIGTERM)
     assert job.wait(120) == 0, job.communicate()[0]
     assert emitted(home) == defined(rows, DEPLOYMENT)
-    before = cluster.applications()
+    before = cluster.parts.applications()
     words = ("state", "snapshot", "--gate", "--home", os.path.relpath(home.path, ROOT))
     taken = cluster.run_driver(fleet_command(*words), {**cluster.settings(), "FLEET_EXECUTORS": "1"})
     assert taken.returncode == 0, taken.stderr
-    assert cluster.applications() == before + 1
+    assert cluster.parts.applications() == before + 1
     [snapshot] = snapshots(home)
     query = "SELECT count(*) AS found FROM device_snapshots WHERE part = 'device'"
     assert tables.query(home, query, tables=["device_snapshots"])[0]["found"] == snapshot.devices > 0
