@@ -26,6 +26,7 @@ from fleetpulse.core.rows import Kind
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 
+LATENESS_MS: Final = 10_000  # allowed lateness of the home
 CLOCK_OFFSETS_S: Final = (-3_600, -600, -5, -1, 0, 1, 600, 3_600)  # seconds by which clocks are ahead
 _ANSWER_S: Final = 5.0  # timeout of an answer of the broker
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close by a reset
@@ -93,7 +94,8 @@ class ReconnectingDevice:
         with suppress(RuntimeError, ValueError):  # the connection is lost
             sent.wait_for_publish(_ANSWER_S)
             if sent.is_published():
-                message = Message(self._topic(kind), payload, (self.name, kind.value, at_ms, boot, self._seq), now_ms)
+                identity = self.name, kind.value, at_ms, boot, self._seq
+                message = Message(self._topic(kind), payload, identity, presence_ms(now_ms, self._ahead_ms))
                 self.acknowledged.append(Acknowledged(message, wall_clock_ms()))
                 return True
         return False
@@ -124,6 +126,21 @@ class ReconnectingDevice:
 
     def _topic(self, kind: Kind) -> str:
         return f"fleet/{self.site}/{self.name}/{kind.value}"
+
+
+def presence_ms(sent_ms: int, ahead_ms: int) -> int:
+    """Return the instant for which a signal proves that its device was alive, epoch milliseconds.
+
+    It is the event time of a clock that is behind, unless the signal is late: it then counts when it is
+    received, which is not before it was sent.
+
+    Args:
+        sent_ms: instant of sending, epoch milliseconds.
+        ahead_ms: milliseconds by which the device's clock is ahead; negative if it is behind.
+
+    Source: docs/adr/0032-presence-time.md
+    """
+    return sent_ms + ahead_ms if -LATENESS_MS < ahead_ms < 0 else sent_ms
 
 
 class ReconnectingDevices:

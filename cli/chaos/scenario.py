@@ -14,7 +14,7 @@ from typing import Final
 from cli.chaos.kills import KillExecutor
 from cli.chaos.ledger import Account, account
 from cli.chaos.load import PATIENCE_S, Load
-from cli.chaos.reconnecting import ReconnectingDevices
+from cli.chaos.reconnecting import LATENESS_MS, ReconnectingDevices
 from cli.chaos.targets import OF_JOBS, KillKind
 from cli.supervisor.processes import Run
 from cli.supervisor.progress import judged_to_the_end
@@ -38,7 +38,6 @@ from streaming.landing.merge import MAX_SEGMENT_ROWS
 
 TIMEOUT_S: Final = 10
 GRACE_S: Final = 3  # grace period after a will
-LATENESS_MS: Final = 10_000
 OUTAGE_S: Final = 13.0  # longer than the timeout
 _DRAIN_S: Final = 600.0
 _START_S: Final = 600.0
