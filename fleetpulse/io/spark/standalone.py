@@ -1,7 +1,8 @@
 """Standalone cluster on the loopback: master and workers of the pinned Spark, for tests and chaos.
 
 Rule 1: each part has folders and an environment of its own, so that a task that needs those of the
-driver fails.
+driver fails. On Linux, each worker also has an address of its own: executors at one address read each
+other's shuffle files from the disk.
 Rule 2: all parts share a secret, which is in files of mode 600 and on no command line.
 Rule 3: the parts end with the thread that started them.
 """
@@ -10,6 +11,7 @@ import os
 import re
 import secrets
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +31,7 @@ _WORKER_MEMORY: Final = "768m"  # one executor, and the memory that Spark adds t
 _PATIENCE_S: Final = 180.0
 _STOP_S: Final = 20.0
 _POLL_S: Final = 0.1
+_LOOPBACK: Final = "127.0.0.1"
 _DAEMON: Final = ("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _STARTED: Final = re.compile(r"Starting Spark master at (spark://127\.0\.0\.1:\d+)")
 _EXECUTOR: Final = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
@@ -94,7 +97,7 @@ class StandaloneCluster:
         )
         (self.configuration / "java-opts").write_text("-XX:TieredStopAtLevel=1\n")  # of executors, too: their lives are short
         try:
-            self.master = self._await_master(self._start("master", "master.Master"))
+            self.master = self._await_master(self._start("master", _LOOPBACK, "master.Master"))
             self.workers = [self._start_worker(number) for number in range(self._count)]
         except BaseException:
             self._stop()
@@ -143,9 +146,10 @@ class StandaloneCluster:
     def _start_worker(self, number: int) -> "subprocess.Popen[bytes]":
         work = str(self.place / f"worker-{number}" / "work")
         sizes = ("--cores", "1", "--memory", _WORKER_MEMORY, "--work-dir", work)
-        return self._start(f"worker-{number}", "worker.Worker", *sizes, self.master)
+        address = f"127.0.0.{number + 2}" if sys.platform == "linux" else _LOOPBACK
+        return self._start(f"worker-{number}", address, "worker.Worker", *sizes, self.master)
 
-    def _start(self, name: str, part: str, *arguments: str) -> "subprocess.Popen[bytes]":
+    def _start(self, name: str, address: str, part: str, *arguments: str) -> "subprocess.Popen[bytes]":
         """Start a part in its own folder, with nothing of this process's environment."""
         place = self.place / name
         for folder in (place / "tmp", place / "local"):
@@ -159,14 +163,14 @@ class StandaloneCluster:
             "SPARK_CONF_DIR": str(self.configuration),
             "SPARK_HOME": str(spark),
             "SPARK_LOCAL_DIRS": str(place / "local"),
-            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_IP": address,
             "SPARK_SCALA_VERSION": "2.13",  # the scripts of Spark set it; without it, no executor starts
             "TMPDIR": str(place / "tmp"),
         }
         classes = os.pathsep.join((str(self.configuration), str(spark / "jars" / "*")))
         options = (*_DAEMON, f"-Djava.io.tmpdir={place / 'tmp'}", "-cp", classes)
-        address = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        command = [str(java / "bin" / "java"), *options, f"org.apache.spark.deploy.{part}", *address, *arguments]
+        listening = ("--host", address, "--port", "0", "--webui-port", "0")
+        command = [str(java / "bin" / "java"), *options, f"org.apache.spark.deploy.{part}", *listening, *arguments]
         with (place / "log").open("ab") as log:
             process = subprocess.Popen(
                 self._launcher(command, place),
