@@ -6,7 +6,9 @@ are forked from this daemon share the imports and their memory.
 
 Source: docs/adr/0031-forking-python-daemon.md
 
-Rule: imports of this module must not start threads, because only one thread survives a fork.
+Rule 1: imports of this module must not start threads, because only one thread survives a fork.
+Rule 2: on a cluster, the daemon ends with an error if it does not find the mark of the session, see
+`fleetpulse.io.spark.shared_mark`. Spark passes the error to the driver.
 """
 
 import gc
@@ -38,6 +40,9 @@ def preload() -> None:
 
 
 if __name__ == "__main__":
+    from fleetpulse.io.spark.shared_mark import require_mark
+
+    require_mark(os.environ)
     from pyspark.daemon import manager
 
     if sys.argv[1:] == ["pyspark.worker"]:

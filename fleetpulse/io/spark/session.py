@@ -23,6 +23,7 @@ from fleetpulse.io.spark.cluster import Cluster, await_executor, reach_master, r
 from fleetpulse.io.spark.jars import jars_of_spark, resolve_jars, spark_home
 from fleetpulse.io.spark.java import find_java
 from fleetpulse.io.spark.scratch import TEMPORARY
+from fleetpulse.io.spark.shared_mark import mark_shared
 from fleetpulse.paths import LOG4J, ROOT, cache_dir
 
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -243,6 +244,8 @@ def spark_session(
     os.environ["SPARK_LOCAL_DIRS"] = str(local_dir / "local")
     builder = SparkSession.builder.appName(app_name)
     usual = settings(local_dir, size)
+    if size.cluster is not None:
+        usual |= {f"spark.executorEnv.{name}": value for name, value in mark_shared(local_dir).items()}
     os.environ["SPARK_LOCAL_IP"] = usual["spark.driver.host"]
     if archive := class_archive(java, jars_of_spark()):
         usual[JAVA_OPTIONS_KEY] += f" {use_options(archive)}"

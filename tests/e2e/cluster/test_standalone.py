@@ -108,6 +108,13 @@ def test_state_operations_and_the_gate_on_the_cluster_give_the_rows_of_the_defin
     assert cluster.parts.applications() == before + 1, "executors of the cluster ran the tasks"
 
 
+def marks_of_executors() -> list[str]:
+    """Return the paths of the marks that running daemons of Python workers have looked for."""
+    found = psutil.process_iter(["cmdline", "environ"])
+    daemons = [one for one in found if "fleetpulse.io.lifecycle.python_daemon" in (one.info["cmdline"] or ())]
+    return [(one.info["environ"] or {}).get("FLEET_SHARED_MARK", "") for one in daemons]
+
+
 def command_lines() -> list[str]:
     return [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
 
@@ -126,6 +133,7 @@ def test_job_and_snapshot_on_a_cluster_equal_the_definition_and_a_killed_worker_
     assert all(cluster.ports(2, one) for one in executors), "a firewall knows the ports"
     drivers = psutil.Process(job.pid).children(recursive=True)
     assert all(any(cluster.ports(kind, one) for one in drivers) for kind in (0, 1))
+    assert any(str(home.path) in mark for mark in marks_of_executors()), "executors look for the mark of the session"
     secret = cluster.parts.secret.read_text().strip()
     assert not any(secret in line for line in command_lines())
     land(home, rows[cut:], 2)
