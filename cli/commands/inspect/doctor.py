@@ -314,7 +314,7 @@ def _secrets(context: _Context) -> str:
 
         read_secret(spark.cluster.secret)
         named.append(spark.cluster.secret)
-    return f"{require_private_secrets(context.home, named)} files that only their owner can read"
+    return f"files that only their owner can read: {require_private_secrets(context.home, named)}"
 
 
 def _broker_port(context: _Context) -> str:
