@@ -24,19 +24,21 @@ from fleetpulse.core.messages.mapping import NO_MAPPINGS, Mappings
 from fleetpulse.core.messages.sparkplug import PREFIX as SPARKPLUG
 from fleetpulse.core.messages.sparkplug import Source, parse_source
 from fleetpulse.core.presence.identities import DeviceIdentity
-from fleetpulse.core.rows import FROM_DEVICES
+from fleetpulse.core.rows import FROM_DEVICES, Kind
 from fleetpulse.core.times import HOUR_MS
 
 BURST_S: Final = 60  # burst in seconds of the limit, for messages that a device buffered while it was away
 _FULL_MS: Final = BURST_S * 1000  # time after which a bucket is full
 _PREFIX: Final = "fleet/"
 _KINDS: Final = frozenset(kind.value for kind in FROM_DEVICES)
+_KNOWN_KINDS: Final = frozenset(kind.value for kind in Kind)  # no rule of a mapping matches a topic of four levels with one
 _LONGEST_AWAY_MS: Final = HOUR_MS  # limit of the outage time that adds tokens: after a week, a flood is a flood
 _MOST: Final = 100_000  # number of devices at which quiet ones are forgotten
 OTHER_SENDERS: Final = 50_000  # senders outside of fleet/ with a limit of their own: those of the last `BURST_S` seconds
 BEHIND_NODE: Final = 1_000  # devices of a Sparkplug node with a limit of their own
 LONGEST_SENDER: Final = 512  # characters; longer names, and topics that are that long, would fill the memory
 _CACHED_TOPICS: Final = 50_000  # topics outside of fleet/ whose sender is remembered: to parse one costs microseconds
+_INVALID: Final = _PREFIX  # sender of all topics below fleet/ that are not of a device: a mapping may permit them to several
 _OTHER: Final = "/"  # first character of a sender outside of fleet/; an id has no slash
 _SPARKPLUG: Final = f"{_OTHER}+/"  # before group, node and device of a sender; no topic has a plus
 _MAPPED: Final = f"{_OTHER}=/"  # before the sender that a mapping finds
@@ -79,9 +81,10 @@ class RateLimiter:
     def sender(self, topic: str) -> str:
         """Return the sender whose limit a message counts towards.
 
-        It is the device of a topic below ``fleet/`` (its id, or site and id), the device or node of
-        a Sparkplug topic, the sender that a mapping finds (`Mappings.sender_of`), any other topic as a
-        whole, or a sender that stands for many. Names are cut after `LONGEST_SENDER` characters.
+        It is the device of a topic below ``fleet/`` (its id, or site and id; one sender for all invalid
+        topics there), the device or node of a Sparkplug topic, the sender that a mapping finds
+        (`Mappings.sender_of`), any other topic as a whole, or a sender that stands for many. Names are
+        cut after `LONGEST_SENDER` characters.
         """
         own = self._own(topic)
         return own if own in self._left else self._bucket(own)
@@ -216,14 +219,15 @@ def _sender(other: Callable[[str], str], topic: str) -> str:
     if not topic.startswith(_PREFIX):
         return other(topic)
     levels = topic.split("/", 3)
-    return (levels[2] if len(levels) > 2 else topic)[:LONGEST_SENDER]
+    return levels[2][:LONGEST_SENDER] if len(levels) > 3 and levels[3] in _KNOWN_KINDS else _INVALID
 
 
 def _sender_at_site(other: Callable[[str], str], topic: str) -> str:
     """Return site and device id of a topic; another sender of any other topic."""
     if not topic.startswith(_PREFIX):
         return other(topic)
-    return (topic.rpartition("/")[0] if topic.count("/") == 3 else topic)[:LONGEST_SENDER]
+    own, _, kind = topic.rpartition("/")
+    return own[:LONGEST_SENDER] if kind in _KNOWN_KINDS and own.count("/") == 2 else _INVALID
 
 
 def _short_or_found(cached: Callable[[str], str], found: Callable[[str], str], topic: str) -> str:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fleetpulse.core.messages.decode import decode, digest64
 from fleetpulse.core.messages.mapping_file import parse_mappings
+from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.core.rows import SPARED_BYTES, Origin
 from fleetpulse.io.ingest.payload_paths import compile_path
 from fleetpulse.io.ingest.segments import SEGMENT_SCHEMA, BridgePosition, SegmentRow, read_segment, rows_table, write_segment
@@ -127,6 +128,15 @@ def test_no_word_of_a_topic_gives_a_device_another_limit(topic: str) -> None:
     assert len({limiter.sender(one) for one in topics}) == 1
     intake.lost(NOW)
     assert list(limiter.exceeding(topics, NOW)) == [*range(BURST_S, BURST_S + 3)], "dropped messages do not count"
+
+
+@pytest.mark.parametrize("identity", DeviceIdentity)
+def test_an_invalid_topic_counts_towards_no_device(identity: DeviceIdentity) -> None:
+    """With a mapping such as ``{site}/{device}/{metric}``, a device may publish on ``fleet/pump-1/pump-2``."""
+    sender = RateLimiter(1, identity).sender
+    invalid = ["fleet/d/e", "fleet/d/e/up", "fleet/s/d/heartbeat/more", "fleet/d", "fleet/"]
+    assert len({sender(topic) for topic in invalid}) == 1
+    assert sender(invalid[0]) not in (sender("fleet/d/e/heartbeat"), sender("fleet/s/d/heartbeat"))
 
 
 def test_limit_of_zero_refuses_no_message() -> None:
