@@ -65,7 +65,7 @@ class RateLimiter:
         bytes_per_s: int = 0,
         mappings: Mappings = NO_MAPPINGS,
     ) -> None:
-        found = partial(_other_sender, mappings)
+        found = partial(_other_sender, mappings, identity is DeviceIdentity.SITE_AND_ID)
         other = partial(_short_or_found, lru_cache(maxsize=_CACHED_TOPICS)(found), found)
         self._own = partial(_sender if identity is DeviceIdentity.ID else _sender_at_site, other)
         self._per_ms, self._bytes_per_ms = per_s / 1000, bytes_per_s / 1000
@@ -235,7 +235,7 @@ def _short_or_found(cached: Callable[[str], str], found: Callable[[str], str], t
     return cached(topic) if len(topic) <= LONGEST_SENDER else found(topic)[:LONGEST_SENDER]
 
 
-def _other_sender(mappings: Mappings, topic: str) -> str:
+def _other_sender(mappings: Mappings, with_site: bool, topic: str) -> str:
     """Return node or device of a Sparkplug topic, for all types of messages; else the sender of a mapped topic.
 
     A device whose name is not printable counts as its node, which could vary the name. Any other topic is a
@@ -249,7 +249,7 @@ def _other_sender(mappings: Mappings, topic: str) -> str:
         of_node, _, _ = topic.rpartition("/")
         if topic.count("/") == 4 and isinstance(source := parse_source(f"{of_node}/_"), Source):
             return f"{_SPARKPLUG}{source.group}/{source.node}"
-    mapped = mappings.sender_of(topic)
+    mapped = mappings.sender_of(topic, with_site=with_site)
     return _OTHER + topic if mapped is None else _MAPPED + mapped
 
 

@@ -255,18 +255,22 @@ class Mappings:
                 self._known[topic] = matched
         return matched
 
-    def sender_of(self, topic: str) -> str | None:
+    def sender_of(self, topic: str, *, with_site: bool = False) -> str | None:
         """Return the name of the sender of a topic: what a client cannot vary without naming another device.
 
         It is the device that the first matching rule finds in the topic. If that rule finds the device in the
         payload, it is the topic without words of ``{metric}`` and ``{kind}``. None if no rule matches.
+
+        Args:
+            topic: topic of a message.
+            with_site: whether devices of two sites differ, even with one id.
         """
         matched = next((one for one in self.match(topic) if not one[0].ignores), None)
         if matched is None:
             return None
         rule, words = matched
         if "device" in words:
-            return words["device"]
+            return f"{words['site']}/{words['device']}" if with_site and "site" in words else words["device"]
         if not any(placeholder(level) in _VARIED for level in rule.topic):
             return topic
         return rule.filter_of({name: word for name, word in words.items() if name not in _VARIED})

@@ -139,6 +139,13 @@ def test_an_invalid_topic_counts_towards_no_device(identity: DeviceIdentity) -> 
     assert sender(invalid[0]) not in (sender("fleet/d/e/heartbeat"), sender("fleet/s/d/heartbeat"))
 
 
+@pytest.mark.parametrize(("identity", "senders"), [(DeviceIdentity.ID, 1), (DeviceIdentity.SITE_AND_ID, 2)])
+def test_mapped_devices_of_two_sites_share_a_limit_only_if_they_are_one_device(identity: DeviceIdentity, senders: int) -> None:
+    mappings = parse_mappings({"mapping": [{"topic": "home/{site}/{device}/{metric}", "kind": "telemetry"}]}, compile_path)
+    sender = RateLimiter(1, identity, mappings=mappings).sender
+    assert len({sender(f"home/{site}/d/{metric}") for site in ("a", "b") for metric in ("x", "y")}) == senders
+
+
 def test_limit_of_zero_refuses_no_message() -> None:
     limiter = RateLimiter(0)
     assert not any(_exceeds(limiter, TOPIC, NOW) for _ in range(10_000))
