@@ -1,7 +1,7 @@
 """Benchmark of an idle fleet: CPU and memory, compared with another commit.
 
-Rule 1: ``./fleet up --no-airflow --no-sim`` runs on a terminal, as for a person; the devices
-publish from outside its process tree.
+Rule 1: ``./fleet up --no-airflow --no-sim`` runs on a terminal, as in interactive use; the
+devices publish from outside its process tree.
 Rule 2: contenders alternate on the same machine. CPU is that of the whole tree, ended workers
 included; memory counts shared pages once.
 Rule 3: latency is measured from outside: from the publication of a new device's first message to

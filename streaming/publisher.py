@@ -76,7 +76,7 @@ class Position:
     prefix: str
 
     def marker(self) -> bytes:
-        """Return the payload of the marker."""
+        """Return the payload of the retained marker: token and version."""
         return json.dumps({"token": self.token, "version": self.marked}).encode()
 
     def continues_after(self, marker: bytes | None) -> int | None:

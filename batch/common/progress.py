@@ -64,7 +64,7 @@ class Steps:
             self._step, self._since_s = line, self._clock()
             self._report(line)
 
-    def look(self, tasks: Callable[[], tuple[int, int] | None]) -> None:
+    def report_if_silent(self, tasks: Callable[[], tuple[int, int] | None]) -> None:
         """Report Spark's task counts if no line was written for `_SILENT_S` seconds.
 
         Args:
@@ -75,7 +75,7 @@ class Steps:
             return
         done, count = counted
         with self._turn:
-            if self._is_silent():  # checked again: the next step may have started while Spark was asked
+            if self._is_silent():  # checked again: the next step may have started while the tasks were counted
                 self._since_s = self._clock()
                 self._report(f"{self._step}: {done:,} of {count:,} tasks of Spark's present stage done")
 
@@ -95,7 +95,7 @@ def tasks_of(spark: "SparkSession") -> tuple[int, int] | None:
 
 @contextmanager
 def watched(spark: "SparkSession", steps: Steps) -> Iterator[threading.Thread]:
-    """Poll Spark every second in a thread until the context exits, see `Steps.look`.
+    """Poll Spark every second in a thread until the context exits, see `Steps.report_if_silent`.
 
     Args:
         spark: Spark session.
@@ -111,7 +111,7 @@ def watched(spark: "SparkSession", steps: Steps) -> Iterator[threading.Thread]:
     def watch() -> None:
         while not ended.wait(_POLL_S):
             try:
-                steps.look(lambda: tasks_of(spark))
+                steps.report_if_silent(lambda: tasks_of(spark))
             except (Py4JError, OSError):
                 return  # the JVM has ended; its user reports that
 

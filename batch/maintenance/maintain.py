@@ -131,9 +131,9 @@ def _bronze(home: Home, keep: Keep, pins: list[ReaderPin], now_ms: int, *, dry_r
     if planned is None:
         return
     first, oldest = planned.held_by, min(pins, key=lambda need: need.version)
-    yield Step(MESSAGES.name, "hold", note=f"{first.who} needs version {first.version} and later ones unchanged")
+    yield Step(MESSAGES.name, "hold", note=f"{first.reader} needs version {first.version} and later ones unchanged")
     if oldest.version < first.version:
-        yield Step(MESSAGES.name, "hold", note=f"{oldest.who} needs the rows of version {oldest.version} and later ones")
+        yield Step(MESSAGES.name, "hold", note=f"{oldest.reader} needs the rows of version {oldest.version} and later ones")
     if planned.newest_ms > now_ms + AHEAD_MS and keep.messages_ms is not None:
         note = f"{ahead(planned.newest_ms)}; rows landed with that row or after it stay until then"
         yield Step(MESSAGES.name, "hold", note=note)

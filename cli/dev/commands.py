@@ -34,8 +34,8 @@ _MISUSE: Final = 2  # exit code of argparse
 _ABSENT: Final[tuple[tuple[str, ...], bool]] = ((), False)
 
 
-class Kind(StrEnum):
-    """Environment of a bill of materials, see `KINDS`."""
+class SbomKind(StrEnum):
+    """Installed environment that a bill of materials describes, see `KINDS`."""
 
     RUNTIME = "runtime"
     OPERATIONS = "operations"
@@ -226,7 +226,7 @@ def lock(
 
 
 def sbom(
-    kind: Annotated[Kind, typer.Option("--kind", help="Environment: runtime, operations or dev.")] = Kind.OPERATIONS,
+    kind: Annotated[SbomKind, typer.Option("--kind", help="Environment: runtime, operations or dev.")] = SbomKind.OPERATIONS,
     output: Annotated[Path | None, typer.Option("--output", help="File to write instead of standard output.")] = None,
 ) -> None:
     """Print the software bill of materials: components and hashes, in CycloneDX's JSON format."""

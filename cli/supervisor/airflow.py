@@ -193,7 +193,7 @@ class Part:
 
     @staticmethod
     def _kill(started: Sequence[psutil.Process]) -> None:
-        """Kill processes that still run; a process id that was reused is left alone."""
+        """Kill processes that still run; a process with a reused id is not killed."""
         for one in started:
             with suppress(psutil.Error):
                 if one.is_running():

@@ -1,4 +1,4 @@
-"""``fleet up``: start everything, show it live, and stop it in order."""
+"""``fleet up``: start the processes of a home, show their state, and stop them in order."""
 
 import time
 from collections.abc import Callable

@@ -444,7 +444,7 @@ class Fold:
         return device
 
     def _list(self, row: Row, verdict: JudgementKind) -> None:
-        """List a signal that has no effect; a late one is listed already."""
+        """Emit a judgement about a signal without effect; a late signal has one already."""
         if row.trust is not Trust.LATE:
             self.judgements.append(message_judgement(row, verdict))
 

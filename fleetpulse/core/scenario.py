@@ -242,7 +242,7 @@ def scenario_policy() -> dict[str, Any]:
 
 
 def simulate(scenario: Scenario) -> Iterator[Sent]:
-    """Yield the messages of the fleet without end, in the order of receipt."""
+    """Yield the messages of the fleet, an endless stream in the order of receipt."""
     members = list(_members(scenario))
     for member in members:
         if member.joins_ms == scenario.start_ms and not member.device_id.endswith(f"-{_NOT_REGISTERED:05d}"):

@@ -142,12 +142,12 @@ class WaitForFrontier(_Wait):
 class Approval(ApprovalOperator):
     """Ask a person to approve the plan of the run; *Reject* skips the later tasks.
 
-    The person must be another one than who triggered the run, see `approvals.find_objection`. A
+    The approver must not be the user who triggered the run, see `approvals.find_objection`. A
     request without an answer in time fails the task and is not repeated. The answer has a record in
     the table ``audit``.
 
     Args:
-        question: what to approve.
+        question: question to the approver.
         if_dropping: whether to ask only if the plan drops devices, or does not tell.
         place: configuration of the installation.
     """

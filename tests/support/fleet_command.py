@@ -63,5 +63,5 @@ def kill_at(words: str, *command: str) -> None:
             os.kill(running.pid, signal.SIGKILL)
             break
     else:
-        pytest.fail(f"it never wrote {words!r}")
+        pytest.fail(f"its output never had {words!r}")
     assert running.wait(PATIENCE_S) == -signal.SIGKILL, "it had ended"

@@ -119,8 +119,8 @@ class Node:
 
     def configure(self, **lines: object) -> None:
         """Add lines to the configuration, with effect from the next start on."""
-        added = "".join(f"{name.replace('_', '.')}={value}\n" for name, value in lines.items())
-        self.configuration.write_text(self.configuration.read_text() + added)
+        text = "".join(f"{name.replace('_', '.')}={value}\n" for name, value in lines.items())
+        self.configuration.write_text(self.configuration.read_text() + text)
 
     def first_offset(self, topic: str) -> int:
         """Return the sum of the first retained offsets of the topic's partitions."""

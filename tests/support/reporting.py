@@ -73,8 +73,8 @@ class Reporting:
         )
 
 
-def _reason(reported: Any) -> str:
-    return str(reported[2] if isinstance(reported, tuple) else reported).removeprefix("Skipped: ")
+def _reason(outcome: Any) -> str:
+    return str(outcome[2] if isinstance(outcome, tuple) else outcome).removeprefix("Skipped: ")
 
 
 def _cpu_s(test: str) -> float:

@@ -80,7 +80,10 @@ def _opened(home: Path) -> Home:
 
 
 def status(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False) -> None:
-    """Show devices by mode, message counts, the frontier, and the jobs' health."""
+    """Show devices by mode, message counts, the frontier, and the jobs' health.
+
+    The exit code does not depend on the health.
+    """
     show_status(_opened(home), json_lines=json_lines)
 
 

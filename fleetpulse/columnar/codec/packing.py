@@ -95,7 +95,7 @@ class Packed:
 
 
 def in_use(numbers: Int64s, known: int) -> tuple[Int64s, Int64s]:
-    """Renumber indices over those that occur; -1 stays.
+    """Map indices to 0 to n - 1 over the n values in use; -1 is unchanged.
 
     Args:
         numbers: indices from -1 to ``known`` - 1.

@@ -179,7 +179,7 @@ class FoldCall:
         return np.unique(places[due & ((of_devices[places] != shards) | behind)])
 
     def _behind_events(self, events: Mapping[int, Sequence[Row]]) -> Int64s:
-        """Find devices whose gateway may have an event before their latest fact."""
+        """Find devices behind a gateway with an event before their `Device.last_fact_ms`."""
         rows = [row for of_shard in events.values() for row in of_shard]
         if not rows:
             return np.empty(0, np.int64)
@@ -188,7 +188,7 @@ class FoldCall:
         return np.flatnonzero(concerned & (self._last_fact_ms() > min(row.at_ms for row in rows)))
 
     def _last_fact_ms(self) -> Int64s:
-        """Return the latest instant of each device's facts, as `Device.last_fact_ms`."""
+        """Return `Device.last_fact_ms` of each device."""
         facts = [layout.QUIET_SINCE, layout.MODE_SINCE, layout.CLASS_SINCE, layout.DEATH, layout.OUTAGE]
         return self._devices.rows[:, facts].max(axis=1, initial=NONE)
 

@@ -401,7 +401,7 @@ def _advance(memory: Matrix, slot: int, context: PackedContext, policy: int, of_
 
 @jit_no_refcount
 def _error(devices: Matrix, memory: Matrix, context: PackedContext, out: Matrix, n_out: int, i: int, rows: Matrix, j: int) -> int:
-    """Update the facts with an error: degraded by count, flagged by sequence.
+    """Count an error: it can degrade the device (number in the window) or flag it (sequence).
 
     Returns:
         Number of output rows.

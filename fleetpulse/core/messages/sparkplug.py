@@ -109,7 +109,7 @@ class Source:
 
     @property
     def site(self) -> str:
-        """Site of the group."""
+        """Site of the devices of the group: its id, shortened."""
         return shortened(self.group)
 
     @property

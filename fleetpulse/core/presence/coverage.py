@@ -3,10 +3,11 @@
 Rule 1: covered time ``c(t)`` is ``t`` minus the coverage gaps before it; nothing is covered before
 the first row. A gap lasts while any bridge that serves the site is not listening: it is the union
 of the gaps of the bridges.
-Rule 2: the frontier never moves back, and a gap never starts before it: judged time stays judged.
+Rule 2: the frontier never moves back, and a gap never starts before it, so time that was
+judged is not judged again.
 Rule 3: a row that opens a gap is the first row after an outage. It is applied before its
-``received_at`` moves the frontier; otherwise it would judge the very span that it excludes (ADR 3).
-The bridge gives it a ``received_at`` that no other row has.
+``received_at`` moves the frontier; otherwise, moving the frontier would judge the span that the row
+excludes (ADR 3). The bridge gives it a ``received_at`` that no other row has.
 Rule 4: each site has its own coverage and frontier, see `core.presence.shards`.
 """
 

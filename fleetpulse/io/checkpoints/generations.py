@@ -180,7 +180,7 @@ def load_generations(lifecycle: Path) -> Generations:
 
 
 def _read(stands: Mapping[str, Any] | None = None, **others: Any) -> Generation:
-    """Return the generation of an entry; the file calls the position ``stands``, as in homes of version 1."""
+    """Return the generation of an entry; its key of the position is ``stands``, as in homes of version 1."""
     return Generation(**others, position=stands or {})
 
 

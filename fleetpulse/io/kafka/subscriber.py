@@ -62,7 +62,8 @@ _COLUMNS: Final = ("timestamp", "topic", "partition", "offset", "key", "value")
 class _BatchAborted(Exception):
     """Abort of a batch.
 
-    Its text must be short: Spark searches it for a trace, and a long text overflows the stack.
+    Its text must be short: Spark searches it for a stack trace with a regular expression, which
+    overflows the stack of the JVM on a long text.
     """
 
 
@@ -318,7 +319,7 @@ class KafkaReceiver:
             query.stop()
 
     def _start(self, spark: SparkSession) -> StreamingQuery:
-        """Start the query; its batches wait until the receiver knows its run id."""
+        """Start the query; its batches wait until the receiver has its run id."""
         options = {
             "kafka.bootstrap.servers": self._options.servers,
             "subscribe": ",".join(self._options.topics),

@@ -23,7 +23,7 @@ from fleetpulse.columnar.compute import pc
 from fleetpulse.io.delta.corruption import reporting_corruption_of_file
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.lifecycle import block_files
-from fleetpulse.io.tables.adaptive_batching import BATCH_ROWS, Pacer
+from fleetpulse.io.tables.adaptive_batching import BATCH_ROWS, BatchStart
 
 FORMAT: Final = "fleet_blocks"
 ROWS_A_TASK: Final = 20_000  # with fewer rows, a third or further task costs more than it saves
@@ -125,7 +125,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.alone = options.get("begin_alone") == "1"
         self.through = int(options["through"]) if "through" in options else None
         self.handover = options.get("handover")
-        self.pacer = Pacer(self.log, int(options.get("hold_ms", "0")))
+        self.batch_start = BatchStart(self.log, int(options.get("hold_ms", "0")))
         self._started_ms: int | None = None
 
     def initialOffset(self) -> dict[str, int]:
@@ -151,7 +151,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {"version": start["version"]}
         first = start["version"]
         end, rows, latest = first, 0, self.log.latest() if self.through is None else self.through - 1
-        if self.through is None and not self.pacer.is_due(first, latest):
+        if self.through is None and not self.batch_start.is_due(first, latest):
             return start
         while end <= latest and (rows < self.max_rows or end == first):
             files, end_of_span = self.log.span(end, self.through)

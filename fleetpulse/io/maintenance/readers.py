@@ -28,14 +28,14 @@ class ReaderPin:
     """Version of bronze at which a reader may continue.
 
     Attributes:
-        who: name of the reader in messages, such as ``generation 1``.
+        reader: name of the reader in messages, such as ``generation 1``.
         version: first version to be read.
         by_version: whether the reader continues version by version, in batches already planned. If
             so, versions from this one on must not change. Otherwise, versions below it and versions
             from it on may be compacted, but not across it.
     """
 
-    who: str
+    reader: str
     version: int
     by_version: bool = False
 

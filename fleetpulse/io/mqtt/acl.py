@@ -88,7 +88,7 @@ class Grant:
 
     @property
     def login(self) -> str:
-        """Name by which the broker knows the user."""
+        """User name at the broker: the name of the certificate, if there is one."""
         return self.certificate or self.name
 
 

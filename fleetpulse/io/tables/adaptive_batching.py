@@ -85,7 +85,7 @@ def is_live(newest_ms: int | None, now_ms: int) -> bool:
     return newest_ms is not None and abs(now_ms - newest_ms) <= _LIVE_MS
 
 
-class Pacer:
+class BatchStart:
     """Decision of one reader of bronze when its next batch starts.
 
     Args:

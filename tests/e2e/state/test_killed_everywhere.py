@@ -28,7 +28,7 @@ from tests.support.fleet_command import await_none_left, begin, fleet
 from tests.support.form import IS_LONG
 from tests.support.histories.histories import START
 from tests.support.histories.recordings import record
-from tests.support.homes.state_steps import BESIDE_THE_JOB, ON_ANOTHER, ON_ONE_HOME, PROGRESS, WAITING, Call, is_reported
+from tests.support.homes.state_steps import BESIDE_THE_JOB, ON_ANOTHER, ON_ONE_HOME, PROGRESS, WAITING, Call, is_line_of
 from tests.support.wait import PATIENCE_S, await_that
 
 pytestmark = [
@@ -89,7 +89,7 @@ def _kill_at(step: str, *command: str) -> None:
     lines: list[str] = []
     for line in running.stdout:
         lines.append(line)
-        if is_reported(step, line):
+        if is_line_of(step, line):
             os.kill(running.pid, signal.SIGKILL)
             break
     else:
@@ -106,7 +106,7 @@ def _repeat(home: Home, command: tuple[str, ...], call: Call) -> None:
     lines = again.stderr.splitlines()
     steps = [line for line in lines if not any(line.startswith(f"{step}: ") for step in lines)]  # the other lines report progress
     known = {*_STEPS[call.words[0]], *PROGRESS}
-    unknown = [line for line in steps if not any(is_reported(step, line) for step in known)]
+    unknown = [line for line in steps if not any(is_line_of(step, line) for step in known)]
     assert call.again or not unknown, "it prints a step at which it was not killed"
     record = load_generations(home.lifecycle)
     statuses = [one.status for one in record.known.values()]

@@ -71,7 +71,7 @@ def require_equal_to_definition(home: Home) -> None:
             if one.kind == "transition"
         }
 
-    written = {
+    emitted = {
         (
             one["device_id"],
             round(one["life"].timestamp() * 1000),
@@ -81,4 +81,4 @@ def require_equal_to_definition(home: Home) -> None:
         )
         for one in judgements.transitions(home)
     }
-    assert transitions(reached[1]) <= written <= transitions(max(one.received_at_ms for one in rows))
+    assert transitions(reached[1]) <= emitted <= transitions(max(one.received_at_ms for one in rows))

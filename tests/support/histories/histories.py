@@ -217,12 +217,12 @@ def stamped_by_bridge(rows: Iterable[Row], lateness_s: float = 60) -> list[Row]:
 
     Gap rows have the position of the bridge: the instant of the row before.
     """
-    sent: list[Row] = []
+    stamped: list[Row] = []
     for one in positioned(rows, lateness_s):
-        if one.kind is Kind.GAP and sent:
-            one = replace(one, body=json.dumps({**one.contents(), "after": sent[-1].received_at_ms}))
-        sent.append(one)
-    return sent
+        if one.kind is Kind.GAP and stamped:
+            one = replace(one, body=json.dumps({**one.contents(), "after": stamped[-1].received_at_ms}))
+        stamped.append(one)
+    return stamped
 
 
 def recorded_progress(name: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from fleetpulse.core.rows import Clock, Row
 from fleetpulse.core.scenario import Scenario, simulate
 
-_OPTIONAL = ("boot", "session", "seq", "code", "firmware", "gateway")
+_SENT_FIELDS = ("boot", "session", "seq", "code", "firmware", "gateway")
 _NO_TIME = 5  # an invalid ts
 
 
@@ -42,7 +42,7 @@ def record_rows(path: Path, rows: Iterable[Row]) -> Path:
 
 
 def _payload(row: Row) -> dict[str, Any]:
-    present = {name: value for name in _OPTIONAL if (value := getattr(row, name)) is not None}
+    content = {name: value for name in _SENT_FIELDS if (value := getattr(row, name)) is not None}
     if row.clock is Clock.RECEIVED:
-        return present
-    return {**present, "ts": _NO_TIME if row.event_time_ms is None else row.event_time_ms}
+        return content
+    return {**content, "ts": _NO_TIME if row.event_time_ms is None else row.event_time_ms}

@@ -121,7 +121,7 @@ class JudgedHome:
     def __init__(self, home: Home) -> None:
         self.home = home
         self.rows: list[Row] = []
-        self._emitted: Counter[Judgement] = Counter()
+        self._written: Counter[Judgement] = Counter()
         self._number = 0
 
     def land_and_judge(self, *rows: Row) -> None:
@@ -129,10 +129,10 @@ class JudgedHome:
         self._number += 1
         self.rows += rows
         land(self.home, rows, self._number)
-        fresh = Counter(replay(self.rows, self.home.deployment())) - self._emitted
-        self._emitted += fresh
+        fresh = Counter(replay(self.rows, self.home.deployment())) - self._written
+        self._written += fresh
         newest_ms = max(one.received_at_ms for one in self.rows)
         more = {"judged_at_ms": newest_ms}
-        entries = [{**asdict(one), **more, "last_errors": json.dumps(one.last_errors)} for one in fresh.elements()]
-        tables.append(self.home, JUDGEMENTS, tables.to_table(JUDGEMENTS, entries), "test", self._number)
+        written = [{**asdict(one), **more, "last_errors": json.dumps(one.last_errors)} for one in fresh.elements()]
+        tables.append(self.home, JUDGEMENTS, tables.to_table(JUDGEMENTS, written), "test", self._number)
         commit_batch(self.home.checkpoint, self._number, newest_ms - 1)

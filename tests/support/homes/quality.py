@@ -60,11 +60,11 @@ def judged_home(
     tables.append(home, QUARANTINE, tables.to_table(QUARANTINE, [refused]), "test", 1)
     _land_ours(home, rows)
     newest_ms = rows[-1].received_at_ms
-    entries = [
+    written = [
         {**asdict(one), "judged_at_ms": newest_ms, "last_errors": json.dumps(one.last_errors) if one.last_errors else None}
         for one in (replay(rows, deployment) if emitted is None else emitted)
     ]
-    tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, entries), "test", 1)
+    tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, written), "test", 1)
     commit_batch(home.checkpoint, 1, newest_ms - 1)
     write_state(home, state_rows(rows, deployment))
     return home

@@ -55,7 +55,7 @@ def _sentence(text: ast.expr) -> str:
     return ast.unparse(text)  # computed elsewhere
 
 
-def is_reported(step: str, line: str) -> bool:
+def is_line_of(step: str, line: str) -> bool:
     """Return whether a line matches a step."""
     return re.fullmatch(".*".join(map(re.escape, step.split("{}"))), line.strip()) is not None
 

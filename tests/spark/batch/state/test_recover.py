@@ -91,7 +91,7 @@ def test_recovery_emits_only_the_missing_judgements(
     judge(spark, home)
     assert emitted(home) == defined(ROWS, DEPLOYMENT)
     assert not list(home.lifecycle.glob("scratch-*")) and not list(home.lifecycle.rglob("unsaid-*"))
-    assert {pin.who for pin in reader_pins(home)} >= {"generation 3", "snapshot 1"}, (
+    assert {pin.reader for pin in reader_pins(home)} >= {"generation 3", "snapshot 1"}, (
         "a generation that cannot be restored has no pin"
     )
     predecessor = load_generations(home.lifecycle).predecessor()

@@ -89,12 +89,12 @@ def test_silent_step_reports_the_task_counts_of_spark() -> None:
 
     steps("comparing")
     for clock.now_s in range(18):
-        steps.look(tasks)
+        steps.report_if_silent(tasks)
     assert lines == ["comparing", *["comparing: 1 of 7 tasks of Spark's present stage done"] * 2]
     assert polled_at_s == [8, 9, 17], "Spark is not polled while the step reports its own progress"
     clock.now_s = 24
     steps("comparing: 2 of 3")
-    steps.look(tasks)
+    steps.report_if_silent(tasks)
     assert lines[-1] == "comparing: 2 of 3"
 
 
@@ -107,7 +107,7 @@ def test_task_counts_are_dropped_if_the_next_step_starts_during_the_poll() -> No
         steps("the next")
         return 1, 2
 
-    steps.look(tasks)
+    steps.report_if_silent(tasks)
     assert lines == ["the next"]
 
 

@@ -154,7 +154,7 @@ def test_snapshot_pins_bronze_while_its_files_exist(home: Home) -> None:
         properties = CommitProperties(custom_metadata={"userMetadata": json.dumps({**metadata, "key_groups": 8})})
         table = tables.to_table(DEVICE_SNAPSHOTS, rows)
         write_deltalake(str(home.table(DEVICE_SNAPSHOTS.name)), table, mode="overwrite", commit_properties=properties)
-    assert [(one.who, one.version) for one in readers.reader_pins(home)][:2] == [("snapshot 1", 7), ("snapshot 2", EACH + 1)]
+    assert [(one.reader, one.version) for one in readers.reader_pins(home)][:2] == [("snapshot 1", 7), ("snapshot 2", EACH + 1)]
     for name in DeltaTable(str(home.table(DEVICE_SNAPSHOTS.name)), version=1).file_uris():
         Path(name).unlink()
     run_maintain(home, replace(KEEP, messages_ms=DAY_MS))

@@ -195,7 +195,7 @@ def test_old_retired_generations_are_pruned_except_the_newest(home: Home) -> Non
     assert pruned == [("delete", 2, "generation 1,"), ("delete", 2, "generation 2,")]
     assert [step for step in planned if step.table == "checkpoints"] == [step for step in done if step.table == "checkpoints"]
     assert _checkpoints(home) == ["gen-0003", "gen-0004"]
-    assert {pin.who for pin in reader_pins(home)} == {"generation 3, kept for rollback", "generation 4"}
+    assert {pin.reader for pin in reader_pins(home)} == {"generation 3, kept for rollback", "generation 4"}
     run_maintain(home, replace(KEEP, generations_ms=DAY_MS))
     assert _checkpoints(home) == ["gen-0003", "gen-0004"]  # the generation for rollback is kept at any age
 

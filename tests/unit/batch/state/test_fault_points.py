@@ -3,7 +3,7 @@
 import pytest
 
 from fleetpulse.paths import ROOT
-from tests.support.homes.state_steps import KILLED_AT, NOT_KILLED, OTHER_MODULES, STEP_MODULES, is_reported, steps_in
+from tests.support.homes.state_steps import KILLED_AT, NOT_KILLED, OTHER_MODULES, STEP_MODULES, is_line_of, steps_in
 
 pytestmark = pytest.mark.unit
 STEPS = {step for name in STEP_MODULES for step in steps_in(ROOT / name)}
@@ -21,5 +21,5 @@ def test_each_module_that_reports_steps_is_listed() -> None:
 
 def test_each_line_matches_exactly_one_step() -> None:
     for step in STEPS:
-        assert [one for one in STEPS if is_reported(one, step.replace("{}", "7"))] == [step]
-    assert not is_reported("building generation {}", "the building generation 7")
+        assert [one for one in STEPS if is_line_of(one, step.replace("{}", "7"))] == [step]
+    assert not is_line_of("building generation {}", "the building generation 7")

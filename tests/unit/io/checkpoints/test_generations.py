@@ -244,9 +244,9 @@ def test_unfinished_generation_pins_versions_only_during_a_state_change(home: Ho
     temporary.mkdir()
     with exclusive_state_change(home, "a test", lambda message: None):
         assert is_making(home)
-        assert f"generation {incomplete.number}" in {pin.who for pin in reader_pins(home)}
+        assert f"generation {incomplete.number}" in {pin.reader for pin in reader_pins(home)}
     assert not is_making(home)
-    assert f"generation {incomplete.number}" not in {pin.who for pin in reader_pins(home)}
+    assert f"generation {incomplete.number}" not in {pin.reader for pin in reader_pins(home)}
     prune(home, 1, lambda message: None, dry=False)
     assert not temporary.exists()
     known = load_generations(home.lifecycle).of(incomplete.number)

@@ -10,7 +10,15 @@ from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.bronze_source import BlockReader
 from fleetpulse.io.tables import tables
-from fleetpulse.io.tables.adaptive_batching import FEW_ROWS, NEWEST, Pacer, hold_ms, landing_pause_s, trigger_ms, verdict_delay_ms
+from fleetpulse.io.tables.adaptive_batching import (
+    FEW_ROWS,
+    NEWEST,
+    BatchStart,
+    hold_ms,
+    landing_pause_s,
+    trigger_ms,
+    verdict_delay_ms,
+)
 
 pytestmark = [pytest.mark.unit, pytest.mark.home(tables=Deployment(60_000))]
 HOLD_MS = 6_000
@@ -28,8 +36,8 @@ class Clock:
         self.wall_ms = self.log.landed_ms(version) + after_ms
         return self
 
-    def pacer(self) -> Pacer:
-        return Pacer(self.log, HOLD_MS, lambda: self.wall_ms, lambda: self.wall_ms)
+    def pacer(self) -> BatchStart:
+        return BatchStart(self.log, HOLD_MS, lambda: self.wall_ms, lambda: self.wall_ms)
 
 
 @pytest.fixture
@@ -113,7 +121,7 @@ def test_a_backlog_does_not_wait(home: Home, clock: Clock) -> None:
 
 def test_rows_are_not_held_without_a_hold_time_or_a_known_received_at(home: Home, clock: Clock) -> None:
     begin = live(home, clock)
-    eager = Pacer(clock.log, 0)
+    eager = BatchStart(clock.log, 0)
     assert eager.is_due(begin, begin) and eager.is_due(begin + 1, live(home, clock))
     pacer = clock.pacer()
     assert pacer.is_due(begin, begin)

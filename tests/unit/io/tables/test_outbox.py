@@ -125,7 +125,7 @@ def test_damaged_checkpoint_is_refused_only_while_its_generation_is_needed(home:
         reader_pins(home)
     first, second = Generation(1, 8, 4, "up", status=RETIRED, position={"damaged": True}), Generation(2, 8, 4, "bootstrap")
     save_generations(home.lifecycle, Generations(2, {1: first, 2: second}))
-    assert [pin.who for pin in reader_pins(home)] == ["generation 2"]
+    assert [pin.reader for pin in reader_pins(home)] == ["generation 2"]
 
 
 def test_checkpoint_of_another_home_is_refused_even_if_it_is_not_resumed(home: Home) -> None:

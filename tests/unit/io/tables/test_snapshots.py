@@ -134,9 +134,9 @@ def test_snapshot_metadata_may_have_unknown_entries_but_no_missing_ones(home: Ho
 
 def test_snapshot_of_a_newer_format_pins_its_bronze_version_or_all_versions(home: Home) -> None:
     take_snapshot(home, 1, form=NOTE_FORM + 1, bronze=7, more=1)
-    assert ("snapshot 1", 7) in [(one.who, one.version) for one in reader_pins(home)]
+    assert ("snapshot 1", 7) in [(one.reader, one.version) for one in reader_pins(home)]
     take_snapshot(home, 2, form=NOTE_FORM + 1, bronze="of several tables")
-    assert ("snapshot 2", 0) in [(one.who, one.version) for one in reader_pins(home)]
+    assert ("snapshot 2", 0) in [(one.reader, one.version) for one in reader_pins(home)]
 
 
 def test_snapshot_of_a_newer_format_is_kept_regardless_of_its_age(home: Home) -> None:
