@@ -424,7 +424,7 @@ def bootstrap_devices(work: StateOperation, listed: Listed, named: str) -> Gener
 def _frontier_ms(home: Home, at: CheckpointPosition) -> int | None:
     """Return the frontier of the current generation after a drain.
 
-    While a batch is unfinished, this is the frontier of all rows received, which is not earlier.
+    If the newest batch is unfinished, return the frontier of all rows received, which is not earlier.
     """
     known = shards(home, at.newest_ms if unfinished(home.checkpoint) is None else None)
     return None if known is None else known.frontier_ms

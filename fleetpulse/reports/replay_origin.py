@@ -193,7 +193,7 @@ class CandidateSnapshot:
     unmet: frozenset[str]
 
     def of(self, device_id: str) -> ReplayOrigin:
-        """Return the snapshot as the beginning of a device's history."""
+        """Return the snapshot as the origin of a device's replay."""
         return ReplayOrigin(self.newest_ms, self.frontier_ms, None if device_id in self.unmet else self.taken.amended_ms)
 
 

@@ -169,7 +169,7 @@ class RateLimiter:
         return own if own in self._left or self._others < OTHER_SENDERS else _SHARED
 
     def _admitted(self, own: str) -> str:
-        """Return the bucket of a sender that has none, and count a new one."""
+        """Choose a bucket for a sender without one, and count the bucket if it is new."""
         bucket = self._bucket(own)
         self._crowded = self._crowded or bucket != own
         if bucket.startswith(_OTHER) and bucket != _SHARED and bucket not in self._left:

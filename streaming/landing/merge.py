@@ -55,7 +55,7 @@ class Part:
     stamped: pa.Array | None = None
 
     def placed(self) -> NDArray[np.int64]:
-        """Return ``positions``, or positions counted from the first row."""
+        """Return ``positions``; without them, count the rows of each instant."""
         return positions_within_instant(_received(self)) if self.positions is None else self.positions
 
     @property

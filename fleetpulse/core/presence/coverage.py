@@ -93,7 +93,7 @@ class Coverage:
         return replace(self, gaps=(*separate, (start, None)), deaf=(*self.deaf, bridge), until_ms=until)
 
     def has_room_for(self, bridge: str) -> bool:
-        """Whether a gap of ``bridge`` is recorded already or within the limit."""
+        """Return whether a gap of ``bridge`` is open, or can be opened within `MAX_DEAF`."""
         return bridge in self.deaf or len(self.deaf) < MAX_DEAF
 
     def close_gap(self, until_ms: int, bridge: str) -> "Coverage":

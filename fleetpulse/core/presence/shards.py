@@ -102,7 +102,7 @@ class Shards:
 
     @classmethod
     def judged_through(cls, frontier_ms: int, started_ms: int, allowed_lateness_ms: int) -> "Shards":
-        """See `ShardProgress.judged_through`."""
+        """Return one shard for all sites, see `ShardProgress.judged_through`."""
         return cls((ShardProgress.judged_through(frontier_ms, started_ms, allowed_lateness_ms),))
 
     @cached_property
@@ -277,7 +277,7 @@ class Advance:
         return frontier_ms is not None and row.at_ms <= frontier_ms and (former_ms is None or row.at_ms > former_ms)
 
     def in_order(self, rows: Iterable[Row], events: Iterable[Row], shards: Iterable[int]) -> list[Due]:
-        """Return the due rows of a device and gateway events as they become due.
+        """Merge the due rows of a device and gateway events, in the order in which they become due.
 
         Args:
             rows: due rows of the device, without copies.

@@ -158,7 +158,7 @@ class SessionCleaner:
                     pause_s = 0.0
 
     def clean(self) -> int:
-        """Remove abandoned sessions, and retained messages that crowd the store; return their number.
+        """Remove abandoned sessions, and retained messages that fill the store; return their number.
 
         Raises:
             OSError: the server cannot be reached.
