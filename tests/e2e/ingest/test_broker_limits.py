@@ -167,6 +167,22 @@ def test_the_number_of_retained_messages_is_limited_but_known_topics_take_new_on
     assert received["fleet/s7/pump-1/birth"] == b"new"
 
 
+def test_retained_and_waiting_messages_of_a_device_do_not_keep_the_bridge_away(start: Start, tmp_path: Path) -> None:
+    """The server closes a connection that they overrun, and a new subscription gets all of them at once."""
+    password = grant(tmp_path / "broker", "pump-1", Role.DEVICE)
+    _, address = start(BrokerLimits())
+    before = listening(address)  # the session for which messages wait
+    before.close()
+    with Publisher(replace(address, username="pump-1", password=password), "hoarder", patience_s=60) as publisher:
+        for number in range(100):
+            publisher.publish(f"fleet/s{number}/pump-1/birth", bytes(MB - 100), retain=True)
+        publisher.flush(60)
+    bridge, received = Receiver(address, "bridge", ("fleet/#",)), list[str]()
+    await_that(lambda: received.extend(one.topic for one in bridge.poll(0.02) if not one.retained) or len(received) >= 100)
+    assert (bridge.connections, len({*received})) == (1, 100)
+    bridge.close()
+
+
 def _is_subscribed(receiver: Receiver) -> bool:
     receiver.poll(0.02)
     return receiver.connected

@@ -1,9 +1,14 @@
 """Limits of the embedded broker: connections, log files, and the store.
 
-Rule: a full store must not lock out the bridge, which empties it. NATS refuses every session once a
+Rule 1: a full store must not lock out the bridge, which empties it. NATS refuses every session once a
 server reaches its limit ``max_file``. So that limit is beyond reach, and the streams of messages are
 limited instead: the broker then closes the connection of a publisher and acknowledges nothing, and
 the device sends its message again later.
+
+Rule 2: devices must not cut the bridge off. NATS closes a connection for which more bytes wait than
+`PENDING_BYTES`. With its own default, 64 MB, one device that sent messages of 1 MB faster than the bridge
+read them had it closed five times in 30 s. A new subscription gets all retained messages that it matches at
+once, so these have less in all.
 """
 
 import shutil
@@ -19,6 +24,8 @@ from fleetpulse.io.mqtt.embedded.broker_api import broker_api
 from fleetpulse.io.mqtt.embedded.retained_cleanup import STREAM as RETAINED
 
 MAX_SUBSCRIPTIONS: Final = 1_000  # of a connection: each filter of a persistent session keeps a file of its own
+PENDING_BYTES: Final = 512 * 1_024**2  # of a connection; allocated only while they wait
+RETAINED_BYTES: Final = PENDING_BYTES * 3 // 4
 LOG_BYTES: Final = 10_000_000
 LOG_FILES: Final = 5  # with the one that is being written
 _PARTS: Final = {"$MQTT_msgs": 1.0, RETAINED: 0.25}  # messages, and retained ones
@@ -62,6 +69,7 @@ class BrokerLimits:
         """
         return f"""max_connections: {self.connections + 1}  # one is that of `ConnectionCleaner`
 max_subscriptions: {MAX_SUBSCRIPTIONS}
+max_pending: {PENDING_BYTES}
 log_file: {quoted(str(log))}
 logfile_size_limit: {self.log_bytes}
 logfile_max_num: {self.log_files}
@@ -93,7 +101,7 @@ def limit_streams(folder: Path, pid: int, address: BrokerAddress, limits: Broker
                     raise ValueError(f"{stream}: {error['description']}")
                 wanted = {**known["config"], "max_bytes": int(part * limits.store_bytes), "discard": "new"}  # deletes nothing
                 if stream == RETAINED:
-                    wanted["max_msgs"] = limits.retained
+                    wanted |= {"max_bytes": min(wanted["max_bytes"], RETAINED_BYTES), "max_msgs": limits.retained}
                 if error := ask(f"$JS.API.STREAM.UPDATE.{stream}", wanted).get("error"):
                     raise ValueError(f"{stream}: {error['description']}")
     except (OSError, ValueError, KeyError) as error:
