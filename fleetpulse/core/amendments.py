@@ -5,9 +5,9 @@ amended.
 
 Rule 1: the amended history is the outcome of `core.replay` over the same rows. Late messages and
 corrected registry entries count as on time; correction rows have no effect.
-Rule 2: emitted judgements are never rewritten. A transition that did not happen is retracted, one
-that did is added. If any transition of a device at an instant differs, all emitted for this instant
-are retracted, and all of the amended history are added.
+Rule 2: emitted judgements are never rewritten. A transition that did not happen is retracted, and a
+missing transition is added. If any transition of a device at an instant differs, all its emitted
+transitions at this instant are retracted, and all those of the amended history are added.
 Rule 3: a correction row applies at one instant and carries the fingerprint of the device then. The
 fold refuses it if the device differs.
 
@@ -32,12 +32,12 @@ _CONTENT_COLUMNS: Final = tuple(name for name in COMPARED if name not in ("kind"
 
 
 def transition_order(one: Judgement) -> tuple[int, int]:
-    """Return the sort key of a device's transitions, judged or added."""
+    """Return the sort key of a device's transitions, including additions."""
     return (one.event_time_ms or 0, one.amendment_no or one.transition_no or 0)
 
 
 def effective_transitions(emitted: Iterable[Judgement]) -> list[Judgement]:
-    """Return the effective transitions of a device: amended, and in order.
+    """Return the effective transitions of a device, after amendments, in order.
 
     Args:
         emitted: transitions, retractions and additions of one device, in any order.
@@ -66,7 +66,7 @@ def amendments(
     through_ms: int,
     is_after: Callable[[Judgement], bool] = lambda _: True,
 ) -> list[Judgement]:
-    """Return the rows that turn the emitted transitions of a device into the wanted.
+    """Return the rows that turn the emitted transitions of a device into the amended history.
 
     Args:
         emitted: transitions, retractions and additions of one device.
@@ -74,7 +74,7 @@ def amendments(
         why: reason of the retractions.
         through_ms: instant up to which the amended history is known, epoch milliseconds; later
             judgements remain as they are.
-        is_after: whether a judgement lies in the part of the history that is known.
+        is_after: whether a judgement lies after the start of the amended history.
     """
     judgements = list(emitted)
 
@@ -141,7 +141,7 @@ class Histories:
     initial: Outcome = EMPTY_OUTCOME
 
     def is_after(self, one: Judgement) -> bool:
-        """Whether a judgement lies after the frontier at which its device starts.
+        """Whether a judgement lies after the initial frontier of its device.
 
         Earlier judgements are not emitted again.
         """
@@ -180,7 +180,7 @@ def histories(
 
 
 def amend(both: Histories, emitted: Mapping[str, Iterable[Judgement]]) -> dict[str, list[Judgement]]:
-    """Return the missing retractions and additions, by device that needs some.
+    """Return the missing retractions and additions by device, without devices that need none.
 
     Args:
         both: both histories, judged up to the same frontier.
@@ -217,7 +217,7 @@ class ReplayOrigin:
         newest_ms: ``received_at`` of the newest row that the snapshot includes.
         frontier_ms: event time up to which the snapshot is judged.
         amended_ms: ``received_at`` up to which all late messages were amended before the snapshot,
-            so that it is the state of both histories; None if unknown.
+            so that the snapshot is the state of both histories; None if unknown.
     """
 
     newest_ms: int
@@ -275,7 +275,7 @@ def corrections(
         initial: outcome of the rows before them.
 
     Returns:
-        The rows; None if there is none because a coverage gap stops the frontier.
+        The rows; None instead of an empty list if a coverage gap stops a frontier.
     """
     all_rows = list(rows)
     now = outcome(all_rows, deployment, initial=initial)

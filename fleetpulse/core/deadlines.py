@@ -1,7 +1,7 @@
 """Deadlines of one device: the instants at which it changes without a row.
 
-Rule: deadlines are not stored. State, coverage and policies give them each time, since a signal, a coverage
-gap or a policy moves them. `columnar.jit.deadlines` is the compiled form.
+Rule: deadlines are not stored, since a signal, a coverage gap or a policy moves them. They are derived from
+state, coverage and policies each time. `columnar.jit.deadlines` is the compiled form.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from fleetpulse.core.policy import Rules
 def next_due(device: Device, context: EvaluationContext) -> tuple[int, Trigger] | None:
     """Return the earliest deadline of a device and its trigger; None if there is none.
 
-    At the same instant silence precedes facts.
+    At the same instant, a deadline of silence comes before one of facts.
     """
     due = [item for item in _deadlines(device, context) if item is not None]
     return min(due, key=lambda item: item[0]) if due else None

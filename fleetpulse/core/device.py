@@ -44,7 +44,7 @@ class Device:
         timeout_ms: timeout that the registry sets for the device; None: that of its class.
         death_grace_ms: grace period after a will that the registry sets for the device; None: that
             of its class.
-        firmware: firmware version that the device named last.
+        firmware: firmware version that the device reported last.
         speaks_from: site of the newest signal; None: ``site``.
         spoke_from: site of the signals before the last move; None: no other site.
         moved_ms: instant of the last move between sites.
@@ -99,7 +99,7 @@ class Device:
 
     @property
     def last_fact_ms(self) -> int:
-        """Latest instant of its facts: no row that is judged later counts before it."""
+        """Latest instant of the facts in its state: a row that is judged later takes effect no earlier."""
         facts_ms = (self.quiet_since_ms, self.mode_since_ms, self.class_since_ms, self.death_ms, self.outage_ms)
         return max(instant_ms for instant_ms in facts_ms if instant_ms is not None)
 

@@ -65,7 +65,7 @@ Rule 4: each change of the mode emits exactly one transition; `lifecycle.next_mo
 mode, except for a correction. Transitions of a life are numbered from 1 without gaps.
 Rule 5: a correction row acts only if the device matches its fingerprint; else it is refused
 (ADR 13).
-Rule 6: no row raises: one that cannot take effect emits a judgement of kind ``refused``.
+Rule 6: no row raises an error: a row that cannot take effect emits a judgement of kind ``refused``.
 Rule 7: a forgotten device has no state: it is None.
 
 docs/concepts/semantics.md specifies the effects. `core.lifecycle` defines the modes,
@@ -90,8 +90,8 @@ from fleetpulse.core.rows import EVERYONE, POSITION_BITS, SIGNALS, GatewayEvent,
 from fleetpulse.core.sending_order import fell_back, was_sent_earlier, was_sent_later
 from fleetpulse.core.times import DAY_MS
 
-NO_CODE: Final = "unknown"  # the code of an error that has none
-CONFLICT_MS: Final = DAY_MS  # one that returns to a site within it is in conflict; reported at most once in it
+NO_CODE: Final = "unknown"  # code of an error without a code
+CONFLICT_MS: Final = DAY_MS  # an id that returns to a site within this time is in conflict; reported at most once in it
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class Fold:
         """
         for row in rows:
             if row.device_id == EVERYONE and (device is None or not _is_behind(device, row.gateway)):
-                continue  # it has another gateway by now: not its event, so no deadline fires
+                continue  # the event concerns another gateway than that of the device: no deadline fires
             device = self.expire(device, row.at_ms)
             device = self.apply(device, row)
         return device if through_ms is None else self.expire(device, through_ms + 1)
@@ -147,7 +147,7 @@ class Fold:
             if device is not None:
                 at_ms = max(at_ms, device.last_fact_ms, advance.judged_before(each, device.current_site) + 1)
                 device = self.expire(device, at_ms)
-                at_ms = row.at_ms if device is None else at_ms  # the state of a forgotten device is gone
+                at_ms = row.at_ms if device is None else at_ms  # a new life starts at the instant of its row
             device = self.apply(device, row if at_ms == row.at_ms else replace(row, presence_ms=at_ms))
         return device
 
@@ -208,7 +208,7 @@ class Fold:
         )
 
     def _end_outage(self, device: Device, at_ms: int) -> None:
-        """Count silence again; no-op if the gateway is not dead."""
+        """End the outage of the gateway: silence counts again; no-op if there is no outage."""
         if device.outage_covered_ms is not None:
             device.excused_ms += self.context.coverage(device).covered(at_ms) - device.outage_covered_ms
             device.outage_ms = device.outage_covered_ms = None
@@ -305,7 +305,7 @@ class Fold:
             device.speaks_from = device.spoke_from = device.moved_ms = None
         device.site, device.gateway = row.site, gateway
         if self._recount(device, before, at_ms):
-            device.class_since_ms = at_ms  # later rows count for no earlier instant
+            device.class_since_ms = at_ms  # rows that are judged later take effect no earlier
         if moved:
             self._end_outage(device, at_ms)
             self._transition(device, Trigger.REGISTERED, at_ms, row)
@@ -451,9 +451,9 @@ class Fold:
     def _record_signal(self, device: Device, row: Row) -> None:
         """Record a signal: last seen, runtime, clock, gateway, session and counter.
 
-        A late signal changes neither gateway nor counter; a late birth names the session, and the
-        counter within its boot. A signal that was sent before the newest one, and delivered behind
-        it, changes neither clock nor session nor counter.
+        A late signal changes neither gateway nor counter. Exception: a late direct birth sets the
+        session, and the counter within its boot. A signal that was sent before the newest one, and
+        delivered after it, changes neither clock nor session nor counter.
         """
         at_ms, covered = row.at_ms, self.context.coverage(device).covered(row.at_ms)
         gap = covered - device.quiet_covered_ms - device.excused_ms
@@ -473,12 +473,12 @@ class Fold:
             if newest and not is_older:
                 self._record_counters(device, row)
             elif row.kind is Kind.BIRTH and was_sent_later(device, row):
-                self._record_session(device, row)  # an older signal was delivered again, behind it
+                self._record_session(device, row)  # a signal sent before this birth was delivered again, after it
                 device.seq = row.seq
         elif newest and not is_older and row.kind is Kind.BIRTH and row.is_direct:
             if row.boot is not None and row.seq is not None and (row.boot == device.boot or device.seq is None):
                 device.seq = row.seq
-            self._record_session(device, row)  # it names the current connection, even if its clock is slow
+            self._record_session(device, row)  # a late birth names the current session, too
         if newest:
             device.heard_arrival = row.arrival
         if row.is_direct or row.kind is Kind.BIRTH:
@@ -522,7 +522,7 @@ class Fold:
         self._recount(device, before, at_ms)
 
     def _error(self, device: Device, row: Row) -> None:
-        """Count an error: enough within the window degrade, the configured sequence flags."""
+        """Count an error; fire ``ERRORS`` at the limit within the window, ``SEQUENCE`` at its last code."""
         at_ms, rules = row.at_ms, self._rules(device, row.at_ms)
         counted = (*device.error_times_ms, at_ms)[-rules.degraded_errors :]
         device.error_times_ms = tuple(then for then in counted if at_ms - then <= rules.degraded_window_ms)
@@ -573,7 +573,7 @@ def _is_of_its_session(device: Device, row: Row) -> bool:
 
 
 def _is_copy(device: Device, row: Row) -> bool:
-    """Whether a signal repeats the number of the signal before it.
+    """Whether a signal repeats the counter of the signal before it.
 
     Only signals whose presence time is not their event time are checked: `replay.judging_order` finds
     other copies.
@@ -583,9 +583,9 @@ def _is_copy(device: Device, row: Row) -> bool:
 
 
 def drop_settled_arrivals(device: Device, frontier_ms: int) -> None:
-    """Drop places in arrival order up to the frontier.
+    """Clear the positions of a device in arrival order that lie at or before the frontier.
 
-    Every row that is judged later was received after it.
+    Every row that is judged later was received after the frontier.
     """
     least = (frontier_ms + 1) << POSITION_BITS
     for name in ("heard_arrival", "proved_arrival"):

@@ -19,7 +19,7 @@ class JudgementKind(StrEnum):
     LATE = "late"  # a message was received after its event time had been judged
     CLOCK = "clock"  # a device's clock fault starts: from this signal on, its signals count at ``received_at``
     IDENTITY_CONFLICT = "identity_conflict"  # signals of one id come from two sites in turn; at most one a day and device
-    DUPLICATE = "duplicate"  # a copy of a message; emitted when their instant is judged
+    DUPLICATE = "duplicate"  # a copy of a message; emitted when the instant of the message is judged
     AFTER_DECOMMISSION = "after_decommission"  # a signal of a device out of service
     UNKNOWN_DEVICE = "unknown_device"  # a signal of a device that is not registered, or was forgotten since
     REFUSED = "refused"  # a command, registry or policy row that cannot take effect
@@ -36,14 +36,14 @@ REASONS: Final[Mapping[JudgementKind, str]] = MappingProxyType(
         JudgementKind.RETRACT: "retracted because of late messages",
     }
 )
-SUMMED: Final = {  # kinds of which a device can cause one with each message, and the noun of a row for several
+SUMMED: Final = {  # kinds that each message of a device can cause; noun in the reason of a row that counts several
     JudgementKind.LATE: "late messages",
     JudgementKind.DUPLICATE: "copies",
     JudgementKind.CLOCK: "clock faults",
     JudgementKind.AFTER_DECOMMISSION: "signals",
     JudgementKind.UNKNOWN_DEVICE: "signals",
 }
-NEWEST: Final = 5  # judgements of one of these kinds about a device and minute that a batch lists one by one
+NEWEST: Final = 5  # newest judgements of such a kind, device and minute that a batch lists in a row each
 MINUTE_MS: Final = 60_000  # span of ``received_at`` whose further messages share a row
 CORRECTED_ENTRY: Final = "retracted because of a corrected registry entry"  # reason of a retraction without late messages
 AMENDMENTS: Final = (JudgementKind.RETRACT, JudgementKind.ADD)
@@ -76,7 +76,7 @@ def identity_conflict(site: str, other: str) -> str:
     """Return the reason of an identity conflict, for people.
 
     Args:
-        site: site of the signals now, and before they came from ``other``.
+        site: site of the newest signals, and of those before the signals from ``other``.
         other: site of the signals in between.
     """
     return f'one id sends from "{other}" and "{site}" in turn (two devices, or one that moves); give one of them another id'

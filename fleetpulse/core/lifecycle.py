@@ -5,7 +5,7 @@ Theory of operation
 
 The lifecycle is one table and one pure function. ``TRANSITIONS`` maps a pair of mode and trigger to
 the next mode. `next_mode` looks the pair up and refines the target by the facts about the device.
-This module does not know rows, clocks, policies or state: `core.fold` decides that a trigger fires.
+This module does not depend on rows, clocks, policies or state: `core.fold` fires the triggers.
 
 Inputs. The fold reduces each row and each deadline of a device to triggers:
 
@@ -97,7 +97,7 @@ class Trigger(StrEnum):
     """Cause of a transition from one mode to another."""
 
     SIGNAL = "signal"  # heartbeat, telemetry, error or birth
-    SILENCE = "silence"  # no signal for the timeout, or for as long as its gateway may be dead
+    SILENCE = "silence"  # no signal for the timeout, or its gateway is dead for the outage limit
     DEATH = "death"  # the grace period after its will is over
     GATEWAY_DEATH = "gateway_death"  # the grace period after its gateway's will is over
     GATEWAY_RETURN = "gateway_return"  # its gateway was heard again

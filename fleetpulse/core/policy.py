@@ -308,7 +308,7 @@ def _plain(rules: Rules) -> dict[str, Any]:
     values: dict[str, Any] = {item.name: getattr(rules, item.name) for item in fields(rules)}
     for item in fields(rules):
         if item.name in _ADDED and values[item.name] == item.default:
-            del values[item.name]  # a policy that does not set it keeps its version
+            del values[item.name]  # a new rule must not change the version of policies that do not set it
     return values | {"flagged_codes": list(rules.flagged_codes)}
 
 
@@ -352,7 +352,7 @@ def _rules(values: Mapping[str, Any]) -> Rules:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Dated:
-    """Policy with its ``effective_from``; of equal ones the last received counts."""
+    """Policy with its ``effective_from``; of two at the same instant, the one received last counts."""
 
     effective_from_ms: int
     received_at_ms: int
@@ -380,7 +380,7 @@ class Policies:
         return sum(one.effective_from_ms > after_ms for one in self.dated)
 
     def at(self, instant_ms: int) -> Dated:
-        """Return the policy in force at an instant; it includes its ``effective_from``."""
+        """Return the policy in force at an instant; a policy is in force from its ``effective_from`` on."""
         for dated in reversed(self.dated):
             if dated.effective_from_ms <= instant_ms:
                 return dated

@@ -42,7 +42,7 @@ class Deployment:
     max_backlog_ms: int = 31 * DAY_MS
 
     def emitted_through_ms(self, frontier_ms: int) -> int:
-        """Return the event time up to which no verdict is held back at a frontier."""
+        """Return the event time up to which all verdicts are emitted at a frontier."""
         return frontier_ms - self.verdict_jitter_ms
 
 
@@ -80,7 +80,7 @@ class LatenessFilter:
         """
         shards = self.shards or Shards.begin(row.received_at_ms)
         if row.is_for_everyone:
-            return [row]  # derived from a row that is read by itself
+            return [row]  # the row that it is derived from is read separately
         if row.kind is Kind.GAP:
             shards = self._gap(shards, row)
         self.shards = shards = shards.read(row.received_at_ms, self.deployment.allowed_lateness_ms)
@@ -124,7 +124,7 @@ class LatenessFilter:
         return shards
 
     def _policy(self, shards: Shards, row: Row) -> None:
-        """Add a policy that takes effect after every frontier; refuse one too many."""
+        """Add a policy; refuse it if invalid, not after every frontier, or beyond `MAX_AHEAD`."""
         assert row.event_time_ms is not None
         if not self._in_time(shards.frontier_ms, row):
             return
@@ -157,9 +157,9 @@ class LatenessFilter:
 def arrival(row: Row) -> tuple[int, bool, int, int, int]:
     """Return the sort key of rows by arrival: ``received_at``, then a fixed order.
 
-    Gap rows come first. Of two at one instant, the one with the lesser ``after`` comes first, which
-    is the ``received_at`` of the row before it. If the rows of their bridges arrived in one stream,
-    they may have been judged one after the other. The later one then has the greater ``after``.
+    At the same instant gap rows come first, in the order of ``after``, the ``received_at`` of the row
+    before. If their bridges share one stream, two gap rows may have been judged one after the other.
+    The one judged later then has the greater ``after``.
     """
     after_ms = row.contents().get("after") if row.kind is Kind.GAP else None
     read_ms = after_ms if type(after_ms) is int else -1
@@ -167,9 +167,9 @@ def arrival(row: Row) -> tuple[int, bool, int, int, int]:
 
 
 def read_before(gap: Row) -> int:
-    """Return the ``received_at`` of the row before one that opens a gap; 0 if unknown.
+    """Return the ``received_at`` of the row before a gap row that opens a gap; 0 if unknown.
 
-    A key group may not have received that row itself.
+    The gap row states it, since not every key group has received the row before.
     """
     content = gap.contents()
     after_ms = content.get("after")
@@ -191,7 +191,7 @@ def judging_order(due: Iterable[Row], due_at: Callable[[Row], int] = lambda _: 0
     copies: list[Judgement] = []
     for row in sorted(due, key=lambda each: (each.arrival, each.code or "", each.site, each.gateway or "")):
         is_copy = first.setdefault((identity(row), due_at(row)), row) is not row
-        if is_copy and row.trust is not Trust.LATE:  # a late one is listed already
+        if is_copy and row.trust is not Trust.LATE:  # a late copy is listed already
             copies.append(message_judgement(row, JudgementKind.DUPLICATE))
     return sorted(first.values(), key=order), copies
 
@@ -295,7 +295,7 @@ def outcome(
 def cuts_at_gaps(rows: Sequence[Row], initial: Shards | None) -> list[int]:
     """Return the indexes of gap rows, starting with the first that names its sites.
 
-    Coverage is constant between two of them. If there are shards already, all gap rows count.
+    Coverage is constant between two of them. With several shards before the rows, return all gap rows.
 
     Args:
         rows: rows in the order of `arrival`.
@@ -329,7 +329,7 @@ def _judged(fold: Fold, initial: Mapping[str, Device], pending: Sequence[Row], a
 
 
 def _waits(row: Row, shards: Shards) -> bool:
-    """Whether a row is still pending: a gateway event until it is due in every shard."""
+    """Whether a row is still pending; a gateway event is pending until it is due in every shard."""
     frontier_ms = shards.least_frontier_ms if row.is_for_everyone else shards.of(row.site).frontier_ms
     return frontier_ms is None or row.at_ms > frontier_ms
 

@@ -1,7 +1,6 @@
 """Rows of bronze: kinds of messages, fields of a row, identity and order of rows.
 
-Rule 1: a message that can be decoded becomes a `Row`. A doubtful clock is stored and named, never
-repaired.
+Rule 1: a message that can be decoded becomes a `Row`. A doubtful clock is recorded, never repaired.
 Rule 2: any other message becomes a rejection with a reason, see `core.messages.decode`. No message
 is dropped, and none raises an error.
 """
@@ -226,7 +225,7 @@ def session_number(session: str) -> int:
 
 @lru_cache(KNOWN_NAMES)
 def hash64(text: str) -> int:
-    """Return BLAKE2b-64 of a UTF-8 text as a signed number; it gives the key group."""
+    """Return BLAKE2b-64 of a UTF-8 text as a signed number; it determines the key group."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 

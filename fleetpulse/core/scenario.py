@@ -1,7 +1,7 @@
 """Simulated fleet for ``fleet up``, tests and benchmarks: endless seeded messages.
 
 Rule 1: no clock is read; messages are generated in the order in which they would be received.
-Rule 2: twenty devices already show every behaviour that the lifecycle distinguishes.
+Rule 2: twenty devices are enough to show every behaviour that the lifecycle distinguishes.
 """
 
 import heapq
@@ -210,7 +210,7 @@ def _never_sends(_member: _Member, _from_ms: int) -> Iterator[TimedMessage]:
     return iter(())
 
 
-# The first devices have one of these each; of the others, most are steady.
+# The first devices have one of these behaviours each; most other devices are steady.
 BEHAVIOURS: Final[tuple[Behaviour, ...]] = (
     _steady,
     _dies,

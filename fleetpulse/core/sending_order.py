@@ -1,7 +1,7 @@
 """Order in which a device sent two of its signals, whatever the order of their delivery.
 
-Rule: counters of one boot decide, with the event times: a broker may deliver an older signal again, behind
-newer ones. Boots are names without an order, so signals of two boots are not compared.
+Rule: the counters of one boot and the event times decide, since a broker may deliver an older signal again,
+after newer ones. Boots are names without an order, so signals of two boots are not compared.
 """
 
 from typing import Final, NamedTuple
@@ -29,9 +29,9 @@ class Sent(NamedTuple):
 
 
 def precedes(row: Row, newest: Sent) -> bool:
-    """Whether a signal was sent before another one of its boot, so that it names no newer session.
+    """Whether a signal was sent before ``newest`` in the same boot, so that it names no newer session.
 
-    Its counter is lower, and its event time is not later. If either event time is invalid, the
+    Then its counter is lower, and its event time is not later. If either event time is invalid, the
     counter alone decides.
     """
     counters = _counters_of_one_boot(row, newest)

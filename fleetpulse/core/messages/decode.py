@@ -1,9 +1,9 @@
 """Decoder of messages to rows of bronze, or to rejections with a reason.
 
-Rule 1: every message becomes one of the two. No message raises an error, and none costs more than
-the limits allow.
-Rule 2: an invalid value costs its field, with a note in the row; never the message, since the message
-still proves its device alive. NaN and infinite numbers are null.
+Rule 1: every message becomes a row or a rejection. No message raises an error, and limits on size
+and depth bound the cost of each.
+Rule 2: an invalid value in a device's message is left out, with a note in the row. The message is
+kept, since it still proves its device alive. NaN and infinite numbers are null.
 """
 
 import json
@@ -20,7 +20,7 @@ from fleetpulse.core.times import DAY_MS, END_OF_TIME_MS, EPOCH_2000_MS
 
 MAX_PAYLOAD_BYTES: Final = 262_144
 MAX_DEPTH: Final = 16
-MAX_AHEAD_DAYS: Final = 366  # of a row that takes effect later: it is pending in the state until then
+MAX_AHEAD_DAYS: Final = 366  # until ``effective_from`` of a row; the row is pending in the state until then
 NO_TS: Final = "no ts: event_time is received_at"
 _INSTANTS: Final = ("effective_from", "from", "until", "after")  # fields of reserved kinds
 _TEXT_FIELDS: Final = ("op", "class", "gateway", "why")  # text fields of reserved kinds
@@ -140,7 +140,7 @@ def parse_topic(topic: str) -> Address:
 
 @lru_cache(KNOWN_NAMES)
 def plain_address(topic: str) -> Address | None:
-    """Return the address of a device's message; None if `decode` must check it."""
+    """Return the address in a topic of a device; None if it is invalid, reserved or not below ``fleet/``."""
     if not topic.startswith("fleet/"):
         return None
     try:
@@ -176,7 +176,7 @@ def address_fault(address: Address) -> str | None:
 
 
 def site_fault(site: str) -> str | None:
-    """Return the reason why no topic can have a site; None if the site is valid."""
+    """Return the reason why a site is invalid; None if it is valid."""
     try:
         check_name("site", site)
     except _Rejected as rejected:
@@ -357,7 +357,7 @@ def _whole(content: Mapping[str, Any], name: str) -> int | None:
 
 
 def as_whole(value: object) -> int | None:
-    """Return a value as a whole number from 0 to 2^63-1; None if it is none."""
+    """Return a value as a whole number from 0 to 2^63-1; None if it is not one."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if type(value) is int and 0 <= value < 2**63 else None

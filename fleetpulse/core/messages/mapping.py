@@ -4,8 +4,8 @@ A *rule* matches topics by a pattern and names the sources of a row's fields: le
 constants, and paths in the payload. Rules are tried in order, and the first one that takes a message
 decodes it. A rule takes a message if the pattern matches its topic and ``when``, if any, is true.
 
-Rule 1: a payload that is no JSON still proves its device alive, unless it is empty.
-Rule 2: an invalid value costs its field, with a note in the row; never the message.
+Rule 1: a payload that is not JSON still proves its device alive, unless it is empty.
+Rule 2: an invalid value is left out, with a note in the row; the message is kept.
 Rule 3: the caller compiles paths (JMESPath, see `io.ingest.payload_paths`), so the core imports the
 standard library alone. `mapping_file` parses the rules.
 """
@@ -40,11 +40,11 @@ _JOINT: Final = ":"  # joins the levels of such a placeholder, since an id has n
 _REFUSED_BY_NATS: Final = frozenset(" \t\n\r\f\x7f")
 PLACEHOLDERS: Final = ("site", "device", "kind", "gateway", "metric")
 _VARIED: Final = ("metric", "kind")  # placeholders whose words one device chooses
-_LONGEST_KNOWN: Final = 512  # characters of a topic that is remembered; a broker delivers topics of 65,535 bytes
+_LONGEST_KNOWN: Final = 512  # characters of a topic that is cached; a broker delivers topics of up to 65,535 bytes
 _KINDS: Final = {kind.value: kind for kind in Kind}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
-_MAX_TS: Final = 10**20  # greater numbers are no times in any unit
+_MAX_TS: Final = 10**20  # greater numbers are not times in any unit
 Path = Callable[[Any], Any]
 """Compiled path: function from a JSON value to the value at the path, None if there is none."""
 PathCompiler = Callable[[str], Path]
@@ -141,7 +141,7 @@ class MappingRule:
 
         Args:
             device_id: id of the device, or ``site/id``: then a device at another site is another device.
-            topic_filter: filter of topics that another rule, or this one, gives the device.
+            topic_filter: filter of topics on which a rule, this or another, accepts the device's messages.
         """
         if self.ignores or not overlap(self.subscription, topic_filter):
             return True
@@ -182,7 +182,7 @@ class MappingRule:
 
 
 def _words_of(device_id: str) -> dict[str, str]:
-    """Return the words of the placeholders that a device's id defines: that of ``site`` only if the id has one."""
+    """Return the words that a device's id defines: of ``device``, and of ``site`` if the id includes it."""
     site, separator, name = device_id.rpartition("/")
     return {"site": site, "device": name} if separator else {"device": name}
 
@@ -218,7 +218,7 @@ class Mappings:
         """Return the MQTT topic filters of all rules, without a filter that another one covers.
 
         A broker may deliver a message once for each filter that matches it. A rule that ignores its
-        messages needs none.
+        messages needs no filter.
         """
         filters = list(dict.fromkeys(rule.subscription for rule in self.rules if not rule.ignores))
         return tuple(one for one in filters if not any(covers(other, one) for other in filters if other != one))
@@ -230,8 +230,8 @@ class Mappings:
     def filters_of_device(self, device_id: str) -> tuple[str, ...]:
         """Return the MQTT topic filters on which the rules accept messages of a device, and of no other.
 
-        A rule that finds the device in the payload has none, since its topics are open to any device.
-        Neither has a rule whose topics another rule may decode as messages of another device.
+        A rule that finds the device in the payload has no such filter, since any device may use its
+        topics. A filter is also left out if a rule may decode a message on it as another device's.
 
         Args:
             device_id: id of the device, at any site; or ``site/id``, at that site only.
@@ -256,10 +256,10 @@ class Mappings:
         return matched
 
     def sender_of(self, topic: str, *, with_site: bool = False) -> str | None:
-        """Return the name of the sender of a topic: what a client cannot vary without naming another device.
+        """Return the sender of a topic: the part that a client cannot vary without naming another device.
 
-        It is the device that the first matching rule finds in the topic. If that rule finds the device in the
-        payload, it is the topic without words of ``{metric}`` and ``{kind}``. None if no rule matches.
+        The sender is the device that the first matching rule finds in the topic. If that rule finds the device
+        in the payload, the sender is the topic without words of ``{metric}`` and ``{kind}``. None if no rule matches.
 
         Args:
             topic: topic of a message.
@@ -279,8 +279,8 @@ class Mappings:
         """Decode a message by the first rule that takes it.
 
         Args:
-            topic: topic of the message. If no rule matches it, the message is ignored where it comes
-                by the subscription of a rule, and is otherwise decoded as fleetpulse's own format.
+            topic: topic of the message. If no rule matches it, the message is ignored if the subscription
+                of a rule covers the topic; otherwise it is decoded in fleetpulse's own format.
             payload: bytes of the message.
             received_at_ms: time at which the bridge received the message, epoch milliseconds.
             origin: source of the message.
@@ -369,8 +369,8 @@ def read_payload(payload: bytes) -> Any:
     """Return the content of a payload.
 
     Returns:
-        The JSON value, with NaN and infinities as null. The text if it is no JSON. None if it is
-        neither, or more than `MAX_DEPTH` levels deep.
+        The JSON value, with NaN and infinities as null. The text if it is not JSON. None if it is
+        not UTF-8, or more than `MAX_DEPTH` levels deep.
     """
     try:
         text = payload.decode("utf-8-sig")
@@ -386,7 +386,7 @@ def read_payload(payload: bytes) -> Any:
 
 
 def items_of(value: Any) -> list[Any]:
-    """Return the items of a payload: those of an array, or of an object, as objects of key and value."""
+    """Return the elements of an array, or the entries of an object as objects with ``key`` and ``value``."""
     if isinstance(value, dict):
         return [{"key": key, "value": item} for key, item in cast("dict[str, Any]", value).items()]
     return cast("list[Any]", value) if isinstance(value, list) else []
@@ -454,7 +454,7 @@ def _as_id(value: Any) -> str | None:
 
 
 def _whole(value: Any) -> Any:
-    """Convert a number as text to a number; an invalid value is returned for `decode` to report."""
+    """Convert a number as text to a number; return an invalid value as it is, for `decode` to report."""
     if isinstance(value, str) and len(value) < 20 and value.strip().isdecimal():
         return int(value)
     return value
@@ -470,7 +470,7 @@ def _metrics_of(rule: MappingRule, words: Mapping[str, str], content: Any) -> di
 
 
 def _in_ms(ts: Any, rule: MappingRule) -> Any:
-    """Convert a time to epoch milliseconds; an invalid value is returned for `decode` to report."""
+    """Convert a time to epoch milliseconds; return an invalid value as it is, for `decode` to report."""
     if rule.ts_unit == "iso":
         return _iso_in_ms(ts, rule.ts_zone)
     if isinstance(ts, str):

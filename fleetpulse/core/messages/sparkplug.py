@@ -27,7 +27,7 @@ from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 PREFIX: Final = "spBv1.0/"
 STATE: Final = f"{PREFIX}STATE/"
 MAX_METRICS: Final = 8_192
-MAX_COLUMNS: Final = 64  # of a data set whose names are kept
+MAX_COLUMNS: Final = 64  # columns of a data set whose names are kept
 BIRTH_NUMBER: Final = "bdSeq"  # the metric that pairs a node's death with its birth
 COMPRESSED: Final = "SPBV1.0_COMPRESSED"  # the uuid of a payload whose body is another payload, compressed
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
@@ -87,7 +87,7 @@ class Payload:
         timestamp_ms: time of the message, epoch milliseconds.
         metrics: its metrics, at most one more than `MAX_METRICS`.
         uuid: format of ``body``.
-        body: content in a format of its own, see `COMPRESSED`.
+        body: content in another format, see `COMPRESSED`.
         note: warning about the payload.
     """
 
@@ -133,7 +133,7 @@ class Source:
 
 
 def shortened(name: str) -> str:
-    """Return a name of at most `MAX_ID_BYTES`: its beginning and its digest if it has more."""
+    """Return a name of at most `MAX_ID_BYTES`; a longer name is cut, and its digest is appended."""
     encoded = name.encode()
     if len(encoded) <= MAX_ID_BYTES:
         return name

@@ -18,9 +18,9 @@ from urllib.parse import quote
 from fleetpulse.core.lifecycle import OUT_OF_SERVICE, PRESENT, Mode
 from fleetpulse.core.times import format_instant
 
-STATES: Final = "fleetpulse/state"  # a device's state is below it
+STATES: Final = "fleetpulse/state"  # prefix of the topics of devices' states
 STATUS: Final = "fleetpulse/status"  # ``ONLINE`` or ``OFFLINE``: whether the publisher runs
-MARKER: Final = "fleetpulse/published"  # how far the publisher came, see `streaming.publisher`
+MARKER: Final = "fleetpulse/published"  # position of the publisher, see `streaming.publisher`
 ONLINE: Final = b"online"  # the payloads that Home Assistant expects by default
 OFFLINE: Final = b"offline"
 DISCOVERY_PREFIX: Final = "homeassistant"  # default of Home Assistant
@@ -52,7 +52,7 @@ class PresentMode:
 
 
 def state_topic(device_id: str) -> str:
-    """Return the topic of a device's state; other characters than ASCII names are percent-encoded."""
+    """Return the topic of a device's state; all but ASCII letters, digits and ``_.-~/:@`` is percent-encoded."""
     return f"{STATES}/{quote(device_id, safe=_SAFE)}"
 
 
@@ -118,7 +118,7 @@ def _discovery(device_id: str) -> bytes:
             "components": {
                 "mode": {
                     "platform": "sensor",
-                    "unique_id": f"{own_id}_mode",  # no other id: an escape has no lower-case letter after _
+                    "unique_id": f"{own_id}_mode",  # unique: no escape begins with _ and a lower-case letter
                     "name": "Mode",
                     "device_class": "enum",
                     "options": [mode.value for mode in Mode if mode not in OUT_OF_SERVICE],

@@ -19,7 +19,7 @@ as recorded in ``tests/golden/progress-*.json``:
   batch, so a threshold of 50 ms would always be exceeded. It is stored as ``updates_ms``.
 - **Clean-up** is ``allRemovalsTimeMs + timerProcessingTimeMs + rocksdbTotalCompactionLatencyMs +
   rocksdbCommitCompactLatency``. The first two are always 0 in Python (SPARK-49603). The fold
-  removes devices with the one write of their key group, so compaction is the only clean-up left.
+  removes devices when it writes their key group, so compaction is the only other clean-up.
 
 Source: docs/concepts/state-store.md
 """

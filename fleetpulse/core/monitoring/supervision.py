@@ -1,7 +1,7 @@
 """Decisions of the supervisor of the lifecycle job, from one observation.
 
 Rule 1: the desired state takes precedence: a job whose desired state is stopped is not started. If
-an Airflow run stopped it for longer than any run takes, the state is reported: that run is stuck.
+an Airflow run stopped it longer ago than any run takes, that run is stuck, which is reported.
 Rule 2: a job that its run restarts by itself is left to the run. If the run has stopped restarting
 it, the supervisor starts it. The wait before the next start doubles with each start.
 Rule 3: nothing here reads a clock or a file.
@@ -15,7 +15,7 @@ from fleetpulse.core.times import format_duration
 
 FIRST_WAIT_MS: Final = 60_000
 LONGEST_WAIT_MS: Final = 1_800_000
-REMEMBERED_MS: Final = 21_600_000  # starts longer ago do not delay the next one
+REMEMBERED_MS: Final = 21_600_000  # starts before this time do not delay the next start
 STARTING_MS: Final = 300_000  # longer than a JVM and its first batch take on a busy machine
 AIRFLOWS: Final = "airflow "  # prefix of ``by`` if an Airflow run set the desired state
 LONGEST_CHANGE_MS: Final = 43_200_000  # above the sum of the time limits of a run's tasks, from its stop to its start
@@ -27,7 +27,7 @@ class JobState(StrEnum):
 
     RUNNING = "running"
     STARTING = "starting"
-    STOPPED = "stopped"  # as the desired state is
+    STOPPED = "stopped"  # as desired
     LEFT = "left stopped"  # by an Airflow run, for longer than its tasks may take
     STARTED = "started"  # by this check
     BACKING_OFF = "backing off"  # dead; the wait before the next start is not over
@@ -128,7 +128,7 @@ def _stopped(seen: Observation) -> Decision:
 
 def _starting(seen: Observation) -> Decision:
     status = seen.state or "its process has reported no status yet"
-    if seen.starting_ms > seen.stale_after_ms:  # its processes may be new each time
+    if seen.starting_ms > seen.stale_after_ms:  # although each new process reports a status
         return Decision(JobState.STALE, f"it has been starting for {_minutes(seen.starting_ms)}: {status}; see its log")
     return Decision(JobState.STARTING, status)
 

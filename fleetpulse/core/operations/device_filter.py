@@ -20,8 +20,8 @@ subqueries, comments or quoted names, so that a filter from a web form can only 
 - A number is a whole number of 64 bits.
 - An instant is a string of ISO 8601 with a zone, with or without TIMESTAMP before it. It is read to
   the millisecond.
-- In a pattern of LIKE, % is any text, _ any character, and a backslash stands before either of them
-  or another backslash if it is meant literally.
+- In a pattern of LIKE, % is any text, and _ any character. A backslash before %, _ or a backslash
+  makes that character literal.
 
 A comparison with a null is neither true nor false, as in SQL.
 """
@@ -38,7 +38,7 @@ from fleetpulse.core.times import END_OF_TIME_MS, parse_instant_ms
 
 MAX_FILTER: Final = 16_384  # characters of a filter
 MAX_DEPTH: Final = 32  # nested parentheses and NOT
-MAX_CONDITIONS: Final = 100  # without AND, OR and NOT: Spark takes 40 s to compile 1,500 of them
+MAX_CONDITIONS: Final = 100  # TRUE, FALSE and predicates: Spark takes 40 s to compile 1,500 of them
 MAX_WILDCARDS: Final = 3  # % in a pattern: the time to match one grows with its length to this power
 
 _OTHER_PARTS: Final = frozenset({  # columns without a value in rows of devices
@@ -187,7 +187,7 @@ def parse_device_filter(text: str) -> DeviceFilter:
     parser = _Parser(_tokens(text))
     condition = parser.filter(0)
     parser.require_end()
-    return DeviceFilter(re.sub(r"[\t\r\n]", " ", text), condition)  # strings have none of them
+    return DeviceFilter(re.sub(r"[\t\r\n]", " ", text), condition)  # strings contain none of these characters
 
 
 def _invalid(place: int, expected: str, found: str) -> FleetError:
@@ -263,7 +263,7 @@ class _Parser:
         return _invalid(self._token.place, expected, self._token.shown)
 
     def _takes(self, *words: str) -> str | None:
-        """Take a keyword or sign if it is one of the given ones."""
+        """Take the next token if it is one of these keywords or signs; return its text."""
         token = self._token
         if token.kind not in ("keyword", "sign") or token.text not in words:
             return None

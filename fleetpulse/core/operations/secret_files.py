@@ -1,4 +1,4 @@
-"""Rule for the modes of files with secrets that users write.
+"""Check of the permissions of files in which users store secrets.
 
 Rule: a file of this user that group or others can read is refused, unless only its owner can enter
 its folder. A file of another user, such as a secret that is mounted into a container, is that

@@ -54,7 +54,7 @@ class Coverage:
         return self.base_ms + instant_ms - self.start_ms - missed
 
     def earliest(self, covered_ms: int) -> int | None:
-        """Return the earliest t with ``c(t) >= covered_ms``; None if an open gap bars it."""
+        """Return the earliest t with ``c(t) >= covered_ms``; None if an open gap prevents it."""
         at_ms, reached = self.start_ms, self.base_ms
         for opened, closed in self.gaps:
             span = opened - at_ms
@@ -82,7 +82,7 @@ class Coverage:
         return at_ms + covered_ms - reached
 
     def open_gap(self, since_ms: int, bridge: str) -> "Coverage":
-        """Open a gap at ``since_ms`` until ``bridge`` listens again; no-op if it has one."""
+        """Open a gap at ``since_ms`` until ``bridge`` listens again; no-op if its gap is open already."""
         if bridge in self.deaf:
             return self
         since = max(since_ms, self.start_ms)
@@ -141,7 +141,7 @@ class ShardProgress:
     def judged_through(cls, frontier_ms: int, started_ms: int, allowed_lateness_ms: int) -> "ShardProgress":
         """Return a state with a given frontier and no coverage gap since ``started_ms``.
 
-        Everything up to the frontier is judged, or left out.
+        Everything up to the frontier counts as judged.
         """
         coverage = Coverage(started_ms)
         newest_ms = started_ms if frontier_ms < started_ms else frontier_ms + allowed_lateness_ms

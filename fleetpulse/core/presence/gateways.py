@@ -1,12 +1,12 @@
 """Detection of deaths and returns of gateways, from messages in arrival order.
 
 Rule 1: a will that names its own device as ``gateway`` is a gateway's death. A will of an older
-session is not, since it was delivered late. If either side names no session, the boot decides.
+session is not, since it was delivered late. If will or record has no session, the boots decide.
 Rule 2: a gateway returns with the first signal after its death that voids a will
 (docs/concepts/semantics.md). That is a signal that it delivered itself, a birth, or a signal that
 another gateway delivered and that was sent after the death.
-Rule 3: a signal that was sent before the one that first named the newest session, and that the broker
-delivered again behind it, names no session.
+Rule 3: a signal that was sent before the first signal of the newest session, and that the broker
+delivered again after it, does not change the session.
 Rule 4: there is one record for each gateway that is dead, or whose session or boot is known.
 
 Source: docs/adr/0033-gateways.md
@@ -60,7 +60,7 @@ class Gateways:
     known: dict[str, Gateway] = field(default_factory=dict[str, Gateway])
 
     def read(self, row: Row) -> GatewayEvent | None:
-        """Process the next message; return its event for the devices behind its device."""
+        """Process the next message; return its event for the devices behind the gateway, if any."""
         before = self.known.get(row.device_id, Gateway(row.device_id))
         if row.kind is Kind.DEATH:
             if row.gateway != row.device_id or _is_of_older_session(before, row):
@@ -100,7 +100,7 @@ def _with_names_of(row: Row, gateway: Gateway) -> Gateway:
     if (session, boot) == (gateway.session, gateway.boot):
         return gateway
     if precedes(row, Sent(gateway.boot, gateway.site or "", gateway.seq, gateway.event_time_ms)):
-        return gateway  # it was delivered again, behind signals of a newer session
+        return gateway  # the broker delivered the signal again, after signals of a newer session
     return replace(gateway, session=session, boot=boot, site=row.site, seq=row.seq, event_time_ms=row.event_time_ms)
 
 

@@ -74,7 +74,7 @@ def topic_of(device_id: str, kind: str, site: str = EVERYONE) -> str:
 
 
 def device_of(topic: str, identity: DeviceIdentity) -> str | None:
-    """Return the device id of a ``fleet/`` topic as in bronze; None if it has none."""
+    """Return the device id of a ``fleet/`` topic as in bronze; None if the topic names no device."""
     levels = topic.split(SEPARATOR)
     if len(levels) != 4:
         return None

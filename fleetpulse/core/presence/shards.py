@@ -42,7 +42,7 @@ class Scope:
     def of_gap(cls, content: Mapping[str, Any]) -> "Scope":
         """Parse the scope of a gap row.
 
-        It is every site if the row names none, or more than `MAX_NAMED_SITES`.
+        The scope is every site if the row names no site, or more than `MAX_NAMED_SITES`.
         """
         for name, is_others in (("sites", False), ("except", True)):
             listed = content.get(name)
@@ -175,7 +175,7 @@ class Shards:
         )
 
     def has_room_for(self, bridge: str) -> bool:
-        """See `Coverage.has_room_for`."""
+        """Return whether a gap of ``bridge`` can be open in every shard, see `Coverage.has_room_for`."""
         return all(one.coverage.has_room_for(bridge) for one in self.listenings)
 
     def open_gap(self, row_ms: int, since_ms: int, bridge: str, scope: Scope = EVERY_SITE) -> "Shards":

@@ -25,10 +25,10 @@ _NOT_JUDGED: Final = """
         FROM all_judgements AS copy JOIN all_judgements AS other ON other.device_id = copy.device_id
             AND other.message_kind = copy.message_kind AND other.event_time = copy.event_time
             AND other.boot IS NOT DISTINCT FROM copy.boot AND other.seq IS NOT DISTINCT FROM copy.seq
-        WHERE copy.kind = 'duplicate' AND other.kind IN ('after_decommission', 'unknown_device')"""  # a copy of one not judged
+        WHERE copy.kind = 'duplicate' AND other.kind IN ('after_decommission', 'unknown_device')"""  # copies of such messages
 _LATE: Final = """late AS (SELECT DISTINCT device_id AS late_id, message_kind AS late_kind, received_at AS late_at,
                  event_time AS late_time FROM judgements WHERE kind = 'late')"""
-_SUMMED: Final = "SELECT DISTINCT device_id AS summed_id FROM judgements WHERE messages IS NOT NULL"  # late ones are not named
+_SUMMED: Final = "SELECT DISTINCT device_id AS summed_id FROM judgements WHERE messages IS NOT NULL"  # a sum names no message
 _PRESENCE: Final = f"""CASE WHEN kind IN ({among(SIGNALS)}) THEN {presence_sql("checked.lead_ms", "checked.backlog_ms")}
                  ELSE event_time END"""
 _IS_LATE: Final = "late_id = device_id AND late_kind = kind AND late_at = received_at AND late_time = event_time"

@@ -134,7 +134,7 @@ _WORDS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = MappingProxyType(
         (DEVICE_SNAPSHOTS.name, "part"): ("device", "signal", "row", "pending", "group"),
     }
 )
-# Rows of other tables may share their key: a message or a registry entry can be delivered twice.
+# In other tables two rows may have one key: a message or a registry entry can be delivered twice.
 _ONCE: Final[Mapping[str, str]] = MappingProxyType(
     {
         QUARANTINE.name: "place IS NOT NULL",

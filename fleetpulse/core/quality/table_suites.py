@@ -3,7 +3,7 @@
 Rule 1: each rule detects one kind of fault. The suites ``verdicts`` and ``accounts`` compare all
 judgements with those that follow from bronze, which detects every other fault.
 Rule 2: a rule that the retained rows cannot decide does not apply to them. If the first rows of
-bronze are removed, or too many, judging again starts at a snapshot (``job.replayed_after``).
+bronze were removed, or are too many, the replay starts at a snapshot (``job.replayed_after``).
 Rule 3: devices that a correction row has changed are left out: they continue from their amended
 history.
 Rule 4: a row for several messages is compared by the sum of its group. Rules about the lateness of a
@@ -137,7 +137,7 @@ _JUDGEMENT_NAMES: Final = _JUDGEMENT_COLUMNS.replace("nullif(last_errors, '[]') 
 def _emitted_and_defined(condition: str, unread: str = "false") -> str:
     """Return SQL that compares emitted judgements with those that follow from bronze.
 
-    It counts both for each distinct judgement.
+    The query counts both for each distinct judgement.
 
     Args:
         condition: SQL condition of the judgements to compare.
@@ -163,12 +163,12 @@ _OF_SUMS: Final = {"kind": "sum_kind", "device_id": "sum_id", "message_kind": "s
 def _with_sums(compared: str) -> str:
     """Return SQL that also compares rows for several messages, by their sums.
 
-    A group has one kind, device, kind of message, and minute of ``received_at``. Its judgements
-    without a row of their own are not missing. The sum is compared if all of the group is judged and
-    retained.
+    The judgements of a group have one kind, device, kind of message, and minute of ``received_at``.
+    Those without a row of their own do not count as missing. The sum of the group is compared if all
+    of it is judged and retained.
 
     Args:
-        compared: SQL as of `_emitted_and_defined`, of the other rows.
+        compared: SQL of `_emitted_and_defined` that compares the rows for one message.
     """
     columns = ", ".join(f"{_OF_SUMS.get(name, 'NULL')} AS {name}" for name in _JUDGEMENT_NAMES.split(", "))
     same = f"sum_kind = kind AND sum_id = device_id AND sum_message_kind = message_kind AND sum_minute = {_MINUTE}"

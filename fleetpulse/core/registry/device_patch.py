@@ -75,7 +75,7 @@ def fingerprint(device: Device | None, covered_ms: int, at_ms: int) -> str:
 
 
 def decode_device(device_id: str, encoded: Any, covered: Callable[[str], int]) -> Device | None:
-    """Decode a device that `encode_device` has encoded; None if the correction removes it.
+    """Decode a device that `encode_device` has encoded; None if the correction removes the device.
 
     Args:
         device_id: id of the device.

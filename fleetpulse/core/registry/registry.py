@@ -102,7 +102,7 @@ def corrected(known: Sequence[Entry], heard_at: str, correction: Correction) -> 
 
     Args:
         known: entries of the device, in order.
-        heard_at: site of the device if the registry does not know it.
+        heard_at: site of the device if the registry has no entry for it.
         correction: correction to make.
 
     Raises:
