@@ -33,7 +33,7 @@ def warm() -> None:
         early, late = (
             replace(row, event_time_ms=at_ms, kind=kind) for at_ms, kind in ((0, Kind.HEARTBEAT), (2 ** (bits - 2), Kind.ERROR))
         )
-        to_wires(signals_to_batch([early, late, row]), order, ends.tolist())  # a subset: otherwise no rows are selected
+        to_wires(signals_to_batch([early, late, row]), order, ends.tolist())  # two of three rows, so that rows are selected
     deployment = Deployment(_LATENESS_MS, verdict_jitter_ms=1)
     group = begin(row.received_at_ms)
     for signals in (signals_to_batch([row]), NO_SIGNALS):

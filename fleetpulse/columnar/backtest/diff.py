@@ -3,8 +3,8 @@
 Rule 1: a verdict is a transition. Two verdicts are equal if device, mode and event time are equal,
 whatever their trigger. Equal verdicts of the two sides cancel out.
 Rule 2: the remaining verdicts of one device and mode are ordered by event time. Two neighbours of
-different sides are one moved verdict; each verdict belongs to one pair, and the earliest pair forms
-first. A verdict without a partner is gone or added.
+different sides are one moved verdict. Pairs are formed from the earliest verdict on, and a verdict is
+in one pair only. A verdict without a partner is gone or added.
 """
 
 from typing import Any, Final
@@ -110,7 +110,7 @@ def _keys(before: pa.RecordBatch, after: pa.RecordBatch) -> tuple[tuple[Int64s, 
 
 
 def _differs(keys: list[Int64s]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return a mask of the rows that differ from the row before; the first does."""
+    """Return a mask of the rows that differ from the row before; the first row is marked."""
     fresh = np.ones(len(keys[0]), bool)
     if len(fresh):
         fresh[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])

@@ -45,7 +45,7 @@ def _listening_to_plain(listening: ShardProgress) -> dict[str, Any]:
 def _listening_from_plain(known: Mapping[str, Any]) -> ShardProgress:
     gaps = tuple((gap[0], gap[1]) for gap in known["gaps"])
     alone = [BRIDGE] if gaps and gaps[-1][1] is None else []
-    # a form stored before there were several bridges does not name the bridge of a gap
+    # stored forms from before there were several bridges do not name the bridge of a gap
     deaf, until_ms = tuple(known.get("deaf", alone)), known.get("until_ms")
     coverage = Coverage(known["start_ms"], known["base_ms"], gaps, deaf, until_ms)
     return ShardProgress(coverage, known["newest_ms"], known["frontier_ms"])

@@ -135,7 +135,7 @@ class FoldCall:
         return np.where(rows[:, layout.MODE] == layout.ABSENT, -1, numbers[np.maximum(sites, -1)])
 
     def apply_rows(self, parts: Sequence[DueRows]) -> None:
-        """Judge due rows, and fire the timers that lie between them."""
+        """Judge due rows, and fire the deadlines that lie between them."""
         signals = parts[0].signals if len(parts) == 1 else pa.concat_batches([part.signals for part in parts])
         due = np.concatenate([part.due for part in parts])
         shards = np.repeat([part.shard for part in parts], [part.signals.num_rows for part in parts])
@@ -255,7 +255,7 @@ class FoldCall:
         """
         devices = self._devices
         order, copies = in_order(signals, places)
-        copies = copies[signals["trust"].to_numpy()[copies] != _LATE]  # late ones are listed already
+        copies = copies[signals["trust"].to_numpy()[copies] != _LATE]  # late copies are listed already
         if len(copies):
             self.batches.append(
                 rejections(signals.take(pa.array(copies)), JudgementKind.DUPLICATE, [REASONS[JudgementKind.DUPLICATE]])
@@ -312,7 +312,7 @@ class FoldCall:
         return numbers, encoded.dictionary
 
     def advance_time(self, through_ms: Int64s, settled_ms: int) -> list[int | None]:
-        """Fire all timers due by each device's instant, and build the output batches.
+        """Fire all deadlines up to each device's instant, and build the output batches.
 
         The batches contain the judgements of `apply_rows` too.
 
@@ -339,7 +339,7 @@ class FoldCall:
         return [None if left == NEVER else left for left in left_ms]
 
     def _pass_time(self, rows: layout.Matrix, shard: int, through_ms: Int64s, settled_ms: int, places: Int64s | None) -> int:
-        """Fire the timers of a shard's devices.
+        """Fire the deadlines of a shard's devices.
 
         Args:
             rows: rows of the devices, changed in place.

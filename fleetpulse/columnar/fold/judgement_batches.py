@@ -98,11 +98,11 @@ def drop_broadcast_copies(key_group: int, judgements: pa.RecordBatch) -> pa.Reco
 
 
 def sum_repeats(judgements: pa.RecordBatch, received_until_ms: int) -> pa.RecordBatch:
-    """Replace judgements about messages beyond the newest of a device and minute by rows that count them.
+    """Replace judgements about messages, but the `NEWEST` of a kind, device and minute, by counting rows.
 
     This applies to the kinds of `SUMMED`. Signals take precedence over wills: the newest signal of a
-    device keeps its row. A row that counts stands for messages of one kind, with an event time or
-    without.
+    device keeps its row. The messages that a row counts have one kind, and either all or none of them
+    have an event time.
 
     Args:
         judgements: judgements of one call about a key group, columns of `JUDGEMENT_SCHEMA`, one for

@@ -119,10 +119,7 @@ class KeyGroup:
     def _fold(
         self, signals: pa.RecordBatch, others: Sequence[Row], newest_ms: int, deployment: Deployment, read: Read
     ) -> FoldResult:
-        """Fold rows in arrival order; only the first may be a gap row of some sites.
-
-        See `cuts_at_gaps`.
-        """
+        """Fold rows in arrival order; only the first row may be a gap row of `cuts_at_gaps`."""
         before, judgements = self.shards, list[pa.RecordBatch]()
         read_rows = self._read_rows(signals, others, newest_ms, deployment, judgements)
         chunks, deleted = self._split(before, deployment, read) if len(self.shards) > len(before) else ([], [])
@@ -193,7 +190,7 @@ class KeyGroup:
         return waiting
 
     def _split(self, before: Shards, deployment: Deployment, read: Read) -> tuple[list[tuple[int, bytes]], list[int]]:
-        """Move pending rows into the new shards of their sites; return as `_keep`."""
+        """Move pending rows into the new shards of their sites; return chunks as `_keep` does."""
         sources = {before.number(min(sites)) for sites in self.shards.sites[len(before) - 1 :]}
         self.waiting += [PendingRows() for _ in range(len(self.shards) - len(before))]
         width_ms, chunks, deleted = span_ms(0, deployment.allowed_lateness_ms), list[tuple[int, bytes]](), list[int]()
@@ -270,7 +267,7 @@ class KeyGroup:
                 waiting.append(row)
             assert intake.shards is not None, "a row was read"
             if row.kind is Kind.TICK and row.contents().get("op") == FLUSH:
-                flushed = tuple(one.frontier_ms for one in intake.shards.listenings)  # at that row, wherever the batch ends
+                flushed = tuple(one.frontier_ms for one in intake.shards.listenings)  # as of this tick, wherever the batch ends
             if row.kind is Kind.GAP:
                 base = intake.shards
                 flushed += flushed[:1] * (len(base) - len(flushed))
@@ -309,7 +306,7 @@ class KeyGroup:
         return judging.batches
 
     def _delays(self, width_ms: int) -> Any:
-        """Return the delay of the verdicts on each device's silence, in milliseconds."""
+        """Return the delay of each device's deadlines by the verdict jitter, in milliseconds."""
         if not width_ms or not len(self.devices):
             return np.zeros(len(self.devices), np.int64)
         ids = self.devices.ids if not self.devices.ids.offset else pa.concat_arrays([self.devices.ids])

@@ -201,6 +201,6 @@ def arrivals(signals: pa.RecordBatch) -> Int64s:
 
 
 def _rank(texts: pa.StringArray | pa.DictionaryArray) -> Int64s:
-    """Return numbers that order as the words do; null comes first."""
+    """Return a rank for each word, in the order of the words; null has the lowest rank."""
     plain = texts.dictionary_decode() if pa.types.is_dictionary(texts.type) else texts
     return pc.rank(plain, [("", "ascending", "at_start")], tiebreaker="dense").to_numpy()

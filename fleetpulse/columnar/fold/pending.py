@@ -109,7 +109,7 @@ class PendingRows:
 
         Args:
             through_ms: frontier; rows at or before it have been judged and are dropped.
-            before: first number of the chunks that cannot be read yet.
+            before: number from which on chunks cannot be read yet.
             read: function that returns a chunk by its number.
             moving: whether the frontier has moved in this call.
 
@@ -210,8 +210,8 @@ def _to_parts(batch: pa.RecordBatch, order: Int64s, edges: Sequence[int]) -> lis
 def _neighbours(chunks: list[Chunk], most_rows: int) -> list[Chunk]:
     """Choose neighbours in event time to join; none if all exceed ``most_rows``.
 
-    They have the fewest rows together, and none has more than half of them. So a rewritten row is
-    in a chunk with at least twice as many rows as before.
+    Together they have the fewest rows of all neighbours, and none has more than half of these rows.
+    So a rewritten row is in a chunk with at least twice as many rows as before.
     """
     ordered = sorted(chunks, key=lambda one: (one.first_ms, one.number))
     windows = np.lib.stride_tricks.sliding_window_view([one.rows for one in ordered], min(_AT_ONCE, len(ordered)))

@@ -20,7 +20,7 @@ _MARK: Final = "fold-"
 
 
 class _OfAllSources:
-    """Mixin of numba's cache locators: a subfolder named by the digest of the sources."""
+    """Mixin for numba's cache locators: adds a subfolder named by the digest of the sources."""
 
     def get_cache_path(self) -> str:
         place: Any = super()

@@ -1,6 +1,6 @@
 """Deadlines of devices, compiled; the definition is `core.deadlines`.
 
-Rule: of two deadlines at the same instant, the one that `next_due` checks first acts.
+Rule: of two deadlines at the same instant, the one that `next_due` checks first fires.
 """
 
 from typing import Final
@@ -57,7 +57,7 @@ _FORGET: Final = TRIGGERS.index(Trigger.FORGET)
 
 @jit_no_refcount
 def limit_of(devices: Matrix, context: PackedContext, i: int, policy: int, rule: int) -> int:
-    """Return a limit of a device: its own if it has one, else by one policy.
+    """Return a limit of a device: its own if it has one, else that of a policy.
 
     See `Device.rules`.
     """
@@ -106,7 +106,7 @@ def _reached(devices: Matrix, context: PackedContext, i: int, least_ms: int, sin
 def next_due(devices: Matrix, context: PackedContext, i: int) -> tuple[int, int]:
     """Return the earliest deadline of a device and its trigger.
 
-    If two are at the same instant, the one checked first acts.
+    If two deadlines are at the same instant, the one checked first fires.
     """
     mode, quiet_ms = devices[i, MODE], devices[i, QUIET_COVERED] + devices[i, EXCUSED]
     due_ms, trigger = NEVER, -1

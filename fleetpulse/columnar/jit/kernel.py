@@ -161,7 +161,7 @@ _SIGNAL, _SILENCE, _ERRORS, _RECOVERED, _SEQUENCE, _HOLD_OVER, _UNTIL, _UPDATED,
 
 @jit_no_refcount
 def _is_cut_off(devices: Matrix, context: PackedContext, i: int, at_ms: int) -> bool:
-    """Whether a device's gateway is dead, and the grace is over."""
+    """Whether a device's gateway is dead, and the grace period over."""
     if devices[i, OUTAGE_COVERED] == NONE:
         return False
     grace_ms = limit_of(devices, context, i, policy_at(context, at_ms), DEATH_GRACE)
@@ -273,8 +273,8 @@ def _record_signal(devices: Matrix, context: PackedContext, out: Matrix, n_out: 
     """Record a signal: last seen, runtime, clock.
 
     If it is not late, it can also change reboots, gateway, firmware and site. A late direct birth
-    still names the session, and the counter within its boot. A signal that was sent before the
-    newest one, and delivered behind it, changes neither clock nor session nor counter.
+    still sets the session, and the counter within its boot. A signal that was sent before the newest
+    one, and delivered after it, changes neither clock nor session nor counter.
 
     Returns:
         Number of output rows.
@@ -564,7 +564,7 @@ def matrix(
 
 @jit_no_refcount
 def apply_rows(devices: Matrix, memory: Matrix, context: PackedContext, rows: Matrix, first: int, out: Matrix) -> tuple[int, int]:
-    """Judge rows from ``first`` on, and fire the timers that lie between them.
+    """Judge rows from ``first`` on, and fire the deadlines that lie between them.
 
     Returns:
         Index of the row to resume with (the number of rows if all are judged), and number of output
@@ -577,7 +577,7 @@ def apply_rows(devices: Matrix, memory: Matrix, context: PackedContext, rows: Ma
         i = rows[j, R_DEVICE]
         of_gateway = rows[j, R_KIND] in (GATEWAY_DEATH, GATEWAY_RETURN)
         if of_gateway and (devices[i, MODE] == ABSENT or devices[i, GATEWAY] != rows[j, R_GATEWAY]):
-            continue  # no longer its gateway: not a row of the device, so its timers do not fire
+            continue  # the event concerns another gateway than that of the device: no deadline fires
         n_out, _ = _expire(devices, memory, context, out, n_out, i, rows[j, R_AT])
         if of_gateway:
             n_out = _gateway(devices, memory, context, out, n_out, rows, j)
@@ -608,7 +608,7 @@ def jitter_delays(offsets: NDArray[np.int32], text: NDArray[np.uint8], width_ms:
 def advance_time(
     devices: Matrix, memory: Matrix, context: PackedContext, through_ms: Int64s, frontier_ms: int, first: int, out: Matrix
 ) -> tuple[int, int, int]:
-    """Fire the timers of each device from ``first`` on, up to its ``through_ms``.
+    """Fire the deadlines of each device from ``first`` on, up to its ``through_ms``.
 
     Each device is then settled at the frontier, see `_drop_settled_arrivals`.
 

@@ -258,7 +258,7 @@ def _covered(shards: Shards, numbers: Int64s, instants_ms: Int64s) -> Int64s:
 
 
 def _empty_as_null(names: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return words with the empty word as null, as in rows of the registry."""
+    """Return words with null for the empty word, which `core.fold` treats as absent."""
     return pc.if_else(pc.equal(names, ""), None, names)
 
 

@@ -1,8 +1,8 @@
 """Snapshot rows of key groups, and key groups from such rows.
 
-Rule 1: all key groups of a snapshot are judged up to the same row. So they share one coverage, the
-same frontiers and policies. The judgements of this last step are stored as pending judgements. The
-run that resumes from the snapshot emits them once.
+Rule 1: all key groups of a snapshot are judged up to the same row, so they share coverage, frontiers
+and policies. Judgements of groups that were behind this row are stored as pending. The run that
+resumes from the snapshot emits them once.
 Rule 2: rows belong to devices, not to key groups. The resuming run can have another number of
 groups.
 Rule 3: devices restored from the rows equal the original ones, field by field

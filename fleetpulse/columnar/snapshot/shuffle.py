@@ -1,7 +1,7 @@
 """Repartitioning of snapshot rows by key group, for the bootstrap of a generation.
 
 Rule 1: rows of a key group are sent as parcels, which are opaque bytes, so the shuffle moves few
-rows. One pass over the rows gives parcels and fingerprint.
+rows. One pass over the rows computes parcels and fingerprint.
 Rule 2: rows that all groups share and pending judgements are sent beside the parcels, never in
 them.
 Rule 3: rows are buffered until there are enough to partition; they are never all in memory.

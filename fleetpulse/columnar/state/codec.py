@@ -101,7 +101,7 @@ def _without_presence(packed: Unpacked) -> None:
     """Upgrade format version 4 to 5: add the fields about presence, with defaults.
 
     These are session, clock, arrival order, outages, limits of devices, firmware and other sites. A
-    form of version 4 already has them if a release that knows version 5 wrote it.
+    stored form of version 4 already has them if a release that supports version 5 wrote it.
     """
     if "outage_ms" in packed.known["base"]:
         packed.known["base"].pop(_GATEWAY_DIED, None)

@@ -96,7 +96,7 @@ class Devices:
         self.rows = np.concatenate([self.rows, fresh])
 
     def locate(self, ids: pa.StringArray, chosen: NDArray[np.bool_]) -> Int64s:
-        """Return the indices of the chosen devices; add new ones; -1 if not chosen."""
+        """Return the index of each chosen device, -1 for the others; add devices that are new."""
         texts = text_of(ids)
         places = places_of(texts, chosen, text_of(self.ids))
         unknown = chosen & (places < 0)
