@@ -1,7 +1,7 @@
 """Comparison of the job's judgements with those of the definition, `core.replay`.
 
 Rule 1: all columns are compared, except the time of writing and the generation.
-Rule 2: a row for several messages stands for any judgements of its group, see `_group_of`.
+Rule 2: a row for several messages equals as many judgements of its group, see `_group_of`.
 """
 
 import json
@@ -32,8 +32,8 @@ _KIND, _DEVICE, _RECEIVED, _MESSAGE_KIND, _REASON = (
 def emitted(home: Home) -> Bag:
     """Return the judgements that the job emitted, as a bag of `COMPARED` values.
 
-    A row for several messages is the value of its group, as many times as it counts, see
-    `differences`.
+    A row for several messages is in the bag as the value of its group, once for each message, see
+    `expanded`.
     """
     rows = query(home, f"SELECT {AS_COMPARED}, messages FROM judgements WHERE kind NOT IN ('summary', 'retract', 'add')")
     bag = Bag()
@@ -56,14 +56,14 @@ def _is_group(value: tuple[Any, ...]) -> bool:
 
 
 def expanded(bag: Bag, other: Bag) -> Bag:
-    """Return a bag with judgements of another one in place of the groups that stand for them.
+    """Return a bag with values of groups replaced by judgements that another bag has.
 
     Args:
         bag: bag of `COMPARED` values, see `emitted`.
         other: bag with the judgements that may be in these groups.
 
     Returns:
-        The bag, with a group left as often as the other bag lacks judgements of it.
+        The bag. The value of a group remains as often as the other bag has no judgement for it.
     """
     found, missing = bag.copy(), defaultdict[tuple[Any, ...], list[tuple[Any, ...]]](list)
     groups = {value for value in bag if _is_group(value)}

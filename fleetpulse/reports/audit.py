@@ -30,7 +30,7 @@ def audited_actions(
     Args:
         home: home of the table.
         last: number of newest actions; None returns all of them.
-        since_ms: instant at which the actions ran or after which they began, epoch milliseconds.
+        since_ms: least instant of an action's last record (its end or its beginning), epoch milliseconds.
         actor: user of the operating system, or user named by the requester.
         action: name of an action, or its first words.
     """

@@ -96,7 +96,7 @@ def unjudged(home: Home, kind: str | None = None, last: int | None = None) -> li
         last: maximum number, the newest; None: all.
 
     Returns:
-        Rows; ``messages`` is the number of messages of a row that stands for several, else None.
+        Rows; ``messages`` is the number of messages of a row for several messages, else None.
     """
     limit = f"LIMIT {int(last)}" if last is not None else ""
     where, parameters = ("kind = ?", [kind]) if kind else ("kind NOT IN ('transition', 'summary', 'retract', 'add')", [])
@@ -300,7 +300,7 @@ def _payload(row: Row) -> str:
 def judgements_about(home: Home, messages: Iterable[Row]) -> list[dict[str, Any]]:
     """Return the judgements about messages: transitions, or reasons for no judgement.
 
-    A row with ``messages`` stands for several messages of its minute, and only perhaps for one of
+    A row with ``messages`` counts several messages of its minute, which need not include any of
     these.
     """
     rows = list(messages)
@@ -379,7 +379,7 @@ def health(home: Home, batches: int = 100) -> dict[str, Any] | None:
     rated: list[dict[str, Any]] = []
     for threshold in THRESHOLDS:
         values = [row[threshold.column] for row in found if row[threshold.column] is not None]
-        newest = values[0] if values else None  # newest known value: a batch that writes nothing has no figures of writing
+        newest = values[0] if values else None  # newest known value: a batch that writes nothing has no metrics of writes
         rated.append(
             {
                 "metric": threshold.metric,

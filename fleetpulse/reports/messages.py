@@ -31,7 +31,7 @@ def as_row(found: dict[str, Any]) -> Row:
 
 
 def _concerning(found: Iterable[dict[str, Any]], device_ids: Collection[str]) -> list[Row]:
-    """Return selected rows; rows of other devices as gateway events for everyone."""
+    """Convert result rows; a gateway event of another device becomes its event for everyone."""
     rows_ = map(as_row, found)
     return [row if row.device_id in device_ids else for_everyone(row) or row for row in rows_]
 
@@ -79,8 +79,8 @@ def rows_since_version(home: Home, device_ids: Sequence[str], origin: tuple[int,
 def files_beside(home: Home, version: int, newest_ms: int) -> list[Path]:
     """Return files from a version on that may have rows received at ``newest_ms``.
 
-    That is the newest ``received_at`` of the versions before: rows of one millisecond can be in two
-    versions.
+    ``newest_ms`` is the newest ``received_at`` of the versions before. Rows of one millisecond can be
+    in two versions.
     """
     log, files = DeltaLog(home.table(MESSAGES.name)), list[Path]()
     latest = log.latest()
@@ -100,7 +100,7 @@ def rows_through(home: Home, device_ids: Sequence[str], through_ms: int | None) 
 
 
 def through(rows_: list[Row], listened: tuple[int, int], through_ms: int | None) -> list[Row]:
-    """Return rows up to an instant, and two ticks at the ends of the time received."""
+    """Return rows up to an instant, with one tick at the first ``received_at`` and one at the last."""
     first_ms, last_ms = listened
     through_ms = last_ms if through_ms is None else min(through_ms, last_ms)
     ticks = [Row(at, Kind.TICK, EVERYONE, EVERYONE, at, Clock.RECEIVED) for at in (first_ms, through_ms)]

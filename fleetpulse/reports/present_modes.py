@@ -1,9 +1,9 @@
-"""Present modes of devices for publishing: of all devices, and of those that versions changed.
+"""Present modes of devices for publishing: of all devices, or of devices with new transitions.
 
 Rule 1: a report computes no verdict. A mode is that of the newest transition, after amendments; a
 device without a transition, such as one that was only registered, is left out.
-Rule 2: rows of the lifecycle job are newer than all rows of a device before them. Rows of
-amendments and of an outbox need not be: the modes of their devices are read from the table.
+Rule 2: rows that the lifecycle job appends are newer than all earlier rows of their devices. Rows of
+amendments and of an outbox may be older: the modes of their devices are read from the table.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,7 +42,7 @@ _APPEARS: Final = f"bool_or(transition_no = 1 OR from_mode IN ({_OUT_OF_SERVICE}
 _CHANGED: Final = f"""
     SELECT {_COLUMNS}, {_APPEARS} AS appears FROM appended ANTI JOIN amended USING (device_id) {_FIRST} ORDER BY device_id
 """
-_FETCHED: Final = 1_000  # rows
+_FETCHED: Final = 1_000  # rows that are read at a time
 
 
 def device_count(home: Home) -> int:
@@ -64,7 +64,7 @@ def present_modes(home: Home, part: int, parts: int) -> list[PresentMode]:
 
 
 def changed_modes(home: Home, log: DeltaLog, first: int, through: int) -> Iterator[PresentMode]:
-    """Yield the present modes of the devices whose mode versions of ``judgements`` changed.
+    """Yield the present modes of devices with transitions or amendments in versions of ``judgements``.
 
     Args:
         home: home to read.
@@ -89,7 +89,7 @@ def changed_modes(home: Home, log: DeltaLog, first: int, through: int) -> Iterat
 
 
 def _files(log: DeltaLog, first: int, through: int) -> tuple[list[Path], list[Path]]:
-    """Return the files with transitions in order, and those with rows that may be older."""
+    """Return the files with transitions of the lifecycle job, and those with rows that may be older."""
     appended: list[Path] = []
     amended: list[Path] = []
     for version in range(first, through + 1):

@@ -30,15 +30,15 @@ from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import SnapshotInfo, is_whole, snapshots
 from fleetpulse.reports.messages import rows_since_version, rows_through
 
-DONE: Final = "amend"  # writer in judgements' commits: number is the ``received_at`` up to which late messages are processed
+DONE: Final = "amend"  # writer in commits of judgements; number: ``received_at`` up to which late messages are processed
 _AT_ONCE: Final = 500  # devices whose late messages are in memory at the same time
 _MOST_NAMED: Final = 1_000  # maximum number of devices in a snapshot's metadata
 LATE: Final = f"""(kind = '{JudgementKind.LATE}' AND message_kind IS DISTINCT FROM '{Kind.DEATH}'
     OR kind = '{JudgementKind.REFUSED}' AND message_kind = '{Kind.REGISTRY}')"""  # rows that an amended history treats as on time
 LAST_MS: Final = f"""CASE WHEN messages IS NULL THEN epoch_ms(received_at)
     ELSE least(epoch_ms(received_until), epoch_ms(received_at) // {MINUTE_MS} * {MINUTE_MS} + {MINUTE_MS - 1}) END"""  # DuckDB:
-# ``received_at`` that no message of a row exceeds, epoch milliseconds
-CAME_LATE: Final = "came_late"  # name of these rows in `retention_floor`: the table has all of them since that ``received_at``
+# latest possible ``received_at`` of a message that a row counts, epoch milliseconds
+CAME_LATE: Final = "came_late"  # key in `retention_floor` of the rows of `LATE`: they are complete since that ``received_at``
 Late = Mapping[str, Sequence[tuple[int, int]]]
 
 
@@ -232,13 +232,13 @@ def _forgotten_before(home: Home) -> int | None:
     None if none was removed.
     """
     from_ms = oldest_kept_ms(home, CAME_LATE)
-    return oldest_kept_ms(home, "late") if from_ms is None else from_ms or None  # early versions had one floor for both
+    return oldest_kept_ms(home, "late") if from_ms is None else from_ms or None  # homes of early releases have one floor for both
 
 
 def _amended_before(home: Home, device_ids: Sequence[str], at_ms: int) -> set[str]:
     """Return the devices with an amendment of an event before an instant.
 
-    Their late messages may be neither listed nor retained.
+    The late messages that caused it may be neither listed nor retained.
     """
     kinds = ", ".join(f"'{kind}'" for kind in AMENDMENTS)
     sql = f"""SELECT DISTINCT device_id FROM judgements

@@ -1,7 +1,7 @@
 """Check of the lifecycle job by a supervisor, each minute; starts it if needed.
 
-Rule: the memory of a check for the next one is one file in the home. Without it, a check is the
-first.
+Rule: each check writes one file in the home, which the next check reads. Without this file, a check
+counts as the first.
 """
 
 from dataclasses import asdict, dataclass, replace
