@@ -33,14 +33,14 @@ FOREVER: Final = "forever"
 _HEAP: Final = re.compile(r"([1-9][0-9]{0,5})([mg])")
 _LEAST_HEAP_MB: Final = 512
 _LEAST_STORE_MB: Final = 64
-_MOST_STORE_MB: Final = 500 * 1_024  # all streams together must fit into the limit of the server
+_MOST_STORE_MB: Final = 500 * 1_024  # the sum of all streams must be within the limit of the server
 LOCAL: Final = "local"
 _STANDALONE: Final = re.compile(r"spark://[^\s,/@:]+:[0-9]{1,5}(,[^\s,/@:]+:[0-9]{1,5})*")
 _LEAST_PORT: Final = 1024
 _MOST_FIRST_PORT: Final = 65_535 - 47
 _DRIVER_HOST: Final = re.compile(r"[A-Za-z0-9._-]*")
 _BOUNDS: Final = {"greater_than_equal": ("ge", "at least"), "less_than_equal": ("le", "at most")}
-_MAX_BRIDGES: Final = MAX_OWN_BRIDGES - 2  # without the first bridge and the one of Kafka
+_MAX_BRIDGES: Final = MAX_OWN_BRIDGES - 2  # excludes the first bridge and the Kafka bridge
 
 
 def _to_ms(value: Any) -> int:

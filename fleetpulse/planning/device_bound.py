@@ -1,7 +1,7 @@
 """Bound of the disk space that one device can fill in a day, whatever it sends.
 
-Rule 1: a bound is a function of the limits in force: messages and payload bytes per second, and the
-rows that a segment has for a flood, and a batch of the job for judgements. The settings ``keep_...`` limit the number of days.
+Rule 1: a bound is a function of the limits in force: messages and payload bytes per second, rows of a
+flood in a segment, and rows of judgements in a batch. The settings ``keep_...`` limit the number of days.
 Rule 2: the content of a payload is stored at most once in a table, and random content cannot be
 compressed. Row costs are those of the real writers, see ``tests/unit/planning/test_device_bound.py``.
 
@@ -18,9 +18,9 @@ from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.times import DAY_S
 
 MESSAGE_BYTES: Final = 25  # row of ``messages`` without texts and metrics
-KINDS: Final = 3  # of judgements about messages that a device can cause at one time: late, copies, and one other
-NAMED_ROWS: Final = KINDS * NEWEST  # of them that a batch writes for a device and minute, one for each message
-SUM_ROWS: Final = len(FROM_DEVICES) * (1 + 2 * (KINDS - 1))  # for several: by kind of message, mostly with and without a time
+KINDS: Final = 3  # kinds of judgements about messages that a device can cause at a time: late, copies, and another
+NAMED_ROWS: Final = KINDS * NEWEST  # rows for one message each that a batch writes for a device and minute
+SUM_ROWS: Final = len(FROM_DEVICES) * (1 + 2 * (KINDS - 1))  # sums per message kind: late once, others with and without a time
 JUDGEMENT_BYTES: Final = 40  # row of ``judgements`` about a message, in files as the job writes them, without texts
 SUM_BYTES: Final = 80  # row for several messages
 TRANSITION_BYTES: Final = 100  # row of a transition without the texts of its errors
@@ -73,7 +73,7 @@ class DeviceLimits:
 
     @property
     def _spared_per_s(self) -> float:
-        return self.segments_per_s + 1  # one in each segment, and one more in that which spans two seconds
+        return self.segments_per_s + 1  # one in each segment, and one more in a segment that spans two seconds
 
 
 def bytes_a_day(limits: DeviceLimits) -> dict[str, float]:
@@ -92,7 +92,7 @@ def bytes_a_day(limits: DeviceLimits) -> dict[str, float]:
     sums = min(rows - named, limits.batches_of_minutes_per_s * SUM_ROWS)
     of_named = min(content, named * 2 * _MOST_TEXT)  # boot and gateway
     changes = 2 / max(1, rules.death_grace_ms) + 2 * rules.degraded_errors / rules.degraded_window_ms
-    changes = min(rows, changes * 1_000)  # a second; each is caused by a message, or reversed by one
+    changes = min(rows, changes * 1_000)  # per second; a message causes or reverses each change
     a_second = {  # a device may name another site in each topic
         "messages": rows * (MESSAGE_BYTES + MAX_ID_BYTES) + content,
         "judgements": named * (JUDGEMENT_BYTES + MAX_ID_BYTES) + of_named + sums * SUM_BYTES,

@@ -19,9 +19,9 @@ from fleetpulse.planning.partition_skew import busiest, most_even
 
 MONTH_DAYS: Final = 30
 DEVICES_A_GROUP: Final = (4_000, 32_000)  # least and greatest number of devices in a key group
-_GROUPS_A_CORE: Final = (2, 5)  # least and greatest number of a new home with more than two cores
+_GROUPS_A_CORE: Final = (2, 5)  # least and greatest number of key groups per core of a new home with more than two cores
 _SHARED_BY: Final = 2  # cores that share the fixed work of a batch, most of which the driver does
-_MORE_GROUPS: Final = 3  # additional key groups for a better balance; up to a quarter if that is more
+_MORE_GROUPS: Final = 3  # key groups that may be added for a better balance; or a quarter, if that is more
 ROW_GROUP: Final = 131_072  # rows of a compacted file that share a dictionary
 BUSY: Final = 0.6  # greatest long-term load of a core; the rest is for catching up
 CORES_AN_EXECUTOR: Final = 4
@@ -302,8 +302,8 @@ def _messages_cpu_s(fleet: Fleet, figures: Figures, batch_s: float) -> float:
 def batch_time_s(fleet: Fleet, figures: Figures, cores: int, skew: float = 1.0) -> float:
     """Return the stable duration of batches; infinity if the cores do not suffice.
 
-    Each batch reads the messages that were received during the previous batch. Two cores at most
-    share the fixed work of a batch; a core of the busiest partition ends last.
+    Each batch reads the messages that were received during the previous batch. At most two cores
+    share the fixed work of a batch. The core with the busiest partition finishes last.
 
     Args:
         fleet: load of the fleet.
