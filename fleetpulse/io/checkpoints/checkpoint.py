@@ -35,8 +35,8 @@ class CheckpointPosition:
 def judged_up_to(checkpoint: Path) -> tuple[int, int] | None:
     """Return the newest committed batch and the ``received_at`` up to which it judged.
 
-    A batch judges all key groups up to the newest row that it read, to which its watermark moves.
-    The checkpoint is read directly, so the result is valid whether or not the job runs.
+    A batch judges all key groups up to the newest row that it read; its watermark is
+    `WATERMARK_DELAY_MS` behind that row. The result is valid whether or not the job runs.
 
     Returns:
         Number of the batch, and instant in epoch milliseconds; None before the first batch.
@@ -47,7 +47,7 @@ def judged_up_to(checkpoint: Path) -> tuple[int, int] | None:
     for batch in reversed(committed_batches(checkpoint)):
         try:
             watermark_ms = watermark_after(checkpoint, batch) or 0
-        except FleetError:  # the commit was just removed, or is truncated: the previous one is whole
+        except FleetError:  # the commit was just removed, or is truncated: use the previous one
             continue
         return batch, watermark_ms + WATERMARK_DELAY_MS if watermark_ms else read_start_position(checkpoint) or WATERMARK_DELAY_MS
     return None

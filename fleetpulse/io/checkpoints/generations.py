@@ -116,9 +116,9 @@ class Generations:
         return successor.made_at_ms or None if successor is not None else None
 
     def repartitioned_from(self, number: int) -> list[int]:
-        """Return a generation's number, and those of the generations it was copied from.
+        """Return the numbers of a generation and of the generations that it was copied from.
 
-        They have the same key groups, so the newest summary of a group may be from any of them.
+        All have the same key groups, so the newest summary of a group may be from any of them.
         """
         found = [number]
         while (one := self.of(found[-1])) is not None and one.made_by == REPARTITION:
@@ -126,7 +126,7 @@ class Generations:
         return found
 
     def with_chosen_devices(self, number: int) -> frozenset[int]:
-        """Return the generations with chosen devices: a generation and its ancestors.
+        """Return which of a generation and its ancestors have chosen devices.
 
         A generation has chosen devices if it was created with only some of the known devices
         (``only``), or from a list of devices (``devices``).
@@ -180,7 +180,7 @@ def load_generations(lifecycle: Path) -> Generations:
 
 
 def _read(stands: Mapping[str, Any] | None = None, **others: Any) -> Generation:
-    """Return the generation of an entry; its key of the position is ``stands``, as in homes of version 1."""
+    """Parse an entry of the record; its key ``stands`` has the position, as in homes of version 1."""
     return Generation(**others, position=stands or {})
 
 
