@@ -4,9 +4,9 @@ deltalake loads the list of all files at each commit (0.2 ms a file), which an a
 
 Rule 1: rows are durable before the commit that names them. The commit is created whole, under a
 version that no other commit has.
-Rule 2: commits of other writers are read before each try. Appends and exchanges of files do not
-matter; after a change of the schema the table is opened again. A commit in the name of the same
-writer ends the append with an error.
+Rule 2: commits of other writers are read before each try. Appends and replacements of files are
+ignored; after a change of the schema, the table is opened again. If another process has committed
+under the name of the same writer, the append fails.
 Rule 3: the log gets a checkpoint every `CHECKPOINT_EVERY` versions, and entries beyond the table's
 log retention are removed.
 """
@@ -126,8 +126,8 @@ class Appender:
     def _catch_up(self, numbers: Mapping[str, int]) -> None:
         """Read the commits of other writers, up to the newest version.
 
-        If the log no longer has the last known version, the table is opened again. The next version
-        would only seem free, and a commit below a checkpoint is never read.
+        If the log no longer has the last known version, the table is opened again: the next version
+        would seem free, but a commit there would be below a checkpoint and never be read.
 
         Raises:
             FleetError: another process commits as one of the writers.

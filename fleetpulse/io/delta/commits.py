@@ -4,8 +4,8 @@ deltalake's OPTIMIZE and DELETE are not used for bronze. OPTIMIZE puts the newes
 bronze must stay in order. DELETE marks the remaining rows as changed data.
 
 Rule 1: a commit is created whole or not at all, under a version that no other commit has.
-Rule 2: if another commit took the version, it is read before the next try. An append does not
-matter; a change of the schema, or the removal of a file to be replaced, ends the operation.
+Rule 2: if another commit took the version, it is read before the next try. An append is ignored; a
+change of the schema, or the removal of a file to be replaced, ends the operation.
 """
 
 import json

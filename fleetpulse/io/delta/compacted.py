@@ -5,7 +5,7 @@ The name of a compacted file has its range of versions, so its rows can still be
 Rule 1: a compacted file has all rows of the versions from ``begin`` up to, and not including,
 ``end``, in append order. A reader that continues at ``begin`` reads the same rows as before.
 Rule 2: the remainder file has the rows that retention keeps of the versions below its ``end``. It
-is no compacted file: a reader that needs these versions gets an error.
+is not a compacted file: a reader that needs these versions gets an error.
 """
 
 import re
@@ -42,7 +42,7 @@ def remainder_name(end: int) -> str:
     """Return the path of a remainder file, relative to the table's folder.
 
     Args:
-        end: version after the last one of which the file has rows.
+        end: version after the last version that the file covers.
     """
     return f"{FOLDER}/before-{end:020d}.parquet"
 
@@ -67,7 +67,7 @@ def remainder_end(name: str) -> int | None:
         name: path of the file, relative to the table's folder.
 
     Returns:
-        The version after the last one of which it has rows; None if the name is of another file.
+        Version after the last version that the file covers; None if the name is of another file.
     """
     named = _REMAINDER.fullmatch(name.removeprefix(f"{FOLDER}/"))
     return int(named[1]) if named else None
@@ -83,7 +83,7 @@ def pieces(table: Path) -> dict[int, list[CompactedFile]]:
 
 
 def remainders(table: Path) -> dict[int, Path]:
-    """Return the remainder files by their ``end``; the greatest one is in force."""
+    """Return the remainder files by ``end``; only the one with the greatest ``end`` is valid."""
     ends = ((remainder_end(name), name) for name in _names(table))
     return {end: table / FOLDER / name for end, name in ends if end is not None}
 

@@ -58,9 +58,9 @@ def corruption_message(error: BaseException) -> str | None:
 
 
 def _is_duckdb_file_error(name: str, text: str) -> bool:
-    """Return whether DuckDB reports a file: it has separate classes for errors in SQL.
+    """Return whether an error of DuckDB is about a file; errors in SQL have other classes.
 
-    Inconsistent content of a file is reported by the base class ``Error``.
+    DuckDB reports inconsistent content of a file by the base class ``Error``.
     """
     return name in ("Error", "IOException") or (name == "InvalidInputException" and _OF_A_FILE.search(text) is not None)
 

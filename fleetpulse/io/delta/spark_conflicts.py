@@ -21,7 +21,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.io.delta.corruption import open_table
 
 _TRIES: Final = 20
-_LIMIT_S: Final = 60.0  # for a rename: a writer that takes longer was killed
+_LIMIT_S: Final = 60.0  # limit of a rename: a writer that takes longer counts as killed
 _PAUSE_S: Final = 0.005
 _MARK: Final = "fleetpulse_commit"
 _Result = TypeVar("_Result")
