@@ -4,7 +4,7 @@ Rule 1: no supervisor starts a job whose desired state is stopped. Only a change
 state starts it again.
 Rule 2: a process can stop the job for the duration of its own work. It holds a lock meanwhile; the
 stop ends with the process, even if it is killed.
-Rule 3: a process that acts on a desired state writes a new one only if it is still the one it read.
+Rule 3: a process that acts on a desired state replaces it only if no other one was set meanwhile.
 """
 
 import json

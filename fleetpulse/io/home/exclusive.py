@@ -63,7 +63,7 @@ def exclusive_maintenance(home: Home, report: Callable[[str], None], patience_s:
 def pause_state_changes(home: Home, by: str) -> Iterator[str]:
     """Prevent new generations and snapshots during a short step of maintenance.
 
-    Does not wait: if a process is already making one, it continues.
+    Does not wait: a process that is already making one continues, and the lock is not held.
 
     Args:
         home: home that is being maintained.

@@ -92,7 +92,7 @@ class Home:
         return (BRIDGE, *self.record().get("bridges", {}))
 
     def sites_of_bridges(self) -> Mapping[str, Sequence[str]]:
-        """Return the sites by bridge, without the first bridge; that of Kafka has none."""
+        """Return the sites of each bridge except the first; the bridge of Kafka has none."""
         return self.record().get("bridges", {})
 
     @property
@@ -156,8 +156,8 @@ class Home:
     def canary_key(self) -> bytes:
         """Return the key that signs canaries of the home's bridges; create it on first use.
 
-        No password is the key: a subscriber who reads a canary could guess a weak one without asking
-        the broker.
+        The key is not a password: a subscriber that reads canaries could test guesses of a weak
+        password without connecting to the broker.
         """
         return bytes.fromhex(create_secret(self.broker / "canary.key", secrets.token_hex(32)))
 
@@ -281,7 +281,7 @@ class Home:
             key_groups: number of key groups of a new home. An existing one keeps its number, which
                 `fleet state rescale` changes.
             files: paths of files that settings name, absolute or relative to the home. The folder of
-                a new home may have them, and all else in folders of theirs.
+                a new home may contain them, and anything in its subfolders that contain them.
 
         Raises:
             FleetError: the home has another deployment or identity, its folder cannot be used or
@@ -340,7 +340,7 @@ class Home:
         require_hard_links(self.path / "lock", probe)
 
     def divide(self, bridges: Mapping[str, Sequence[str]]) -> None:
-        """Record the sites of each bridge but the first.
+        """Record the sites of each bridge except the first.
 
         Args:
             bridges: sites by bridge, see the setting ``bridges``.

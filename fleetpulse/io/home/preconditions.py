@@ -1,6 +1,6 @@
-"""What a home requires of its machine, checked without a change: owner, clocks, modes of secrets.
+"""Read-only checks of a home and its machine: owner, clocks, file modes of secrets.
 
-Rule: a check works while the home runs, and before there is a home.
+Rule: a check works while the home runs, and before the home exists.
 """
 
 import os
@@ -15,7 +15,7 @@ from fleetpulse.core.operations.secret_files import exposed_secret
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.home.home import Home
 
-_SLACK_S: Final = 60.0  # hosts that share a file system, and a clock that was just corrected
+_SLACK_S: Final = 60.0  # tolerance: hosts that share a file system, or a clock that was just corrected
 _LEVELS: Final = 2  # folders below the home whose entries are read: status files, logs, and folders of data
 _SECRETS: Final = (  # patterns of the files that fleetpulse writes with mode 600
     "broker/*.conf",
@@ -37,7 +37,7 @@ def existing_folder(home: Home) -> Path:
 
 
 def require_own(home: Home) -> None:
-    """Check that this user owns the home, and can write to it; before it is created, only the latter.
+    """Check that this user owns the home, if it exists, and can write to `existing_folder`.
 
     Raises:
         FleetError: another user owns the home, or this user cannot write to it.
@@ -59,7 +59,7 @@ def require_own(home: Home) -> None:
 
 
 def require_clock(home: Home, now_s: float | None = None) -> str:
-    """Compare the clock of this machine with that of the file system, and with the newest file.
+    """Compare this machine's clock with the file system's, and with the newest file of the home.
 
     Args:
         home: the home.
@@ -69,8 +69,8 @@ def require_clock(home: Home, now_s: float | None = None) -> str:
         Description of the comparison.
 
     Raises:
-        FleetError: the clock is over a minute apart from the file system's, or a file is newer than
-            that.
+        FleetError: the clock differs from the file system's by over a minute, or is over a minute
+            behind the newest file.
     """
     folder = existing_folder(home)
     now_s = time.time() if now_s is None else now_s
@@ -102,7 +102,7 @@ def _text(seconds: float) -> str:
 
 
 def _changes(folder: Path, levels: int) -> Iterator[tuple[Path, float]]:
-    """Yield paths and their times of change, epoch seconds; a folder changes with its entries."""
+    """Yield paths and their modification times, epoch seconds; a folder's changes with its entries."""
     yield folder, folder.stat().st_mtime
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -123,7 +123,7 @@ def require_private_secrets(home: Home, more: Iterable[Path] = ()) -> int:
         more: files of secrets that its settings name.
 
     Raises:
-        FleetError: other users can read one; the first is named.
+        FleetError: other users can read a secret; the error names the first such file.
     """
     found = [path for pattern in _SECRETS for path in sorted(home.path.glob(pattern))]
     count = 0
