@@ -162,7 +162,7 @@ def payload_stats(payloads: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int
 
 
 def _contents(raw: Sequence[bytes], escaped: Plain, is_death: Plain) -> tuple[Plain, list[_Content]]:
-    """Return which payloads are plain, and their contents; a death may be empty."""
+    """Return which payloads are plain, and their contents; the payload of a death may be empty."""
     plain, contents = np.ones(len(raw), np.bool_), list[_Content]()
     if not escaped.any():
         try:
@@ -188,7 +188,7 @@ def _exclude_disagreeing(values: list[Any], expected: pa.Array, plain: Plain) ->
 
 
 def _times(values: list[Any], is_death: Plain, received_at_ms: NDArray[np.int64], plain: Plain) -> dict[str, pa.Array]:
-    """Return event times and their sources; no message with an invalid time is plain."""
+    """Return event times and their sources; mark messages with an invalid time as not plain."""
     for place in np.flatnonzero(is_death).tolist():
         values[place] = None  # the ts of a will is from the connect, not from the death
     if float in set(map(type, values)):
@@ -250,7 +250,7 @@ def _ends(values: pa.Array) -> NDArray[np.int32]:
 
 
 def _metrics(values: list[Any], plain: Plain) -> pa.Array:
-    """Return metrics as Python's JSON; `metrics_text` rewrites those that differ."""
+    """Return metrics as JSON; `metrics_text` encodes those that Python may write differently."""
     present = [place for place, value in enumerate(values) if value is not None]
     metrics = [values[place] for place in present]
     # All are encoded at once and split at "},{". If the separator occurs inside one, the number of

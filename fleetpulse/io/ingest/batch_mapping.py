@@ -88,7 +88,7 @@ def _usual(rows: list[tuple[Any, ...]]) -> list[bool]:
 
 
 def _extracted(matched: tuple[tuple[MappingRule, dict[str, str]], ...], payload: bytes) -> tuple[Address, dict[str, Any]] | None:
-    """Return address and fields of a message; None if its payload is no strict JSON, or its row is not the only one."""
+    """Return address and fields of a message; None if its payload is not strict JSON, or it may have several rows or none."""
     try:
         content = _read(payload)
     except (ValueError, RecursionError):

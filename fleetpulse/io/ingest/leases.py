@@ -1,7 +1,7 @@
 """Leases of bridges, by which landing merges the rows of several bridges in order.
 
-Rule 1: a lease is a promise. All rows that the bridge received up to an instant are in its
-segments, and later rows have a later ``received_at``.
+Rule 1: a lease guarantees that all rows that the bridge received up to an instant are in its
+segments, and that later rows have a later ``received_at``.
 Rule 2: landing does not wait for a bridge whose lease has expired. It fences the bridge with a
 segment that opens a gap. If the bridge finds this segment (`BridgeFencedError`), it reconnects and
 continues after the fence.

@@ -30,10 +30,10 @@ def compile_path(expression: str) -> Path:
 
     Returns:
         Function from a JSON value to the value at the path. It returns None if there is no value, or
-        if a function of the expression does not accept it.
+        if a function in the expression rejects its argument.
 
     Raises:
-        ValueError: an invalid expression.
+        ValueError: the expression is invalid.
     """
     if len(expression) > MAX_CHARACTERS:
         raise ValueError(f"a path has at most {MAX_CHARACTERS} characters; got {len(expression)}")
@@ -60,7 +60,7 @@ def _interpreted(compiled: Any) -> Path:
 
 
 def _function(node: Mapping[str, Any]) -> Path | None:
-    """Return a function that evaluates a syntax tree; None if a node of it is none of those below."""
+    """Return a function that evaluates a syntax tree; None if a node has an unsupported type."""
     kind, value = node["type"], node.get("value")
     if kind in _LEAVES:
         return _LEAVES[kind](value)

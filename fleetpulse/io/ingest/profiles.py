@@ -1,10 +1,10 @@
-"""Profiles: ready mappings for products and platforms, in the folder ``mapping_profiles``.
+"""Profiles: ready-made mappings for products and platforms, in the folder ``mapping_profiles``.
 
-A profile is a mapping file. Its first line is a comment with its purpose, and ``SITE`` in it
-stands for the site of the devices. ``fleet map add`` copies a profile into the mapping file of a home.
+A profile is a mapping file. Its first line is a comment with its purpose, and ``SITE`` is a placeholder
+for the site of the devices. ``fleet map add`` copies a profile into the mapping file of a home.
 
-Sparkplug has no file: the bridge decodes it without rules if the setting ``sparkplug_host`` is set, which
-``fleet map add`` does.
+Sparkplug has no file: the bridge decodes it without rules if the setting ``sparkplug_host`` is set.
+``fleet map add`` sets it.
 """
 
 import tomllib
@@ -48,7 +48,7 @@ def read_profile(name: str, site: str) -> str:
         site: site of the devices.
 
     Raises:
-        FleetError: there is no such profile, or no topic can have the site.
+        FleetError: there is no such profile, or the site is invalid.
     """
     if (fault := site_fault(site)) is not None or '"' in site or "\\" in site:
         raise FleetError(f"{fault or 'site must have no quotes and no backslash'}; choose another site", code="site-invalid")

@@ -1,6 +1,6 @@
 """Recordings of messages: gzip or plain NDJSON, one message a line, in order.
 
-Rule: memory is bounded by the longest permitted line, however small the file is that expands to it.
+Rule: memory is bounded by the longest permitted line, even if a small gzip file expands to far more.
 """
 
 import gzip

@@ -38,7 +38,7 @@ SEGMENT_SCHEMA: Final = pa.schema(
         ("messages", pa.int64()),
     ]
 )
-_FIRST_COLUMNS: Final = 7  # that segments of all versions have; those that an older one lacks are read as nulls
+_FIRST_COLUMNS: Final = 7  # in segments of all versions; a later column that a segment lacks is read as nulls
 
 
 class SegmentRow(NamedTuple):
@@ -56,7 +56,7 @@ class SegmentRow(NamedTuple):
             whatever its content.
         payload_bytes: size of the payload as received, if the bridge cut it; None if it is whole.
         payload_digest: `digest64` of the payload as received, if the bridge cut it.
-        messages: number of messages that a refused row stands for, if there are several.
+        messages: number of messages that a refused row counts, if there are several.
     """
 
     received_at_ms: int
