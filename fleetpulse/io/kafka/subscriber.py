@@ -4,8 +4,8 @@
 
 Rule 1: a batch is committed after its last row was passed to `KafkaReceiver.ack`. Any other batch
 is delivered again as a whole.
-Rule 2: Kafka is only read. A canary returns after a later poll of the topics left no unread
-records.
+Rule 2: the receiver never writes to Kafka. A canary returns after a later poll of the topics left
+no unread records.
 Rule 3: every wait of the caller is bounded. A separate thread starts, polls and stops Spark.
 Rule 4: if Kafka deleted unread records, the connection counts as lost. The loss is reported, and
 reading continues after the deleted records.
