@@ -40,7 +40,7 @@ class Piece:
     Attributes:
         path: path of the Parquet file.
         row_group: number of the row group; None for the whole file.
-        rows: number of rows; 0 if the log does not tell it.
+        rows: number of rows; 0 if the log has no count.
     """
 
     path: str

@@ -1,7 +1,7 @@
 """Fold of key groups in a Spark task: blocks to judgements, state and timers.
 
-Rule 1: no rule about devices is here. A call yields one row with all of its judgements, or with the
-files that contain them.
+Rule 1: this module has no rules about devices. A call yields one row with all of its judgements, or
+with the files that contain them.
 Rule 2: the watermark is one millisecond behind the newest ``received_at``, so that rows of that
 instant are kept. The watermark only wakes a group. A timer may fire early and is then set again.
 Rule 3: a batch with rows wakes every group (`bronze.with_wake_rows`) and folds each group once. The
@@ -43,7 +43,7 @@ class GroupFold:
         silent: whether summaries are withheld, see `GroupProcessor`.
         table: folder of the judgements table, see `GroupProcessor`.
         generation: generation of the job.
-        whole: whether each judgement has its row, see `GroupProcessor`.
+        whole: whether each judgement has a row of its own, see `GroupProcessor`.
     """
 
     def __init__(
@@ -154,8 +154,8 @@ class GroupFold:
 
 
 def _is_due(stored: tuple[bytes, int | None] | None, newest_ms: int) -> bool:
-    """Return whether a group woken without rows has anything to judge.
+    """Return whether a group woken without rows has anything to judge up to ``newest_ms``.
 
-    The timer is set `WATERMARK_DELAY_MS` before that time.
+    The timer is set `WATERMARK_DELAY_MS` before the time at which the group is due.
     """
     return stored is not None and stored[1] is not None and stored[1] + WATERMARK_DELAY_MS <= newest_ms

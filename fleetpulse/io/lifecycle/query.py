@@ -91,7 +91,7 @@ def judgement_stream(
         held_ms: hold time, see `start`.
         table: folder of the table to which a task writes the judgements of one call if they are
             many; None returns all judgements in the rows.
-        whole: whether each judgement has its row, see `GroupProcessor`.
+        whole: whether each judgement has a row of its own, see `GroupProcessor`.
     """
     spark.dataSource.register(BlockSource)
     options: dict[str, str | int] = {
@@ -157,8 +157,8 @@ def start(
         initial: initial state of a new checkpoint.
         generation: generation to run; None takes the current one.
         through: version of bronze at which to stop, see `judgement_stream`.
-        judgements_table: scratch table for the judgements, each with its row; None takes the table of
-            the home.
+        judgements_table: scratch table for the judgements, one row each; None takes the table of the
+            home.
         silent: whether to judge without emitting, because another generation emits the judgements.
             If ``judgements_table`` is given, its table still receives the judgements except summaries, which
             remain to be emitted.

@@ -166,7 +166,7 @@ def _heads(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRows:
-    """Rows of a snapshot, as a DataFrame to query or as parcels to move.
+    """Rows of a snapshot, as a DataFrame to query or as bytes to shuffle.
 
     Attributes:
         each: DataFrame with the columns of `DEVICE_SNAPSHOTS`, which the JVM decodes row by row.

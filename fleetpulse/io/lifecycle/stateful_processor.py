@@ -24,8 +24,8 @@ class GroupProcessor(StatefulProcessor):
         table: folder of the table to which the judgements of one call are written if they are many;
             None returns all judgements in the rows.
         generation: generation of the job.
-        whole: whether each judgement has its row, for comparisons; otherwise the rows that a device
-            causes are limited, see `sum_repeats`.
+        whole: whether each judgement has a row of its own, for comparisons; otherwise `sum_repeats`
+            limits the number of rows for each device.
     """
 
     def __init__(
