@@ -65,7 +65,7 @@ class BronzeFile:
 
 @dataclass(frozen=True, slots=True)
 class VersionRange:
-    """A version of bronze, or several versions whose rows share files.
+    """Unit of compaction: a version of bronze, or several versions whose rows share files.
 
     Attributes:
         begin: first version.

@@ -1,4 +1,4 @@
-"""Cleanup of files outside of tables: logs, backtests, leftovers of killed Spark.
+"""Cleanup of files outside of tables: logs, backtests, leftovers of killed Spark processes.
 
 Rule: a file that a process may have open is never removed. A long log is rotated by copying, since
 its writer keeps it open.

@@ -31,8 +31,8 @@ class ReaderPin:
         reader: name of the reader in messages, such as ``generation 1``.
         version: first version to be read.
         by_version: whether the reader continues version by version, in batches already planned. If
-            so, versions from this one on must not change. Otherwise, versions below it and versions
-            from it on may be compacted, but not across it.
+            so, versions from this one on must not change. Otherwise, they may be compacted, but not
+            together with versions below this one.
     """
 
     reader: str

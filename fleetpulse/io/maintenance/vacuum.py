@@ -221,8 +221,8 @@ def newest_by(table: Path, writer: str) -> int | None:
     """Return the newest version in which a writer recorded a number.
 
     The log of later versions must be kept for a running query of Spark, which looks for its next
-    version after this one. A version removed from the log would seem free, and a commit below a
-    checkpoint is never read.
+    version after this one. A version removed from the log would seem free, but a commit there would
+    be below a checkpoint and never be read.
 
     Args:
         table: folder of the table.
