@@ -1,10 +1,11 @@
 """Access rules of the embedded broker: users, roles and the topics of each.
 
-Rule 1: a device's user name is its id, and the device publishes only under that id. An id with a site,
-``site/id``, holds at that site only; an id alone holds at any site, and is refused if site and id
-identify a device. A Sparkplug edge node publishes under its group and node, for all of its devices.
+Rule 1: a device's user name is its id, and the device publishes only under that id. A grant for an id
+with a site, ``site/id``, is valid at that site only. A grant for an id alone is valid at any site; a home
+that identifies devices by site and id refuses it. A Sparkplug edge node publishes under its group and
+node, for all of its devices.
 Rule 2: the broker stores only the hash of a password; the password is shown once, when created.
-Rule 3: a user has a password or a certificate. Users of certificates have no password, so they are
+Rule 3: a user has a password or a certificate. Users with certificates have no password, so they are
 in the rules only if the listener requires certificates.
 Rule 4: access that is not granted is refused. Devices publish only the kinds that devices send;
 only operators and fleetpulse itself publish on control topics and internal kinds.
@@ -147,7 +148,7 @@ def grant(
 
     Raises:
         FleetError: a name or topic filter is malformed, the user name is reserved for fleetpulse or
-            is a granted certificate, a role other than device is given devices, nodes or topics, or
+            is the login of another user, a role other than device is given devices, nodes or topics, or
             a device has no site although site and id identify a device.
     """
     _check(name, role, devices, nodes, topics, identity)
@@ -266,7 +267,7 @@ def _is_grantable(topic: str) -> bool:
 
 
 def _put(folder: Path, new: Grant) -> None:
-    """Store a grant in place of that of the same user; two users with one login would stop the broker."""
+    """Store a grant, and replace that of the same user; the broker does not start if two users share a login."""
     with access_lock(folder):
         others = [one for one in grants(folder) if one.name != new.name]
         for one in others:
@@ -306,7 +307,7 @@ def _write(folder: Path, known: Iterable[Grant]) -> None:
 def access_lock(folder: Path) -> Iterator[None]:
     """Hold the exclusive lock on the access grants until the context exits.
 
-    Wait until the lock is free. Changing the grants and passing them to the broker need the lock.
+    Wait until the lock is free. Hold it to change the grants, and to pass them to the broker.
 
     Args:
         folder: folder of the broker.
@@ -343,7 +344,7 @@ def nats_rules(
 
 
 def quoted(value: str | list[str] | None) -> str:
-    """Write a value for a NATS configuration: strings as in JSON, but without its escapes by number."""
+    """Return a value for a NATS configuration: JSON whose non-ASCII characters are not escaped."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -378,8 +379,8 @@ def _topics(one: Grant, mappings: Mappings) -> tuple[list[str], list[str]]:
 def _reserved(may_send: Sequence[str]) -> list[str]:
     """Return the MQTT topic filters that a user must not publish on, although one of its filters covers them.
 
-    A mapping whose topics begin with a placeholder gives a device filters that begin with ``+``. No rule matches
-    topics of fleetpulse and of the broker itself, see `mapping.RESERVED_LEVELS`.
+    A mapping rule whose topics begin with a placeholder gives a device filters that begin with ``+``. No mapping
+    rule matches topics of fleetpulse and of the broker itself, see `mapping.RESERVED_LEVELS`.
     """
     if not any(topic.startswith("+/") for topic in may_send):
         return []
@@ -390,10 +391,10 @@ def _reserved(may_send: Sequence[str]) -> list[str]:
 def mosquitto_rules(
     known: Iterable[Grant], mappings: Mappings = NO_MAPPINGS, identity: DeviceIdentity = DeviceIdentity.ID
 ) -> str:
-    """Return the same rules as a Mosquitto ``acl_file``.
+    """Return the rules of `nats_rules` as a Mosquitto ``acl_file``.
 
-    The rules of devices are patterns on the user name, which has the site if site and id identify a
-    device. A user with a certificate has its subject as user name (``use_subject_as_username``).
+    The rules of devices are patterns on the user name, which contains the site if site and id identify
+    a device. A user with a certificate has its subject as user name (``use_subject_as_username``).
     """
     has_site = identity is DeviceIdentity.SITE_AND_ID
     own = "fleet/%u" if has_site else "fleet/+/%u"
@@ -401,7 +402,7 @@ def mosquitto_rules(
     lines += [f"pattern write {own}/{kind}" for kind in _KINDS]
     lines += [f"pattern read {own}/{Kind.CONTROL.value}", "", "# the bridge", f"user {SERVICE_USER}", "topic readwrite #"]
     for one in known:
-        is_own = one.login in one.devices and (SEPARATOR in one.login) == has_site  # as the patterns have it
+        is_own = one.login in one.devices and (SEPARATOR in one.login) == has_site  # as the patterns require
         more = one.nodes or one.topics or mappings.filters_of_device(one.login)
         if is_own and one.devices == (one.login,) and not more:
             continue

@@ -1,7 +1,7 @@
 """Alerts over MQTT: a single publish, and a persistent subscription.
 
-Rule: a message is acknowledged only when the caller asks for it. Until then the broker keeps the
-message and redelivers it every few seconds under the same number. Messages beyond the buffer limit
+Rule: a message is acknowledged only by `AlertSubscription.acknowledge`. Until then the broker keeps the
+message and redelivers it every few seconds with the same packet id. Messages beyond the buffer limit
 are left unacknowledged at the broker.
 """
 

@@ -1,17 +1,17 @@
 """MQTT sessions of a bridge at the embedded broker: one for each topic filter.
 
-A session with several filters receives a backlog out of order: if their messages exceed what a session may
-have unacknowledged, NATS skips some, and delivers them behind newer ones. Messages that were
-unacknowledged when a connection ended also come behind newer ones, until `REDELIVERY_S` has passed.
+A session with several filters receives a backlog out of order: if it exceeds the limit of unacknowledged
+messages of a session, NATS skips some messages and delivers them after newer ones. Messages that were
+unacknowledged when a connection ended also follow newer ones, until `REDELIVERY_S` has passed.
 
 Rule 1: a session has one topic filter, so NATS never skips a message.
-Rule 2: a session connects when the broker has been reachable for `SETTLE_S` without it, so that
-redelivered messages precede newer ones.
-Rule 3: sessions are lost and connected together. A caller sees one connection.
-Rule 4: a session is served as long as the broker has it, even if its filter is not asked for any more: the
+Rule 2: a session connects only after the broker has been reachable for `SETTLE_S` without the session, so
+that redelivered messages precede newer ones.
+Rule 3: if one session is lost, all are closed and connect again. A caller sees one connection.
+Rule 4: a session is served as long as the broker has it, even if its filter is no longer requested: the
 broker keeps messages for it, and its store is limited.
-Rule 5: a home made before this rule has one session with the client id itself. It is ended at each start, or
-it would fill the store; the coverage gap of the start covers its unread messages.
+Rule 5: a home that is older than rule 1 has one session, with the client id itself. Each start ends this
+session, which would otherwise fill the store. The coverage gap of the start covers its unread messages.
 
 Source: docs/adr/0005-broker-redelivery.md
 """
@@ -29,7 +29,7 @@ from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.subscriber import POLL_MESSAGES, AckToken, Arrived, Presence, Receiver
 from fleetpulse.io.system.fsync import atomic_write
 
-MAX_UNACKED: Final = 8_192  # of a session and its filter, which must agree: NATS keeps the number of a filter for ever
+MAX_UNACKED: Final = 8_192  # of a session and of its filter: both must be equal, and NATS never changes that of a filter
 REDELIVERY_S: Final = 6  # redelivery timeout of NATS; it also holds for a bridge that reconnected
 SETTLE_S: Final = REDELIVERY_S + 0.5
 
@@ -76,7 +76,7 @@ class EmbeddedSessions:
         ]
         self._former: Receiver | None = Receiver(address, client_id, persistent=False)  # ends the session, see rule 5
         self._was_connected = False
-        self._first = 0  # receiver that is read first, so that each has its turn
+        self._first = 0  # index of the receiver that is read first; it rotates, so that each has its turn
 
     def __str__(self) -> str:
         """Return the address of the broker."""
@@ -120,7 +120,7 @@ class EmbeddedSessions:
                 self._former = None
 
     def _await(self, timeout_s: float) -> None:
-        """Wait until a session has something to read or can write; each of them is driven without a wait."""
+        """Wait until a session has bytes to read or can send; `poll` then drives each session without a wait."""
         connected = [(one.socket, one.has_unsent_bytes) for one in self._receivers if one.socket is not None]
         if any(one.has_buffered_bytes for one in self._receivers):
             return

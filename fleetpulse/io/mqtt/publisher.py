@@ -25,8 +25,8 @@ class Connection:
     """Connection of one MQTT client, reconnected when lost.
 
     Attributes:
-        keepalive_s: longest silence of this client, seconds: the broker then takes it for dead. 0
-            sends nothing; the dead client is noticed by TCP.
+        keepalive_s: longest silence of this client, seconds (MQTT keep-alive), after which the broker
+            counts it as dead. With 0 there is none, and TCP detects a dead client.
 
     Args:
         address: address of the broker.
@@ -196,14 +196,14 @@ class Publisher:
         if len(self._waiting) >= self._limit:
             self._drive_until(lambda: len(self._waiting) <= self._limit // 2, self._patience_s)
         info = self._connection.client.publish(topic, payload, AT_LEAST_ONCE, retain)
-        info.rc = MQTTErrorCode.MQTT_ERR_SUCCESS  # without a connection, paho queues it and sends it later
+        info.rc = MQTTErrorCode.MQTT_ERR_SUCCESS  # without a connection, paho queues the message and sends it later
         self._waiting.append(info)
         self.published += 1
         if self.published % 64 == 0:
             self._drive(0.0)
 
     def pump(self, timeout_s: float = 0.0) -> None:
-        """Process acknowledgements and stay connected; call this if you publish seldom."""
+        """Process acknowledgements and stay connected; call this between infrequent messages."""
         self._drive(timeout_s)
 
     def flush(self, timeout_s: float = 30.0) -> None:

@@ -44,7 +44,7 @@ class Backoff:
         self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S)
 
     def hold(self, pause_s: float) -> None:
-        """Start a pause of this length, whatever the attempts before."""
+        """Start a pause of this length, regardless of earlier attempts."""
         self._not_before_s = time.monotonic() + pause_s
 
     def reset(self) -> None:

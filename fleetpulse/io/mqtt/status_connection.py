@@ -17,9 +17,9 @@ from fleetpulse.core.messages.verdicts import MARKER, OFFLINE, ONLINE, STATUS
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.publisher import AT_LEAST_ONCE, Connection
 
-_MARKER_S: Final = 2.0  # after the subscription: a retained message follows at once, and nothing marks its absence
-_SUBSCRIBED_S: Final = 30.0  # for the answer of the broker to the subscription
-_PUMP_S: Final = 0.1  # at most, between two checks whether the wait was cancelled
+_MARKER_S: Final = 2.0  # after the subscription: a retained message follows at once; the broker does not report its absence
+_SUBSCRIBED_S: Final = 30.0  # limit of the broker's answer to the subscription
+_PUMP_S: Final = 0.1  # longest time between two checks whether the wait was cancelled
 
 
 class StatusConnection(Connection):
@@ -62,7 +62,7 @@ class StatusConnection(Connection):
         if message.topic == MARKER and message.retain:
             self.marker = bytes(message.payload)
         elif message.topic == STATUS and message.payload != ONLINE and self._online:
-            self.publish_online()  # the will of an earlier connection, which the broker noticed late
+            self.publish_online()  # it is the will of an earlier connection, whose end the broker noticed late
 
     def await_marker(self, cancelled: Callable[[], bool] = lambda: False) -> bytes | None:
         """Wait for the retained marker; return None if it does not arrive.
@@ -111,5 +111,5 @@ class StatusConnection(Connection):
         """Publish the status ``offline``, if it was ``online``, and disconnect."""
         if self.up and self._online:
             self._online = False
-            self.client.publish(STATUS, OFFLINE, AT_LEAST_ONCE, retain=True)  # a disconnect in order has no will
+            self.client.publish(STATUS, OFFLINE, AT_LEAST_ONCE, retain=True)  # a clean disconnect sends no will
         super().close()

@@ -4,8 +4,8 @@ The receiver has no thread: the caller's thread runs it.
 Rule 1: every wait is bounded. A lost connection is retried with growing pauses, and connections
 are counted.
 Rule 2: a message of an earlier connection is never acknowledged: the broker redelivers it.
-Rule 3: a message that the broker sends again in the same connection is dropped, also if it crosses its
-acknowledgement: it would follow newer messages.
+Rule 3: a message that the broker sends again in the same connection is dropped, even if it was sent before
+its acknowledgement arrived: it would follow newer messages.
 Rule 4: `io.mqtt.codec` parses packets in batches. A message costs microseconds; a general MQTT
 client takes thirty times that.
 """
@@ -79,7 +79,8 @@ class Receiver:
         presence: callback that returns the presence to publish, called at each connection.
         settle_s: time for which the broker must have been reachable before a connection, so that it has
             the messages to redeliver ready; 0 for a broker that sends them first.
-        is_new: whether the broker has no session of this client id yet: it connects at once.
+        is_new: whether the broker has no session of this client id yet; the first connection then does not
+            wait ``settle_s``.
         channel: number of this receiver among ``channels``, in the tokens of its messages.
         channels: number of receivers that share their tokens.
 
@@ -129,7 +130,7 @@ class Receiver:
         self._arrived: list[Arrived] = []
         self._arrived_bytes = 0
         self._unacknowledged: set[int] = set()
-        self._acknowledged: tuple[set[int], set[int]] = set(), set()  # of this connection: the newest, and those before
+        self._acknowledged: tuple[set[int], set[int]] = set(), set()  # packet ids of this connection: newest, and earlier
         self._refused = False
 
     def __str__(self) -> str:
@@ -211,7 +212,7 @@ class Receiver:
         """Disconnect; the broker keeps unacknowledged messages of a persistent session.
 
         Args:
-            forget: whether to unsubscribe too, so that the broker keeps no messages for it.
+            forget: whether to unsubscribe too, so that the broker keeps no messages for this client.
         """
         if forget and self.connected and self.topics:
             self._send(codec.encode_unsubscribe(self._next(), self.topics))

@@ -4,7 +4,7 @@ Rule 1: the broker stores a QoS 1 message before it acknowledges the message.
 Rule 2: the broker ends with the process that started it. A broker that survived a killed run is
 stopped before the next one starts.
 Rule 3: beyond the loopback interface, the broker listens with TLS, unless an unencrypted listener
-is requested by name.
+is requested explicitly.
 Rule 4: the password is only in files of mode 600: on no command line, in no log, in no ``repr``.
 """
 
@@ -52,12 +52,12 @@ _VALID_MAPPING: Final = "mapping.toml"  # last valid content of the mapping file
 _ACCESS: Final = "access.conf"
 _CREDENTIALS: Final = "credentials.json"
 _TLS: Final = "tls.json"
-_HANDSHAKE_S: Final = 10  # a fleet that reconnects at once shares the CPU
+_HANDSHAKE_S: Final = 10  # limit of a TLS handshake; devices that reconnect at the same time share the CPU
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerTls:
-    """TLS files of the embedded broker; an empty name is no file.
+    """TLS files of the embedded broker; an empty name means no file.
 
     Attributes:
         certificate: PEM file of the broker's certificate, followed by intermediate ones.
@@ -373,7 +373,7 @@ def stop_stale(folder: Path) -> bool:
 
 
 def is_embedded(folder: Path, address: BrokerAddress) -> bool:
-    """Return whether an address is that of the embedded broker in a folder, by its random password."""
+    """Return whether an address has the user and the random password of the embedded broker in a folder."""
     path = folder / _CREDENTIALS
     return path.exists() and _credentials(path) == (address.username, address.password)
 
@@ -391,7 +391,7 @@ def _credentials(path: Path) -> tuple[str, str]:
 
 
 def require_free_port(host: str, port: int) -> int:
-    """Return a port on which a broker can listen: the wanted one, or any if that is 0.
+    """Return a port on which a broker can listen: ``port``, or any if ``port`` is 0.
 
     Raises:
         FleetError: the port is in use.
@@ -433,7 +433,7 @@ def _rules(service: BrokerAddress, folder: Path, tls: ListenerTls | None, mappin
 def _mappings_beside(folder: Path) -> Mappings:
     """Return the mappings of the home of a broker; access depends only on their topics.
 
-    While the mapping file has a fault, such as while it is edited, its last valid content counts:
+    If the mapping file has a fault, for example while it is edited, its last valid content is used:
     devices keep their access, and an access can still be revoked.
     """
     path, valid = folder.parent / "mapping.toml", folder / _VALID_MAPPING
@@ -458,9 +458,9 @@ def _without_path(_: str) -> Callable[[Any], Any]:
 def _configuration(folder: Path, host: str, port: int, sync: str, tls: ListenerTls | None) -> str:
     """Return the content of nats.conf, without a monitoring port.
 
-    Messages of QoS 2 are refused. NATS stores them by client id until their sender releases them, without their
-    user and before it checks the user's rights. So a client could store a message of another device under that
-    device's client id, and the device would release it instead of its own.
+    Messages of QoS 2 are refused. NATS stores such a message under the client id until the sender releases it,
+    without the user and before it checks the user's rights. So a client that connects with the client id of a
+    device could store a message, which the device would later release instead of its own.
 
     An acknowledged message survives ``kill -9`` with any ``sync_interval``, because the operating
     system has the data before the acknowledgement. Measured: none of 12,000 messages lost in four

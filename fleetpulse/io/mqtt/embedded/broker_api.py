@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 from fleetpulse.io.mqtt.address import BrokerAddress
 
-INBOX: Final = "$FLEET"  # first word of subjects of answers; MQTT filters such as "+/#" do not match a "$"
+INBOX: Final = "$FLEET"  # first token of the subjects of answers; MQTT filters such as "+/#" do not match a "$"
 _ANSWER_S: Final = 10.0
 _CROWDED: Final = 0.5
 _PAGE: Final = 500  # connections in an answer
@@ -29,8 +29,8 @@ class StreamUse(NamedTuple):
     Attributes:
         size_bytes: size of its messages.
         messages: number of its messages.
-        most_bytes: limit of the size; there is none if it is not positive.
-        most_messages: limit of the number; there is none if it is not positive.
+        most_bytes: limit of the size; 0 or less for no limit.
+        most_messages: limit of the number; 0 or less for no limit.
     """
 
     size_bytes: int
@@ -40,7 +40,7 @@ class StreamUse(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Share of the limit of size or number, whichever is greater."""
+        """Used share of the limit of size or of number, whichever is greater."""
         limited = (self.size_bytes, self.most_bytes), (self.messages, self.most_messages)
         return max(used / most if most > 0 else 0.0 for used, most in limited)
 
@@ -51,12 +51,12 @@ class StreamUse(NamedTuple):
 
 
 class BrokerApi:
-    """Connection to the server at its own port.
+    """Connection to the server at its NATS port.
 
     Args:
         connection: connection that is logged in.
-        lines: its received bytes.
-        inbox: subject of answers, to which it has subscribed.
+        lines: reader of the bytes that the connection receives.
+        inbox: subject of answers, to which the connection has subscribed.
     """
 
     def __init__(self, connection: socket.socket, lines: BinaryIO, inbox: str) -> None:
@@ -73,7 +73,7 @@ class BrokerApi:
         return json.loads(self._next()[2])
 
     def tell(self, subject: str, content: Mapping[str, Any]) -> None:
-        """Publish a message without an answer."""
+        """Publish a message to which the server sends no answer."""
         self._send(subject, "", content)
 
     def use_of(self, stream: str) -> StreamUse:
@@ -88,7 +88,7 @@ class BrokerApi:
         """Yield all connections, oldest first.
 
         Args:
-            subject: subject of the request; by default that for connections of the user's account.
+            subject: subject of the request; the default lists the connections of the user's account.
         """
         offset, total = 0, 1
         while offset < total:
@@ -117,7 +117,7 @@ class BrokerApi:
         found = list[tuple[str, int, dict[str, str]]]()
         while len(found) < _BATCH:
             words, headers, _ = self._next()
-            if len(words) == 3 or not words[2].startswith("$JS.ACK."):  # a status: there are no more
+            if len(words) == 3 or not words[2].startswith("$JS.ACK."):  # a status message: the stream has no more
                 break
             place = words[2].split(".")
             found.append((words[0], int(place[place.index(stream) + 3]), headers))
@@ -128,7 +128,7 @@ class BrokerApi:
         self._connection.sendall(f"PUB {subject} {inbox} {len(body)}\r\n{body}\r\n".encode())
 
     def _next(self) -> tuple[list[str], dict[str, str], bytes]:
-        """Return subject, subscription, answer subject and sizes of the next message, its headers, and its body."""
+        """Return the next message: words of its first line (subject, subscription, answer subject, size), headers, body."""
         for line in self._lines:
             verb, *words = line.decode(errors="replace").split()
             if verb in ("MSG", "HMSG"):

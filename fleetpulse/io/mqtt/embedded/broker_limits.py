@@ -1,14 +1,14 @@
 """Limits of the embedded broker: connections, log files, and the store.
 
-Rule 1: a full store must not lock out the bridge, which empties it. NATS refuses every session once a
-server reaches its limit ``max_file``. So that limit is beyond reach, and the streams of messages are
-limited instead: the broker then closes the connection of a publisher and acknowledges nothing, and
-the device sends its message again later.
+Rule 1: a full store must not lock out the bridge, which empties it. NATS refuses every session when the
+store reaches the server's limit ``max_file``. That limit is therefore too high to be reached, and the
+streams of messages have smaller limits. If a stream is full, the broker closes the connection of a publisher
+without an acknowledgement, and the device sends its message again later.
 
-Rule 2: devices must not cut the bridge off. NATS closes a connection for which more bytes wait than
-`PENDING_BYTES`. With its own default, 64 MB, one device that sent messages of 1 MB faster than the bridge
-read them had it closed five times in 30 s. A new subscription gets all retained messages that it matches at
-once, so these have less in all.
+Rule 2: devices must not cut the bridge off. NATS closes a connection to which more than `PENDING_BYTES` wait
+to be sent. With the default of NATS, 64 MB, one device that sent messages of 1 MB faster than the bridge
+read them caused five disconnections of the bridge in 30 s. A new subscription gets all matching retained
+messages at once, so the total size of retained messages is limited to less, `RETAINED_BYTES`.
 """
 
 import shutil
@@ -24,10 +24,10 @@ from fleetpulse.io.mqtt.embedded.broker_api import broker_api
 from fleetpulse.io.mqtt.embedded.retained_cleanup import STREAM as RETAINED
 
 MAX_SUBSCRIPTIONS: Final = 1_000  # of a connection: each filter of a persistent session keeps a file of its own
-PENDING_BYTES: Final = 512 * 1_024**2  # of a connection; allocated only while they wait
+PENDING_BYTES: Final = 512 * 1_024**2  # of a connection; memory is allocated only for bytes that wait
 RETAINED_BYTES: Final = PENDING_BYTES * 3 // 4
 LOG_BYTES: Final = 10_000_000
-LOG_FILES: Final = 5  # with the one that is being written
+LOG_FILES: Final = 5  # including the current one
 _PARTS: Final = {"$MQTT_msgs": 1.0, RETAINED: 0.25}  # messages, and retained ones
 SERVER_BYTES: Final = 1_024**4  # NATS refuses a limit of a stream if all of them together exceed that of the server
 
@@ -51,7 +51,7 @@ class BrokerLimits:
     log_files: int = LOG_FILES
 
     def on_disk(self, folder: Path) -> "BrokerLimits":
-        """Return the limits with a store of at most half the disk space that it has or can get.
+        """Return the limits with a store of at most half the disk space that it uses or that is free.
 
         Args:
             folder: folder of the broker.

@@ -1,10 +1,10 @@
 """Lines of the embedded broker's log, and counts of failed logins and refused messages.
 
-NATS has no lock-out: it answers each login at once. A guess needs 192 random bits, since passwords
-are generated; so failures are reported, and their rate is not limited.
+NATS answers each login at once and never locks out a client. Generated passwords have 192 random
+bits, so they cannot be guessed; failures are only reported, and their rate is not limited.
 
-Rule: clients choose user names and client ids. NATS quotes them in its log, and they stay quoted
-here, so that a name forges no line.
+Rule: clients choose user names and client ids. NATS quotes them in its log, and this module keeps the
+quotes, so that a name cannot forge a line.
 """
 
 import os
@@ -33,19 +33,19 @@ TAKEOVER: Final = re.compile(  # see `fleetpulse.io.mqtt.embedded.takeovers`
     + rb'\S+ - Replacing old client "(?P<replaced>\S+):\d+ - mid:\d+ - \S+" since both have the same client ID "(?P<id>\S+)"'
 )
 _PIECE_BYTES: Final = 65_536
-_READ_BYTES: Final = 4_194_304  # of one call; the rest follows with the next one
-_USERS: Final = 1_000  # whose failures are counted one by one
+_READ_BYTES: Final = 4_194_304  # limit of one call; the next call reads the rest
+_USERS: Final = 1_000  # users whose failures are counted separately
 _SHOWN_USERS: Final = 5
 _SHOWN_CHARS: Final = 64
 
 
 @dataclass(slots=True)
 class BrokerLog:
-    """Counts since this object was created.
+    """Reader of the broker's log; it counts failures since its creation.
 
     Attributes:
         path: path of the log.
-        since_ms: instant of the creation, epoch milliseconds.
+        since_ms: time of the creation, epoch milliseconds.
         failed_logins: number of failed logins.
         refused: number of messages and subscriptions that the rights of their user do not permit.
         qos2: number of messages and wills of QoS 2, which the broker refuses.

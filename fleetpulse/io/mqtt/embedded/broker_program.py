@@ -28,7 +28,7 @@ _REINSTALL: Final = "remove the folder of the Python environment (.venv), and ru
 
 
 def broker_program(folder: Path | None = None) -> Path:
-    """Return the path of nats-server, after a comparison of its checksum.
+    """Verify the checksum of nats-server, and return its path.
 
     A nats-server elsewhere on PATH is not used.
 

@@ -1,16 +1,17 @@
-"""Closing of connections of a user that takes those of others.
+"""Closing of a user's excess connections, so that other users can connect.
 
 NATS limits the connections of all users together, and has no limit for one user. So one credential could
-lock out the fleet. Each connection also takes memory: its client id, its will and its topic filters, which
+lock out the fleet. Each connection also takes memory for its client id, its will and its topic filters, which
 NATS does not limit. Measured with the longest ones: 0.7 MB with a will, and 8 MB with filters.
 
-Rule 1: a device keeps its newest `OF_DEVICE` connections, and a user of several devices as many for each.
-A user of topics, whose devices have no number, has no such limit, and neither have watchers and operators.
-Rule 2: while more than half of all connections are taken, a user keeps its oldest ones, up to a quarter of
-all. Connections of fleetpulse itself are never closed.
+Rule 1: a device keeps its newest `OF_DEVICE` connections, and a user of several devices as many for each
+device. Users of topics have no such limit, because the number of their devices is unknown. Watchers and
+operators have none either.
+Rule 2: while more than half of the server's connections are in use, a user keeps only its oldest ones, up to
+a quarter of the server's limit. Connections of fleetpulse itself are never closed.
 
-A server without a free connection refuses fleetpulse, too, so this connection stays open. Only users of
-NATS's system account can close connections (`SYSTEM_USER`).
+If no connection is free, the server also refuses fleetpulse, so `ConnectionCleaner` keeps its connection
+open. Only users of NATS's system account can close connections (`SYSTEM_USER`).
 """
 
 import threading
@@ -28,10 +29,10 @@ from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.embedded.broker_api import INBOX, BrokerApi, broker_api
 
 PERIOD_S: Final = 5.0
-OF_DEVICE: Final = 8  # connections of a device: those that it has lost remain until the server notices
+OF_DEVICE: Final = 8  # connections of a device: lost ones remain until the server notices the loss
 _LIST: Final = "$SYS.REQ.SERVER.PING.CONNZ"
 _CLOSE: Final = "$SYS.REQ.SERVER.{}.KICK"
-_NO_USER: Final = ""  # of a connection that has not logged in
+_NO_USER: Final = ""  # user of a connection that has not logged in
 
 
 def system_user(password: str | None) -> str:
@@ -42,7 +43,7 @@ def system_user(password: str | None) -> str:
 
 
 def limits_of_users(known: Iterable[Grant]) -> dict[str, int]:
-    """Return the maximum number of connections by login, of users whose grant names all of their devices."""
+    """Return the maximum number of connections by login, for users whose grants name all of their devices."""
     return {
         one.login: OF_DEVICE * (len(one.devices) + len(one.nodes))
         for one in known
@@ -83,13 +84,13 @@ class ConnectionCleaner:
 
     def __init__(self, folder: Path, pid: int, address: BrokerAddress, limit: int) -> None:
         self._folder, self._pid, self._limit = folder, pid, limit
-        self._limits: tuple[int, dict[str, int]] = 0, {}  # by the time of change of the grants
+        self._limits: tuple[int, dict[str, int]] = 0, {}  # modification time of the grants, and limits by login
         self._address = replace(address, username=SYSTEM_USER)
         self._connected, self._stopped = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="connections", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, and wait until it has its connection."""
+        """Start the thread, and wait up to `PERIOD_S` seconds until it is connected."""
         self._thread.start()
         self._connected.wait(PERIOD_S)
 

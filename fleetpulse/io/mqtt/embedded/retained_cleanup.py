@@ -1,12 +1,12 @@
-"""Removal of retained messages of a user that crowds out those of others.
+"""Removal of retained messages of a user that fills their store for all others.
 
-The broker acknowledges a retained message that it cannot store, so a full store of retained messages
-loses verdicts and the state of a Sparkplug host without an error at their publisher.
+The broker acknowledges a retained message even if it cannot store the message. A full store would thus lose
+verdicts and the state of a Sparkplug host, without an error at their publisher.
 
-Rule 1: the store has a limit of bytes, and one of messages: the server keeps the topic of each in its memory.
-Rule 2: while it is more than half full by either, the messages of the user with the greatest share are
-removed, oldest first. Those of fleetpulse itself always remain, and so do those of users with less than a
-hundredth: a large fleet may fill the store without any user that does.
+Rule 1: the store has a limit of bytes, and a limit of messages, since the server keeps all topics in memory.
+Rule 2: while the store is more than half full by either limit, messages of the user with the greatest share
+are removed, oldest first. Messages of fleetpulse itself are never removed, nor those of a user with less than
+`LEAST_SHARE`: the many users of a large fleet may fill the store together.
 
 Source: nats-server 2.15.1, server/mqtt.go (`mqttEncodeRetainedMessage`, `processRetainedMsgDel`)
 """
@@ -21,13 +21,13 @@ from fleetpulse.io.mqtt.acl import SERVICE_USER
 from fleetpulse.io.mqtt.embedded.broker_api import BrokerApi, StreamUse
 
 STREAM: Final = "$MQTT_rmsgs"
-MOST_REMOVALS: Final = 10_000  # at a time; finding them reads the whole store
-LEAST_SHARE: Final = 0.01  # of the store, of a user whose messages are removed
+MOST_REMOVALS: Final = 10_000  # of one call; finding the messages reads the whole store
+LEAST_SHARE: Final = 0.01  # least share of the store of a user whose messages are removed
 _SUBJECTS: Final = "$MQTT.rmsgs."
-_REMOVED: Final = "$MQTT.JSA.fleetpulse.RD"  # the server drops a removed message from its memory
+_REMOVED: Final = "$MQTT.JSA.fleetpulse.RD"  # makes the server drop a removed message from its memory
 _SOURCE: Final = "Nmqtt-RSource"
 _SIZE: Final = "Nats-Msg-Size"
-_RECORD_BYTES: Final = 200  # of a short topic, headers and indexes
+_RECORD_BYTES: Final = 200  # approximate size of a short topic, headers and indexes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,10 @@ class RetainedCleaner:
     """Removal of retained messages, in several steps."""
 
     def __init__(self) -> None:
-        self._fruitless_share = 0.0  # of the store, when no user was found: a search reads the whole store
+        self._fruitless_share = 0.0  # used share of the store when a search, which reads it all, last found no user
 
     def clean(self, api: BrokerApi) -> int:
-        """Remove retained messages while they crowd the store; return their number, at most `MOST_REMOVALS`.
+        """Remove up to `MOST_REMOVALS` messages if the store is over half full; return their number.
 
         Raises:
             OSError: the server cannot be reached.
@@ -84,7 +84,7 @@ class RetainedCleaner:
         user = heaviest_user(_stored(api), store)
         self._fruitless_share = store.share if user is None else 0.0
         listed = [*islice((one for one in _stored(api) if one.user == user), MOST_REMOVALS)] if user is not None else []
-        for one in listed:  # by its number, so that a newer message of the topic remains
+        for one in listed:  # by sequence number, so that a newer message of the topic remains
             api(f"$JS.API.STREAM.MSG.DELETE.{STREAM}", {"seq": one.sequence, "no_erase": True})
             api.tell(_REMOVED, {"subject": one.subject, "seq": one.sequence})
         return len(listed)

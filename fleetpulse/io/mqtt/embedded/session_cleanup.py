@@ -1,15 +1,16 @@
 """Removal of abandoned sessions of the embedded broker.
 
-NATS keeps a persistent session until its client asks for a clean one, with a queue for each of its
+NATS keeps a persistent session until its client requests a clean one, with a queue for each of its
 filters. All clients share one limit of queues, and each queue makes each message costlier. So a client
 that connects with many client ids could lock others out.
 
-Rule 1: a session is removed only while its client is away, and never if it belongs to fleetpulse.
-Rule 2: a session without filters holds nothing. Of the sessions of a device, the `OF_DEVICE` newest
-remain, and of all watchers and operators the `OF_OTHERS` newest.
-Rule 3: while the store is more than half full, no session of watchers and operators remains: they
-keep each message, also those that the bridge has read, until no device could publish any more.
-Rule 4: retained messages that crowd their store are removed, see `retained_cleanup`.
+Rule 1: a session is removed only while its client is disconnected, and never if it belongs to fleetpulse.
+Rule 2: a session without filters is removed, since it has no messages. Of the sessions of a device, the
+`OF_DEVICE` newest remain; of those of all watchers and operators, the `OF_OTHERS` newest.
+Rule 3: while the store of messages is more than half full, all sessions of disconnected watchers and
+operators are removed. They keep every message, even after the bridge has read it, and would fill the store
+until no device could publish.
+Rule 4: if the store of retained messages is too full, some are removed, see `retained_cleanup`.
 """
 
 import base64
@@ -30,12 +31,12 @@ from fleetpulse.io.mqtt.embedded.broker_api import BrokerApi, broker_api
 from fleetpulse.io.mqtt.embedded.retained_cleanup import RetainedCleaner
 from fleetpulse.io.mqtt.embedded_sessions import session_prefix
 
-OF_DEVICE: Final = 8  # sessions of a device without a connection that remain
+OF_DEVICE: Final = 8  # disconnected sessions of a device that remain
 OF_OTHERS: Final = 100
 PERIOD_S: Final = 5.0
-_MOST_RECORDS: Final = 20_000  # read at a time
-_MOST_REMOVALS: Final = 100  # in one cycle; the next one follows at once
-_AT_ONCE: Final = 4  # removals: each waits for the disk
+_MOST_RECORDS: Final = 20_000  # records read in one cycle
+_MOST_REMOVALS: Final = 100  # in one cycle; after so many, the next cycle follows at once
+_AT_ONCE: Final = 4  # concurrent removals; each waits for the disk
 _SESSIONS: Final = "$MQTT_sess"
 _MESSAGES: Final = "$MQTT_msgs"
 _MISSING: Final = 404
@@ -94,12 +95,12 @@ class Sessions:
         self._known.pop(session.client_id, None)
 
     def abandoned(self, connected: Collection[str], own: tuple[str, ...], *, crowded: bool = False) -> list[Session]:
-        """Return the sessions to remove: first those that keep all messages, which slows down each removal.
+        """Return the sessions to remove; those that keep all messages come first, as they slow down removals.
 
         Args:
             connected: client ids of all connections.
             own: beginnings of the client ids of fleetpulse's own sessions.
-            crowded: whether the store is more than half full.
+            crowded: whether the store of messages is more than half full.
         """
         kept, found = dict[str, int](), list[Session]()
         others = (one for one in reversed(self._known.values()) if not one.client_id.startswith(own))
@@ -115,7 +116,7 @@ class Sessions:
 
 
 class SessionCleaner:
-    """Thread that removes abandoned sessions of a running broker, and retained messages that crowd its store.
+    """Thread that removes abandoned sessions of a running broker, and retained messages if their store fills up.
 
     Args:
         folder: folder of the broker; its files ``*.session`` have the client ids of fleetpulse's own
@@ -145,7 +146,7 @@ class SessionCleaner:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread; wait for the removal that is under way."""
+        """Stop the thread; wait up to `PERIOD_S` seconds for a removal that is under way."""
         self._stopped.set()
         self._thread.join(PERIOD_S)
 
@@ -158,7 +159,7 @@ class SessionCleaner:
                     pause_s = 0.0
 
     def clean(self) -> int:
-        """Remove abandoned sessions, and retained messages that fill the store; return their number.
+        """Remove abandoned sessions, and retained messages if their store fills up; return the total number.
 
         Raises:
             OSError: the server cannot be reached.
@@ -180,7 +181,7 @@ class SessionCleaner:
 
 
 def own_sessions(folder: Path) -> tuple[str, ...]:
-    """Return the beginnings of the client ids of fleetpulse's own sessions, by the files of a broker's folder."""
+    """Return the beginnings of the client ids of fleetpulse's own sessions, from files in a broker's folder."""
     secrets = [path.read_text() for path in folder.glob("*.session")]
     return (*secrets, *map(session_prefix, secrets))
 

@@ -1,7 +1,8 @@
 """Client ids of the embedded broker whose connection was replaced, from its log.
 
 Rule: the log names addresses and client ids, not users. One takeover may be a device that
-reconnects before the broker has noticed the end of its old connection; many are two clients.
+reconnects before the broker has noticed the end of its old connection. Many takeovers indicate two
+clients with the same client id.
 """
 
 import os
@@ -14,7 +15,7 @@ from typing import Final
 from fleetpulse.io.mqtt.embedded.broker_log import TAKEOVER
 
 READ_BYTES: Final = 4_000_000  # of the end of the log and of its rotated files
-FREQUENT: Final = 3  # takeovers of one client id in an hour that are more than reconnects
+FREQUENT: Final = 3  # takeovers of one client id in an hour that reconnects do not explain
 
 
 @dataclass(frozen=True, slots=True)

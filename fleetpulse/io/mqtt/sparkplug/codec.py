@@ -34,7 +34,7 @@ from fleetpulse.core.rows import Origin, Row
 from fleetpulse.core.text import MAX_TEXT
 from fleetpulse.io.mqtt.sparkplug.sparkplug_b_pb2 import Payload as Message
 
-ANY_EXPANSION: Final = 16_384  # bytes that a payload of any size may expand to
+ANY_EXPANSION: Final = 16_384  # bytes to which a payload of any size may expand
 MAX_EXPANSION: Final = 32  # times the size of the compressed bytes
 ALGORITHMS: Final = ("GZIP", "DEFLATE")
 _ALGORITHM: Final = "algorithm"  # the metric that names the compression; DEFLATE if it is absent
@@ -106,7 +106,7 @@ def _decompress(outer: Payload) -> Payload | Rejection:
 
 
 def _expand(body: bytes) -> bytes | Rejection:
-    """Decompress bytes to a limited size (rule 2); the header decides the format, whatever its name."""
+    """Decompress bytes to a limited size (rule 2); the bytes decide the format, not the named algorithm."""
     most = min(MAX_PAYLOAD_BYTES, max(ANY_EXPANSION, MAX_EXPANSION * len(body)))
     for window in _WINDOWS:
         decoder = zlib.decompressobj(window)
