@@ -121,7 +121,7 @@ class Expectations:
         defined = gx.ValidationDefinition(name=suite.name, data=self._batch(suite.name, frame), suite=known)
         definition = self._context.validation_definitions.add_or_update(defined)
         result_format = {
-            "result_format": "SUMMARY",  # fetches a limited number of failing rows, COMPLETE all of them
+            "result_format": "SUMMARY",  # fetches a limited number of failing rows; COMPLETE would fetch all
             "partial_unexpected_count": shown,
             "unexpected_index_column_names": list(dict.fromkeys([*suite.key, *suite.shown])),
             "return_unexpected_index_query": False,

@@ -4,7 +4,7 @@ Rule 1: DuckDB and Spark read the same files with the same SQL. The number of ro
 them is used.
 Rule 2: the files of each table are listed once, when the tables are opened. Judgements are opened
 before messages, so that each judgement finds its message. Quarantine is opened after messages,
-whose commits count the rows written to quarantine before.
+because the commits of messages count rows that were written to quarantine earlier.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
