@@ -39,7 +39,7 @@ _LEAST_SECRET_CHARS: Final = 32
 _PROBED: Final = "name string, fault string"
 _PROBED_SCHEMA: Final = pa.schema([("name", pa.string()), ("fault", pa.string())])
 _LOCK, _TOKEN = "lock", "driver"
-PORTS: Final = 48  # of a cluster with fixed ports: those of drivers, of their blocks, and of the blocks of executors
+PORTS: Final = 48  # of a cluster with fixed ports: a third each for drivers, their blocks, and blocks of executors
 _PORTS_EACH: Final = PORTS // 3
 
 
@@ -50,8 +50,8 @@ class Cluster:
     Attributes:
         master: address of the master, such as ``spark://10.0.0.5:7077``.
         secret: file of the secret that all parts of the cluster share.
-        driver_host: address at which executors reach the driver; empty for the one from which the
-            driver reaches the master.
+        driver_host: address at which executors reach the driver; empty for the local
+            address of the driver's connection to the master.
         executors: number of executors.
         executor_cores: CPU cores of an executor.
         executor_memory: heap size of an executor in Java's notation.
@@ -72,10 +72,10 @@ class Cluster:
         return self.executors * self.executor_cores
 
     def ports(self) -> dict[str, str]:
-        """Return Spark's settings of the ports; empty for any free ports.
+        """Return Spark's port settings; empty for any free ports.
 
-        A session whose port is taken tries the next one, up to the last of its kind: several sessions
-        of a host, and several executors of a worker, share the numbers.
+        A session whose port is taken tries the next one, up to the last of its kind: all sessions of
+        a host, and all executors of a worker, share the same ranges.
         """
         if not self.first_port:
             return {}
@@ -160,8 +160,8 @@ def await_executor(spark: SparkSession, cluster: Cluster, limit_s: float = _EXEC
 def require_shared(spark: SparkSession, folder: Path, tasks: int) -> None:
     """Check that executors and the driver share the file system of a folder.
 
-    Each task reads a file of the driver, is refused its lock, cannot replace it by a hard link, and
-    renames a file that the driver then reads.
+    Each task reads a file of the driver, and checks that it cannot take a lock of the driver or
+    replace the file by a hard link. It also renames a file, which the driver then reads.
 
     Args:
         spark: session on a cluster.

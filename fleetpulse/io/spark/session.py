@@ -27,7 +27,8 @@ from fleetpulse.io.spark.shared_mark import mark_shared
 from fleetpulse.paths import LOG4J, ROOT, cache_dir
 
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-# Spark's default starts a process to set the permissions of each file; both write aside and rename.
+# Spark's default starts a process to set the permissions of each file. Both managers rename a
+# temporary file when it is complete.
 _FILE_MANAGER: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 # Python workers keep the memory of a batch for the next one. Returning it to the system and getting
 # it back zeroed would take a tenth of the batch's time.
@@ -69,8 +70,8 @@ class SparkResources:
         """Return the resources that the settings of a home give its sessions.
 
         Raises:
-            FleetError: the settings name a cluster and no secret of it, or executors could not open
-                the home by its path.
+            FleetError: the settings name a cluster but no secret, or executors could not open the home
+                by its path.
         """
         if chosen.spark_master == LOCAL:
             return cls(chosen.cores, chosen.heap)
@@ -231,7 +232,7 @@ def spark_session(
 
     Raises:
         FleetError: Java or a JAR is missing and cannot be downloaded. Or a cluster cannot be reached,
-            gives no executor within two minutes, or does not share the folder.
+            registers no executor within two minutes, or does not share the folder.
     """
     java = find_java()
     os.environ["JAVA_HOME"] = str(java)

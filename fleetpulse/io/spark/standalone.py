@@ -44,7 +44,7 @@ def _ending_with_this_thread(command: Sequence[str], _: Path) -> Sequence[str]:
 
 
 class StandaloneCluster:
-    """Running cluster, as a context that leaves no process.
+    """Running cluster; a context manager that ends all of its processes.
 
     Args:
         place: new folder for the files of the parts.
@@ -95,7 +95,7 @@ class StandaloneCluster:
             "spark.network.crypto.cipher AES/GCM/NoPadding\n"
             "spark.master.rest.enabled false\n",  # it would accept jobs from anybody
         )
-        (self.configuration / "java-opts").write_text("-XX:TieredStopAtLevel=1\n")  # of executors, too: their lives are short
+        (self.configuration / "java-opts").write_text("-XX:TieredStopAtLevel=1\n")  # also for executors: they run briefly
         try:
             self.master = self._await_master(self._start("master", _LOOPBACK, "master.Master"))
             self.workers = [self._start_worker(number) for number in range(self._count)]
@@ -122,14 +122,14 @@ class StandaloneCluster:
         return len({path.name for path in self.place.glob("worker-*/work/app-*")})
 
     def executors(self, worker: int) -> list[psutil.Process]:
-        """Return the running executors of a worker, those that are just ending included."""
+        """Return the running executors of a worker, including those that are ending."""
         try:
             return [one for one in psutil.Process(self.workers[worker].pid).children() if _is_executor(one)]
         except psutil.NoSuchProcess:
             return []
 
     def kill_worker(self, worker: int) -> None:
-        """Kill a worker with its executors and their Python processes, as the loss of its host does."""
+        """Kill a worker with its executors and their Python processes, as if its host were lost."""
         whole = psutil.Process(self.workers[worker].pid)
         killed = [whole, *whole.children(recursive=True)]
         for process in killed:
@@ -150,7 +150,7 @@ class StandaloneCluster:
         return self._start(f"worker-{number}", address, "worker.Worker", *sizes, self.master)
 
     def _start(self, name: str, address: str, part: str, *arguments: str) -> "subprocess.Popen[bytes]":
-        """Start a part in its own folder, with nothing of this process's environment."""
+        """Start a part in its own folder; of this process's environment, it gets only ``PATH``."""
         place = self.place / name
         for folder in (place / "tmp", place / "local"):
             folder.mkdir(parents=True, exist_ok=True)
