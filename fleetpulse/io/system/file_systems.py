@@ -1,6 +1,6 @@
-"""File systems: what a home requires of one, and those known not to have it.
+"""Checks of a file system for a home: hard links, atomic renames, locks and syncs.
 
-Rule: a check leaves no file behind, and changes none.
+Rule: a check leaves no file behind, and changes no existing file.
 """
 
 import fcntl
@@ -38,7 +38,7 @@ _UNSUITABLE: Final = {  # type of the file system -> reason
     "vfat": "has no hard links",
 }
 _LOCAL: Final = frozenset({"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
-# Mount options with which locks exclude processes of one host only, by type, as regular expressions
+# Patterns of mount options with which locks exclude only processes of the same host, by type
 _LOCAL_LOCKS: Final = {
     "9p": r".*",
     "cifs": r"nobrl|nolock",
@@ -57,7 +57,7 @@ class Mount:
     Attributes:
         point: folder on which it is mounted.
         type: name of its type, such as ``ext4`` or ``nfs4``.
-        options: its mount options, those of the server's side included.
+        options: its mount options, including those of the superblock.
     """
 
     point: Path
@@ -94,8 +94,8 @@ def require_suitable(mount: Mount | None, *, shared: bool) -> str:
         shared: whether other hosts use the file system, too.
 
     Raises:
-        FleetError: the type is known not to have hard links, atomic renames or locks. Or its locks do
-            not exclude other hosts, which share it.
+        FleetError: the type is known to lack hard links or atomic renames, or other hosts share the
+            file system and its locks do not exclude them.
     """
     if mount is None:
         return "of unknown type"

@@ -19,7 +19,7 @@ _UNNAMED: Final = "another run"  # a holder that could not write its name on a f
 
 
 def _flocked(held: TextIO, operation: int = fcntl.LOCK_EX) -> bool:
-    """Take the lock; retry briefly, since checking its holder takes the lock too."""
+    """Take the lock; retry briefly, because `lock_holder` also takes it for a moment."""
     for attempt in range(_TRIES):
         try:
             fcntl.flock(held, operation | fcntl.LOCK_NB)

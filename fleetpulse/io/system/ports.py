@@ -10,7 +10,7 @@ _TRIES: Final = 50
 
 
 def free_port(host: str, port: int, refused: Callable[[str], Exception]) -> int:
-    """Return a port that is free to listen on: the wanted one, or any if that is 0.
+    """Return a port that is free to listen on: ``port``, or any if ``port`` is 0.
 
     The caller may listen half a minute later. Another process could have an ephemeral port by then,
     so the port is chosen outside the ephemeral range.

@@ -1,4 +1,4 @@
-"""Processes of a home: stop signals, end with the parent, status files, GC.
+"""Processes of a home: stop signals, death of the parent, status files, GC.
 
 Rule 1: nothing here kills a process. A process is stopped by SIGTERM or SIGINT, which `StopSignal`
 receives.
@@ -31,11 +31,11 @@ PR_SET_PDEATHSIG: Final = 1
 REQUESTED_BY_VARIABLE: Final = "FLEET_ASKED_BY"  # environment variable: requester of the action, if not the user
 NOT_RESTARTED: Final = "given up"  # state of a job that its run no longer restarts automatically
 _PARENT_CHECK_S: Final = 1.0
-_OBJECTS: Final = 100_000  # more than a segment has messages
+_OBJECTS: Final = 100_000  # threshold of a collection; a segment has fewer messages
 
 
 def die_with_parent(parent_pid: int | None) -> None:
-    """Request a SIGTERM for the time when the thread that started this process ends.
+    """Make the kernel send this process a SIGTERM when the thread that started it ends.
 
     This works on Linux only and has no effect elsewhere.
 
@@ -110,7 +110,7 @@ def asked_by() -> str:
 
 
 def os_user() -> str:
-    """Return the user of this process by the operating system, whatever the environment names."""
+    """Return the user of this process from the operating system, not from the environment."""
     uid = os.getuid()
     try:
         return pwd.getpwuid(uid).pw_name
@@ -124,7 +124,7 @@ def requester() -> str | None:
 
 
 def remote_address() -> str | None:
-    """Return the address from which the SSH session of the user came; None without one."""
+    """Return the address from which the SSH session of the user came; None without a session."""
     return next(iter((os.environ.get("SSH_CLIENT") or os.environ.get("SSH_CONNECTION") or "").split()), None)
 
 
@@ -230,7 +230,7 @@ def write_status(path: Path, mapping: Mapping[str, Any]) -> bool:
     """Write a JSON status file atomically: a reader sees the old or the new file.
 
     Returns:
-        Whether the file was written. It is not if, for example, the disk is full; the old file then
+        Whether the file was written. If not, for example because the disk is full, the old file
         stays.
     """
     try:
