@@ -30,7 +30,7 @@ def verdict_delay_ms(allowed_lateness_ms: int, setting_ms: int) -> int:
     """Return the target delay of a verdict after its frontier, in milliseconds.
 
     The delay is at most a sixth of the allowed lateness. The target is met while a batch takes less
-    than three quarters of it.
+    than three quarters of the delay.
 
     Args:
         allowed_lateness_ms: allowed lateness of the installation, milliseconds.
@@ -59,7 +59,7 @@ def trigger_ms(hold_ms: int, batch_every_ms: int) -> tuple[int, int]:
         batch_every_ms: setting ``batch_every``, milliseconds.
 
     Returns:
-        Interval and hold time, milliseconds. The hold time is 0 if the interval is as long.
+        Interval and hold time, milliseconds. The hold time is 0 if the interval is at least as long.
     """
     interval_ms = max(batch_every_ms, hold_ms // _POLLS_PER_HOLD)
     return interval_ms, hold_ms if interval_ms < hold_ms else 0
@@ -76,7 +76,7 @@ def landing_pause_s(delay_ms: int, least_s: float) -> float:
 
 
 def is_live(newest_ms: int | None, now_ms: int) -> bool:
-    """Return whether the newest landed row is recent: the fleet is live, no backlog.
+    """Return whether the newest landed row is recent, as in a live fleet without a backlog.
 
     Args:
         newest_ms: newest ``received_at`` that has landed, epoch milliseconds; None if unknown.

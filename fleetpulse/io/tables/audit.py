@@ -82,7 +82,7 @@ class AuditTable:
     def _appender(self) -> Appender:
         path = self._home.table(AUDIT.name)
         if not holds_table(path):
-            with folder_held(path.parent):  # two first commands at once
+            with folder_held(path.parent):  # two processes may run the first command at once
                 tables.create(self._home, AUDIT)
         return Appender(path)
 
@@ -96,7 +96,7 @@ class AuditTable:
             duration_ms: duration of the action, milliseconds; None at the start.
 
         Raises:
-            FleetError: the table is damaged, or has another form.
+            FleetError: the table cannot be opened or committed to, see `Appender`.
             OSError: the record cannot be written to the disk.
         """
         end = {"phase": phase.value, "result": result, "duration_ms": duration_ms}

@@ -4,8 +4,8 @@ Rule 1: they are written into the generation's checkpoint before the switch, and
 table ``judgements`` after it. A crash in between neither loses them nor publishes them for a
 generation that was never activated.
 Rule 2: they are published by the command that wrote them, by the next command, or by the job when
-it starts. The table's log records how many parts of each file it contains, so none is published
-twice.
+it starts. The table's log records the number of published row groups of each file, so none is
+published twice.
 """
 
 import secrets

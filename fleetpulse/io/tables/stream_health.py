@@ -40,10 +40,10 @@ _COMMITS: Final = 200  # commits between two runs of `tidy`
 
 
 def _progress_since(query: StreamingQuery, batch_id: int) -> list[Progress]:
-    """Return the progress of all remembered batches after ``batch_id``.
+    """Return the progress of the batches after ``batch_id``, as far as the query still has it.
 
-    The JVM takes milliseconds to serialize one progress to JSON, so all remembered ones are read
-    only if several are new.
+    The JVM takes milliseconds to serialize the progress of one batch to JSON, so that of earlier
+    batches is read only if several are new.
     """
     newest = query.lastProgress
     if newest is None or newest["batchId"] <= batch_id:
