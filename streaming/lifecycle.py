@@ -124,9 +124,9 @@ def _run(home: Home, stop: StopSignal, options: LifecycleOptions, size: SparkRes
 def trim_judgements_log(home: Home, query: str, kept_ms: int) -> None:
     """Remove old versions from the log of `judgements`, which every reader lists.
 
-    Nothing is removed while a generation is created or the home is maintained. A canary generation
-    reads the commits of the running one since its start. Compaction reads the commits that others
-    made meanwhile.
+    Nothing is removed while a generation is created or the home is maintained. A canary reads the
+    commits of the running generation since the canary began. Compaction reads the commits of other
+    writers since the compaction began.
 
     Args:
         home: home of the table.

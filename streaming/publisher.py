@@ -6,8 +6,8 @@ message has the same content.
 Rule 2: the retained marker at the broker names the last version published. If the broker lost
 messages, publishing continues from the marker. If the marker does not belong to the position, or the
 log lacks a version, the modes of all devices are published again.
-Rule 3: memory and rate are bounded: all devices are published in parts, and new verdicts between
-two parts.
+Rule 3: memory and rate are bounded: all devices are published in parts, and new verdicts after
+each part.
 """
 
 import json
@@ -36,7 +36,7 @@ from fleetpulse.reports.present_modes import changed_modes, device_count, presen
 _LOG: Final = structlog.get_logger("publisher")
 RATE_PER_S: Final = 2_000  # messages a second, at most: brokers store retained messages on the disk
 PART_DEVICES: Final = 10_000  # published between two reads of the log, which keeps its versions for minutes only
-_BURST_S: Final = 1.0  # after a pause, so many seconds of messages may be sent at once
+_BURST_S: Final = 1.0  # burst after a pause: the messages of this many seconds may be sent at once
 _CHUNK: Final = 200  # messages between two waits for their acknowledgements
 _VERSIONS: Final = 100  # read at a time
 _POLL_S: Final = 1.0
@@ -66,7 +66,7 @@ class Position:
         version: newest version of ``judgements`` whose changes are published.
         marked: version in the marker at the broker; no version after it, up to ``version``, has a
             change.
-        token: random name of the messages at the broker since all devices were published.
+        token: random id in the marker, renewed each time all devices have been published.
         prefix: prefix of discovery topics.
     """
 
@@ -80,7 +80,7 @@ class Position:
         return json.dumps({"token": self.token, "version": self.marked}).encode()
 
     def continues_after(self, marker: bytes | None) -> int | None:
-        """Return the version after which to publish; None if the broker's messages are unknown."""
+        """Return the version after which to publish; None if the marker does not belong to this position."""
         try:
             content = json.loads(marker or b"{}")
             token, version = content["token"], int(content["version"])
@@ -151,7 +151,7 @@ class VerdictPublisher:
     def step(self) -> None:
         """Publish a part of all devices, if parts remain, and then the new changes.
 
-        Changes follow each part: a part may have been read before them.
+        Changes are published after each part, because the part may have been read before them.
         """
         if self._parts is not None:
             if (part := next(self._parts, None)) is None:
@@ -252,7 +252,7 @@ class _Pace:
     """Limit of the rate of messages.
 
     Args:
-        broker: publisher of messages, whose connection is served meanwhile.
+        broker: publisher of messages; a wait serves its connection.
         stop: signal that ends a wait.
     """
 

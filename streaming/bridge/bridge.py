@@ -103,8 +103,8 @@ class BridgeSettings:
         commands_dir: spool of operators' commands; None for a bridge that takes none.
         status_path: path of its status file.
         address: address of the broker.
-        session: client id of its session at the broker, see `Home.session`; at the embedded broker the secret of
-            their client ids.
+        session: client id of its session at the broker, see `Home.session`; with the embedded broker,
+            the secret from which the client ids of its sessions are derived.
         replay_session: client id of the session for history.
         bridge: name of the bridge.
         replay: whether it replays history first: it receives only ``replay/#`` until the end line
@@ -131,11 +131,11 @@ class BridgeSettings:
             limit.
         flood_bytes: bytes of payloads per second that a device may send in the long run; 0 for no
             limit.
-        max_new_devices: number of devices per hour that it may hear for the first time; 0 for no limit.
+        max_new_devices: number of new devices per hour that it accepts; 0 for no limit.
         identity: identity scheme of devices.
         flush_interval_s: longest time that a message waits for its segment.
         max_rows: number of rows at which a segment is written at once.
-        max_buffer_bytes: bytes at which a segment is written at once; above them nothing more is
+        max_buffer_bytes: bytes at which a segment is written at once; with more bytes, nothing is
             received.
     """
 
@@ -225,7 +225,7 @@ class Bridge:
         return Receiver(settings.address, settings.replay_session, (REPLAY_TOPICS,))
 
     def _listen(self) -> MessageSource:
-        """Go live, in a persistent session: the broker has queued messages for it."""
+        """Go live in a persistent session, for which the broker has queued messages."""
         self.intake.go_live(self._wall.now_ms())
         self._was_up, self._connections = False, 0
         settings = self.settings
@@ -255,7 +255,7 @@ class Bridge:
             arrived = self.receiver.poll(POLL_S)
             self._notice_loss()
             now_ms = self._wall.now_ms()
-            self._notice_silence(now_ms)  # before messages that were queued while this process was suspended
+            self._notice_silence(now_ms)  # before messages are taken that queued up while this process was suspended
             self.intake.arrived_together(arrived, now_ms)
             if arrived:
                 self._heard_s = time.monotonic()

@@ -3,7 +3,7 @@
 Rule 1: ordinary messages are added many at a time, as columns; no row object is created for them.
 Rule 2: a flood costs little disk. A refused message keeps the first `FLOOD_BYTES` bytes of its
 payload, and a segment has at most `FLOOD_ROWS` refused rows of a device for each reason. The last
-of these stands for the messages that have no row.
+of these rows counts the messages that have no row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from fleetpulse.io.ingest.segments import SegmentRow, columns_table
 from fleetpulse.io.mqtt.subscriber import AckToken
 
 FLOOD_BYTES: Final = 128  # kept of the payload of a message that the bridge refuses
-FLOOD_ROWS: Final = 2  # of a device in a segment, for its refused messages
+FLOOD_ROWS: Final = 2  # most rows of a device in a segment for refused messages, by reason
 _More = tuple[str, str | None, int | None, str | None, str | None, int | None, int | None, int | None]
 _USUAL: Final[_More] = (Origin.MQTT.value, None, None, None, None, None, None, None)  # fields of `SegmentRow` after ``payload``
 _REFUSED: Final = 4  # index of ``refused`` in `_More`
@@ -31,7 +31,7 @@ class SegmentBuffer:
         passed: tokens of messages that became no row.
         size_bytes: size of the rows' topics and payloads.
         limited: reason by place, for messages beyond a limit.
-        senders: sender by place towards whose limit a row counts, for rows whose topic is escaped.
+        senders: by place, the sender whose limit a row counts towards; only for rows with an escaped topic.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class SegmentBuffer:
     def refuse(self, place: int, why: Reason, device: str) -> None:
         """Mark the row of a refused message, and cut its payload.
 
-        A row that is refused for another reason keeps that reason.
+        A row that is already refused keeps its first reason.
 
         Args:
             place: place of the row.
@@ -109,7 +109,7 @@ class SegmentBuffer:
     def _fold_floods(self) -> set[int]:
         """Return the places of excess rows; count them in the last row of their device and reason.
 
-        The last row of the buffer is never an excess row: the segment ends with its instant.
+        The last row of the buffer is never an excess row, so the segment ends with its instant.
         """
         dropped = set[int]()
         for places in self._refused.values():

@@ -2,7 +2,7 @@
 
 Rule: ``received_at`` never runs backwards, so a stamp from a wrong jump forward would persist, and
 messages would be judged too early. A jump is therefore accepted only after `HOLDS_MS`. Until then
-time advances evenly, and the bridge receives nothing (ADR 29).
+time advances as on the monotonic clock, and the bridge receives nothing (ADR 29).
 """
 
 import time
@@ -11,7 +11,7 @@ from typing import Final
 
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 
-STEP_MS: Final = 5_000  # a larger advance between two readings is a jump; a smaller one costs some allowed lateness
+STEP_MS: Final = 5_000  # a wall clock that is further ahead than expected has jumped; less costs some allowed lateness
 HOLDS_MS: Final = 30_000
 SET_FORWARD: Final = f"the clock jumped forward; no messages are received until it has kept its time for {HOLDS_MS // 1000} s"
 

@@ -2,7 +2,7 @@
 
 A command file is renamed to ``<name>.taken-<segment>``. The rename is durable before the rows of
 the command are written to that segment. The file is deleted once the segment is durable. After a
-crash, the newest segment shows whether that was so: it names the commands whose rows it contains.
+crash, the newest segment shows which commands are durable: it contains their names.
 """
 
 import json
@@ -29,8 +29,8 @@ class Spool:
         folder: path of the folder.
         newest: number of this bridge's newest segment. Files taken for it or an earlier segment are
             deleted; all other taken files are put back.
-        named: names of the commands in the newest segment; None if the segment is gone. The segment
-            may be of another process of this bridge, which had not taken the same files.
+        named: names of the commands in the newest segment; None if the segment is gone. Another
+            process of this bridge may have written the segment, with other command files.
     """
 
     def __init__(self, folder: Path, newest: int, named: Collection[str] | None = None) -> None:
@@ -57,7 +57,7 @@ class Spool:
             File name, topic and payload of each command; empty while commands taken before are not
             yet written.
         """
-        if self._taken_files:  # the disk still refuses the commands taken before
+        if self._taken_files:  # commands taken before are not written yet: the disk refused their segment
             return []
         commands: list[Command] = []
         for path in sorted(self.folder.glob("*.json")):

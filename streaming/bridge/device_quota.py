@@ -1,9 +1,9 @@
-"""Quota of new devices, so that a credential for many ids cannot invent devices without limit.
+"""Quota of new devices: a client that may publish for many ids cannot create devices without limit.
 
-Rule 1: a device is new if the bridge has never heard it, and no operator has registered it. Only the
-first message of a device is looked up; after that, its topics are ordinary (`BridgeSequencer`).
-Rule 2: a device is remembered on disk before its first message is. A crash in between costs one
-device of the quota.
+Rule 1: a device is new if the bridge has never heard it, and no operator has registered it.
+`BridgeSequencer` caches the topics of known devices, so they are seldom looked up.
+Rule 2: a device is stored on disk before its first message. A crash in between costs one device of
+the quota.
 """
 
 import os
@@ -27,7 +27,7 @@ class DeviceQuota:
     Topics of other formats name no device before they are decoded; they are not limited.
 
     Args:
-        per_hour: number of new devices per hour; 0 for no limit. A full bucket has as many.
+        per_hour: number of new devices per hour, and size of the bucket; 0 for no limit.
         path: file of the known devices; None to remember them in memory only.
         identity: identity scheme of devices.
     """
@@ -41,11 +41,11 @@ class DeviceQuota:
         self._unsaved = array("q")
 
     def knows(self, topic: str) -> bool:
-        """Return whether a topic belongs to no new device."""
+        """Return whether the device of a topic is known; True also if the quota does not apply to the topic."""
         return self._new(topic) is None
 
     def admits(self, topic: str, now_ms: int) -> bool:
-        """Return whether the device of a topic is known, or within the quota; it is known then.
+        """Return whether the device of a topic is known or within the quota; remember a new device.
 
         Args:
             topic: topic of a message.
@@ -64,7 +64,7 @@ class DeviceQuota:
         return True
 
     def learn(self, topic: str) -> None:
-        """Remember the device of a topic, which an operator or a recording names."""
+        """Remember the device of a topic from an operator or a recording, regardless of the quota."""
         number = self._new(topic)
         if number is not None:
             self._remember(number)

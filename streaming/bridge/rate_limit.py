@@ -2,8 +2,8 @@
 
 Rule 1: a message beyond a limit of its device is marked. It goes to quarantine only, cut and counted
 (`SegmentBuffer`).
-Rule 2: a flood costs data, but never presence: of the messages beyond the limits, the newest of each
-second is not marked, if it is small (`rows.SPARED_BYTES`).
+Rule 2: a flood loses data, but its device stays online: of the messages beyond the limits, the newest
+of each second is not marked, if it is small (`rows.SPARED_BYTES`).
 Rule 3: memory is bounded. A device that has been quiet for long enough is forgotten, which does not
 affect its limit.
 Rule 4: invented topics of other formats have a bounded number of limits. The devices of a Sparkplug
@@ -31,25 +31,25 @@ BURST_S: Final = 60  # burst in seconds of the limit, for messages that a device
 _FULL_MS: Final = BURST_S * 1000  # time after which a bucket is full
 _PREFIX: Final = "fleet/"
 _KINDS: Final = frozenset(kind.value for kind in FROM_DEVICES)
-_KNOWN_KINDS: Final = frozenset(kind.value for kind in Kind)  # no rule of a mapping matches a topic of four levels with one
-_LONGEST_AWAY_MS: Final = HOUR_MS  # limit of the outage time that adds tokens: after a week, a flood is a flood
+_KNOWN_KINDS: Final = frozenset(kind.value for kind in Kind)  # no mapping rule matches a topic of four levels ending in one
+_LONGEST_AWAY_MS: Final = HOUR_MS  # limit of the outage time that adds tokens: a flood after a week's outage stays limited
 _MOST: Final = 100_000  # number of devices at which quiet ones are forgotten
 OTHER_SENDERS: Final = 50_000  # senders outside of fleet/ with a limit of their own: those of the last `BURST_S` seconds
 BEHIND_NODE: Final = 1_000  # devices of a Sparkplug node with a limit of their own
 LONGEST_SENDER: Final = 512  # characters; longer names, and topics that are that long, would fill the memory
 _CACHED_TOPICS: Final = 50_000  # topics outside of fleet/ whose sender is remembered: to parse one costs microseconds
-_INVALID: Final = _PREFIX  # sender of all topics below fleet/ that are not of a device: a mapping may permit them to several
+_INVALID: Final = _PREFIX  # sender of topics below fleet/ that are not a device's: a mapping may permit them to several devices
 _OTHER: Final = "/"  # first character of a sender outside of fleet/; an id has no slash
 _SPARKPLUG: Final = f"{_OTHER}+/"  # before group, node and device of a sender; no topic has a plus
 _MAPPED: Final = f"{_OTHER}=/"  # before the sender that a mapping finds
-_SHARED: Final = f"{_OTHER}#"  # sender that stands for those beyond `OTHER_SENDERS`
+_SHARED: Final = f"{_OTHER}#"  # sender that all senders beyond `OTHER_SENDERS` share
 
 
 class RateLimiter:
-    """Two token buckets per sender, mostly a device: a row takes one token, and one for each byte of a message.
+    """Two token buckets per sender (usually a device): one of rows, one of payload bytes.
 
-    A message is within a limit if one such token is left. So a device may exceed a limit by one
-    message, and a message of any size, or of any number of rows, can be within it.
+    A message is within a limit if its bucket has at least one token. So a device may exceed a limit by
+    one message, and a message of any size, or of any number of rows, can be within it.
 
     Args:
         per_s: rows per second that a device may send in the long run; 0 for no limit.
@@ -70,7 +70,7 @@ class RateLimiter:
         self._own = partial(_sender if identity is DeviceIdentity.ID else _sender_at_site, other)
         self._per_ms, self._bytes_per_ms = per_s / 1000, bytes_per_s / 1000
         self._burst, self._burst_bytes = per_s * BURST_S or inf, bytes_per_s * BURST_S or inf
-        self._left: dict[str, tuple[float, float, int]] = {}  # by sender: messages and bytes left, and when
+        self._left: dict[str, tuple[float, float, int]] = {}  # by sender: tokens left of rows and of bytes, and their instant
         self._others = 0  # number of senders outside of fleet/
         self._behind = Counter[str]()  # by Sparkplug node: number of its devices
         self._crowded = False  # whether senders share a limit since quiet ones were last forgotten
@@ -81,10 +81,13 @@ class RateLimiter:
     def sender(self, topic: str) -> str:
         """Return the sender whose limit a message counts towards.
 
-        It is the device of a topic below ``fleet/`` (its id, or site and id; one sender for all invalid
-        topics there), the device or node of a Sparkplug topic, the sender that a mapping finds
-        (`Mappings.sender_of`), any other topic as a whole, or a sender that stands for many. Names are
-        cut after `LONGEST_SENDER` characters.
+        - Below ``fleet/``: the device (its id, or site and id); one sender for all invalid topics.
+        - Sparkplug: the device or node.
+        - Topic of a mapping: the sender that the mapping finds (`Mappings.sender_of`).
+        - Any other topic: the topic as a whole.
+
+        Beyond the bounds of Rule 4, several senders count as one. Names are cut after `LONGEST_SENDER`
+        characters.
         """
         own = self._own(topic)
         return own if own in self._left else self._bucket(own)
@@ -137,7 +140,7 @@ class RateLimiter:
         self._outage_start_ms = since_ms if self._outage_start_ms is None else min(self._outage_start_ms, since_ms)
 
     def charge(self, topic: str, rows: int) -> None:
-        """Take the tokens of further rows of a message within the limits; the first row's token is taken."""
+        """Take tokens for the further rows of an accepted message; `exceeding` took that of the first row."""
         self._add(self.sender(topic), -rows, 0)
 
     def refund(self, sender: str, size: int, rows: int = 1) -> None:
@@ -160,7 +163,7 @@ class RateLimiter:
         self._others, self._behind = len(others), Counter(node for node in map(_node, others) if node)
 
     def _bucket(self, own: str) -> str:
-        """Return the bucket of a sender that has none: a new one, or one that it shares."""
+        """Return a bucket for a sender without one: a new bucket, or one that several senders share."""
         if not own.startswith(_OTHER):
             return own
         node = _node(own)
@@ -215,7 +218,7 @@ class SparedMessages:
 
 
 def _sender(other: Callable[[str], str], topic: str) -> str:
-    """Return the device id of a topic, regardless of site; another sender of any other topic."""
+    """Return the device id of a topic below ``fleet/``, regardless of site; else the result of ``other``."""
     if not topic.startswith(_PREFIX):
         return other(topic)
     levels = topic.split("/", 3)
@@ -223,7 +226,7 @@ def _sender(other: Callable[[str], str], topic: str) -> str:
 
 
 def _sender_at_site(other: Callable[[str], str], topic: str) -> str:
-    """Return site and device id of a topic; another sender of any other topic."""
+    """Return site and device id of a topic below ``fleet/``; else the result of ``other``."""
     if not topic.startswith(_PREFIX):
         return other(topic)
     own, _, kind = topic.rpartition("/")
@@ -231,15 +234,15 @@ def _sender_at_site(other: Callable[[str], str], topic: str) -> str:
 
 
 def _short_or_found(cached: Callable[[str], str], found: Callable[[str], str], topic: str) -> str:
-    """Return the sender of a topic outside of ``fleet/``; only those of short topics are remembered."""
+    """Return the sender of a topic outside of ``fleet/``; only the senders of short topics are cached."""
     return cached(topic) if len(topic) <= LONGEST_SENDER else found(topic)[:LONGEST_SENDER]
 
 
 def _other_sender(mappings: Mappings, with_site: bool, topic: str) -> str:
     """Return node or device of a Sparkplug topic, for all types of messages; else the sender of a mapped topic.
 
-    A device whose name is not printable counts as its node, which could vary the name. Any other topic is a
-    sender of its own.
+    A device whose name is not printable counts as its node: the node could vary the name to get further
+    limits. Any other topic is a sender of its own.
     """
     if topic.startswith(SPARKPLUG):
         source = parse_source(topic)

@@ -1,9 +1,9 @@
-"""Deliver the lines of a recording in order and once, whatever the broker's order.
+"""Deliver the lines of a recording in order and once, in whatever order the broker delivers them.
 
 Rule 1: line n is written after line n - 1. An earlier line was already written; a later line is
 held until its turn.
 Rule 2: recordings are played one after another. None may start before the newest received row.
-Rule 3: coverage gaps that a recording leaves open last until its end; no bridge will close them.
+Rule 3: a coverage gap that a recording leaves open ends with it, as no bridge will close the gap.
 Rule 4: the number of remembered bridges is bounded. A gap row of a bridge beyond `MAX_RECORDED` is
 kept but not judged.
 """
@@ -26,7 +26,7 @@ _GAP: Final = "/" + Kind.GAP.value
 
 
 class LineAction(Enum):
-    """Treatment of a message on ``replay/#``."""
+    """Action of the bridge on a message from ``replay/#``."""
 
     WRITE = "write"  # the next line
     REPEATED = "repeated"  # written already
@@ -51,8 +51,8 @@ class RecordingSequencer:
         left_open: bridges with an open coverage gap according to the lines, see `let_go`; at most
             `MAX_RECORDED`.
         why: reason of the newest rejection.
-        missing: whether lines are held and no more can be, so that the broker must redeliver the
-            missing one.
+        missing: whether the next line is missing and no more lines can be held; the broker must
+            redeliver it.
     """
 
     recording: str | None = None
@@ -100,7 +100,7 @@ class RecordingSequencer:
         return len(self._held)
 
     def gap_rows_at(self, instant_ms: int) -> frozenset[str]:
-        """Return the bridges with a gap row at an instant, if it is the newest with any."""
+        """Return the bridges with a gap row at an instant; empty if a later instant has gap rows."""
         newest_ms, bridges = self._gap_rows
         return bridges if newest_ms == instant_ms else frozenset()
 
@@ -110,7 +110,7 @@ class RecordingSequencer:
         return left
 
     def take(self, payload: bytes, token: AckToken | None, last_ms: int | None) -> Iterator[Taken]:
-        """Yield the treatment of a message, then of the held lines whose turn has come.
+        """Yield the action on a message, then on each held line that follows it.
 
         Args:
             payload: payload of the message; an envelope, or a stray.

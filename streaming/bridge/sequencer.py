@@ -1,6 +1,6 @@
 """Rules of the bridge: stamp and order messages, and report coverage gaps.
 
-There is no network, file or clock here.
+This module uses no network, file or clock.
 
 Rule 1: ``received_at`` never runs backwards, not even across restarts. A row of the bridge itself
 shares its ``received_at`` with no other row, except commands about different devices.
@@ -9,7 +9,7 @@ Rule 3: while history is played, nothing else is taken. Each line is taken once,
 `RecordingSequencer`.
 Rule 4: after a coverage gap, its gap row precedes every other row.
 Rule 5: a message beyond the rate limits of its device is refused, except the newest small one of each
-second, see `SparedMessages`. One that makes several rows is not excepted.
+second, see `SparedMessages`. A message that makes several rows is never spared.
 Rule 6: the messages of new devices beyond their quota are refused, see `DeviceQuota`.
 Rule 7: a row whose topic is too long or not printable is refused. Its topic is escaped and
 truncated.
@@ -36,7 +36,7 @@ from streaming.bridge.replay_sequencer import LineAction, RecordingSequencer
 REASON_FLOOD: Final[Reason] = "flood"  # reason to refuse a row
 REASON_NEW: Final[Reason] = "new_device"  # reason to refuse a row
 REASON_TOPIC: Final[Reason] = "topic"  # reason to refuse a row
-COUNTED: Final[Mapping[Reason, str]] = {REASON_FLOOD: "flooded", REASON_NEW: "new_devices"}  # names of counts
+COUNTED: Final[Mapping[Reason, str]] = {REASON_FLOOD: "flooded", REASON_NEW: "new_devices"}  # name of each count
 REFUSED_LINES: Final[Mapping[LineAction, Reason]] = {LineAction.DOUBLED: "field", LineAction.CROWDED: "size"}
 MAX_TOPIC: Final = 512  # bytes, nearly twice the longest topic of a device
 CONTINUES_MS: Final = 60_000  # history that ended within this time continues live without a gap
@@ -128,7 +128,7 @@ class BridgeSequencer:
         self._close_left_open(now_ms)
 
     def lost(self, now_ms: int, cause: str = "broker") -> None:
-        """Handle a lost connection: drop unacknowledged messages, which are redelivered."""
+        """Handle a lost connection: drop unacknowledged messages, which the broker redelivers."""
         dropped, spared_places, self.buffer = self.buffer, self._spared.places(), SegmentBuffer()
         self._spared = SparedMessages()
         for place, (row, token) in enumerate(zip(dropped.rows(), dropped.tokens, strict=True)) if self.live else ():
@@ -151,7 +151,7 @@ class BridgeSequencer:
     # ---- messages
 
     def arrived_together(self, messages: Sequence[Arrived], now_ms: int) -> None:
-        """Take messages, with the effect of `arrived` for each; ordinary ones as a batch."""
+        """Take messages, with the same effect as `arrived` for each; ordinary messages are batched."""
         if not messages:
             return
         topics, payloads, retained, tokens = zip(*messages, strict=True)
@@ -169,7 +169,7 @@ class BridgeSequencer:
     def _arrived_ordinary(
         self, topics: Sequence[str], payloads: Sequence[bytes], tokens: Sequence[AckToken | None], now_ms: int
     ) -> None:
-        """Take ordinary messages under one stamp; no other message came between them."""
+        """Take consecutive ordinary messages, all with one stamp."""
         if not topics:
             return
         stamp = self._stamp(now_ms)
@@ -188,7 +188,7 @@ class BridgeSequencer:
             self.buffer.refuse(refused, REASON_FLOOD, sender)
 
     def _is_ordinary(self, topic: str) -> bool:
-        """Whether a topic is an ordinary one of a live device; caches positive answers."""
+        """Whether `_arrived_ordinary` may take messages of a topic; positive answers are cached."""
         if topic in self._ordinary_topics:
             return True
         is_ordinary = _is_storable(topic) and topic != self.canary_topic and not is_command(topic)
@@ -216,7 +216,7 @@ class BridgeSequencer:
             self._row(stamp, message.topic, message.payload, Origin.MQTT, token=message.token)
             if not self._quota.admits(message.topic, now_ms):
                 self.counts["new_devices"] += 1
-                self.buffer.refuse(place, REASON_NEW, EVERYONE)  # invented ids share the rows of a segment
+                self.buffer.refuse(place, REASON_NEW, EVERYONE)  # all new ids share the refused rows of a segment
             elif beyond := self._floods.exceeding((message.topic,), now_ms, (len(message.payload),)):
                 self._refuse_flood(beyond[0], topic, message.payload, stamp, place)
             elif self.buffer.topic(place) != message.topic:  # a row of quarantine, whatever the payload
@@ -251,7 +251,7 @@ class BridgeSequencer:
             reached_ms = now_ms - 1 if self.last_ms is None else max(now_ms - 1, self.last_ms)
         elif self.last_ms is None:
             return None
-        else:  # lines may share an instant; after the end line nothing comes until going live
+        else:  # lines may share an instant; no row follows the end line before the bridge is live
             reached_ms = self.last_ms if self.history.done else self.last_ms - 1
         self.promised_ms = reached_ms if self.promised_ms is None else max(reached_ms, self.promised_ms)
         return self.promised_ms
@@ -263,7 +263,7 @@ class BridgeSequencer:
             elif verdict is LineAction.REPEATED:
                 self._pass_over("repeated", token)
             elif verdict is LineAction.STRAY and self.history.under_way and self.last_ms is not None:
-                # stamped like the line before it: the present would be after all remaining lines
+                # stamped like the line before it: the present time is later than the remaining lines
                 where = {"recording": self.history.recording, "line": self.history.line}
                 self._row(self.last_ms, message.topic, payload, Origin.MQTT, token=token, **where)
             else:
@@ -288,7 +288,7 @@ class BridgeSequencer:
     def _excuse_until(self, first_ms: int) -> None:
         """Report the coverage gap between existing rows and the first line of a recording.
 
-        Without room for two gap rows between them, nothing is reported.
+        If there is no room for two gap rows between them, nothing is reported.
         """
         if self.last_ms is None or first_ms - self.last_ms < 3:
             return
@@ -299,8 +299,8 @@ class BridgeSequencer:
     def command(self, name: str, topic: str, payload: Mapping[str, Any], now_ms: int) -> None:
         """Take an operator's command; a flush is stamped as in `_ask_for_verdicts`.
 
-        Commands about different devices may share an instant, so that a million of them do not run
-        ahead of the clock.
+        Commands about different devices may share an instant, so that the stamps of a million
+        commands do not run ahead of the clock.
         """
         flushes = payload.get("op") == FLUSH
         self._quota.learn(topic)
@@ -324,7 +324,7 @@ class BridgeSequencer:
     def _ask_for_verdicts(self) -> None:
         """Write a tick that flushes delayed verdicts, stamped right after the newest row.
 
-        The stamp is not the present: the tick is no proof that the bridge was listening until now.
+        The stamp is not the present time, as the tick does not prove that the bridge is listening.
         """
         if self._holds_back and self.last_ms is not None:
             self._own(self.last_ms, self.canary_topic, {"bridge": self.bridge, "op": FLUSH})
@@ -371,7 +371,7 @@ class BridgeSequencer:
         return self.live and now_ms - self._heard_ms > 2 * self._interval_ms + SLACK_MS
 
     def open_gap(self, now_ms: int, why: str) -> None:
-        """Open a coverage gap since the last canary came back, unless one is open."""
+        """Open a coverage gap that starts when the last canary came back, unless a gap is open."""
         since_ms = self._since_ms if self.last_canary_ms is None else self.last_canary_ms
         if since_ms is not None:
             self._open(now_ms, why, since_ms)
@@ -379,13 +379,13 @@ class BridgeSequencer:
     def _open(self, now_ms: int, why: str, since_ms: int) -> None:
         if not self.gap_open:
             self.gap_open = True
-            # `after`: key groups without own rows must learn the position before the gap, too.
+            # `after`: key groups without rows of their own need the position before the gap, too.
             scope = served_sites(self._sites, self.shared, takes_foreign=self._takes_foreign)
             self._gap(now_ms, {"op": "open", "from": since_ms, "after": self.last_ms, "why": why, **scope.to_plain()})
         self._opened_at = self._sent
 
     def _close_left_open(self, now_ms: int) -> None:
-        """Close the coverage gaps that a finished recording left open; no line will do so."""
+        """Close the coverage gaps that a finished recording left open; no later line closes them."""
         for bridge in self.history.let_go():
             if self.last_ms is not None and not (bridge == self.bridge and self.gap_open):
                 self._gap(now_ms, {"op": "close", "until": max(now_ms, self.last_ms + 1)}, bridge)
@@ -441,7 +441,7 @@ class BridgeSequencer:
 
 
 def _is_storable(topic: str) -> bool:
-    """Return whether a topic is short and printable enough to be stored as it is."""
+    """Return whether a topic is short and printable, so that it can be stored unchanged."""
     fits = len(topic) <= MAX_TOPIC and topic.isprintable()
     return fits and (topic.isascii() or len(topic.encode()) <= MAX_TOPIC)
 

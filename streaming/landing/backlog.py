@@ -2,7 +2,7 @@
 
 Rule 1: if a bridge does not renew its lease, or has stopped, landing fences it and continues
 without it. The fence is the next segment of the bridge, and opens a coverage gap for its sites.
-Rows that the bridge wrote before come first.
+Rows that the bridge wrote before the fence come first.
 Rule 2: a single bridge needs no fence: it reports its coverage gaps itself, before any other row.
 """
 
@@ -39,7 +39,7 @@ class Bridges:
 
     Args:
         folders: segment folders by bridge.
-        now_ms: present wall clock time; no bridge is fenced within a lease time of it, since
+        now_ms: present wall clock time; no bridge is fenced within `lease_ms` after it, since
             bridges may just be starting.
         lease_ms: time without a renewal after which a bridge is fenced.
         sites: sites of the further bridges, by bridge.
@@ -109,7 +109,7 @@ class Bridges:
         """Fence a bridge: open a coverage gap on its behalf, after all rows that it wrote.
 
         No effect if a gap is open or the bridge never listened. A segment newer than the lease
-        means that the bridge has just come back; its lease follows the segment.
+        means that the bridge has just come back: it renews its lease after writing a segment.
         """
         position = bridge_position(self.folders[name])
         if position is None or position.gap_open:

@@ -1,6 +1,6 @@
 """Mark deaths and returns of gateways in messages; keep records of gateways.
 
-Rule 1: messages are processed in landing order; ``core.presence.gateways`` decides.
+Rule 1: messages are processed in landing order; ``core.presence.gateways`` defines the events.
 Rule 2: the table ``gateways`` is written before the messages of the same commit. After a restart,
 landing restores the records as of the last message that has landed.
 """
@@ -152,9 +152,9 @@ def _candidates(parts: Sequence[Arrived], gateways: Gateways) -> Iterator[_Candi
 
 
 def _with_another_name(rows: pa.Table, gateways: Gateways) -> Iterator[str]:
-    """Yield gateways that name another session or boot than their record.
+    """Yield gateways with a message that names another session or boot than their record.
 
-    Each combination is checked once.
+    Each combination of gateway, session and boot is checked once.
     """
     for device_id, *names in zip(*rows.group_by(rows.column_names).aggregate([]).to_pydict().values(), strict=True):
         record = gateways.known.get(device_id, Gateway(device_id))

@@ -37,10 +37,10 @@ from streaming.landing.merge import MAX_SEGMENT_ROWS, merged, place
 from streaming.landing.rows import accepted_rows, decode_parts
 
 _LOG: Final = structlog.get_logger("landing")
-_BEFORE: Final = f"landing:{BRIDGE}"  # transaction id of older homes: whole segments of their only bridge
+_BEFORE: Final = f"landing:{BRIDGE}"  # transaction id in older homes: last segment landed of the only bridge
 COMMIT_ROWS: Final = 20_000  # per commit: limits memory, and the rows of one version of bronze
 POLL_S: Final = 0.2  # between two polls for segments
-SMALL_COMMIT_ROWS: Final = COMMIT_ROWS // 4  # rows of a small commit: after a larger one, the next rows are probably there
+SMALL_COMMIT_ROWS: Final = COMMIT_ROWS // 4  # a commit with fewer rows is small; after a larger one, more are probably ready
 READ_BYTES: Final = 64 * 1024 * 1024  # read per bridge and step
 
 
@@ -74,7 +74,7 @@ class Landing:
             tables.create(home, table)
         self.folders = {name: home.segments_of(name) for name in home.bridges()}
         self.bridges = Bridges(self.folders, wall_clock_ms(), lease_ms, home.sites_of_bridges(), takes_foreign=takes_foreign)
-        # Opened before the positions are read: a later commit of another process fails this one.
+        # Opened before the positions are read: if another landing commits later, the next commit here fails.
         self.appenders = {table.name: Appender(home.table(table.name)) for table in LANDED}
         through = landed_places(home, MESSAGES)  # written last, in each step: the other tables are complete up to there
         self.places = {
@@ -89,9 +89,9 @@ class Landing:
         self.last_line: tuple[str, int] | None = None
 
     def _counted_before(self, through: dict[str, int]) -> IngestCounters:
-        """Return the initial counters: zero, or those of the tables of an older home.
+        """Return the initial counters: zero in a new home, else the rows counted in the tables.
 
-        The tables of homes from before the counters are counted once.
+        Tables of older homes have no counters, so their rows are counted once.
         """
         full = any(tables.paths_of(self.home, table) for table in (MESSAGES, QUARANTINE))
         return count_from_tables(self.home, through) if full else IngestCounters(0, 0)
@@ -112,7 +112,7 @@ class Landing:
         found, message_places = decode_parts(parts, self.decoder, self.identity, self.mappings), self.places[MESSAGES.name]
         found.mark_gateway_events(self.gateways)
         expected = accepted_rows(parts, message_places) + found.surplus_rows(message_places)
-        counted = self.counted.more(expected, found.refused(message_places))  # quarantine may have them, uncounted
+        counted = self.counted.more(expected, found.refused(message_places))  # some may be in quarantine already, uncounted
         for table, rows in found.by_table(self.places):
             if rows.num_rows or table is MESSAGES:
                 numbers = {f"rows:{name}": end for name, end in ends.items()}
@@ -133,7 +133,7 @@ class Landing:
             self.last_line = (last["recording"], last["line"])
 
     def status(self) -> dict[str, Any]:
-        """Return the status of landing: positions, and the number of rows since its start."""
+        """Return the status of landing: positions, and the number of rows landed by this object."""
         recording, line = self.last_line or (None, None)
         return {
             "pid": os.getpid(),
@@ -163,8 +163,8 @@ def run_landing(
         stop: signal to end.
         pause_s: seconds until the next poll if there was no segment.
         lease_ms: lease time, see `Landing`.
-        live_pause_s: seconds after a small commit of live rows: a commit costs the CPU of a hundred
-            messages.
+        live_pause_s: seconds to wait after a small commit of live rows, since a commit costs as much
+            CPU as a hundred messages.
         takes_foreign: whether topics of other formats are taken, see `Landing`.
     """
     landing = Landing(home, mappings, lease_ms, takes_foreign=takes_foreign)

@@ -1,10 +1,11 @@
 """Merge the rows of several bridges by ``received_at``, up to the bridges' leases.
 
 Rule 1: rows with the same ``received_at`` land together, so that an instant is always read whole.
-Rule 2: a row at or before the newest landed instant is lifted to the instant after it. A lifted gap
-row gets an instant of its own if rows precede it. The order within each bridge is preserved.
+Rule 2: a row at or before the newest landed instant is *lifted*: it gets the instant after that. A
+lifted gap row gets an instant of its own if rows precede it. The order within each bridge is
+preserved.
 Rule 3: a row that opens a coverage gap gets the instant of the row before it, of any bridge, as
-``after``. A bridge knows only its own rows, and a recording may lack the field.
+``after``. The value that a bridge wrote covers only its own rows, and a recording may lack the field.
 """
 
 import json
@@ -27,7 +28,7 @@ _GAPS: Final = (f"fleet/{EVERYONE}/", f"/{Kind.GAP.value}")
 
 
 def place(segment: int, rows: int) -> int:
-    """Encode a position: a segment and a number of its rows, ordered across segments."""
+    """Encode a position as one number, ordered across segments: a segment, and a number of its rows."""
     assert rows < MAX_SEGMENT_ROWS, "a segment must have fewer rows"
     return segment * MAX_SEGMENT_ROWS + rows
 
@@ -41,8 +42,8 @@ class Part:
         segment: number of the segment.
         first: number of rows of the segment before these.
         rows: columns of `SEGMENT_SCHEMA`.
-        positions: position of each row, see `Row.position`; None if no row before shares the first
-            instant.
+        positions: position of each row, see `Row.position`; None if no row before these has the
+            instant of the first.
         stamped: original ``received_at_ms`` of lifted rows, null for others; None if none was
             lifted.
     """
@@ -117,11 +118,11 @@ def _lifted(backlog: Backlog, landed_ms: int | None) -> Backlog:
     if landed_ms is None or first is None or first["received_at_ms"][0].as_py() > landed_ms:
         return backlog
     parts: list[Part] = []
-    reached_ms, gap_count = landed_ms, 0  # previous row's instant less the gap rows up to it; their number
+    reached_ms, gap_count = landed_ms, 0  # previous row's instant minus the number of gap rows up to it; that number
     for part in backlog.parts:
         stamps = _received(part)
         gaps = np.zeros(len(stamps), np.int64)
-        gaps[_gaps(part)] = 1  # each gap row follows the row before it: rows of one instant have no order
+        gaps[_gaps(part)] = 1  # a gap row gets a later instant than the row before it: rows of one instant have no order
         numbers = gap_count + np.cumsum(gaps)
         reached = np.maximum.accumulate(np.maximum(np.maximum(stamps, landed_ms + 1) - numbers, reached_ms))
         reached_ms, gap_count = int(reached[-1]), int(numbers[-1])
@@ -141,8 +142,8 @@ def _placed(parts: Sequence[Part]) -> list[Part]:
 def _read_through(backlog: Backlog, landed_ms: int | None) -> int:
     """Return the instant up to which all rows of a bridge were read.
 
-    Rows of the newest instant may have been read in part, so it does not count. The first instant
-    that rows are lifted to always counts: unread rows are lifted to the next instant.
+    The newest instant does not count, since only a part of its rows may have been read. The instant
+    after ``landed_ms`` always counts: unread rows up to it are lifted to the next one.
     """
     newest_ms = int(_received(backlog.parts[-1])[-1]) - 1
     return newest_ms if landed_ms is None else max(newest_ms, landed_ms + 1)
@@ -163,8 +164,8 @@ def _until(parts: Sequence[Part], limit_ms: int) -> list[Part]:
 def _with_after(parts: Sequence[Part], landed_ms: int | None, *, alone: bool = False) -> list[Part]:
     """Set ``after`` of gap rows to the instant of the row before them, of any bridge.
 
-    A single bridge has set it if it could. A recording may contain an earlier instant, from the
-    home that it was recorded in.
+    A single bridge has already set it, unless no row came before. A recording may contain an earlier
+    instant, of the home in which it was recorded.
     """
     gaps = [_gaps(part) for part in parts]
     if not any(gaps):

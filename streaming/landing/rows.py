@@ -1,7 +1,7 @@
 """Decode segments into the rows of the tables that landing writes.
 
-Rule 1: `Decoder` is the definition. Plain messages of devices are decoded on columns, with equal
-results.
+Rule 1: `Decoder` defines the result. Plain messages of devices are decoded column by column, with
+equal results.
 Rule 2: a message is a row of ``messages`` or of ``quarantine``. A mapped message may be several rows,
 or none if a rule ignores it. Gap and registry rows are also in a table of their own.
 Rule 3: rows are ordered by ``received_at``; rows of one segment keep their order.
@@ -58,7 +58,7 @@ class Landed:
 
     Attributes:
         messages: parts of segments, each with its rows of ``messages`` and their places.
-        surplus: of each message that is not exactly one row: its bridge, place, and number of rows less one.
+        surplus: for each message that makes not exactly one row: bridge, place, and number of rows minus one.
         quarantine, coverage, devices, gateways: rows of these tables, as values by column name.
     """
 
@@ -225,7 +225,7 @@ def _in_order(parts: list[tuple[NDArray[np.int64], pa.Table]]) -> tuple[NDArray[
 def _decode_rows(
     landed: Landed, part: Part, irregular: NDArray[np.int64], decoder: Decoder
 ) -> tuple[NDArray[np.int64], pa.Table]:
-    """Decode rows one by one into their tables; return messages and their indexes."""
+    """Decode rows one by one into their tables; return indexes and rows of ``messages``."""
     values: list[tuple[Any, ...]] = []
     indexes: list[int] = []
     columns = (column.to_pylist() for column in part.rows.take(irregular).columns)
@@ -244,7 +244,7 @@ def _decode_rows(
             else:
                 refused = {"topic": raw.topic, "reason": row.reason, "detail": row.detail}
                 landed.quarantine.append({**refused, **kept, **_arrival(raw, part, at)})
-                kept |= {"payload": b""}  # the rows of one message share its payload
+                kept |= {"payload": b""}  # only the first refused row of a message keeps its payload
     by_name = dict(zip(_OF_MESSAGE, zip(*values, strict=True), strict=True)) if values else {}
     places = np.array(indexes, np.int64)
     return places, _messages(by_name, part, places)
