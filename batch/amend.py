@@ -5,8 +5,8 @@ run therefore emits each amendment once.
 Rule 2: a device is processed by each run until its judged and amended histories are in the same
 state. A device that cannot be reconciled, as bronze lacks its rows, is reported once, and not
 processed again.
-Rule 3: a run only appends to judgements, and sends correction rows through the bridge, as commands
-are sent. The job continues meanwhile.
+Rule 3: a run only appends to judgements, and sends correction rows through the bridge, like commands.
+The job continues meanwhile.
 """
 
 import json
@@ -72,7 +72,7 @@ class Amended:
         corrected: whether a correction row was sent for the device.
         left: reason why the device is not finished; None if its two histories are in the same
             state.
-        final: whether another run would find the same, as bronze lacks the rows needed.
+        final: whether further runs cannot finish the device, as bronze lacks the rows needed.
         effective_from_ms: event time at which the correction row takes effect, epoch milliseconds.
     """
 
@@ -186,7 +186,7 @@ def _check_columns(home: Home) -> None:
     """Check that the judgements table has all columns.
 
     The job adds missing columns at its start. A column that is added while the job runs would make
-    it fail.
+    the job fail.
     """
     present = {field.name for field in open_table(home.table(JUDGEMENTS.name)).schema().fields}
     if absent := [column.name for column in JUDGEMENTS.columns if column.name not in present]:

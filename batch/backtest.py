@@ -140,7 +140,7 @@ def backtest(
         report: callback for progress lines, every few seconds.
 
     Raises:
-        FleetError: the home has no history, or not of that range, or retention removed rows of it.
+        FleetError: the home has no history, or none of the range, or retention removed rows of the range.
         Misuse: the range ends before its start.
     """
     plan = planned(home, policy, from_ms, to_ms, spark=spark)

@@ -102,7 +102,7 @@ def signals(devices: int, call: int, errors: float, silent_share: float = 0.0, s
 
     Args:
         devices: number of devices.
-        call: number of the interval.
+        call: number of the ten-minute interval.
         errors: share of errors among the signals.
         silent_share: share of the devices that are silent for longer than the timeout, and return later.
         seed: seed of the generator; the same seed gives the same signals.
@@ -276,7 +276,7 @@ def _fit(sizes: tuple[tuple[int, int], ...], found: list[float]) -> Parquet:
 
 
 def transitions(devices: int) -> pa.Table:
-    """Return stored judgements of devices of which most fall silent, and return later."""
+    """Return the stored transitions of a fleet in which most devices fall silent and return later."""
     calls = (_SILENT_CALLS.start + 5, _SILENT_CALLS.start + 6, _SILENT_CALLS.start + 7, _SILENT_CALLS.stop + 1)
     judgements = pa.concat_tables(
         [pa.Table.from_batches([sample_key_group(devices, call, 0, 0.9)[1].judgements]) for call in calls]

@@ -38,7 +38,7 @@ def batch_session(home: Home, size: SparkResources) -> Iterator[SparkSession]:
 
 
 def try_session(place: Path, size: SparkResources) -> None:
-    """Start a Spark session, which makes its checks, and stop it.
+    """Start a Spark session, so that it makes its checks, and stop it.
 
     Args:
         place: empty folder for its temporary files; on a cluster, below a home.

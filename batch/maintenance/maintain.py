@@ -36,7 +36,7 @@ from fleetpulse.io.maintenance.readers import ReaderPin, newest_job_commit, olde
 from fleetpulse.io.spark import scratch
 
 _RETIRED_KEPT: Final = 1  # retired generations to keep, regardless of age
-_COMMITTED_MS: Final = 600_000  # age of an abandoned commit file; landing writes one in milliseconds meanwhile
+_COMMITTED_MS: Final = 600_000  # least age of an abandoned commit file; landing writes one in milliseconds
 _TEMPORARY_COMMIT: Final = re.compile(r"\.\d{20}\.json\.[0-9a-f]{32}\.tmp")
 _REPLACED_MS: Final = {JUDGEMENTS.name: HOUR_MS}  # its readers open the newest version each time
 
@@ -167,7 +167,7 @@ def _join(table: Path, *, dry_run: bool) -> Iterator[Step]:
 
 
 def _delete_snapshots(home: Home, keep: Keep, now_ms: int, *, dry_run: bool) -> Iterator[Step]:
-    """Delete the files of snapshots beyond retention; each version is complete."""
+    """Delete the files of snapshots beyond retention; each version of the table is a full snapshot."""
     table = home.table(DEVICE_SNAPSHOTS.name)
     retained = vacuum.kept_versions(table, keep.device_snapshots_ms, now_ms)
     files = vacuum.unneeded_files(table, keep.replaced_ms, retained)
@@ -198,9 +198,9 @@ def _delete(home: Home, table: Path, keep: Keep, pins: list[ReaderPin], now_s: f
 
 
 class _StillRead:
-    """Predicate: a version of bronze is still read from its log entry.
+    """Predicate: whether a version of bronze is still read from its log entry.
 
-    It is if a job continues at or before it, or if no compacted piece contains it.
+    It is if a job continues at this version or an earlier one, or if no compacted piece contains it.
     """
 
     def __init__(self, table: Path, held_from: int) -> None:

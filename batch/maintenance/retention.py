@@ -130,8 +130,8 @@ def _newest_of_gateways(home: Home, cutoff_ms: int) -> str:
     """Return the condition for old records of gateways to keep: the newest old one of each.
 
     Landing restores a gateway from its newest record that landed. A record whose messages have not
-    landed is never old, since ages count back from the newest message. A place may be that of two
-    bridges; then one record more is kept.
+    landed is never old, since ages count back from the newest message. If two bridges have the same
+    place, one record more is kept.
     """
     sql = f"""SELECT place FROM {GATEWAYS.name} WHERE received_at < {vacuum.cutoff_text(cutoff_ms)}
         QUALIFY 1 = row_number() OVER (PARTITION BY device_id ORDER BY received_at DESC, place DESC) ORDER BY place"""
@@ -142,10 +142,10 @@ def _newest_of_gateways(home: Home, cutoff_ms: int) -> str:
 def _newest_summaries(home: Home, cutoff_ms: int) -> str:
     """Return the condition for old summaries to keep: the newest of each key group.
 
-    Reports count by these. They come from the current generation, or from one that it is a copy of,
-    as its counts continue those. If these have emitted none yet, they come from the newest
-    generation that has. Summaries of other generations may be removed: their key groups emit no
-    more.
+    Reports take their counts from these summaries. They are of the current generation, or of one of
+    which it is a copy: a copy continues the counts. If none of these has emitted a summary, they are
+    of the newest generation that has. Summaries of other generations may be removed: their key
+    groups emit no more.
     """
     record, current = load_generations(home.lifecycle), home.generation().number
     emitting = tables.query(home, f"SELECT DISTINCT generation FROM judgements WHERE {_SUMMARIES} ORDER BY 1 DESC NULLS LAST")

@@ -89,7 +89,7 @@ class DerivedTables:
         self.tables, self._report = tables, report
         self._home, self._judged, self._state = home, judged, state
         self._of_state: EvaluationPoint | None = None
-        self._known = EMPTY_OUTCOME  # coverage, frontier and policies that bronze gives at the position of the state
+        self._known = EMPTY_OUTCOME  # coverage, frontier and policies that follow from bronze up to the state's position
         self._unread = ""  # reason if the position of the state cannot be read
         landed = span(home)
         self._landed_ms = 0 if landed is None else landed[1]

@@ -2,8 +2,8 @@
 
 Rule 1: facts are derived from bronze by the reference definition (`core.replay`, `core.fold`),
 never from the rows under test.
-Rule 2: the position of the job is read before the tables are opened, and the landed rows after, as
-the job may be running.
+Rule 2: the position of the job is read before the tables are opened, and the landed rows are read
+after that, as the job may be running.
 """
 
 import json
@@ -39,7 +39,7 @@ from fleetpulse.reports.messages import rows_through, span
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _BEFORE_ALL: Final = 0
 _AT_A_TIME: Final = 10_000
-_LISTED: Final = "late"  # maintenance's name for judgements about messages that were not judged
+_LISTED: Final = "late"  # retention floor of judgements about messages that were not judged
 _SILENCES: Final = """
     SELECT * FROM (
         SELECT device_id, life, transition_no, event_time, last_seen, device_class, trigger,
@@ -213,7 +213,7 @@ def position_from(home: Home, newest_ms: int, shards: Shards, policies: Policies
 def is_chosen(record: Generations, number: int) -> bool:
     """Return whether a generation may have other devices than the judgements table.
 
-    They may if this generation, one of its sources, or an earlier generation was made of chosen
+    It may if the generation itself, one of its sources, or an earlier generation was made of chosen
     devices.
     """
     return bool(record.with_chosen_devices(number) | _chosen_before(record, number))
@@ -244,7 +244,7 @@ def _instants(values_ms: Iterable[int | None]) -> pa.Array:
 
 
 def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield rows as dictionaries, in batches: these take nine times the memory."""
+    """Yield rows as dictionaries, in batches: dictionaries take nine times the memory of the table."""
     for batch in table.to_batches(max_chunksize=_AT_A_TIME):
         yield from batch.to_pylist()
 
@@ -262,7 +262,7 @@ def declared_columns(home: Home) -> pa.Table:
 
 
 def deadlines(tables: OpenedTables, point: EvaluationPoint) -> pa.Table:
-    """Return the transitions by silence, each with its deadline as derived."""
+    """Return the transitions by silence, each with the deadline derived from bronze."""
     excused, own = _ends(tables), _own_timeouts(tables)
     found = tables.arrow(_SILENCES)
     due_ms: list[int | None] = []
@@ -387,7 +387,7 @@ def by_bronze(home: Home, newest_ms: int) -> Outcome:
 
 
 def has_same_coverage(context: str, known: Outcome) -> bool:
-    """Return whether a state has the frontier, gaps and policies that bronze gives.
+    """Return whether a state has the frontier, gaps and policies that follow from bronze.
 
     Gaps and policies that the state has pruned are not compared.
     """
@@ -449,7 +449,7 @@ def _covered(device: Device, point: EvaluationPoint, known: Outcome) -> int | No
 
 
 def _devices(tables: OpenedTables) -> Iterator[Device]:
-    """Yield the devices of known mode of a state, with the fields for deadlines."""
+    """Yield the devices of a state that have a valid mode, with the fields that deadlines need."""
     for one in _rows(tables.arrow(_DUE)):
         if one["mode"] not in {*Mode} or any(one[name] is None for name in ("mode_since_ms", "class_since_ms", "life_ms")):
             continue

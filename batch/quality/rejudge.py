@@ -1,9 +1,9 @@
 """Replay of bronze for the suites: from its first row, or from a snapshot.
 
-A snapshot is the origin if the first rows were removed, or if there are too many of them.
+A snapshot is the origin if the first rows were removed, or if bronze has too many rows.
 
 Rule 1: a snapshot qualifies only if bronze has all rows received after it, and if no state was made
-of chosen devices since: by a condition on a snapshot, or from a list.
+of chosen devices (by a filter on a snapshot, or from a list) since.
 Rule 2: judgements before the origin are not verified again; the gate checks a snapshot when it is
 taken.
 """
@@ -67,7 +67,8 @@ class Origin:
 def is_whole(home: Home) -> bool:
     """Return whether all judgements follow from bronze alone.
 
-    They do if no row was removed, no state was made of chosen devices, and version 1 judged no row.
+    They do if no row was removed, no state was made of chosen devices, and fleetpulse version 1 judged
+    no row.
     """
     chosen = _choices(load_generations(home.lifecycle))
     return not chosen and oldest_kept_ms(home, MESSAGES.name) is None and home.judged_by_version_1_ms() is None
@@ -99,8 +100,8 @@ def origin_of(
         most_rows: maximum number of rows to replay.
 
     Returns:
-        The origin; None if no origin qualifies: retention removed rows after each, or a state was
-        made of chosen devices later.
+        The origin; None if no origin qualifies: after each snapshot, retention removed rows, or a state
+        was made of chosen devices.
     """
     pieces = [piece for piece in pieces_of(home) if piece.first_ms <= through_ms]
     whole = is_whole(home)
@@ -210,7 +211,7 @@ def _restored_groups(home: Home, origin: Origin, first_ms: int) -> tuple[list[Ke
 
 
 def _tied(home: Home, origin: Origin) -> Iterator[pa.Table]:
-    """Yield rows of the same instant as a snapshot's newest row that it lacks."""
+    """Yield the rows that a snapshot lacks although they have the instant of its newest row."""
     assert origin.snapshot is not None, "the caller checks it"
     for path in files_beside(home, origin.snapshot.bronze, origin.newest_ms):
         rows = read_bronze(str(Path(path)))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from fleetpulse.io.spark.session import SparkResources
 
-SPARK_FROM_ROWS: Final = 200_000  # rows of a suite below which pandas ends before Spark has started
+SPARK_FROM_ROWS: Final = 200_000  # rows of a suite; with fewer rows, pandas finishes before Spark has started
 PASSED, FAILED, SKIPPED, FAULT = "passed", "failed", "skipped", "fault"
 _PANDAS, _SPARK = "pandas", "spark"
 Session = Callable[[], "SparkSession"]
@@ -189,7 +189,7 @@ def run(
         names: names of the suites; all if empty.
         session: function that returns a Spark session; None evaluates all suites by pandas.
         engine: pandas or spark for all suites; None chooses by the number of rows.
-        keep: number of quality runs whose pages and results of the library are kept.
+        keep: number of quality runs whose pages and Great Expectations results are kept.
         report: callback for progress lines of long suites.
     """
     suites = chosen_suites(names)
@@ -211,7 +211,7 @@ def gate(
         state: state under test.
         session: function that returns a Spark session; None evaluates all suites by pandas.
         engine: pandas or spark for all suites; None chooses by the number of rows.
-        keep: number of quality runs whose pages and results of the library are kept.
+        keep: number of quality runs whose pages and Great Expectations results are kept.
         report: callback for progress lines of long suites.
     """
     return _evaluate_all(home, OF_STATE, state, state.subject, _Evaluation(session, engine, keep, report))

@@ -4,8 +4,8 @@ Rule 1: the running generation is not affected, except for one stop at the end, 
 compared.
 Rule 2: the new generation's judgements go to a scratch table. Judgements that were pending in its
 initial state count as emitted by it: the running generation emits them later.
-Rule 3: the scratch table has each judgement. A row of the running generation for several messages
-stands for that many judgements of its kind, device, kind of message and minute.
+Rule 3: the scratch table has a row for each judgement. A row of the running generation for several
+messages counts as that many judgements of its kind, device, kind of message and minute.
 """
 
 import json
@@ -146,7 +146,7 @@ def _side_by_side(work: StateOperation, new: Generation, scratch: Path, for_s: f
 
 
 class RowCounter:
-    """Row counter of a Delta table under write; reads each entry of the log once.
+    """Counter of the rows that a query writes to a Delta table; reads each entry of the log once.
 
     Args:
         table: folder of the table, which may not exist yet.

@@ -1,6 +1,6 @@
 """Selection of the devices of a snapshot by a filter.
 
-Rule: Spark gets the parsed filter as columns and literals, never its text.
+Rule: Spark receives the parsed filter as columns and literals, never its text.
 """
 
 import operator

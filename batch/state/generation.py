@@ -62,8 +62,8 @@ class GenerationSpec:
         key_groups: number of key groups.
         partitions: number of partitions of the state.
         form: stored form that the generation writes.
-        has_other_devices: whether the devices differ from those of the running generation on purpose; the two
-            are then not compared.
+        has_other_devices: whether the devices differ from those of the running generation on purpose;
+            the two generations are then not compared.
     """
 
     verb: str
@@ -181,9 +181,9 @@ def build_and_check(
 def require_emitted(pending: Iterable[str]) -> None:
     """Refuse a successor if the running generation has verdicts to emit.
 
-    The successor would emit only the pending summaries. A batch of the present version emits all
-    verdicts due at its newest row. In older versions a following batch without rows emitted them:
-    a checkpoint may have been stopped between the two.
+    The successor would emit only the pending summaries. In this version of the program, a batch emits
+    all verdicts due at its newest row. In older versions, a following batch without rows emitted
+    them: the job may have been stopped between these two batches.
 
     Args:
         pending: judgements that the running generation has yet to emit, as JSON.

@@ -287,7 +287,7 @@ def bootstrap(
             as in the snapshot.
         damaged: whether the current state cannot be read. It is then neither drained nor compared.
             If its checkpoint logs are lost, too, the judgements emitted since the snapshot show
-            which ones are missing, see `recover`.
+            which judgements are missing, see `recover`.
 
     Raises:
         FleetError: the snapshot cannot be read, no device fits the filter, or bronze is no longer
@@ -348,7 +348,7 @@ def _from_rows(
 def _count_dropped(work: StateOperation, chosen: DataFrame, *, damaged: bool) -> int | None:
     """Count the devices of the current generation that are not chosen; None if its state is damaged.
 
-    Without a filter, those of them come back that have sent messages since the snapshot.
+    Without a filter, such a device comes back if it has sent messages since the snapshot.
     """
     if damaged:
         return None
@@ -388,9 +388,9 @@ def _recover_from_judgements(
 
 
 def bootstrap_devices(work: StateOperation, listed: Listed, named: str) -> Generation | None:
-    """Make a generation with the devices of a list, none of which has been heard yet.
+    """Make a generation with the devices of a list, as if none had sent a message yet.
 
-    The devices are silent from their registration on. Pending rows stay.
+    The silence of a device starts at its registration. Pending rows stay.
 
     Args:
         work: context of the operation.

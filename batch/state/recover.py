@@ -7,8 +7,8 @@ new generation, which is flushed after the switch.
 Rule 1: refuse if a judgement emitted since the snapshot does not follow from the snapshot: the
 emitting job had another state.
 Rule 2: refuse if maintenance may have removed judgements emitted since the snapshot.
-Rule 3: a row for several messages, emitted since the snapshot, stands for the first judgements of its
-kind, device, kind of message and minute that have no row of their own.
+Rule 3: a row for several messages, emitted since the snapshot, counts as that many judgements: the
+first of its kind, device, kind of message and minute that have no row of their own.
 """
 
 import json
@@ -52,7 +52,7 @@ _AT_ONCE: Final = 100_000  # judgements in one commit
 _LONGEST_DELAY_MS: Final = DAY_MS  # from a batch to its snapshot while the job runs
 _DURATIONS: Final = ("runtime_ms", "late_by_ms")
 _SAME: Final = ", ".join(f'"{name if name in _DURATIONS else name.removesuffix("_ms")}"' for name in COMPARED)
-_GROUP: Final = "kind, device_id, message_kind, minute"  # judgements that rows for several messages stand for
+_GROUP: Final = "kind, device_id, message_kind, minute"  # equal in a row for several messages and in its judgements
 _OF_THE_JOB: Final = "kind NOT IN (" + ", ".join(f"'{kind.value}'" for kind in (JudgementKind.SUMMARY, *AMENDMENTS)) + ")"
 
 

@@ -1,8 +1,8 @@
 """Transfer of snapshot rows into a generation, and comparison of both sides.
 
 Rule 1: the source is read once: one pass packs its rows by key group and computes checksums.
-Rule 2: two generations are equal if their checksums and their shared parts are equal. Rows are
-joined only to name those that differ.
+Rule 2: two generations are equal if their checksums and their shared parts are equal. Single rows
+are compared only to name the devices that differ.
 """
 
 from collections.abc import Iterator
