@@ -2,7 +2,7 @@
 
 This module does not depend on Airflow.
 
-Rule: a record that cannot be written does not change the answer; the log has a warning.
+Rule: if the record cannot be written, the answer still counts, and a warning is logged.
 """
 
 import logging
@@ -18,13 +18,13 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 def record_answer(home: Path, run: Any, event: Mapping[str, Any], task_id: str, objection: FleetError | None = None) -> None:
-    """Write the audit record of an answer, or of an answer that did not come.
+    """Write the audit record of an answer, or of a request without an answer.
 
     Args:
         home: folder of the home.
         run: DAG run with ``dag_id``, ``run_id`` and ``triggering_user_name``; None if unknown.
         event: event of Airflow's approval operator.
-        task_id: id of the task that asked.
+        task_id: id of the approval task.
         objection: why the answer is not accepted; None if it is.
     """
     try:

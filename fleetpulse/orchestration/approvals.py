@@ -1,4 +1,4 @@
-"""Approvals of changes of the state: who may give one, and the proof that it was given.
+"""Approvals of changes of the state: the permitted users, and the proof of an approval.
 
 This module does not depend on Airflow.
 
@@ -6,8 +6,8 @@ Rule 1: the proof is a file of the home. In Airflow, a user who may trigger a ru
 the approval as successful, write XComs, and delete a run and trigger another with the same id. None of
 these writes the file.
 Rule 2: the file belongs to the plan and the parameters of its run. A new plan removes the approval,
-and a run with other parameters does not have it.
-Rule 3: what the person reads comes from this file as well.
+and the approval is not valid for other parameters.
+Rule 3: the plan shown to the approver is read from the same file.
 """
 
 import json
@@ -164,7 +164,7 @@ def _same(one: str, other: str | None) -> bool:
 
 
 def _may_be_same(one: str, other: str | None) -> bool:
-    """Whether two user names may be accounts of one person: also if they differ in the form of their characters."""
+    """Whether two user names may be accounts of one person: differences in case and Unicode form do not count."""
     return other is not None and _same(normalize("NFKC", one), normalize("NFKC", other))
 
 

@@ -25,7 +25,7 @@ class OrchestrationConfig:
         command: path of the program ``fleet``.
         home: home folder of the installation.
         webhook: URL to which failures are posted as JSON; None to post none.
-        bootstrap_schedule: cron line on which the state is bootstrapped from the newest snapshot;
+        bootstrap_schedule: cron line of the runs that bootstrap the state from the newest snapshot;
             None for runs by hand only.
         approvers: names of the users who may approve a change of the state; empty for all who may
             answer in Airflow.
@@ -79,7 +79,7 @@ def _secret(path: str | None) -> str | None:
     try:
         return Path(path).read_text().strip() or None if path else None
     except OSError:
-        return None  # without the webhook, a failed run is still red
+        return None  # without the webhook, Airflow still shows the failed run
 
 
 CONFIG: Final = OrchestrationConfig.of(os.environ)

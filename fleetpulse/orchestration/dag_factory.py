@@ -4,7 +4,7 @@ Rule 1: a DAG file contains a schedule, arguments and edges. Everything shared (
 retries, deadline, callback) is here.
 Rule 2: every DAG changes the state in the same order: plan, approval, stop, act, gate, switch,
 start, watch. The recovery does not depend on which step failed: the teardown inspects the state and
-undoes what it finds.
+undoes the steps that it finds done.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from fleetpulse.orchestration.pools import STATE_POOL
 from fleetpulse.orchestration.sensors import Approval, WaitForBatch
 
 OWNER: Final = "fleet operations"
-_PATIENCE: Final = timedelta(hours=12)  # until an approval is no longer waited for
+_PATIENCE: Final = timedelta(hours=12)  # timeout of an approval
 _LONG: Final = timedelta(hours=2)  # timeout of a verb that creates a generation of a large fleet
 
 

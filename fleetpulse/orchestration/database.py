@@ -8,7 +8,7 @@ from fleetpulse.orchestration.pools import POOLS
 
 
 def prepare() -> None:
-    """Create or upgrade the tables and the pools, and revoke the page addresses of earlier runs."""
+    """Create or upgrade the tables and the pools, and revoke all page addresses issued before."""
     from airflow.models.pool import Pool
     from airflow.utils.db import initdb
 

@@ -63,7 +63,7 @@ class TidyAirflow(FleetOperator):
         return f"deleted rows from before {before}, and {count:,} logs of {size:,} bytes"
 
     def line_of(self, arguments: Sequence[str]) -> list[str]:
-        """Return the command line of Airflow with these words."""
+        """Return the command line that runs Airflow with these arguments."""
         return [sys.executable, "-P", "-m", "airflow", *arguments]
 
     def environment(self) -> dict[str, str]:

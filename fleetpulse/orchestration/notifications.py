@@ -1,7 +1,7 @@
 """Notifications about failed and delayed runs, by webhook and by MQTT.
 
-Rule 1: nothing here raises or blocks for long. A failure whose notification cannot be sent is still
-red.
+Rule 1: nothing here raises or blocks for long. If the notification of a failure cannot be sent,
+Airflow still shows the failure.
 Rule 2: the same reason of the same task is sent at most once an hour, ignoring figures in it. A
 supervisor that runs each minute must not notify each minute. This holds per channel: a channel that
 failed is tried again at the next failure.

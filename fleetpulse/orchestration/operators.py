@@ -120,7 +120,7 @@ class FleetOperator(BaseOperator):
         return self.place.command_line(list(arguments))
 
     def environment(self) -> dict[str, str] | None:
-        """Return the command's environment; None for the present one without Airflow's."""
+        """Return the command's environment; None for the present one without Airflow's variables."""
         return None
 
     def on_kill(self) -> None:
@@ -202,8 +202,8 @@ class BuildDocs(QualityOperator):
 class StopStream(FleetOperator):
     """Stop the stream for a run; refused if another run or a person has stopped it.
 
-    A pool protects a single task, but this starts a sequence of tasks. The record that this run
-    stopped the stream protects the sequence until the run starts the stream again.
+    A pool protects only a single task, but a change of the state is a sequence of tasks. The record
+    that this run stopped the stream protects the sequence until the run starts the stream again.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -212,7 +212,7 @@ class StopStream(FleetOperator):
     def execute(self, context: Mapping[str, Any]) -> None:
         """Stop the stream; after a failure, reset the desired state to running.
 
-        Airflow runs no teardown after a failed setup, so the reset must happen here.
+        Airflow runs no teardown after a failed setup, so this operator resets the state itself.
         """
         try:
             self.run_verb(self.words, context)
@@ -223,7 +223,7 @@ class StopStream(FleetOperator):
     def _restore_running(self, by: str) -> None:
         """Set the desired state to running if this run has set it to stopped.
 
-        It is written directly: a killed task has only seconds, too few to run a verb.
+        The state is written directly: a killed task has only seconds, too few to run a verb.
         """
         from fleetpulse.io.home.desired_state import RUNNING, STOPPED, get_desired, set_desired
         from fleetpulse.io.home.home import Home
@@ -316,8 +316,8 @@ class RunResultOperator(BaseOperator):
     """Leaf of a run that fails if any task before it failed.
 
     The first line of its failure is the reason of that task. Airflow derives the state of a run
-    from its leaves. A leaf that undoes a change or builds the report of a failed check would turn
-    the run green. If a person marks a run as failed, Airflow skips all tasks that have not started,
+    from its leaves. A leaf that undoes a change or builds the report of a failed check would make the
+    run successful. If a person marks a run as failed, Airflow skips all tasks that have not started,
     except teardowns. So this operator is a teardown without a setup that counts for the state of
     the run. It runs once the task before it has ended, in any state.
 

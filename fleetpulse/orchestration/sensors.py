@@ -3,7 +3,7 @@
 Rule 1: each wait ends within its timeout, and its error names the unmet condition. If no
 triggerer runs, the scheduler ends the wait a little later.
 Rule 2: a condition that already holds ends the wait at once. Airflow fails a task that resumes too
-early ("state attribute is queued"). The scheduler needs a second or two to learn that the deferred
+early ("state attribute is queued"). The scheduler needs a second or two to record that the deferred
 task has left its executor. A trigger therefore starts to poll after `SETTLE_S`. The approval cannot
 be delayed like this, so it has a retry, which asks again.
 """
@@ -29,7 +29,7 @@ from fleetpulse.orchestration.triggers import FrontierPast, Reaching, StreamAtBa
 
 PATIENCE: Final = timedelta(minutes=10)
 SETTLE_S: Final = 5.0
-_SIMPLE: Final = ".SimpleAuthManager"  # end of the class of the auth manager whose users are fixed names
+_SIMPLE: Final = ".SimpleAuthManager"  # end of the class path of Airflow's simple auth manager, whose users are fixed names
 GRACE: Final = timedelta(minutes=2)  # on top of the timeout: a live trigger ends the wait first, with the details
 
 
@@ -148,7 +148,7 @@ class Approval(ApprovalOperator):
 
     Args:
         question: question to the approver.
-        if_dropping: whether to ask only if the plan drops devices, or does not tell.
+        if_dropping: whether to ask only if the plan drops devices, or an unknown number of them.
         place: configuration of the installation.
     """
 
@@ -160,7 +160,7 @@ class Approval(ApprovalOperator):
         self.place = place
 
     def execute(self, context: Any) -> Any:
-        """Show the plan, and wait for the answer; approve at once if nobody has to be asked.
+        """Show the plan, and wait for the answer; approve at once if no approval is needed.
 
         Raises:
             AirflowFailException: the run has no plan, or nobody may approve it.
@@ -176,7 +176,7 @@ class Approval(ApprovalOperator):
         if self.if_dropping:
             number = "An unknown number of" if dropped is None else f"{dropped:,}"
             self.subject = f"{self.subject} {number} devices are dropped."
-        if _has_simple_users():  # elsewhere, Airflow compares ids that are not the names; `execute_complete` compares both
+        if _has_simple_users():  # with others, Airflow compares ids that are not the names; `execute_complete` compares both
             self.assigned_users = [{"id": name, "name": name} for name in approvers] or None
         by = run.triggering_user_name or f"nobody ({run.run_type})"
         shown = plan.replace("\n", "\n\n")

@@ -168,7 +168,7 @@ class Verb:
 
 
 class _Lines:
-    """Split bytes of a pipe into lines; lines above ``longest`` bytes come in pieces."""
+    """Split bytes of a pipe into lines; lines above ``longest`` bytes are emitted in pieces."""
 
     def __init__(self, take: Callable[[str], None], longest: int) -> None:
         self._take = take

@@ -2,7 +2,7 @@
 
 They hold no task slot, and need neither a JVM nor a Spark session.
 
-Rule 1: a poll takes a few milliseconds and runs in a thread. Between two polls nothing is held.
+Rule 1: a poll takes a few milliseconds and runs in a thread; between two polls, no thread is in use.
 Rule 2: a watcher persists its position and the rows not yet reported. After a restart it resumes
 from there: an event may be repeated, but none is lost.
 Rule 3: a watcher emits at most one event per ``least_s``. Later rows are part of its next event.
@@ -205,7 +205,7 @@ class AlertWatch(BaseEventTrigger):
 def judged_of(home: Path) -> dict[str, int]:
     """Return the progress of the lifecycle job; empty before its first batch.
 
-    It is empty on read errors, too: a missing progress must not fail the event.
+    It is empty on read errors, too: an event must not fail because its progress is missing.
 
     Returns:
         ``batch``, and ``received_at_ms``: the watermark, up to which the job has judged (epoch
