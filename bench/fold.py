@@ -2,7 +2,7 @@
 
 It measures a key group of usual size, and one with a single hot device.
 
-Rule: a call includes reading and writing the stored form; the input blocks are made before.
+Rule: a call includes reading and writing the stored form, but not the generation of its input.
 """
 
 import json

@@ -4,15 +4,15 @@ This project's bridge and landing turn the messages into fsynced, typed rows; ``
 reads them.
 
 Rule 1: each contender has a separate embedded broker, filled with the same messages for a waiting
-session. Of two sessions at one broker the second is always slower: on its acknowledgement the
-broker deletes the message.
+session. Of two sessions at one broker the second is always slower: when it acknowledges a message,
+the broker deletes the message.
 Rule 2: contenders alternate; a figure is the median of the rounds, memory the maximum.
 Rule 3: CPU and memory are those of bridge and landing. The duration and CPU time of a start with an empty
 queue are subtracted; it includes the pause before a connection (`io.mqtt.embedded_sessions`).
 Rule 4: the broker's CPU is shown in addition, as it shares the machine with its client.
 Rule 5: every message must be in bronze at the end, or there are no figures.
-Rule 6: the mapped contender receives the same payloads on foreign topics, and decodes them by a mapping
-that names every field.
+Rule 6: the mapped contender receives the same payloads on topics of another format, and decodes them by
+a mapping that names every field.
 """
 
 import json
@@ -91,7 +91,7 @@ def payload(number: int, now_ms: int) -> bytes:
 
 
 def fill(address: BrokerAddress, count: int, topic: str = OWN_TOPIC) -> None:
-    """Publish ``count`` messages on topics of a form, each acknowledged by the broker.
+    """Publish ``count`` messages on topics made from a template, each acknowledged by the broker.
 
     Raises:
         FleetError: the broker refuses the connection, or stops acknowledging.
@@ -308,7 +308,7 @@ def measure(count: int, rounds: int, *, mapped: bool = False) -> list[dict[str, 
         runs = {name: stack.enter_context(Run(home)) for name, home in homes.items()}
         addresses = {name: run.use_broker(None) for name, run in runs.items()}
         _session(addresses[PEER], PEER)
-        for _ in range(2):  # the second start has sessions at the broker, as those that follow
+        for _ in range(2):  # at the second start, the broker has sessions, as in the measured runs
             starts = {name: _until(run, _idle(run)) for name, run in runs.items() if name != PEER}
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in homes}
         for _ in range(rounds):

@@ -38,7 +38,7 @@ class Load:
 
     Attributes:
         devices: number of living devices; each sends one message per step.
-        leaving: number of devices that leave for good in a step; as many new ones join.
+        leaving: number of devices that leave for good in a step; the same number of new devices joins.
         step_ms: event time that a step covers, milliseconds.
     """
 

@@ -1,7 +1,7 @@
 """Measurement of a process tree from outside: CPU, memory, and bytes of folders.
 
-Rule 1: CPU is user and system time of the process and all its descendants, with those that ended
-and were reaped. A `Meter` also counts those that were not reaped.
+Rule 1: CPU is user and system time of the process and all its descendants, including ended
+processes that were reaped. A `Meter` also counts ended processes that were not reaped.
 Rule 2: the measuring process is not part of the tree.
 """
 
@@ -78,7 +78,7 @@ def pss_bytes(tree: psutil.Process) -> int | None:
 
 
 def arguments_of(process: psutil.Process) -> list[str]:
-    """Return the command line of a process; empty if it has ended, also if nobody has reaped it yet."""
+    """Return the command line of a process; empty if it has ended, even if it is not reaped yet."""
     try:
         return process.cmdline()
     except psutil.Error:

@@ -174,7 +174,7 @@ def _publish(home: Home, groups: list[KeyGroup], chunks: list[dict[int, bytes]],
 
 
 def _note(home: Home, newest_ms: int) -> None:
-    """Write the position as in the job's checkpoint."""
+    """Write the position in the format of the job's checkpoint."""
     for folder in ("offsets", "commits"):
         (home.checkpoint / folder).mkdir(parents=True, exist_ok=True)
     (home.checkpoint / "offsets" / "1").write_text('v1\n{"batchWatermarkMs": 0}\n{"version": 1}\n')

@@ -71,7 +71,7 @@ BOUNDS: Final = (
     Bound("batch_ms", 0.15, 100),  # of batches with rows
     Bound("behind_ms", 0.25, 60_000),  # lag of the job's newest row behind the load's, in event time
 )
-SETTLED: Final = ("state_rows", "state_bytes", "devices")  # stable within a minute; a JVM needs many
+SETTLED: Final = ("state_rows", "state_bytes", "devices")  # stable within a minute; the JVM's figures need many minutes
 
 
 @dataclass(frozen=True, slots=True)

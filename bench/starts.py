@@ -1,7 +1,7 @@
 """Benchmark of commands: CPU and wall time, compared with another commit.
 
 Rule 1: each command runs as typed, in a separate process tree; contenders alternate.
-Rule 2: caches are warm, as from the second start on: compiled kernels and Spark's class archive.
+Rule 2: the caches (compiled kernels, Spark's class archive) are warm, as from the second start on.
 """
 
 import os
@@ -101,7 +101,7 @@ def _measure(contender: Contender, runs: int, *arguments: str) -> dict[str, Any]
         if running.returncode:
             raise FleetError(f"./fleet {' '.join(arguments)} failed: {errors.decode()[-500:]}", code="command-failed")
         wall_s.append(time.monotonic() - began_s)
-        cpu_s.append(max(seen_s, _waited_cpu_s() - before_s))  # only the meter sees Spark's workers
+        cpu_s.append(max(seen_s, _waited_cpu_s() - before_s))  # only the meter counts Spark's workers
     return _row(arguments, contender, wall_s, cpu_s)
 
 

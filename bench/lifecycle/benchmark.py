@@ -6,7 +6,7 @@ Rule 2: if results of contenders differ, the benchmark fails and shows no figure
 Rule 3: a contender that is unavailable, fails or exceeds its time limit gets a row with the reason,
 and the others continue. A failure of this job or the reference ends the benchmark.
 Rule 4: contender, fleet size and active share identify a row.
-Rule 5: nothing else runs during a measured run. Before the first, contenders warm up two at a time.
+Rule 5: nothing else runs during a measured run. Before the rounds, contenders warm up two at a time.
 """
 
 import json
@@ -147,7 +147,7 @@ def run_plan(plan: Plan, shown: Console) -> list[dict[str, Any]]:
 def _warm_up(plan: Plan, work: Path, running: dict[str, WarmProcess]) -> dict[str, str]:
     """Start all contenders and generate inputs; return the reasons of failed starts."""
     prepare(plans.WARMING)
-    compiled()  # once, before the processes would all do it
+    compiled()  # once here, so that the processes do not all compile
     absent: dict[str, str] = {}
     with ThreadPoolExecutor(_WARM_AT_ONCE) as pool:
         starting = {name: pool.submit(_start, name, plan, plans.WARMING_LIMIT_S, work, running) for name in plan.contenders}
@@ -158,7 +158,7 @@ def _warm_up(plan: Plan, work: Path, running: dict[str, WarmProcess]) -> dict[st
                 absent |= _why_absent(name, started)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            _end(running)  # otherwise the pool would wait for their answers
+            _end(running)  # otherwise the pool would wait for the answers of the contenders
             raise
     return absent
 

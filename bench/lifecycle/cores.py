@@ -61,7 +61,7 @@ def cores_plan(text: str, devices: int | None = None, *, small: bool = False, av
         text: numbers of cores, separated by commas.
         devices: number of devices; None takes the default.
         small: whether to measure small batches, to check that the results are equal.
-        available: cores of this machine; None asks the system.
+        available: cores of this machine; None takes those that this process may use.
 
     Raises:
         Misuse: the numbers are invalid, or greater than the number of cores of this machine.

@@ -1,7 +1,7 @@
 """Generated input of a benchmark: a table of messages, one version per batch.
 
 Rule 1: the same `Fleet` gives the same rows: all random values follow from its seed.
-Rule 2: no message is late: those out of order and duplicates arrive within the allowed lateness.
+Rule 2: no message is late: messages out of order and duplicates arrive in the allowed lateness.
 Rule 3: rows are in order of ``received_at``, in several Parquet files per version, as landing
 writes.
 """
@@ -41,7 +41,7 @@ SEQUENCE: Final = ("reconnaissance", "auth_failed", "escalation")
 CODES: Final = (*(f"e{number}" for number in range(1, 51)), *SEQUENCE)
 KINDS: Final = ("heartbeat", "error")
 _HEARTBEAT, _ERROR, _POLICY = 0, 1, 2
-_LEAST_PERIOD_MS: Final = 3  # between two messages of a device: one out of order lies between them
+_LEAST_PERIOD_MS: Final = 3  # between two messages of a device, so that one out of order fits in between
 _LONGEST_DELAY_MS: Final = 25_000  # of a message out of order
 _LONGEST_REPEAT_MS: Final = 28_500  # of a duplicate
 

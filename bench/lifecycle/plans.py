@@ -20,7 +20,7 @@ SIZES: Final = (100_000, 1_000_000)
 FLAT_ROWS: Final = 6_000_000  # messages of a batch for all fleet sizes: six per device of a million
 SMALL_DEVICES: Final = 5_000
 SMALLER_DEVICES: Final = 10_000
-WARMING: Final = Fleet(2_000, 6, batches=20)  # before the first round: compiles the fixed work of every batch
+WARMING: Final = Fleet(2_000, 6, batches=20)  # before the first round: compiles the code that every batch runs
 QUICK_BUDGET_S: Final = 270  # for five minutes in total: the last round may take longer than expected
 WARMING_LIMIT_S: Final = 600  # the first run downloads JARs and compiles
 
@@ -32,8 +32,8 @@ class Workload:
     Attributes:
         fleet: fleet of the input; its first batch is never measured.
         contenders: contenders in the order of their runs in a round.
-        comparison_only: contenders that run for comparison only; their row is in another workload with as many
-            devices.
+        comparison_only: contenders that run for comparison only; their row is in another workload with
+            the same number of devices.
         warm_rounds: number of warm-up rounds; their results are compared, but not measured.
         rounds: number of measured rounds.
     """

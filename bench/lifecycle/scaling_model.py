@@ -1,12 +1,12 @@
 """Model of the lifecycle job on more cores than this machine has, from measured parts of batches.
 
 Rule 1: a figure of the model is never shown as a measurement.
-Rule 2: the model is that of Amdahl: the driver's part of a batch stays as it is, and the work of
-tasks is divided by the cores. The fixed work of a task stays too: each core has one in each stage.
+Rule 2: the model is Amdahl's law: the driver's part of a batch is constant, and the work of tasks is
+divided by the cores. The fixed work of a task is constant, too: each core runs one task per stage.
 Rule 3: key groups are divided as Spark divides them. A batch waits for the busiest partition.
 
-It is optimistic: cores share memory bandwidth, and the driver starts more tasks and collects more
-rows. The figures are of batches of the measured size; larger ones use more cores.
+The model is optimistic: cores share memory bandwidth, and the driver starts more tasks and collects
+more rows. The figures are for batches of the measured size; larger batches scale to more cores.
 """
 
 from collections.abc import Sequence
@@ -30,8 +30,8 @@ class ScalingModel:
         messages: messages of a batch.
         cores: measured number of cores.
         parts: medians of the parts of a batch.
-        read_task_ms: fixed work of a task that reads, milliseconds: that of a very small batch.
-        fold_task_ms: fixed work of a task that folds, likewise.
+        read_task_ms: fixed work of a task that reads, milliseconds; at most that in a very small batch.
+        fold_task_ms: fixed work of a task that folds, milliseconds; at most that in a very small batch.
     """
 
     devices: int

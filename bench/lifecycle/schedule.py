@@ -3,8 +3,8 @@
 Rule 1: the first round of a workload and its first measured one always run.
 Rule 2: any other round runs if it fits into the budget, with time reserved for the first measured
 rounds of other workloads.
-Rule 3: the expected duration of a round is that of the previous round of its workload. Before there
-is one, it is estimated from other workloads, in proportion to the work.
+Rule 3: the expected duration of a round is that of the previous round of its workload. Without a
+previous round, it is estimated from other workloads, in proportion to the work.
 """
 
 import time

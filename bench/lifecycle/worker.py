@@ -1,8 +1,8 @@
 """Process of a contender on Spark, with one session for all rounds.
 
 Rule 1: a micro-batch is one version of the input; a run that was divided otherwise is an error.
-Rule 2: a contender with a number of cores in its name may use only so many, the JVM's own threads
-included. Only Linux can enforce it.
+Rule 2: a contender with a number of cores in its name may use only so many cores, the JVM's own
+threads included. Only Linux can enforce it.
 """
 
 import os

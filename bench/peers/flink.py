@@ -1,7 +1,7 @@
 """Harness side of the Flink peer: environment, JARs and input.
 
-Rule 1: the environment has a separate lock file, and is installed by hash into the project's cache
-on first use.
+Rule 1: the environment has a separate lock file with hashes, and is installed into the project's
+cache on first use.
 Rule 2: if it cannot be installed, the benchmark reports the reason and continues.
 Rule 3: the peer reads the heartbeats and errors of the table, in order, from one Parquet file:
 Flink does not order rows between files. Writing that file is not measured.

@@ -1,6 +1,6 @@
 """Fold of one device in plain Python, run by every Python peer.
 
-It does exactly the same as ``scala/Fold.scala``.
+Its results are equal to those of ``scala/Fold.scala``.
 
 Rule 1: this module imports neither Spark, Flink nor this project's code: a peer shares no code with
 the job that it is compared to.
@@ -89,7 +89,7 @@ class Fold:
         return watermark_ms if self.newest_received == NEVER else max(watermark_ms, self.newest_received - self.rules.lateness)
 
     def take(self, event_ms: int, received_ms: int, boot: str, seq: int, code: str) -> None:
-        """Insert a message into the pending ones, unless it is late or a copy."""
+        """Insert a message into the pending messages, unless it is late or a duplicate."""
         self.newest_received = max(self.newest_received, received_ms)
         if received_ms - event_ms >= self.rules.lateness:
             return
