@@ -3,10 +3,10 @@
 Rule 1: `Job.watch` restarts bridge, landing and lifecycle job, at the interval of ``fleet up``.
 Rule 2: ``fleet up`` ends if its broker dies. Here only the broker is restarted, on the same port,
 as a service manager restarts an external broker.
-Rule 3: with a cluster, a kill of an executor, a worker or the lifecycle job (the driver) hits it
-between the start and the commit of a batch. A worker is restarted as by a service manager.
-Rule 4: a process is not killed again before it has recovered, because a slow machine would make no
-progress. Other processes may be killed meanwhile.
+Rule 3: with a cluster, an executor, a worker or the lifecycle job (the driver) is killed between the
+start and the commit of a batch. A worker is restarted as by a service manager.
+Rule 4: a process is killed again only after it has recovered; otherwise, a slow machine would make
+no progress. Other processes may be killed meanwhile.
 """
 
 import os
@@ -48,11 +48,12 @@ class Kill:
         at_ms: instant of the kill, epoch milliseconds.
         of: id of the process that must be restarted.
         began_s: instant of the kill on the monotonic clock.
-        mark: position of its work at the restart; None until then.
+        mark: position of its work at the restart, or at the kill of a part of the cluster; None until
+            then.
         due: number of the first segment after the mark with a row of a device; None until there is
             one.
-        recovered_s: seconds until the next row was landed, or judged for the lifecycle job and parts
-            of its cluster; None until then.
+        recovered_s: seconds from the kill until the next row was landed, or until it was judged if the
+            victim is the lifecycle job or a part of its cluster; None until then.
     """
 
     victim: KillKind
@@ -106,7 +107,7 @@ class KillExecutor:
             self.rest(min(_POLL_S, rest_s))
 
     def rest(self, seconds: float) -> None:
-        """Wait.
+        """Wait, without watching the processes.
 
         Raises:
             KeyboardInterrupt: a stop was requested.
@@ -157,7 +158,7 @@ class KillExecutor:
         """Wait until the lifecycle job has begun a batch that it has not committed.
 
         Raises:
-            FleetError: it has begun none within the limit of a recovery.
+            FleetError: the job has begun no batch within `RECOVERY_S`.
         """
         limit_s = time.monotonic() + RECOVERY_S
         while not (self._job(KillKind.LIFECYCLE).alive() and unfinished(self._run.home.checkpoint) is not None):

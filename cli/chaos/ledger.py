@@ -96,7 +96,7 @@ class Account:
 
 
 class Ledger:
-    """Counts by kind of kill, with faults entered by their instant."""
+    """Counts by kind of kill; a fault counts for the kill that is nearest in time."""
 
     def __init__(self, kills: Sequence[Kill]) -> None:
         self.lines: dict[KillKind, KillCounts] = {}
@@ -109,7 +109,7 @@ class Ledger:
             line.recovery_s.append(kill.recovered_s or 0.0)
 
     def at(self, instant_ms: int) -> KillCounts:
-        """Return the line of the kill that is nearest to an instant."""
+        """Return the counts for the kind of the kill that is nearest to an instant."""
         return self.lines[self._victims[bisect(self._edges, instant_ms)]]
 
     def enter(self, fault: str, instant_ms: int, description: object) -> None:
@@ -151,7 +151,7 @@ def account(
     for one in missing(acknowledged, landed, quarantined):
         ledger.enter("lost", one.at_ms, one.message)
     pending = outcome(rows, home.deployment()).pending
-    waiting = Counter(identity_of(row) for row in pending if row.trust is not Trust.LATE)  # late rows are listed instead
+    waiting = Counter(identity_of(row) for row in pending if row.trust is not Trust.LATE)  # late rows are in `listed`
     judged, due = emitted(home), defined(rows, home.deployment())
     listed = judgements_about(expanded(judged, due))
     for identity in acted_twice(landed, distinct, waiting, listed):
@@ -179,7 +179,7 @@ def identity_of(row: Row) -> tuple[Any, ...]:
 
 
 def distinct_messages(rows: Iterable[Row]) -> Counter[Any]:
-    """Return, by identity, the number of rows that may be applied.
+    """Return the number of rows that may be applied, by identity.
 
     Wills of two sessions that are received in one millisecond share an identity. So do copies that
     are received before their event time, from a device whose clock is ahead: each counts as a
@@ -192,7 +192,7 @@ def distinct_messages(rows: Iterable[Row]) -> Counter[Any]:
 def missing(acknowledged: Iterable[Acknowledged], landed: Counter[Any], quarantined: Counter[str]) -> list[Acknowledged]:
     """Return the messages that have more acknowledgements than rows.
 
-    The rows of a decodable message are in bronze, those of another one in quarantine.
+    Rows of decodable messages are in bronze, rows of other messages in quarantine.
     """
     left, broken, lost = landed.copy(), quarantined.copy(), list[Acknowledged]()
     for one in acknowledged:
@@ -216,7 +216,7 @@ def judgements_about(judged: Bag) -> dict[str, Counter[Any]]:
 
 
 def _applied(landed: Counter[Any], waiting: Counter[Any], listed: Mapping[str, Counter[Any]]) -> Counter[Any]:
-    """Return the number of copies that are neither pending nor listed as not applied."""
+    """Return the number of applied copies: landed, less the pending ones and those listed as not applied."""
     acted = landed.copy()
     for others in (waiting, *listed.values()):
         acted.subtract(others)
@@ -228,8 +228,8 @@ def acted_twice(
 ) -> list[Any]:
     """Return the identities with a wrong number of applied copies.
 
-    The number is wrong if it is above that of distinct messages, or below 0 because a judgement
-    about a copy was emitted twice.
+    The number must not exceed the number of distinct messages. It is negative if a judgement about a
+    copy was emitted twice.
     """
     return [identity for identity, count in _applied(landed, waiting, listed).items() if not 0 <= count <= distinct[identity]]
 

@@ -131,8 +131,8 @@ class ReconnectingDevice:
 def presence_ms(sent_ms: int, ahead_ms: int) -> int:
     """Return the instant for which a signal proves that its device was alive, epoch milliseconds.
 
-    It is the event time of a clock that is behind, unless the signal is late: it then counts when it is
-    received, which is not before it was sent.
+    If the clock is behind and the signal is not late, that is its event time. Otherwise the signal counts
+    at its receipt, which is not before ``sent_ms``.
 
     Args:
         sent_ms: instant of sending, epoch milliseconds.

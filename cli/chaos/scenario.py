@@ -134,7 +134,7 @@ def _run(plan: ChaosPlan, home: Home, report: ReportProgress, cluster: Standalon
             with Load(address, plan.devices, plan.rate_per_s, plan.seed) as load:
                 run.await_that("the first verdicts", lambda: _frontier_ms(home) is not None or _ended(stop), _START_S)
                 killing = KillExecutor(run, random, stop, OUTAGE_S, cluster)
-                with ReconnectingDevices(address, plan.reconnecting, plan.seed) as others:  # slow clocks need a frontier
+                with ReconnectingDevices(address, plan.reconnecting, plan.seed) as others:  # none is late without a frontier
                     _kill(plan, killing, load, random, report)
                     report("the load has ended; waiting until its last messages are judged")
                 _drain(killing, load, run)

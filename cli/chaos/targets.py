@@ -12,7 +12,7 @@ class KillKind(StrEnum):
     LANDING = "landing"
     LIFECYCLE = "lifecycle"  # the job itself, or its JVM
     OUTAGE = "outage"  # the broker, down for longer than the timeout
-    EXECUTOR = "executor"  # only with a cluster, like the next one: the JVM of an executor
+    EXECUTOR = "executor"  # the JVM of an executor; this kind and the next one need a cluster
     WORKER = "worker"  # a worker with its executors, which restarts at once
 
 
