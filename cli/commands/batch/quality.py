@@ -167,7 +167,7 @@ def _opened(path: Path, *, installs: bool = True) -> Home:
     Raises:
         FleetError: the home does not exist, or Great Expectations is not installed.
     """
-    home = Home(path.absolute())  # executors have other working folders
+    home = Home(path.absolute())  # executors have other working directories
     home.record()
     if installs:
         require_installed()

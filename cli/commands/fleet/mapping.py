@@ -28,7 +28,7 @@ MAX_PATTERNS: Final = 1_000  # patterns that `map watch` counts; further topics 
 _EVERYTHING: Final = "#"
 _OWN: Final = ("fleet/", "fleetpulse/", "replay/", PREFIX, "$")
 _POLL_S: Final = 0.2
-_SPARKPLUG_HOST: Final = "fleetpulse"  # id that is set if none is
+_SPARKPLUG_HOST: Final = "fleetpulse"  # host id for homes without one
 _FIELDS: Final = ("site", "gateway", "boot", "session", "seq", "uptime_s", "code", "firmware", "metrics", "note")
 
 mapping = typer.Typer(no_args_is_help=True, help="Add, test and watch mappings for devices with their own topics and payloads.")
@@ -179,10 +179,10 @@ class Explanation:
 
     Attributes:
         topic: topic of the message.
-        rule: number of the rule that takes it, from 1; None if none does.
+        rule: number of the rule that takes it, from 1; None if no rule takes it.
         pattern: pattern of that rule.
         rows: decoded rows.
-        fault: why a part of the message, or all of it, is not judged; empty if it is judged or
+        fault: reason why the message, or a part of it, is not judged; empty if all of it is judged or
             ignored.
     """
 
@@ -254,14 +254,14 @@ def explain(mappings: Mappings, topic: str, payload: bytes, now_ms: int) -> Expl
 
 @dataclass
 class Watch:
-    """Topics of a broker, counted by the rule that takes them.
+    """Numbers of messages at a broker, by the rule that takes them.
 
     Attributes:
         mappings: mappings of the home.
         candidates: rules of all profiles, by name of the profile.
         taken: number of messages by pattern of the rule that takes them.
-        others: number of messages by proposal, or by topic without a proposal.
-        uncounted: number of messages beyond `MAX_PATTERNS` topics.
+        others: number of messages that no rule takes, by pattern of the topic and proposal.
+        uncounted: number of messages beyond the first `MAX_PATTERNS` entries of ``others``.
     """
 
     mappings: Mappings
@@ -306,7 +306,10 @@ class Watch:
 
 
 def _shape(topic: str) -> str:
-    """Return a pattern for a topic: its second level is the device, or the first of two levels."""
+    """Return a pattern for a topic: the device is its second level, or its first if it is short.
+
+    A topic is short if it has at most two levels, and no leading slash.
+    """
     levels = topic.split("/")
     levels[1 if len(levels) > 2 or levels[0] == "" else 0] = "{device}"
     return "/".join(levels)

@@ -2,8 +2,9 @@
 
 Rule 1: a check calls the code that the platform itself uses; nothing is downloaded, and the home is
 not changed. Scratch files are removed.
-Rule 2: each check has a limit of time, since a mount without its server blocks for ever.
-Rule 3: all checks run; one that another one makes impossible is skipped, with the reason.
+Rule 2: each check has a time limit, because a mount without its server blocks forever.
+Rule 3: a failed check does not stop the others. A check that it makes impossible is skipped, with the
+reason.
 """
 
 import sys
@@ -55,7 +56,7 @@ class Check:
         name: checked thing.
         run: function that returns the finding. It raises FleetError if the check fails, and
             `Skipped` if it does not apply.
-        limit_s: limit of time, seconds.
+        limit_s: time limit, seconds.
     """
 
     name: str
@@ -82,7 +83,7 @@ class Finding:
 
 @dataclass(slots=True)
 class _Context:
-    """Home and options of a call, the settings once their check has read them, and failed checks."""
+    """State of a call: home, options, settings (once their check has read them), and failed checks."""
 
     home: Home
     port: int
@@ -158,9 +159,9 @@ def checked(home: Home, port: int, airflow_port: int, *, quick: bool) -> Iterato
 
 
 def run_check(check: Check) -> Finding:
-    """Run a check within its limit of time.
+    """Run a check within its time limit.
 
-    A check that exceeds it is left alone, in a thread that ends with this process.
+    A check that exceeds the limit keeps running in a daemon thread, which ends with this process.
     """
     results: list[Finding | BaseException] = []
 
@@ -291,7 +292,7 @@ def _in_scratch(context: _Context, required: str) -> str:
 
 @contextmanager
 def _scratch(home: Home) -> Iterator[Path]:
-    """Provide a folder on the file system of a home, and remove it."""
+    """Provide a folder on the file system of a home, and remove it on exit."""
     from fleetpulse.io.home.preconditions import existing_folder
 
     with TemporaryDirectory(prefix=".doctor-", dir=existing_folder(home), ignore_cleanup_errors=True) as scratch:

@@ -2,8 +2,8 @@
 
 Rule 1: On arrival, the result is predicted from covered time, with the same code as the replay. It
 is printed again when the frontier has passed the message.
-Rule 2: Observing has no side effects: an MQTT session of its own, which acknowledges only its own
-copies, and at most `REMEMBERED` pending messages in memory.
+Rule 2: Observing has no side effects: the command has its own MQTT session, acknowledges only the
+copies of that session, and keeps at most `REMEMBERED` pending messages in memory.
 """
 
 import secrets
@@ -87,7 +87,7 @@ def predict_result(
         shown: decoded message.
         shards: coverage according to the landed rows; None if there are none.
         deployment: limits for lateness, clock lead and backlog.
-        rules_of: function that returns the rules of a device, by a late message of it.
+        rules_of: function that returns the rules for the device of a late message.
 
     Returns:
         The message with its presence time, and its result as known on arrival.
@@ -237,7 +237,7 @@ def verdicts(
 
 
 def _summed(row: Row, sums: Iterable[Mapping[str, Any]]) -> MessageResult:
-    """Return the result of a message without a judgement of its own, where others share a row."""
+    """Return the result of a message without its own judgement; a row for several messages may include it."""
     for one in sums:
         same = (one["device_id"], one["message_kind"]) == (row.device_id, row.kind.value)
         minute = one["received_at_ms"] // MINUTE_MS == row.received_at_ms // MINUTE_MS
@@ -257,7 +257,7 @@ def _verdict(about: list[dict[str, Any]]) -> MessageResult:
             return MessageResult("late", f"late by {format_duration(one['late_by_ms'] or 0)}: {one['reason']}")
         if one["kind"] == "clock":
             return MessageResult("judged", f"judged at {_AT_RECEIVED}, because {one['reason']}: no mode change")
-        if one["kind"] != "duplicate":  # this is about the copy; the first one was judged
+        if one["kind"] != "duplicate":  # a duplicate judgement is about a copy; the first message was judged
             return MessageResult("unjudged", f"not judged, {one['kind'].replace('_', ' ')}: {one['reason']}")
     return MessageResult("judged", "judged: no mode change")
 
@@ -282,7 +282,7 @@ class Listener:
         self._asked_s = self._covered_s = float("-inf")
         self._shards: Shards | None = None
         self._policies: Policies | None = None  # read for the first late message after coverage gaps were read
-        self._rules: dict[str, Rules] = {}  # by device, according to these policies
+        self._rules: dict[str, Rules] = {}  # by device, from these policies
         self._reported_forgotten = 0
 
     def show_earlier(self, last: int, before_ms: int) -> None:
@@ -307,7 +307,7 @@ class Listener:
     def show_message(self, message: Arrived) -> None:
         """Show an arriving message."""
         if message.topic == CANARY and self.topic == EVERYTHING:
-            return  # published every few seconds, by no device
+            return  # the bridge publishes it every few seconds
         now_ms = wall_clock_ms()
         for shown, known in read_message(message, now_ms, self.mappings, sparkplug=self._sparkplug, identified_by=self._identity):
             if known is not None:
@@ -328,7 +328,7 @@ class Listener:
         self._print(shown, known)
 
     def _rules_of(self, row: Row) -> Rules:
-        """Return the rules in force for the device of a late message; the class only matters if rules differ."""
+        """Return the rules for the device of a late message; its class is read only if some class has late rules."""
         from fleetpulse.reports.effective_policy import evaluation_context, rules_in
 
         if self._policies is None:

@@ -78,7 +78,7 @@ def _describe_dry_run(home: Home, device: str | None, moment: Any) -> DryRun:
 
 
 def _moment(home: Home, at_ms: int, known: str) -> Any:
-    """Check the requested instants; return them with the event time judged by then.
+    """Check the requested instants; return them with the event time up to which rows were judged.
 
     Raises:
         FleetError: the home has no history, or its history begins later.
@@ -111,7 +111,7 @@ def _moment(home: Home, at_ms: int, known: str) -> Any:
 
 
 def _judged_to(home: Home, known_ms: int) -> int:
-    """Return the event time up to which rows were judged by then; -1 if there is none."""
+    """Return the event time up to which rows were judged at ``known_ms``; -1 if there is none."""
     from fleetpulse.reports import judgements as reports
     from fleetpulse.reports.time_travel import judged_between
 

@@ -276,7 +276,7 @@ def _follow(home: Home, shown_rows: list[dict[str, Any]], device: str | None, *,
         while True:
             time.sleep(1)
             if not holds_table(judgements) or (version := tables.version(judgements)) == seen_version:
-                continue  # the recent rows may be a million, and stay recent until something new is judged
+                continue  # there may be a million recent rows, so read them only after new judgements
             seen_version = version
             newest = max((at for at in seen.values() if at != _NEVER), default=None)
             fresh = _recently_judged(home, newest)

@@ -75,12 +75,12 @@ def _kafka(home: Home, options: Mapping[str, str]) -> "Callable[[], MessageSourc
 
 
 def prepare_quota(home: Home, name: str, max_new_devices: int) -> None:
-    """Write the devices that a bridge knows if a quota was set; remove them if there is none."""
+    """Create the file of devices that a bridge knows if there is a quota; remove it if there is none."""
     from streaming.bridge.device_quota import FILE, write_known
 
     path = home.segments_of(name) / FILE
     if not max_new_devices:
-        path.unlink(missing_ok=True)  # it would lack the devices that are heard without a quota
+        path.unlink(missing_ok=True)  # a later quota must not use it: it lacks the devices heard meanwhile
     elif not path.exists():
         from fleetpulse.reports.messages import known_hashes
 

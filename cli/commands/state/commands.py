@@ -60,7 +60,7 @@ def inspect(
         print_dry_run(_inspection(Home(home), at_batch), json_lines=as_json)
         return
     with read_session(home) as work:
-        at = position_after(work.home.checkpoint, at_batch)  # raises, if it does, before Spark starts
+        at = position_after(work.home.checkpoint, at_batch)  # raises its errors before Spark starts
         spark = work.spark
         work.report(f"reading generation {work.home.generation().number} after batch {at.batch}")
         found = look(spark, work.home, at.batch)

@@ -60,7 +60,7 @@ class StateOptions:
 @contextmanager
 def read_session(path: Path, *, dry: bool = False) -> "Iterator[StateOperation]":
     """Open a session that only reads the state of a home."""
-    home = Home(path.absolute())  # executors have other working folders
+    home = Home(path.absolute())  # executors have other working directories
     home.record()
     with _session(home, dry=dry, changes=False) as work:
         yield work
@@ -72,7 +72,7 @@ def change_session(path: Path, verb: str, options: StateOptions) -> "Iterator[St
 
     A dry run is refused in the same cases.
     """
-    home = Home(path.absolute())  # executors have other working folders
+    home = Home(path.absolute())  # executors have other working directories
     home.record()
     require_none_held(home.lifecycle)
     if options.dry:
