@@ -3,7 +3,7 @@
 Rule 1: each command is in one of `AUDITED`, `READ_ONLY` and `NOT_AUDITED`; a test compares them with
 the registered commands.
 Rule 2: the first record is written before the command acts, so that a killed command is visible.
-Rule 3: a command that does not change anything imports nothing for this, and neither does a dry run.
+Rule 3: read-only commands and dry runs import no module for audit records.
 """
 
 import os
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class IfUnwritable(Enum):
-    """Course of a command whose first record cannot be written."""
+    """Handling of a command whose first record cannot be written."""
 
     REFUSE = "refuse"
     WARN = "warn"
 
 
-# A new access right must not be possible without a record. All others may be needed in an emergency.
+# No access is granted without a record. All other commands may be needed in an emergency.
 AUDITED: Final[Mapping[str, IfUnwritable]] = {
     "access grant": IfUnwritable.REFUSE,
     **dict.fromkeys(
@@ -68,7 +68,7 @@ READ_ONLY: Final = frozenset(
         "access takeovers",
         "audit",
         "availability",
-        "backtest",  # writes only the page that is asked for
+        "backtest",  # writes only the requested page
         "device show",
         "devices",
         "doctor",
@@ -115,7 +115,7 @@ _NOT_ARGUMENTS: Final = frozenset({"home", "as_json", "json_lines", "dry_run"})
 
 
 def audit_commands(commands: Mapping[str, Any], above: str = "") -> None:
-    """Let each audited command of a group write its records.
+    """Wrap each audited command of a group, so that it writes its records.
 
     Args:
         commands: commands, or groups of commands, by name.

@@ -3,7 +3,7 @@
 Rule 1: only the standard library is used, because this runs before anything is installed.
 Rule 2: each failure is one sentence that ends with what to do, and exit code 1.
 Rule 3: a *stamp* (a copy of the lock, stored in the environment) is removed before a change and
-written after it. An interrupted installation is therefore never taken for a finished one.
+written after it. An interrupted installation is therefore never mistaken for a complete one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 MINIMUM_PYTHON = (3, 11)
 LOCK_WAIT_S = 900.0  # other starts wait for a first installation, which takes minutes over a slow network
-KINDS = ("runtime", "operations", "dev")  # each contains the one before, at the same versions
+KINDS = ("runtime", "operations", "dev")  # each contains the packages of the previous one, at the same versions
 
 TAKES = {"runtime": "about a minute", "operations": "Airflow and related packages; a few minutes", "dev": "a few minutes"}
 
@@ -29,7 +29,7 @@ class EnvironmentFault(Exception):
     """Failure to install the environment, with a message that ends with what to do.
 
     Attributes:
-        broken_off: whether a program was killed, or the disk became full, during its work.
+        broken_off: whether the installing program was killed, or the disk became full.
     """
 
     def __init__(self, message: str, *, broken_off: bool = False) -> None:

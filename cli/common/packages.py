@@ -1,4 +1,4 @@
-"""Installed packages compared with a lock, which may pin several versions of one for several Pythons."""
+"""Comparison of installed packages with a lock, which may pin another version for each Python."""
 
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path

@@ -75,7 +75,7 @@ def load_mappings(home: Home) -> Mappings:
 
 
 def spaces_note(what: str) -> str:
-    """Return the sentence about a topic with a space, and the ways out.
+    """Return a sentence about a topic with a space: its effect, and what to do.
 
     Args:
         what: the topic, or the rule that has it.

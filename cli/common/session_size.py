@@ -12,7 +12,7 @@ def session_resources_of(home: Home) -> "SparkResources":
     """Return the cores and memory of a session, and its cluster, from the settings of a home.
 
     Raises:
-        FleetError: the settings name a cluster and no secret of it, or executors could not open the
+        FleetError: the settings name a cluster without its secret, or executors could not open the
             home by its path.
     """
     from fleetpulse.io.spark.session import SparkResources  # imports pyspark, which read-only verbs do not need
