@@ -44,7 +44,7 @@ class Image:
 def images(root: Path = ROOT) -> Iterator[Image]:
     """Yield the images in the Compose file, the Dockerfile and the manifests, except this project's own.
 
-    A stage of the Dockerfile is no image.
+    Build stages of the Dockerfile are not images.
     """
     for file in FILES:
         text = (root / file).read_text()
@@ -54,7 +54,7 @@ def images(root: Path = ROOT) -> Iterator[Image]:
 
 
 def _is_foreign(found: re.Match[str], text: str) -> bool:
-    """Return whether a name in a file is that of an image which is not built from this tree."""
+    """Return whether a name in a file names an image that is not built from this tree."""
     name = found["name"].lower()
     is_stage = not found["tag"] and (name.isdecimal() or name in {one.lower() for one in _STAGE.findall(text)})
     return name not in (OWN, "scratch") and not is_stage
@@ -78,7 +78,7 @@ def pin_images(root: Path = ROOT, docker: Sequence[str] = ("docker",)) -> list[s
         docker: command of Docker with buildx.
 
     Returns:
-        One line for each image: its digest, and the former one if that differed.
+        One line for each image: its digest, and the previous one if that differs.
 
     Raises:
         FleetError: Docker is missing, or it cannot look a tag up. No file is changed then.

@@ -32,12 +32,12 @@ def license_of(one: Package, present: Path = NOTICES) -> str:
     """Return the license of a locked package.
 
     A lock has packages for other platforms and other versions of Python. Their metadata is not
-    installed: their licenses are taken over from the present notices if the version is the same.
+    installed: their licenses are copied from the existing notices if the version is the same.
     Otherwise the license is "unknown"; write it into the notices by hand.
 
     Args:
         one: package.
-        present: present file of notices.
+        present: existing file of notices.
     """
     if (found := installed_license(one.name, one.version)) != UNKNOWN or not present.exists():
         return found
@@ -49,7 +49,7 @@ def notices(present: Path = NOTICES) -> str:
     """Return the content of THIRD_PARTY_NOTICES.md.
 
     Args:
-        present: present file, see `license_of`.
+        present: existing file, see `license_of`.
     """
     text = "<!-- generated from requirements/operations.txt and installed metadata by: python -m cli.dev.docgen -->\n\n" + _HEAD
     text += "\n## Python packages\n\n| package | version | license |\n| --- | --- | --- |\n"

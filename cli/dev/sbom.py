@@ -78,7 +78,7 @@ def _hashes(digests: Iterable[str]) -> list[dict[str, str]]:
 
 def _package(one: Package) -> _Component:
     purl = PackageURL("pypi", name=one.name, version=one.version)
-    files = {  # a component's own hashes would be those of one file
+    files = {  # `hashes` of the component itself would describe a single file
         "type": "distribution",
         "url": purl.to_string(),
         "hashes": _hashes(one.hashes),

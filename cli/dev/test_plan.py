@@ -265,7 +265,7 @@ class Part:
         label: name in the progress lines.
         targets: files, folders or tests, as arguments of pytest.
         estimate_s: expected wall seconds.
-        apart: whether no other such part may run at the same time.
+        apart: whether it must not run beside another part with this flag.
     """
 
     label: str

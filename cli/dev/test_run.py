@@ -220,7 +220,7 @@ def _prepare(layers: Sequence[str], screen: Screen) -> None:
 
 
 def _budget(chosen: Chosen) -> Budget | None:
-    """Return the budget of the run; None if it is no whole suite, or has no budget."""
+    """Return the budget of the run; None if the run is not a whole suite, or the suite has no budget."""
     return budget_of(tomllib.loads((ROOT / "pyproject.toml").read_text()), chosen.form) if chosen.whole else None
 
 

@@ -84,7 +84,7 @@ class Running:
 
     @property
     def incomplete(self) -> bool:
-        """Whether the process passed without reporting the end of each collected test."""
+        """Whether the process succeeded, but did not report the end of every collected test."""
         return self.code() == 0 and not (self.collects or (self.collected is not None and len(self.finished) >= self.collected))
 
     @property
@@ -142,7 +142,7 @@ def _core_times() -> tuple[float, float]:
 
 
 class IdleCores:
-    """Detector of idle cores, which end-to-end tests leave while they wait.
+    """Detector of idle cores: end-to-end tests leave cores idle while they wait.
 
     Args:
         times: function that returns the idle time and the total time of all cores, in seconds.
@@ -320,7 +320,7 @@ class Scheduler:
 
 
 def ended_how(one: Running) -> str:
-    """Return how a part ended that failed without a failed test."""
+    """Describe the end of a part that failed without a failed test."""
     if one.incomplete:
         return f"ended after {len(one.finished)} of {'an unknown number of' if one.collected is None else one.collected} tests"
     return f"ended unexpectedly with exit code {one.code()}"
