@@ -60,7 +60,7 @@ def environment(home: Home, port: int) -> dict[str, str]:
     return {
         "AIRFLOW_HOME": str(at),
         "FLEET_HOME": str(home.path.absolute()),
-        "FLEET_SELF_APPROVAL": os.environ.get("FLEET_SELF_APPROVAL", "yes"),  # all users may be one person
+        "FLEET_SELF_APPROVAL": os.environ.get("FLEET_SELF_APPROVAL", "yes"),  # one person may use all accounts
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(ROOT / "fleetpulse" / "orchestration" / "plugins"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",

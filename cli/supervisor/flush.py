@@ -1,6 +1,6 @@
 """Flush of the verdicts that ``verdict_jitter`` delays.
 
-The running lifecycle job must emit them before its state is copied, or it or a bridge stops.
+The running lifecycle job must emit them before its state is copied, and before it or a bridge stops.
 """
 
 import time
@@ -29,7 +29,7 @@ def flush_delayed_verdicts(home: Home) -> bool:
     and reports progress and failure to the user.
 
     Returns:
-        Whether all verdicts are emitted that were due when this function was called.
+        Whether all verdicts that were due at the time of the call have been emitted.
     """
     if not home.deployment().verdict_jitter_ms:
         return True
@@ -39,7 +39,7 @@ def flush_delayed_verdicts(home: Home) -> bool:
     report_progress("flushing the verdicts that verdict_jitter delays")
     spool(home, [(_TOPIC, {"op": FLUSH})])
     limit = time.monotonic() + PATIENCE_S
-    position: BridgePosition | None = None  # of the bridge, once it has written the tick
+    position: BridgePosition | None = None  # position of the bridge, once the bridge has written the tick
     while position is None or not judged_through(home, {BRIDGE: position}):
         if (why := _reason_not_judging(home)) or time.monotonic() > limit:
             report_progress(f"some delayed verdicts were not flushed: {why or f'not within {PATIENCE_S:.0f} s'}")
@@ -58,7 +58,7 @@ def stop_listening(run: Run, verbs: Sequence[str], judging: Callable[[], bool], 
     Args:
         run: the run.
         verbs: verbs of the jobs to stop, in this order; the bridge is one of them.
-        judging: check whether the jobs that judge still run.
+        judging: function that returns whether the jobs that judge still run.
         patience_s: longest wait for the verdicts, in seconds.
     """
     for verb in verbs:

@@ -36,7 +36,7 @@ _LEAST_FREE_BYTES: Final = 500_000_000  # for the start of a run
 _FULL_BYTES: Final = 50_000_000  # more than a start of the lifecycle job writes
 _MAX_ERROR_CHARS: Final = 700  # longer than any error message, whose end states what to do
 _RESTART_WINDOW_S: Final = 600.0
-_LOG_S: Final = 2.0  # between two reads of the log of the broker
+_LOG_S: Final = 2.0  # interval between reads of the broker's log
 _LOG_REPORT_S: Final = 60.0
 
 
@@ -256,7 +256,7 @@ def _exit_on_signal(number: int, _: FrameType | None) -> NoReturn:
 
 
 def listener_tls(home: Home, settings: "Settings") -> ListenerTls | None:
-    """Return the configured TLS files of the embedded broker; None if no setting of them is set."""
+    """Return the configured TLS files of the embedded broker; None if there are none."""
     named = (
         settings.broker_certificate,
         settings.broker_key,

@@ -16,7 +16,7 @@ from streaming.landing.merge import place
 
 
 def judged_ms(home: Home) -> int | None:
-    """Return the ``received_at`` up to which rows are judged; None before the first."""
+    """Return the ``received_at`` up to which rows are judged; None before the first judged row."""
     reached = judged_up_to(home.checkpoint)
     return reached[1] if reached and reached[1] > 1 else None
 
@@ -44,10 +44,10 @@ def judged_through(home: Home, positions: Mapping[str, BridgePosition]) -> bool:
 
 
 def is_command_pending(home: Home, device_id: str, kind: Kind) -> bool:
-    """Return whether an own row about a device is spooled or not landed yet.
+    """Return whether a command about a device is spooled or not landed yet.
 
-    Own rows are the rows that no device sent, such as commands. If this returns False, all landed
-    rows are in their table: read the table after this call, not before it.
+    Other rows that no device sent count, too. If this returns False, all landed rows are in their
+    table: read the table after this call, not before it.
     """
     identity, suffix = home.identity(), f"/{kind.value}"
     topics = (topic for some in (spooled(home, include_taken=True), _to_land(home)) for topic in some)
@@ -56,7 +56,7 @@ def is_command_pending(home: Home, device_id: str, kind: Kind) -> bool:
 
 def _to_land(home: Home) -> Iterator[str]:
     """Yield the topics of rows that have not landed, except messages of devices."""
-    places = landed_places(home, MESSAGES)  # the last table that is written
+    places = landed_places(home, MESSAGES)  # landing writes this table last
     for name in home.bridges():
         for number, path in list_segments(home.segments_of(name)):
             if place(number + 1, 0) <= places[name]:

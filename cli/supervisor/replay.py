@@ -45,7 +45,7 @@ def policy_line(policy: Policy, received_at_ms: int, *, first_ever: bool) -> Rec
 
 
 def replay(home: Home, path: Path, policy: Policy, deployment: Deployment | None, broker: BrokerAddress | None) -> None:
-    """Play a recording into a home and judge it to the end, or resume that.
+    """Play a recording into a home and judge it to the end, or resume an unfinished replay.
 
     Raises:
         FleetError: the recording is invalid, the home cannot take it, or a process ended.

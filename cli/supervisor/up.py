@@ -41,8 +41,8 @@ class UpOptions:
     """Options of ``fleet up``.
 
     Attributes:
-        devices: size of the simulated fleet; None for that of the home, or 100.
-        seed: seed of the simulated fleet; None for that of the home, or 1.
+        devices: size of the simulated fleet; None for the size in the home, or 100 in a new home.
+        seed: seed of the simulated fleet; None for the seed in the home, or 1 in a new home.
         for_s: duration of the run in seconds; None for a run until it is stopped.
         simulate: whether to simulate a fleet.
         broker: address of another broker; None for the embedded one.
@@ -102,7 +102,7 @@ def _prepare(home: Home, options: UpOptions) -> bool:
     """Store the simulated fleet or the policy.
 
     Returns:
-        Whether the history of the simulated fleet is not played to its end yet.
+        Whether the history of the simulated fleet, or a part of it, is still to be played.
     """
     position = bridge_position(home.segments)
     known = load_fleet(home)
