@@ -24,7 +24,7 @@ atexit.register(shutil.rmtree, PLACE, ignore_errors=True)
 COMMAND = PLACE / "fleet"
 OF_AIRFLOW = [
     pytest.mark.dags,
-    pytest.mark.filterwarnings("ignore:Using .httpx. with"),  # the API server, called in this process, uses an older client
+    pytest.mark.filterwarnings("ignore:Using .httpx. with"),  # raised in this process by the API server, whose client is older
 ]
 
 os.environ.update(

@@ -1,4 +1,4 @@
-"""Commands in the documents: lines of their blocks of shell, and commands in running text."""
+"""Commands in the documents: lines of ``sh`` blocks, and commands in running text."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ _COMMENT: Final = re.compile(r"""\s#\s.*$""")
 
 
 def shell_lines(document: Path) -> list[str]:
-    """Return the lines of all blocks of shell, without comments; continued lines are joined."""
+    """Return the lines of all ``sh`` blocks, without comments; continued lines are joined."""
     lines: list[str] = []
     for block in _BLOCK.findall(document.read_text()):
         for line in block.replace("\\\n", " ").splitlines():
@@ -20,7 +20,7 @@ def shell_lines(document: Path) -> list[str]:
 
 
 def commands_of(document: Path) -> list[str]:
-    """Return each command of ``./fleet`` in a document, and each line of shell."""
+    """Return the commands in ``sh`` blocks of a document, and those of ``./fleet`` in running text."""
     lines = [part.strip() for line in shell_lines(document) for part in re.split(r"&&|;|\|", line)]
     spans = [one for one in _SPAN.findall(document.read_text()) if "..." not in one]
     return [*lines, *spans]

@@ -1,8 +1,8 @@
-"""Processes as on another host: another user, who sees the installation and the named folders only.
+"""Processes as on another host: their user is another one, and sees only installation and named folders.
 
 Each process gets a mount namespace of its own, in which the temporary folders and the home folder of
-this user are empty. So a file of the driver that is neither in the home nor in the installation does
-not exist for a worker.
+this user are empty. A worker therefore cannot open a file of the driver that is neither in the home
+nor in the installation.
 """
 
 import os
@@ -22,7 +22,7 @@ from fleetpulse.io.system.kernel_cache import ensure_kernels_compiled
 from fleetpulse.paths import PACKAGE, ROOT, cache_dir
 
 _USER = "nobody"
-_STAGE = Path("/mnt")  # covered in the namespace while the mounts are made
+_STAGE = Path("/mnt")  # hidden in the namespace while the mounts are made
 _PROGRAMS = ("unshare", "mount", "umount", "setpriv")
 
 
@@ -40,10 +40,10 @@ def unavailable() -> str:
 
 
 class ForeignHost:
-    """Installation for another user.
+    """Maker of command lines that run as on another host.
 
     Args:
-        place: folder for copies of files that each user has of their own.
+        place: folder for copies of the compiled kernels, which belong to the other user.
     """
 
     def __init__(self, place: Path) -> None:
@@ -64,7 +64,7 @@ class ForeignHost:
             os.chown(one, user.pw_uid, user.pw_gid, follow_symlinks=False)
 
     def command(self, command: Sequence[str], folders: Iterable[Path], cwd: Path) -> list[str]:
-        """Return the command line that runs a command on the other host, with the process id of its caller.
+        """Return the command line that runs a command on the other host; both have one process id.
 
         Args:
             command: the command.

@@ -1,6 +1,6 @@
-"""Form of this test run, for tests with a shorter form.
+"""Form of this test run: default, all or long.
 
-``./fleet test`` sets it; the default, if pytest is called directly, is ``all``.
+``./fleet test`` sets it. If pytest is called directly, the form is ``all``.
 """
 
 import os

@@ -15,10 +15,10 @@ def register_process(process: "subprocess.Popen[str]") -> "subprocess.Popen[str]
 
 
 def descendants_with(process: psutil.Process, argument: str) -> list[psutil.Process]:
-    """Return the running descendants of a process whose command line has this argument; others may end meanwhile."""
+    """Return the descendants of a process that run with this argument; descendants may end during the call."""
     found: list[psutil.Process] = []
     for one in process.children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # a zombie is one, too
+        with suppress(psutil.NoSuchProcess):  # psutil raises a subclass for a zombie
             if argument in one.cmdline():
                 found.append(one)
     return found

@@ -57,6 +57,3 @@ def closed(intake: BridgeSequencer) -> list[str]:
 
 def fly(intake: BridgeSequencer, broker: Broker, sent_ms: int, back_ms: int) -> None:
     intake.arrived(broker.deliver(intake.canary_topic, intake.canary(sent_ms)), back_ms)
-
-
-# ---- stamps

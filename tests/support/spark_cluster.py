@@ -1,7 +1,7 @@
-"""Spark standalone cluster on the loopback, and drivers, as other hosts would run them.
+"""Spark standalone cluster on the loopback, and its drivers.
 
-Where possible, all parts and the drivers run as on hosts of their own (see `foreign_host`): they share
-the installation and the folder `SparkCluster.shared` only.
+Where possible, each part and the drivers run as on separate hosts (see `foreign_host`): they share only
+the installation and the folder `SparkCluster.shared`.
 """
 
 import os
@@ -40,7 +40,7 @@ class SparkCluster:
     host: ForeignHost | None
 
     def share(self, folder: Path) -> None:
-        """Give a shared folder, and all that this process has written to it, to the user of the cluster."""
+        """Make the user of the cluster the owner of a shared folder and of all files below it."""
         if self.host is not None:
             self.host.give(folder)
 
@@ -50,7 +50,7 @@ class SparkCluster:
         return {f"FLEET_{name.upper()}": str(value) for name, value in chosen.items()}
 
     def ports(self, kind: int, process: psutil.Process) -> set[int]:
-        """Return the ports of a kind on which a process listens: drivers, blocks of drivers, blocks of executors."""
+        """Return the ports of a kind on which a process listens: drivers (0), their blocks (1), executors' blocks (2)."""
         each = PORTS // 3
         taken = {one.laddr.port for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
         return taken & {*range(FIRST_PORT + kind * each, FIRST_PORT + (kind + 1) * each)}

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-PATIENCE_S = 600  # a slow machine needs minutes for what takes seconds elsewhere
+PATIENCE_S = 600  # a slow machine needs minutes for steps that take seconds elsewhere
 Found = TypeVar("Found")
 
 

@@ -22,7 +22,7 @@ def _placed(judgements: Sequence[Judgement]) -> Counter[tuple[str, str, int]]:
 def instead(rows: Sequence[Row], question: BacktestRequest) -> list[Row]:
     """Return the rows with the tried policy instead of the policies that it replaces.
 
-    A tick remains of each replaced row, because its receipt is covered time.
+    Each replaced row becomes a tick, because its time of receipt stays covered.
     """
     body = json.dumps({"policy": question.policy})
     own = Row(question.started_ms, Kind.POLICY, EVERYONE, EVERYONE, question.from_ms or 0, Clock.RECEIVED, body=body)
@@ -51,8 +51,8 @@ def sides(rows: Sequence[Row], question: BacktestRequest) -> tuple[list[Judgemen
 def by_hand(before: Sequence[Judgement], after: Sequence[Judgement]) -> Changed:
     """Pair the transitions that only one side has.
 
-    In order of time, each is paired with the one before it if that is unpaired and of the other
-    side.
+    For each device and mode, in order of time: a transition is paired with the previous one if that
+    is unpaired and of the other side.
     """
     gone, added = _placed(before) - _placed(after), _placed(after) - _placed(before)
     left: dict[tuple[str, str], list[tuple[int, int]]] = {}

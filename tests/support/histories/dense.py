@@ -82,7 +82,7 @@ def dense_history(seed: int) -> tuple[list[CutRow], JudgingParameters]:
 def _with_unusual_texts(rows: Sequence[Row], random: Random) -> list[Row]:
     """Replace ids, boots, codes and numbers of a history by unusual ones.
 
-    They have all lengths, and characters beyond ASCII.
+    Their lengths vary, and they have characters beyond ASCII.
     """
     devices = sorted({one.device_id for one in rows if one.kind in FROM_DEVICES})
     names = dict(zip(devices, random.sample(WORDS, min(len(WORDS), len(devices))), strict=False))
@@ -105,7 +105,7 @@ def _with_unusual_texts(rows: Sequence[Row], random: Random) -> list[Row]:
 def _copy(random: Random, one: Row) -> Row:
     """Return a copy of a message, received later.
 
-    A message without a timestamp is received at the same instant, or it would be another message.
+    A copy without a timestamp has the same time of receipt; otherwise, it would be another message.
     """
     later_s = GRID_S * random.choice([0, 0, 1, 2, 8]) if one.clock is Clock.DEVICE else 0
     return replace(one, received_at_ms=one.received_at_ms + 1000 * later_s)
@@ -141,8 +141,8 @@ def _devices(group: KeyGroup) -> list[Device]:
 def _wakes_in_time(group: KeyGroup, deployment: Deployment) -> None:
     """Fail if the timer of a key group differs from the definition's next due instant.
 
-    That is the instant of the first deadline or pending row. After a flush, the timer may be set as
-    if no verdict were delayed by a jitter.
+    That is the instant of the first deadline or pending row. After a flush, the timer may ignore the
+    delays of verdicts by the jitter.
     """
     context, devices = EvaluationContext(group.shards, group.policies), _devices(group)
     delays = group._delays(deployment.verdict_jitter_ms).tolist()

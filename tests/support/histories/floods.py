@@ -12,7 +12,7 @@ from fleetpulse.core.lifecycle import Mode, Trigger
 from fleetpulse.core.rows import FROM_DEVICES, Row
 
 FIRST_MS = 1_700_000_000_000 // MINUTE_MS * MINUTE_MS
-UNTIL_MS = FIRST_MS + 10 * MINUTE_MS  # behind all messages of `flood`
+UNTIL_MS = FIRST_MS + 10 * MINUTE_MS  # after all messages of `flood`
 _OTHERS = [kind for kind in SUMMED if kind is not JudgementKind.LATE]
 _ENUMS: dict[str, Any] = {"from_mode": Mode, "to_mode": Mode, "trigger": Trigger}
 
@@ -47,7 +47,7 @@ def summed(judgements: Sequence[Judgement], until_ms: int = UNTIL_MS) -> list[Ju
 
 
 def bag(rows: Iterable[Mapping[str, Any]]) -> Counter[Any]:
-    """Return rows of a batch of judgements as `agreement.emitted` returns those of the table."""
+    """Return judgement rows as a multiset, in the form of `agreement.emitted`."""
     found = Counter[Any]()
     for row in rows:
         values = {**row, "last_errors": tuple(json.loads(row["last_errors"] or "[]"))}

@@ -97,7 +97,7 @@ def registry_entries(rows: Iterable[Row]) -> list[dict[str, Any]]:
 
 
 def choosing(draw: st.DrawFn) -> Choose:
-    """Return a choice by Hypothesis."""
+    """Return a function that chooses an element by Hypothesis."""
     return lambda several: draw(st.sampled_from(several))
 
 
@@ -215,7 +215,7 @@ def with_broadcasts(rows: Iterable[Row]) -> list[Row]:
 def stamped_by_bridge(rows: Iterable[Row], lateness_s: float = 60) -> list[Row]:
     """Return rows in the order of ``received_at``, as a bridge stamps them.
 
-    Gap rows have the position of the bridge: the instant of the row before.
+    Each gap row names the position of its bridge: the ``received_at`` of the previous row.
     """
     stamped: list[Row] = []
     for one in positioned(rows, lateness_s):

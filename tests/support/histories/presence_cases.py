@@ -179,9 +179,9 @@ def _counters() -> dict[str, Case]:
 
 
 def _redelivered() -> dict[str, Case]:
-    """Return births that a broker delivers again, or for the first time, behind the birth of a newer session.
+    """Return births that a broker delivers after the birth of a newer session, again or for the first time.
 
-    In each case the will of the newer session is real, except where the name of the case excludes it.
+    Each case ends with the valid will of its newest session; only the last case ends with an older will.
     """
 
     def birth(device: str, at_s: float, session: str, seq: int, lead_s: float, late_s: float = 0, boot: str = "b") -> Row:

@@ -52,7 +52,7 @@ def _sentence(text: ast.expr) -> str:
         return str(text.value)
     if isinstance(text, ast.JoinedStr):
         return "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in text.values)
-    return ast.unparse(text)  # computed elsewhere
+    return ast.unparse(text)  # the expression names a computed text
 
 
 def is_line_of(step: str, line: str) -> bool:
@@ -93,7 +93,7 @@ FROM_SNAPSHOT = "snapshot version {} of generation {} after batch {}: {} of {} d
 OTHERS = "generations {} and {} have different devices; they are not compared"
 FROM_LIST = "{} devices of {}; bronze is read from version {}"
 _NOTHING = "nothing to do"
-WAITING = "waiting for {}"  # printed if another process creates the same thing, as the test does
+WAITING = "waiting for {}"  # printed while another process, here the test, holds the same lock
 
 ON_ONE_HOME = (  # in this order; the verdicts afterwards equal those of an undisturbed run
     Call(

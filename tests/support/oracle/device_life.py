@@ -21,8 +21,8 @@ ENDS = {"degraded": ("recovered",), "flagged": ("hold_over", "release"), "hold":
 class Heard(NamedTuple):
     """Signal that was judged in a life.
 
-    It has its instant, the mode before it, class and limits of the device, the start of the period
-    in service, and the excused time.
+    Its fields are its instant, the mode before it, class and limits of the device, the start of the
+    period in service, and the excused time.
     """
 
     at: int
@@ -189,7 +189,7 @@ class Life:
         return marks[-1].at if marks and marks[-1].kind == "gateway_death" else None
 
     def excused(self, through: int) -> int:
-        """Return the covered time since the last signal in which the gateway was dead.
+        """Return the covered time since the last signal during which the gateway was dead.
 
         It does not count as silence of the device.
         """

@@ -30,9 +30,9 @@ Signals and wills:
 - A late birth that the device delivered itself sets session and boot. It sets the counter if it
   names a boot, and the device has that boot, or no counter. Other fields of late signals do not
   count.
-- The values of boot, session and counter received last count. Those of a signal that was received
-  before an already judged one do not count, unless it is a birth with a greater counter of the same
-  boot that is not late.
+- The values of boot, session and counter that were received last count. The values of a signal that
+  was received before an already judged signal do not count, unless the former is a birth that is not
+  late and has a greater counter of the same boot.
 - A signal of the same boot with a lesser counter was sent earlier, unless its event time is later
   than that of the newest signal, at the current offset of the device's clock. It counts as heard;
   neither its clock nor its other fields count.
@@ -59,7 +59,7 @@ Gateways:
   behind those devices, offline devices, and devices heard after the death. At one instant, a
   device's own rows are judged first.
 - A device that is online, degraded or flagged at the end of the grace period becomes unreachable,
-  and so does one whose hold ends later. If the outage limit takes it offline, the time until it is
+  and so does a device whose hold ends later. If the outage limit takes it offline, the time until it is
   forgotten starts there.
 
 Facts and lives:
@@ -177,7 +177,7 @@ def _greatest(frontiers: dict[str, int | None]) -> int | None:
 class Due(NamedTuple):
     """Row or gateway event that has become due at a site.
 
-    It has the instant of that, and the frontiers of all sites just before.
+    It has the instant at which it became due, and the frontiers of all sites just before that.
     """
 
     received_at: int
@@ -262,7 +262,7 @@ def gateway_events(rows: list[Message], lateness: int) -> list[Message]:
 
 
 def _place(row: Message) -> tuple[Any, ...]:
-    """Return the sort key of a message among those of its device at one instant.
+    """Return the sort key of a message among the messages of its device at one instant.
 
     The digest orders messages without a counter.
     """

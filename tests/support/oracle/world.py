@@ -114,7 +114,7 @@ class DeviceCoverage:
         return total
 
     def earliest(self, c: int) -> int | None:
-        """Return the first t with ``covered(t) >= c`` that is not before the newest stay."""
+        """Return the first t with ``covered(t) >= c`` that is not before the newest stay at a site."""
         since, site = self.stays[-1]
         if len(self.stays) == 1:
             return self.listenings[site].earliest(c)
