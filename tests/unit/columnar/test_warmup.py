@@ -26,7 +26,7 @@ cpu_us_per_message(20, 6)
 assert known, "warm-up cached nothing"
 assert set(Path(sys.argv[1]).rglob("*.nbc")) == known, "the fold compiled a kernel that warm-up did not"
 """
-# Compare both implementations on a random history. Devices without internal rows fail in it: compiled kernels judge these.
+# Compare both implementations on a random history. Compiled kernels judge its devices without internal rows.
 _BOTH = """
 from fleetpulse.core.lifecycle import TRANSITIONS, Mode, Trigger
 from tests.support.histories.dense import dense_history, difference

@@ -1,4 +1,4 @@
-"""Approvals: whose answer counts, and what counts as an approved plan."""
+"""Approvals: permitted approvers, and an approval that is valid for one plan and its parameters only."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -290,7 +290,7 @@ def test_executors_reach_a_driver_at_a_name_of_its_own(name: str) -> None:
 
 
 def _opened(direction: str) -> set[tuple[str, str, int, int]]:
-    """Return who may connect to whom, by the names of pods, and the first and last port."""
+    """Return the allowed connections: names of the connecting and the other pod, first and last port."""
     peer = {"ingress": "from", "egress": "to"}[direction]
     found: set[tuple[str, str, int, int]] = set()
     for policy in POLICIES.values():

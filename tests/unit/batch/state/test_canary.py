@@ -1,4 +1,4 @@
-"""Comparison of two generations: a row for several messages equals these messages, however calls are cut."""
+"""Comparison of two generations: a row for several messages equals one row for each, for any cut into calls."""
 
 import random
 from collections.abc import Sequence

@@ -62,7 +62,7 @@ def held(tmp_path: Path) -> Home:
 
 
 def _killed(command: Callable[[], object], change_no: int) -> bool:
-    """Run in a child process that is killed before its change of this number; return whether it was."""
+    """Run a command in a child process that is killed before change ``change_no``; return whether it was killed."""
     child = os.fork()
     if child == 0:
         remaining = change_no

@@ -1,4 +1,4 @@
-"""Judgements that a recovery emits: those that no row of the job stands for, also if a row stands for several."""
+"""Judgements that a recovery emits: only those without an emitted row; a row may be for several messages."""
 
 import json
 import random

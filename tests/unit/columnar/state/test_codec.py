@@ -76,7 +76,7 @@ def plain(group: KeyGroup) -> dict[str, Any]:
 
 
 def upgraded(device: dict[str, Any]) -> dict[str, Any]:
-    """Return a device as in form 5: a death of its gateway is an outage, unless it is offline."""
+    """Return a device as form 5 stores it: a death of its gateway becomes an outage, unless the device is offline."""
     device = ADDED_FIELDS | device
     if device.pop("gateway_died", False):
         if device["mode"] != "offline":

@@ -57,7 +57,7 @@ def _pending_commands(judged_home: JudgedHome) -> list[dict[str, Any]]:
 
 
 def _amended(judged_home: JudgedHome, **correction: Any) -> list[dict[str, Any]]:
-    """Correct the device, let the entry be refused, amend, and return the transitions."""
+    """Correct the device, judge the entry, which is refused, amend, and return the transitions."""
     at_s = correction.pop("at_s")
     correct("d", from_=str(START + int(at_s * 1000)), home=judged_home.home.path, **correction)
     judged_home.land_and_judge(*correction_rows(judged_home.home, 900), tick(910))

@@ -1,4 +1,4 @@
-"""What a home requires of its machine: its owner, its clock, and secrets that only the owner can read."""
+"""Preconditions of a home: its owner, the clock of the machine, and secrets that only the owner can read."""
 
 import os
 import time

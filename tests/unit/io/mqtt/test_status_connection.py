@@ -1,4 +1,4 @@
-"""Connection of the publisher: its status is true, and a lost connection is not opened again."""
+"""Connection of the publisher: its status is correct, and a lost connection is not opened again."""
 
 from types import SimpleNamespace
 from typing import Any

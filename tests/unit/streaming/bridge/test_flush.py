@@ -1,4 +1,4 @@
-"""Flush of delayed verdicts: the bridge requests it where rows end, and nowhere else."""
+"""Flush of delayed verdicts: the bridge requests it at its stop, at the end of a recording, and on command."""
 
 import json
 

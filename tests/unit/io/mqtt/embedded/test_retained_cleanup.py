@@ -1,4 +1,4 @@
-"""Retained messages that crowd the broker's store: whose are removed."""
+"""Retained messages in a crowded store of the broker: the user whose messages are removed."""
 
 from typing import Any, cast
 
