@@ -148,7 +148,7 @@ def _received(one: Correction, received_at_ms: int) -> Row:
 
 
 def _corrected(rows: Sequence[Row], cut: int, deployment: Deployment) -> tuple[list[Row], list[Row]]:
-    """Return rows with the correction rows of an amend that read the rows before ``cut``, and the correction rows."""
+    """Insert the correction rows of an amend that has read the rows up to ``cut``; return all rows and the inserted ones."""
     known = rows[: cut % len(rows) + 1]
     computed = corrections(known, deployment, DEVICES) or []
     last_ms = known[-1].received_at_ms

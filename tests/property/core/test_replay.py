@@ -82,7 +82,7 @@ def _arrivals(draw: st.DrawFn) -> tuple[list[Row], list[Row], Deployment]:
     """Return one history with two orders of arrival, in which each message arrives at any time within the lateness.
 
     Each message has an event time, and a device has one message per instant, because arrival orders messages of equal event time.
-    There are no wills and gaps, which depend on the time of receipt, and no updates, because arrival decides about restarts.
+    There are no wills and gaps, which depend on the time of receipt, and no updates, because restarts depend on arrival.
     """
     deployment, choose = draw(DEPLOYMENTS), choosing(draw)
     own = [any_internal_row(choose, "abc", 60, OWN_BUT_ARRIVALS) for _ in range(draw(st.integers(0, 6)))]
@@ -119,7 +119,7 @@ def test_arrivals_in_any_order_within_the_lateness_change_no_transition(
 
 
 def _while_listening(rows: list[Row], received_at_ms: int) -> int:
-    """Return the time of receipt moved out of coverage gaps: to the row that opened the gap."""
+    """Return a time of receipt; in a coverage gap, it is moved to the receipt of the row that opened the gap."""
     for one in rows:
         since_ms = one.contents().get("from") if one.kind is Kind.GAP else None
         if isinstance(since_ms, int) and since_ms <= received_at_ms < one.received_at_ms:

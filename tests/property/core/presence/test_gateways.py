@@ -1,4 +1,4 @@
-"""Deaths and returns of gateways: the definition finds those of the oracle, and landing those of the definition."""
+"""Deaths and returns of gateways: the definition, the oracle and landing find the same ones."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -33,7 +33,7 @@ MESSAGES_OF_G = st.tuples(
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Row]:
-    """Return messages of a gateway, and at last a will of each session: that of the newest session is a death."""
+    """Return messages of a gateway, then a will of each session; the will of the newest session is a death."""
     rows: list[Row] = []
     for number, drawn in enumerate(draw(st.lists(MESSAGES_OF_G, min_size=2, max_size=8))):
         kind, clock, gateway, boot, session, seq, site = drawn

@@ -27,7 +27,7 @@ COMMANDS = st.one_of(
     st.just(("fleet/_/_/policy", {"policy": {}})),
     st.just((TICK, {"op": FLUSH})),
 )
-SEGMENTS = Floor(5)  # segments with own rows and messages
+SEGMENTS = Floor(5)  # segments with both messages and rows of the bridge or of commands
 
 
 def _is_own_row(row: SegmentRow) -> bool:
@@ -146,7 +146,7 @@ class SequencerMachine(RuleBasedStateMachine):
 
     @rule(back_ms=st.sampled_from([0, 1, 3_000]))
     def promise(self, back_ms: int) -> None:
-        """Promise, as the bridge does after each segment; the clock can be set back right afterwards."""
+        """Promise an instant before all later rows, as after each segment; then the clock may be set back."""
         promised_ms = self.sequencer.promise(self.now_ms)
         assert (promised_ms is None) == bool(self.sequencer.buffer), "the sequencer must promise nothing while rows are buffered"
         if promised_ms is not None:
