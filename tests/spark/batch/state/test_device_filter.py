@@ -1,4 +1,4 @@
-"""Filters of devices on Spark: each selects the devices of its meaning in SQL."""
+"""Filters of devices on Spark: each selects the devices that the same condition selects in SQL."""
 
 from datetime import UTC, datetime
 
