@@ -4,8 +4,8 @@ The workers have folders and an environment of their own, so that a path or vari
 in a task is an error. As root on Linux, driver and workers also run as another user who sees the
 installation and the shared folder only, as on hosts of their own.
 
-The kill of a worker comes last: the cluster of this file has two. The snapshot is taken by the
-remaining one, by a relative path of the home.
+The last test kills one of the two workers. The remaining worker then takes the snapshot, by a relative
+path of the home.
 """
 
 import json

@@ -149,7 +149,7 @@ def test_retained_messages_of_one_client_do_not_crowd_out_those_of_fleetpulse(
 
 
 def test_the_number_of_retained_messages_is_limited_but_known_topics_take_new_ones(start: Start, tmp_path: Path) -> None:
-    """The broker keeps the topic of each in its memory, and the site in a topic of a device is free."""
+    """The broker keeps the topic of each in its memory, and a device can name any site in its topics."""
     password = grant(tmp_path / "broker", "pump-1", Role.DEVICE)
     broker, address = start(BrokerLimits(retained=20))
     with Publisher(replace(address, username="pump-1", password=password), "c", patience_s=60) as publisher:
@@ -168,7 +168,7 @@ def test_the_number_of_retained_messages_is_limited_but_known_topics_take_new_on
 
 
 def test_retained_and_waiting_messages_of_a_device_do_not_keep_the_bridge_away(start: Start, tmp_path: Path) -> None:
-    """The server closes a connection that they overrun, and a new subscription gets all of them at once."""
+    """The server closes a connection whose buffer they fill, and sends all of them at once to a new subscription."""
     password = grant(tmp_path / "broker", "pump-1", Role.DEVICE)
     _, address = start(BrokerLimits())
     before = listening(address)  # the session for which messages wait
@@ -256,7 +256,7 @@ def test_refused_messages_and_logins_are_counted_and_cannot_grow_the_log(start: 
     for _ in range(3):
         log_in_with_a_wrong_password(replace(address, username="pump-1"))
     await_that(lambda: log.read(1) or log.failed_logins == 3)
-    with socket.create_connection((address.host, address.port), timeout=10) as client:  # the broker does not know whose it is
+    with socket.create_connection((address.host, address.port), timeout=10) as client:  # the broker cannot name its user
         client.sendall(codec.encode_connect("c", "pump-1", password, keep_session=False))
         assert client.recv(4) == b"\x20\x02\x00\x00"
         client.sendall(b"\x34" + codec.encode_publish(1, "fleet/s/pump-2/heartbeat", b"{}")[1:])

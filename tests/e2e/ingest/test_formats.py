@@ -313,7 +313,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installat
 
 
 def content(row: Row) -> Expected:
-    """Return the fields of a row that are not null; without its arrival, and its event time if that is the same."""
+    """Return the non-null fields of a row without its time of receipt, and without an event time that equals it."""
     names = ("device_id", "site", "kind", "clock", "boot", "session", "seq", "uptime_s", "code", "firmware", "gateway")
     found = {name: getattr(row, name) for name in (*names, "metrics", "note", "event_time_ms")}
     if found["event_time_ms"] == row.received_at_ms:

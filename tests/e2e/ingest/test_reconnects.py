@@ -164,8 +164,8 @@ def emitted(home: Home, device_id: str) -> list[tuple[str, str]]:
 def await_landed(home: Home, devices: list[ReconnectingDevice]) -> None:
     """Wait until the newest birth of each device has landed, and so has been acknowledged to the broker.
 
-    A broker sends a message again that the bridge has not acknowledged before an outage. The copy of an older birth would follow
-    a newer one. It names no session, but it would void a will that it follows.
+    After an outage, a broker sends messages again that the bridge has not acknowledged. The copy of an older birth would then
+    arrive after a newer birth. It would not set the session, but it would void a will that arrived before it.
     """
     births = {one.acknowledged[-1].message.identity for one in devices}
     await_that(lambda: births <= {identity_of(row) for row in messages.rows(home, [one.name for one in devices])})

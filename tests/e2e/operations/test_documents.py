@@ -74,7 +74,7 @@ FOLLOWS = ("--follow", "./fleet listen", "./fleet map watch", "mosquitto_sub")
 
 
 class Reader:
-    """A user with a terminal in a folder of their own, who runs the commands of pages."""
+    """A user who runs the commands of pages in a folder of their own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.home = folder, Home(folder / ".fleet")
@@ -82,7 +82,7 @@ class Reader:
         self.password, self.faults, self.ran = "", list[str](), 0
 
     def start(self, line: str) -> None:
-        """Start a fleet, and wait until devices can connect; a fleet that runs goes on."""
+        """Start a fleet, unless it runs with the same --no-sim, and wait until devices can connect."""
         if self.up is not None and self.up.poll() is None:
             if ("--no-sim" in line) == ("--no-sim" in self.up.args):  # pyright: ignore[reportOperatorIssue]
                 return

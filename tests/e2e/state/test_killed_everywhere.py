@@ -48,7 +48,7 @@ _STEPS = {  # by verb
 
 
 def _lose_last_commit(home: Home) -> None:
-    """Delete the commit of the newest batch, as a kill after Delta's commit and before Spark's does; its judgements stay."""
+    """Delete Spark's commit of the newest batch, as if a kill preceded it; Delta's commit, with its judgements, stays."""
     if home.generation().number == 1 and unfinished(home.checkpoint) is None:
         (home.checkpoint / "commits" / str(committed_batches(home.checkpoint)[-1])).unlink()
 
