@@ -31,7 +31,7 @@ CLOCK_OFFSETS_S: Final = (-3_600, -600, -5, -1, 0, 1, 600, 3_600)  # seconds by 
 _ANSWER_S: Final = 5.0  # timeout of an answer of the broker
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close by a reset
 _RESETS: Final = 0.25  # share of a device's turns in which its connection is lost
-_PAUSE_S: Final = 0.1  # between two turns, across all devices
+_PAUSE_S: Final = 0.1  # pause between two turns, across all devices
 
 
 class ReconnectingDevice:

@@ -28,7 +28,7 @@ LOCKS: Final = {  # in this order: larger locks, with more requirements, constra
     "runtime": ["pyproject.toml", "--constraint", "requirements/operations.txt"],
     "uv": ["-"],
 }
-PEER_LOCK: Final = ("bench/peers/pyflink/requirements.in", "bench/peers/pyflink/requirements.txt")  # of a separate environment
+PEER_LOCK: Final = ("bench/peers/pyflink/requirements.in", "bench/peers/pyflink/requirements.txt")  # for a separate environment
 _COMPOSE_FILES: Final = ("docker-compose.yml", "docker-compose.cluster.yml")
 _MISUSE: Final = 2  # exit code of argparse
 _ABSENT: Final[tuple[tuple[str, ...], bool]] = ((), False)
@@ -142,7 +142,7 @@ def _passes(name: str, command: list[str]) -> bool:
 
 def lock_faults() -> list[str]:
     """Return the differences of the locks from pyproject.toml, without network access."""
-    from packaging.requirements import Requirement  # in the dev environment only
+    from packaging.requirements import Requirement  # installed in the dev environment only
     from packaging.utils import canonicalize_name
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -18,7 +18,7 @@ from cli.dev.notices import license_of
 from fleetpulse.io.mqtt.embedded import broker_program
 from fleetpulse.io.spark import java
 
-VERSION: Final = SchemaVersion.V1_6  # of CycloneDX's schema
+VERSION: Final = SchemaVersion.V1_6  # version of CycloneDX's schema
 _Component = dict[str, Any]
 
 

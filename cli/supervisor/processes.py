@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from fleetpulse.settings import Settings
 
 _STOP_S: Final = 20
-_LEAST_FREE_BYTES: Final = 500_000_000  # for the start of a run
-_FULL_BYTES: Final = 50_000_000  # more than a start of the lifecycle job writes
+_LEAST_FREE_BYTES: Final = 500_000_000  # required at the start of a run
+_FULL_BYTES: Final = 50_000_000  # a start of the lifecycle job writes less
 _MAX_ERROR_CHARS: Final = 700  # longer than any error message, whose end states what to do
 _RESTART_WINDOW_S: Final = 600.0
 _LOG_S: Final = 2.0  # interval between reads of the broker's log
@@ -285,7 +285,7 @@ class Run:
         self.alone = alone
         self.jobs: list[Job] = []
         self.broker: Broker | None = None
-        self._log: broker_log.BrokerLog | None = None  # of the embedded broker
+        self._log: broker_log.BrokerLog | None = None  # log of the embedded broker
         self._log_read_s = 0.0
         self._log_reported_s = 0.0
         self._log_changed = False  # since the last report

@@ -23,8 +23,8 @@ from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables.tables import Mirror
 from fleetpulse.reports import devices, judgements
 
-_REFRESH_S = 2.0  # between two reads of the tables before the first verdict, and after a read that failed
-_REFRESH_RUNNING_S = 15.0  # between two reads after the first verdict: each one reads the new rows of the tables
+_REFRESH_S = 2.0  # interval of reads of the tables before the first verdict, and after a failed read
+_REFRESH_RUNNING_S = 15.0  # interval after the first verdict: each read loads the new rows of the tables
 _LAST = 12
 _PICTURE_COLUMNS = 118
 

@@ -31,8 +31,8 @@ from fleetpulse.settings import Settings, load_settings
 from streaming.simulator.simulator import SimulatedFleet, load_fleet
 
 _DEVICES, _SEED = 100, 1  # defaults of the simulated fleet
-WATCH_S = 0.5  # between two checks of the processes
-_DRAW_S: Final = 2.0  # between two drawings of the screen: each takes 10 ms
+WATCH_S = 0.5  # interval of checks of the processes
+_DRAW_S: Final = 2.0  # interval of drawings of the screen: each takes 10 ms
 _PATIENCE_S = 200.0  # less than the timeout of "fleet down"; the lifecycle job may still be starting on a busy machine
 
 
