@@ -20,7 +20,7 @@ from tests.support.foreign_host import ForeignHost, unavailable
 from tests.support.processes import register_process
 from tests.support.wait import PATIENCE_S
 
-FIRST_PORT = 20_000  # of drivers and executors
+FIRST_PORT = 20_000  # first port of drivers and executors
 
 
 @dataclass(frozen=True, slots=True)

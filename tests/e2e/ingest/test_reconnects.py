@@ -40,10 +40,10 @@ await_that = partial(wait.await_that, limit_s=600)
 
 
 class Line:
-    """A TCP line to a broker that can be cut.
+    """Forwarder of TCP connections to a broker, which a test can cut.
 
     Args:
-        port: of the broker, on this machine.
+        port: port of the broker, on this machine.
     """
 
     def __init__(self, port: int) -> None:

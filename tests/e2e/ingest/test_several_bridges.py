@@ -33,7 +33,7 @@ LEASE_MS = 3_000
 
 
 class Installation:
-    """A home with a broker, three bridges as processes, and landing as a thread; a test ends with none of them."""
+    """A home with a broker, three bridges as processes, and landing as a thread; all end with the test."""
 
     def __init__(self, path: Path) -> None:
         self.home = Home(path)

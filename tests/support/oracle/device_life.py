@@ -331,7 +331,7 @@ class Life:
     def completes(self, index: int) -> int | None:
         """Return until when the error at ``index`` flags the device, or None.
 
-        The error must be the last step of a sequence that started at some error, in time.
+        The error must be the last step of a sequence, and each step must be within its window since the first.
         """
         rules, released = self.rules(index), max((one for one, row in enumerate(self.log) if row.kind == "release"), default=-1)
         errors = [one for one in self.errors(index) if one > released]

@@ -34,7 +34,10 @@ DEPLOYMENT = Deployment(30_000, 20_000)
 
 
 def cut_home(path: Path, seed: int, deployment: Deployment = DEPLOYMENT) -> tuple[Home, list[Row], SnapshotInfo]:
-    """Create a home with a snapshot in the middle of its history; the next row, unless a gap, has the same ``received_at``."""
+    """Create a home with a snapshot in the middle of its history.
+
+    The rows before and after the snapshot have the same ``received_at``, unless one of them is a gap row.
+    """
     random = Random(seed)
     rows = sorted(eventful_history(seed) if seed % 2 else random_history(seed), key=lambda one: one.received_at_ms)
     cut = random.randrange(len(rows) // 4, len(rows) * 3 // 4)
