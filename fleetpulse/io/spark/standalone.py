@@ -93,7 +93,7 @@ class StandaloneCluster:
             f"spark.authenticate.secret {self.secret.read_text().strip()}\n"
             "spark.network.crypto.enabled true\n"
             "spark.network.crypto.cipher AES/GCM/NoPadding\n"
-            "spark.master.rest.enabled false\n",  # it would accept jobs from anybody
+            "spark.master.rest.enabled false\nspark.ui.killEnabled false\n",  # they obey anybody
         )
         (self.configuration / "java-opts").write_text("-XX:TieredStopAtLevel=1\n")  # also for executors: they run briefly
         try:

@@ -104,6 +104,14 @@ def test_no_environment_contains_a_secret() -> None:
     assert all(set(one) == {"file"} for one in COMPOSE["secrets"].values())
 
 
+def _start_of_a_daemon(folder: Path, defaults: str) -> "subprocess.CompletedProcess[str]":
+    """Start a Spark daemon without a Python, so that it ends behind its check of the configuration."""
+    (folder / "spark-defaults.conf").write_text(defaults)
+    environment = {"PATH": os.environ["PATH"], "SPARK_CONF_DIR": str(folder), "FLEET_PYTHON": "/none/bin/python"}
+    command = [str(INFRA / "spark" / "daemon"), "worker", "spark://127.0.0.1:9"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+
 def test_secrets_are_generated_once_and_accessible_to_their_owner_only(tmp_path: Path) -> None:
     folder = tmp_path / "etc" / "secrets"
     command = [str(INFRA / "secrets" / "make"), str(folder), "db.example"]
@@ -120,6 +128,12 @@ def test_secrets_are_generated_once_and_accessible_to_their_owner_only(tmp_path:
     defaults = dict(line.split(" ", 1) for line in secrets["spark_defaults"].splitlines())
     assert defaults["spark.authenticate.secret"] == secrets["spark_key"]
     assert defaults["spark.master.rest.enabled"] == "false", "it accepts jobs without the secret"
+    for number, line in enumerate(lines := secrets["spark_defaults"].splitlines(keepends=True)):
+        if "cipher" not in line:
+            refused = _start_of_a_daemon(tmp_path, "".join(one for other, one in enumerate(lines) if other != number))
+            assert refused.returncode == 1
+            assert "has no line that matches spark." in refused.stderr
+    assert "none/bin/python" in _start_of_a_daemon(tmp_path, "".join(lines)).stderr, "the file is accepted"
     (folder / "webhook").write_text("https://chat.example/hook")
     secrets["webhook"] = "https://chat.example/hook"
     subprocess.run(command, check=True, capture_output=True)
