@@ -173,5 +173,5 @@ class DerivedTables:
             self.tables.put("expected_devices", self._judge_again(self._of_state)[1])
 
     def _judge_again(self, point: EvaluationPoint) -> tuple[pa.Table, pa.Table]:
-        assert point.origin is not None, "why_not skips suites without an origin"
+        assert point.origin is not None, "skip_reason skips suites without an origin"
         return replay_bronze(self._home, point.newest_ms, point.origin, self._report)
