@@ -95,6 +95,34 @@ def test_a_full_store_keeps_what_it_acknowledged_and_lets_the_bridge_in(limit_by
     assert list(received) == list(range(acknowledged + 1))
 
 
+def test_a_connected_watcher_that_acknowledges_nothing_does_not_fill_the_store(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker keeps each message until every session has acknowledged it."""
+    monkeypatch.setattr(session_cleanup, "PERIOD_S", 0.2)
+    password = grant(tmp_path / "broker", "ann", Role.WATCHER)
+    _, address = start(BrokerLimits(store_bytes=2 * MB))
+    watcher = Receiver(replace(address, username="ann", password=password), "watching", ("fleet/#", "fleet/s/d/control"))
+    await_that(partial(_is_subscribed, watcher))
+    bridge, received = listening(address), set[int]()
+    publisher = Publisher(address, "device", patience_s=60).__enter__()
+
+    def is_acknowledged() -> bool:
+        arrived = bridge.poll(0.02)
+        received.update(message.payload[0] for message in arrived)
+        bridge.ack([message.token for message in arrived])
+        publisher.pump()
+        return publisher.acknowledged == publisher.published == len(received)
+
+    for number in range(3 * 2 * MB // SIZE):
+        publisher.publish("fleet/s/d/telemetry", bytes([number]) * SIZE)
+        await_that(is_acknowledged)
+    assert bridge.connections == 1
+    publisher.__exit__(None, None, None)
+    for receiver in (bridge, watcher):
+        receiver.close()
+
+
 def test_abandoned_sessions_are_removed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """One client must not use up the queues of all by connecting with many client ids."""
     monkeypatch.setattr(session_cleanup, "PERIOD_S", 0.2)

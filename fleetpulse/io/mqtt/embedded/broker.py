@@ -494,9 +494,13 @@ def _accepts_clients(address: BrokerAddress) -> bool:
         return False
 
 
-def _end_session(address: BrokerAddress, client_id: str) -> None:
-    """End the session of a client: a clean session replaces it, and ends with its connection."""
-    _refusal(address, client_id)
+def _end_session(address: BrokerAddress, client_id: str) -> bool:
+    """End the session of a client: a clean session replaces it, and ends with its connection.
+
+    Returns:
+        Whether the broker accepted the connection. It refuses a client id that was taken over in the last second.
+    """
+    return _refusal(address, client_id) is None
 
 
 def _refusal(address: BrokerAddress, client_id: str = "") -> str | None:
