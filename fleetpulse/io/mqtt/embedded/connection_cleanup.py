@@ -5,17 +5,20 @@ lock out the fleet. Each connection also takes memory for its client id, its wil
 NATS does not limit. Measured with the longest ones: 0.7 MB with a will, and 8 MB with filters.
 
 Rule 1: a device keeps its newest `OF_DEVICE` connections, and a user of several devices as many for each
-device. Users of topics have no such limit, because the number of their devices is unknown. Watchers and
-operators have none either.
+device. Users of topics have no such limit, because the number of their devices is unknown. A watcher or an
+operator keeps its newest `OF_OTHERS` connections.
 Rule 2: while more than half of the server's connections are in use, a user keeps only its oldest ones, up to
-a quarter of the server's limit. Connections of fleetpulse itself are never closed.
+a quarter of the server's limit.
+Rule 3: at most `UNREAD_BYTES` wait for all connections of a user together. Beyond that, those with the most
+bytes are closed. The server's own limit holds for each connection alone.
+Rule 4: connections of fleetpulse itself are never closed.
 
 If no connection is free, the server also refuses fleetpulse, so `ConnectionCleaner` keeps its connection
 open. Only users of NATS's system account can close connections (`SYSTEM_USER`).
 """
 
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -24,15 +27,18 @@ from types import MappingProxyType
 from typing import Final
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.mqtt.acl import GRANTS, SERVICE_USER, SYSTEM_USER, Grant, grants, quoted
+from fleetpulse.io.mqtt.acl import GRANTS, SERVICE_USER, SYSTEM_USER, Grant, Role, grants, quoted
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.embedded.broker_api import INBOX, BrokerApi, broker_api
 
 PERIOD_S: Final = 5.0
 OF_DEVICE: Final = 8  # connections of a device: lost ones remain until the server notices the loss
+OF_OTHERS: Final = 8  # connections of a watcher or an operator
+UNREAD_BYTES: Final = 256 * 1_024**2  # bytes that the server keeps in memory for a user until its clients read them
 _LIST: Final = "$SYS.REQ.SERVER.PING.CONNZ"
 _CLOSE: Final = "$SYS.REQ.SERVER.{}.KICK"
 _NO_USER: Final = ""  # user of a connection that has not logged in
+_NEVER_CLOSED: Final = (SERVICE_USER, SYSTEM_USER, _NO_USER)
 
 
 def system_user(password: str | None) -> str:
@@ -43,11 +49,11 @@ def system_user(password: str | None) -> str:
 
 
 def limits_of_users(known: Iterable[Grant]) -> dict[str, int]:
-    """Return the maximum number of connections by login, for users whose grants name all of their devices."""
+    """Return the maximum number of connections by login, except for users of topics."""
     return {
-        one.login: OF_DEVICE * (len(one.devices) + len(one.nodes))
+        one.login: OF_DEVICE * (len(one.devices) + len(one.nodes)) if one.role is Role.DEVICE else OF_OTHERS
         for one in known
-        if (one.devices or one.nodes) and not one.topics
+        if not one.topics
     }
 
 
@@ -63,7 +69,7 @@ def excess(connections: Iterable[tuple[int, str]], limit: int, limits: Mapping[s
     for number, user in known:
         held[user].append(number)
     for user, numbers in held.items():
-        if user in (SERVICE_USER, SYSTEM_USER, _NO_USER):
+        if user in _NEVER_CLOSED:
             continue
         beyond = max(0, len(numbers) - limits.get(user, len(numbers)))
         found += numbers[:beyond]
@@ -72,8 +78,23 @@ def excess(connections: Iterable[tuple[int, str]], limit: int, limits: Mapping[s
     return sorted(found)
 
 
+def unread(connections: Iterable[tuple[int, str, int]], most_bytes: int) -> list[int]:
+    """Return the numbers of the connections to close because their clients do not read.
+
+    Args:
+        connections: number and user of each connection, and the bytes that wait for it.
+        most_bytes: maximum number of bytes that wait for all connections of a user.
+    """
+    totals, found = Counter[str](), list[int]()
+    for number, user, waiting_bytes in sorted(connections, key=lambda one: one[2]):
+        totals[user] += waiting_bytes
+        if totals[user] > most_bytes and user not in _NEVER_CLOSED:
+            found.append(number)
+    return sorted(found)
+
+
 class ConnectionCleaner:
-    """Thread that closes connections of users with too many of them.
+    """Thread that closes connections of users with too many of them, or with too many unread bytes.
 
     Args:
         folder: folder of the broker.
@@ -110,13 +131,15 @@ class ConnectionCleaner:
             self._stopped.wait(PERIOD_S)
 
     def _close_excess(self, api: BrokerApi) -> int:
-        first = api(_LIST, {"limit": 1})
-        if int(first["data"]["total"]) <= min(OF_DEVICE, self._limit // 4):
-            return 0
-        known = [(int(one["cid"]), str(one.get("authorized_user", _NO_USER))) for one in api.connections(_LIST)]
-        closed = excess(known, self._limit, self._limits_of_users())
+        server = api(_LIST, {"limit": 1})["server"]["id"]
+        known = [
+            (int(one["cid"]), str(one.get("authorized_user", _NO_USER)), int(one["pending_bytes"]))
+            for one in api.connections(_LIST)
+        ]
+        beyond = excess([one[:2] for one in known], self._limit, self._limits_of_users())
+        closed = [*beyond, *unread((one for one in known if one[0] not in beyond), UNREAD_BYTES)]
         for number in closed:
-            api(_CLOSE.format(first["server"]["id"]), {"cid": number})
+            api(_CLOSE.format(server), {"cid": number})
         return len(closed)
 
     def _limits_of_users(self) -> dict[str, int]:
