@@ -2,10 +2,11 @@
 
 Rule: a message is acknowledged only by `AlertSubscription.acknowledge`. Until then the broker keeps the
 message and redelivers it every few seconds with the same packet id. Messages beyond the buffer limit
-are left unacknowledged at the broker.
+are left unacknowledged at the broker. Of a buffered message, only the beginning is kept in memory, since
+each publisher of alerts could otherwise fill it.
 """
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import paho.mqtt.client as paho
 
@@ -13,8 +14,25 @@ from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.publisher import AT_LEAST_ONCE, Connection, Publisher
 
 _SENT_S: Final = 5.0
-_TEXT: Final = 1_000  # characters of a payload
+_TEXT: Final = 1_000  # characters of a topic and of a payload that are shown
+_TEXT_BYTES: Final = 4 * _TEXT  # of UTF-8, in which a character has at most 4 bytes
 _MOST: Final = 10_000  # buffered messages; the broker keeps the rest
+
+
+class Buffered(NamedTuple):
+    """Beginning of a message that is not acknowledged yet.
+
+    Attributes:
+        topic: topic, at most `_TEXT` characters.
+        payload: at most `_TEXT_BYTES` bytes of the payload.
+        packet_id: MQTT packet id.
+        qos: MQTT quality of service.
+    """
+
+    topic: str
+    payload: bytes
+    packet_id: int
+    qos: int
 
 
 class AlertSubscription(Connection):
@@ -31,7 +49,7 @@ class AlertSubscription(Connection):
     def __init__(self, address: BrokerAddress, client_id: str, topic: str) -> None:
         super().__init__(address, client_id, lasting=True)
         self.topic = topic
-        self.waiting: list[paho.MQTTMessage] = []
+        self.waiting: list[Buffered] = []
         self._numbers: set[int] = set()  # packet ids of the buffered messages with QoS > 0
         self.subscribed = False
         self.client.manual_ack_set(True)
@@ -52,20 +70,21 @@ class AlertSubscription(Connection):
         if message.retain:
             client.ack(message.mid, message.qos)  # published before this subscription existed
         elif message.mid not in self._numbers and len(self.waiting) < _MOST:
-            self.waiting.append(message)
+            begins = bytes(message.payload[:_TEXT_BYTES])
+            self.waiting.append(Buffered(message.topic[:_TEXT], begins, message.mid, message.qos))
             if message.qos:  # QoS 0 has no packet id and no redelivery
                 self._numbers.add(message.mid)
 
     def newest(self, count: int) -> list[tuple[str, str]]:
-        """Return topic and payload, as text, of the newest ``count`` buffered messages."""
+        """Return topic and payload, as text of at most `_TEXT` characters, of the newest ``count`` buffered messages."""
         return [(one.topic, one.payload.decode(errors="replace")[:_TEXT]) for one in self.waiting[-count:]]
 
     def acknowledge(self, count: int) -> None:
         """Acknowledge and drop the oldest ``count`` buffered messages."""
         acknowledged, self.waiting = self.waiting[:count], self.waiting[count:]
         for one in acknowledged:
-            self._numbers.discard(one.mid)
-            self.client.ack(one.mid, one.qos)
+            self._numbers.discard(one.packet_id)
+            self.client.ack(one.packet_id, one.qos)
         self.run_once(0.1)
 
 

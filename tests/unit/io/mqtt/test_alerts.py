@@ -67,3 +67,16 @@ def test_messages_beyond_the_buffer_limit_stay_with_the_broker(
     assert acknowledged == [4]
     subscription.acknowledge(2)
     assert deliver(subscription, message(3, b"c")) == ["c"]
+
+
+def test_only_the_beginning_of_a_large_message_is_kept_in_memory(subscribed: tuple[AlertSubscription, list[int]]) -> None:
+    subscription, acknowledged = subscribed
+    text = "\U0001f525" * 1_000  # 4 bytes each
+    for packet_id in range(1, 201):
+        large = message(packet_id, text.encode() + bytes(100_000))
+        large.topic = b"fleetpulse/alert/" + b"x" * 60_000
+        deliver(subscription, large)
+    assert sum(len(one.payload) + len(one.topic) for one in subscription.waiting) <= 200 * 5_000
+    assert subscription.newest(1) == [(f"fleetpulse/alert/{'x' * 983}", text)]
+    subscription.acknowledge(len(subscription.waiting))
+    assert acknowledged == [*range(1, 201)]
