@@ -1,6 +1,7 @@
 """``fleet map``: add, test and watch mappings."""
 
 import json
+import secrets
 import stat
 import time
 import tomllib
@@ -348,11 +349,9 @@ def watch(
 
 def _received(address: Any, for_s: float) -> Iterator[tuple[str, bytes]]:
     """Yield the messages of a broker until the time is over or Ctrl-C is pressed."""
-    import os
-
     from fleetpulse.io.mqtt.subscriber import Receiver
 
-    receiver = Receiver(address, f"fleet-map-{os.getpid()}", (_EVERYTHING,), persistent=False)
+    receiver = Receiver(address, f"fleet-map-{secrets.token_hex(8)}", (_EVERYTHING,), persistent=False)
     limit, problem = time.monotonic() + for_s, None
     try:
         while time.monotonic() < limit:

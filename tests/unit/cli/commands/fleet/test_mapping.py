@@ -8,12 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.app import app
-from cli.commands.fleet.mapping import MAX_PATTERNS, Watch, explain
+from cli.commands.fleet.mapping import MAX_PATTERNS, Watch, _received, explain
 from cli.common.policy_files import load_mappings, require_no_spaces
 from fleetpulse.core.messages.mapping_file import parse_mappings
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.ingest import profiles
 from fleetpulse.io.ingest.payload_paths import compile_path
+from fleetpulse.io.mqtt import subscriber
 from fleetpulse.settings import load_settings
 from tests.support.refusals import refused
 
@@ -51,6 +52,21 @@ def test_a_message_is_explained(topic: str, payload: bytes, rule: int | None, ro
     assert (found.rule, len(found.rows)) == (rule, rows)
     assert found.fault.startswith(fault) and bool(found.fault) is bool(fault)
     assert list(found.lines()) and json.dumps(found.as_json())
+
+
+def test_watching_connects_with_a_client_id_that_others_cannot_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client with the same client id would replace the connection."""
+    ids = list[str]()
+
+    class Silent:
+        def __init__(self, _address: object, client_id: str, _topics: object, **_: object) -> None:
+            ids.append(client_id)
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(subscriber, "Receiver", Silent)
+    assert [*_received(None, 0), *_received(None, 0)] == []
+    assert len({*ids}) == 2 and all(len(one) >= 16 for one in ids)
 
 
 def test_watched_topics_are_counted_by_rule_or_with_a_proposal() -> None:
