@@ -168,7 +168,8 @@ def test_retained_messages_of_one_client_do_not_crowd_out_those_of_fleetpulse(
     with broker_api(broker.folder, broker.pid, address) as api:
         await_that(lambda: not api.use_of(STREAM).is_crowded)
         publish("fleetpulse/state/b")
-        left = [subject.removeprefix("$MQTT.rmsgs.") for subject, _, _ in api.headers(STREAM)]
+        with api.headers(STREAM) as found:
+            left = [subject.removeprefix("$MQTT.rmsgs.") for subject, _, _ in found]
     assert [one for one in left if ".pump-1." not in one] == ["fleetpulse.state.a", "fleet.s.pump-2.birth", "fleetpulse.state.b"]
     reader = Receiver(address, "reader", ("fleet/+/pump-2/birth", "fleetpulse/state/#"))
     received = list[str]()

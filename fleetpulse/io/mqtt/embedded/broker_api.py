@@ -9,6 +9,8 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
@@ -96,10 +98,11 @@ class BrokerApi:
             yield from page.get("connections") or ()
             offset, total = offset + _PAGE, int(page["total"])
 
-    def headers(self, stream: str) -> Iterator[tuple[str, int, dict[str, str]]]:
-        """Yield subject, number and headers of the messages of a stream, oldest first.
+    @contextmanager
+    def headers(self, stream: str) -> Iterator[Iterator[tuple[str, int, dict[str, str]]]]:
+        """Read subject, number and headers of the messages of a stream, oldest first.
 
-        Do not send requests before the iterator ends or is abandoned after a batch.
+        The context yields an iterator, which need not be read to its end. Do not send requests in the context.
         """
         config = {**_CONSUMER, "inactive_threshold": _UNUSED_NS}
         made = self(f"$JS.API.CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config})
@@ -107,8 +110,7 @@ class BrokerApi:
             raise ValueError(f"{stream}: {error['description']}")
         name = made["name"]
         try:
-            while batch := self._batch(stream, name):
-                yield from batch
+            yield chain.from_iterable(iter(partial(self._batch, stream, name), []))
         finally:
             self(f"$JS.API.CONSUMER.DELETE.{stream}.{name}", {})
 

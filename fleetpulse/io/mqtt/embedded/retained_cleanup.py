@@ -12,9 +12,9 @@ Source: nats-server 2.15.1, server/mqtt.go (`mqttEncodeRetainedMessage`, `proces
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, starmap
 from typing import Final
 
 from fleetpulse.io.mqtt.acl import SERVICE_USER
@@ -81,17 +81,19 @@ class RetainedCleaner:
         if not store.is_crowded or store.share < self._fruitless_share + LEAST_SHARE:
             self._fruitless_share = min(self._fruitless_share, store.share)
             return 0
-        user = heaviest_user(_stored(api), store)
+        with api.headers(STREAM) as found:
+            user = heaviest_user(starmap(_retained, found), store)
         self._fruitless_share = store.share if user is None else 0.0
-        listed = [*islice((one for one in _stored(api) if one.user == user), MOST_REMOVALS)] if user is not None else []
+        if user is None:
+            return 0
+        with api.headers(STREAM) as found:
+            listed = [*islice((one for one in starmap(_retained, found) if one.user == user), MOST_REMOVALS)]
         for one in listed:  # by sequence number, so that a newer message of the topic remains
             api(f"$JS.API.STREAM.MSG.DELETE.{STREAM}", {"seq": one.sequence, "no_erase": True})
             api.tell(_REMOVED, {"subject": one.subject, "seq": one.sequence})
         return len(listed)
 
 
-def _stored(api: BrokerApi) -> Iterator[Retained]:
-    """Yield all retained messages, oldest first, without their payloads."""
-    for subject, sequence, headers in api.headers(STREAM):
-        size_bytes = int(headers.get(_SIZE, 0)) + len(subject) + _RECORD_BYTES
-        yield Retained(sequence, subject.removeprefix(_SUBJECTS), headers.get(_SOURCE, ""), size_bytes)
+def _retained(subject: str, sequence: int, headers: Mapping[str, str]) -> Retained:
+    size_bytes = int(headers.get(_SIZE, 0)) + len(subject) + _RECORD_BYTES
+    return Retained(sequence, subject.removeprefix(_SUBJECTS), headers.get(_SOURCE, ""), size_bytes)

@@ -1,5 +1,7 @@
 """Retained messages in a crowded store of the broker: the user whose messages are removed."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
@@ -46,17 +48,21 @@ class _Store:
 
     def __init__(self, messages: int, most: int) -> None:
         self.found = [("$MQTT.rmsgs.x", number, {"Nmqtt-RSource": SERVICE_USER}) for number in range(messages)]
-        self.most, self.searches = most, 0
+        self.most, self.searches, self.is_searched = most, 0, False
 
     def use_of(self, stream: str) -> StreamUse:
         assert stream == STREAM
         return StreamUse(0, len(self.found), 0, self.most)
 
-    def headers(self, _: str) -> list[tuple[str, int, dict[str, str]]]:
+    @contextmanager
+    def headers(self, _: str) -> Iterator[Iterator[tuple[str, int, dict[str, str]]]]:
         self.searches += 1
-        return list(self.found)
+        self.is_searched = True
+        yield iter(list(self.found))
+        self.is_searched = False
 
     def __call__(self, _: str, content: dict[str, Any]) -> None:
+        assert not self.is_searched, "its answer could be a message of the search"
         self.found = [one for one in self.found if one[1] != content["seq"]]
 
     def tell(self, *_: object) -> None: ...
