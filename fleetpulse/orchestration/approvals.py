@@ -29,13 +29,14 @@ class RunApproval:
 
     Args:
         place: configuration of the installation.
-        context: context of a task, with ``dag_run`` and ``params``.
+        context: context of a task, with ``dag_run``, ``ti`` and ``params``.
     """
 
     def __init__(self, place: OrchestrationConfig, context: Mapping[str, Any]) -> None:
         run = context["dag_run"]
         self._name = f"{run.dag_id} {run.run_id}"
         self._path = _path(place, run)
+        self._cleared = is_cleared(context)
         self._parameters = json.dumps(dict(context.get("params") or {}), sort_keys=True, default=str)
 
     @property
@@ -45,7 +46,16 @@ class RunApproval:
 
     def save_plan(self, plan: str) -> None:
         """Write the plan; an earlier approval of this run is void."""
-        self._write({"parameters": self._parameters, "plan": plan})
+        self._write({"parameters": self._parameters, "plan": plan, "cleared": self._cleared})
+
+    @property
+    def cleared(self) -> bool:
+        """Whether the run or one of its tasks "plan" and "approve" was cleared.
+
+        Raises:
+            FleetError: see `plan`.
+        """
+        return self._cleared or bool(self._read()["cleared"])
 
     def plan(self) -> str:
         """Return the plan.
@@ -75,7 +85,7 @@ class RunApproval:
         if not self._read().get("approved_by"):
             raise FleetError(
                 f'the run "{self._name}" has no approval: nobody answered "Approve" to its plan. A task "approve" that is marked '
-                f'as successful is no approval; clear the tasks "plan" and "approve"',
+                f"as successful is no approval; trigger a new run",
                 code="approval-missing",
             )
 
@@ -84,12 +94,12 @@ class RunApproval:
             found = json.loads(self._path.read_text())
         except (OSError, ValueError) as error:
             raise FleetError(
-                f'the run "{self._name}" has no plan ({error}); clear the task "plan"', code="approval-plan-missing"
+                f'the run "{self._name}" has no plan ({error}); trigger a new run', code="approval-plan-missing"
             ) from None
         if found["parameters"] != self._parameters:
             raise FleetError(
                 f'the run "{self._name}" has other parameters than its plan: {self._parameters} instead of '
-                f'{found["parameters"]}; clear the task "plan"',
+                f"{found['parameters']}; trigger a new run",
                 code="approval-parameters-differ",
             )
         return found
@@ -104,12 +114,25 @@ def forget_approval(place: OrchestrationConfig, run: Any) -> None:
     _path(place, run).unlink(missing_ok=True)
 
 
-def permitted_approvers(place: OrchestrationConfig, run: Any, *, self_approval: bool) -> Collection[str]:
+def is_cleared(context: Mapping[str, Any]) -> bool:
+    """Whether a user cleared the run or the task, and so repeats the request of the user who triggered the run.
+
+    Airflow does not count a clear that leaves the state of the run as it is, but allows the task more
+    tries.
+    """
+    ti = context["ti"]
+    return bool(context["dag_run"].clear_number) or ti.max_tries > ti.task.retries
+
+
+def permitted_approvers(place: OrchestrationConfig, run: Any, *, self_approval: bool, cleared: bool) -> Collection[str]:
     """Return the configured approvers who may answer a run; empty if none are configured.
 
     Raises:
-        FleetError: all configured approvers are the user who triggered the run.
+        FleetError: all configured approvers are the user who triggered the run, or the run was
+            cleared.
     """
+    if cleared and not self_approval:
+        raise _run_cleared(run)
     found = [name for name in place.approvers if self_approval or not _may_be_same(name, run.triggering_user_name)]
     if place.approvers and not found:
         raise FleetError(
@@ -121,7 +144,7 @@ def permitted_approvers(place: OrchestrationConfig, run: Any, *, self_approval: 
 
 
 def find_objection(
-    place: OrchestrationConfig, run: Any, user: Mapping[str, Any] | None, *, self_approval: bool
+    place: OrchestrationConfig, run: Any, user: Mapping[str, Any] | None, *, self_approval: bool, cleared: bool
 ) -> FleetError | None:
     """Return why the approval of a user is not accepted; None if it is.
 
@@ -130,6 +153,7 @@ def find_objection(
         run: DAG run with ``run_type`` and ``triggering_user_name``; the latter is None if unknown.
         user: responder with ``id`` and ``name``, as Airflow's API has recorded it.
         self_approval: whether the user who triggered the run may approve it.
+        cleared: whether the run was cleared, see `is_cleared`.
     """
     names = [str(user[key]) for key in ("name", "id") if user and user.get(key)]
     if not names:
@@ -141,6 +165,8 @@ def find_objection(
         )
     if self_approval:
         return None
+    if cleared:
+        return _run_cleared(run)
     if run.triggering_user_name is None:
         if run.run_type == _SCHEDULED:
             return None
@@ -156,6 +182,14 @@ def find_objection(
             code="approval-own-run",
         )
     return None
+
+
+def _run_cleared(run: Any) -> FleetError:
+    return FleetError(
+        f'the run "{run.dag_id} {run.run_id}" was cleared, and Airflow does not record by whom; expected a run that a named user '
+        f"has triggered; trigger a new run",
+        code="approval-run-cleared",
+    )
 
 
 def _same(one: str, other: str | None) -> bool:

@@ -19,7 +19,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.orchestration.approvals import RunApproval, forget_approval
+from fleetpulse.orchestration.approvals import RunApproval, forget_approval, is_cleared
 from fleetpulse.orchestration.assets import facts_of
 from fleetpulse.orchestration.config import CONFIG, OrchestrationConfig
 from fleetpulse.orchestration.pages import DataDocsLink
@@ -426,9 +426,14 @@ def _await_maker(home: Path) -> None:
 
 
 def _asked_by(context: Mapping[str, Any]) -> str:
-    """Return the name of the task's run, after the user who triggered it, if known."""
+    """Return the name of the task's run, after the user who triggered it, if known.
+
+    A run that was cleared has no user: Airflow does not record who cleared it.
+    """
     run = context.get("dag_run")
     if run is None:
         return ""
     name = f"{run.dag_id} {run.run_id}"
+    if is_cleared(context):
+        return f"{name} (cleared)"
     return f"{run.triggering_user_name}, {name}" if run.triggering_user_name else name

@@ -19,6 +19,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferralTimeout
 
+from fleetpulse.core.errors import FleetError
 from fleetpulse.core.operations.dropped_devices import parse_dropped
 from fleetpulse.core.times import format_instant, parse_instant_ms
 from fleetpulse.orchestration.approval_audit import record_answer
@@ -172,7 +173,7 @@ class Approval(ApprovalOperator):
             if self.if_dropping and dropped == 0:
                 approval.approve("nobody: the plan drops no device")
                 return None
-            approvers = permitted_approvers(self.place, run, self_approval=self._self_approval())
+            approvers = permitted_approvers(self.place, run, self_approval=self._self_approval(), cleared=approval.cleared)
         if self.if_dropping:
             number = "An unknown number of" if dropped is None else f"{dropped:,}"
             self.subject = f"{self.subject} {number} devices are dropped."
@@ -196,7 +197,11 @@ class Approval(ApprovalOperator):
         run, user = context.get("dag_run"), event.get("responded_by_user")
         objection = None
         if self.APPROVE in event.get("chosen_options", ()):
-            objection = find_objection(self.place, run, user, self_approval=self._self_approval())
+            try:
+                cleared = RunApproval(self.place, context).cleared
+                objection = find_objection(self.place, run, user, self_approval=self._self_approval(), cleared=cleared)
+            except FleetError as error:
+                objection = error
         record_answer(self.place.home, run, event, self.task_id, objection)
         if "error" in event:
             late = event.get("error_type") == "timeout"

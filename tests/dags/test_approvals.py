@@ -30,7 +30,9 @@ def home(tmp_path: Path) -> Home:
 def context_of(user: str, **params: Any) -> Context:
     """Return the context of a task in a run that a user triggered."""
     context = Context()
-    run = SimpleNamespace(dag_id="fleet_migrate", run_id="manual__1", run_type="manual", triggering_user_name=user)
+    run = SimpleNamespace(
+        dag_id="fleet_migrate", run_id="manual__1", run_type="manual", triggering_user_name=user, clear_number=0
+    )
     context.update(dag_run=run, params=params)
     return context
 
@@ -68,6 +70,24 @@ def test_the_user_who_triggered_a_run_cannot_approve_it(home: Home, monkeypatch:
     task.execute_complete(context, answer_of("bob", "Approve"))
     approval.require()
     assert [one["result"] for one in audited_actions(home)] == ["approval-own-run", "ok"]
+
+
+@pytest.mark.parametrize("repeated", ["run", "plan", "approve"])
+def test_a_run_that_a_user_clears_is_no_request_of_the_user_who_triggered_it(home: Home, repeated: str) -> None:
+    """A clear that leaves the state of the run as it is only raises the tries of the cleared tasks."""
+    from airflow.sdk.exceptions import AirflowFailException
+
+    task, context = approval_in(home), context_of("ada")
+    context["dag_run"].clear_number = int(repeated == "run")
+    context.max_tries = int(repeated == "plan")
+    RunApproval(task.place, context).save_plan("the plan")
+    context.max_tries = int(repeated == "approve")
+    for attempt in (lambda: task.execute(context), lambda: task.execute_complete(context, answer_of("bob", "Approve"))):
+        with pytest.raises(AirflowFailException, match=r"was cleared, .* trigger a new run$"):
+            attempt()
+    assert [one["result"] for one in audited_actions(home)] == ["approval-run-cleared"]
+    with pytest.raises(Exception, match="has no approval"):
+        RunApproval(task.place, context).require()
 
 
 def test_one_person_can_approve_on_an_installation_for_one_person(home: Home) -> None:

@@ -48,7 +48,9 @@ def test_a_scheduled_run_is_skipped_while_a_change_has_stopped_the_stream(
     command = program(tmp_path, "echo '{}'; touch " + str(tmp_path / "ran"))
     task = Recurring(task_id="a", words=["maintain"], gives="json", place=place(home.path, command))
     context = Context()
-    context["dag_run"] = SimpleNamespace(run_type=run_type, dag_id="fleet_maintain", run_id="one", triggering_user_name=None)
+    context["dag_run"] = SimpleNamespace(
+        run_type=run_type, dag_id="fleet_maintain", run_id="one", triggering_user_name=None, clear_number=0
+    )
     with pytest.raises(AirflowSkipException, match="fleet_migrate") if skipped else nullcontext():
         task.execute(context)
     assert (tmp_path / "ran").exists() is not skipped
@@ -97,17 +99,19 @@ def test_a_killed_or_crashed_verb_is_retried(tmp_path: Path, text: str, message:
 
 
 def test_a_verb_receives_its_run_and_the_user_that_triggered_it(tmp_path: Path) -> None:
-    from types import SimpleNamespace
-
     from fleetpulse.orchestration.operators import FleetOperator
 
     task = FleetOperator(
         task_id="act", words=["x"], gives="stderr", place=place(tmp_path, program(tmp_path, "echo $FLEET_ASKED_BY"))
     )
-    for user, asked_by in (("ada", "ada, fleet_migrate manual__1"), (None, "fleet_migrate manual__1")):
-        context = Context()
-        context["dag_run"] = SimpleNamespace(dag_id="fleet_migrate", run_id="manual__1", triggering_user_name=user)
-        assert task.execute(context) == asked_by
+    run = SimpleNamespace(dag_id="fleet_migrate", run_id="manual__1", triggering_user_name="ada", clear_number=0)
+    context = Context()
+    context["dag_run"] = run
+    assert task.execute(context) == "ada, fleet_migrate manual__1"
+    run.triggering_user_name = None
+    assert task.execute(context) == "fleet_migrate manual__1"
+    run.triggering_user_name, run.clear_number = "ada", 1
+    assert task.execute(context) == "fleet_migrate manual__1 (cleared)", "Airflow does not record who cleared it"
 
 
 def test_a_missing_command_is_retried(tmp_path: Path) -> None:

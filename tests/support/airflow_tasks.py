@@ -2,13 +2,17 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from fleetpulse.paths import ROOT
 
 
 class Context(dict[str, Any]):
-    """Minimal context of a task, which collects XCom values in ``left``."""
+    """Minimal context of a task in its first try, which collects XCom values in ``left``."""
+
+    max_tries = 0
+    task = SimpleNamespace(retries=0)
 
     def __init__(self) -> None:
         super().__init__(ti=self)

@@ -13,11 +13,12 @@ from tests.support.refusals import refused
 
 pytestmark = pytest.mark.unit
 PLACE = OrchestrationConfig("fleet", Path("/home"))
+FIRST_TRY = SimpleNamespace(max_tries=2, task=SimpleNamespace(retries=2))
 LISTED = replace(PLACE, approvers=("bob", "8"))
 
 
 def run(user: str | None = "ada", kind: str = "manual") -> Any:
-    return SimpleNamespace(dag_id="fleet_rescale", run_id="r", run_type=kind, triggering_user_name=user)
+    return SimpleNamespace(dag_id="fleet_rescale", run_id="r", run_type=kind, triggering_user_name=user, clear_number=0)
 
 
 @pytest.mark.parametrize(
@@ -45,20 +46,20 @@ def run(user: str | None = "ada", kind: str = "manual") -> Any:
 def test_only_another_user_who_is_an_approver_can_approve(
     place: OrchestrationConfig, of: Any, name: str, self_approval: bool, code: str | None
 ) -> None:
-    found = find_objection(place, of, {"id": "7", "name": name} if name else None, self_approval=self_approval)
+    found = find_objection(place, of, {"id": "7", "name": name} if name else None, self_approval=self_approval, cleared=False)
     assert (None if found is None else found.code) == code
 
 
 def test_the_approvers_of_a_run_are_those_who_did_not_trigger_it() -> None:
-    assert permitted_approvers(PLACE, run(), self_approval=False) == []
-    assert permitted_approvers(LISTED, run("bob"), self_approval=False) == ["8"]
-    assert permitted_approvers(LISTED, run("bob"), self_approval=True) == ["bob", "8"]
+    assert permitted_approvers(PLACE, run(), self_approval=False, cleared=False) == []
+    assert permitted_approvers(LISTED, run("bob"), self_approval=False, cleared=False) == ["8"]
+    assert permitted_approvers(LISTED, run("bob"), self_approval=True, cleared=True) == ["bob", "8"]
     with refused("approver-none", match='"bob" triggered it'):
-        permitted_approvers(replace(PLACE, approvers=("Bob",)), run("bob"), self_approval=False)
+        permitted_approvers(replace(PLACE, approvers=("Bob",)), run("bob"), self_approval=False, cleared=False)
 
 
 def test_an_approval_is_that_of_one_plan_with_its_parameters(tmp_path: Path) -> None:
-    place, context = replace(PLACE, home=tmp_path), {"dag_run": run(), "params": {"only": "site = 'a`'"}}
+    place, context = replace(PLACE, home=tmp_path), {"dag_run": run(), "ti": FIRST_TRY, "params": {"only": "site = 'a`'"}}
     approval, of_others = RunApproval(place, context), RunApproval(place, {**context, "params": {"only": None}})
     with refused("approval-plan-missing"):
         approval.require()
