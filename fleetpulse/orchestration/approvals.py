@@ -8,6 +8,8 @@ these writes the file.
 Rule 2: the file belongs to the plan and the parameters of its run. A new plan removes the approval,
 and the approval is not valid for other parameters.
 Rule 3: the plan shown to the approver is read from the same file.
+Rule 4: the generation that the run made is recorded in the file as well, and read only from there: an
+XCom could name another one.
 """
 
 import json
@@ -88,6 +90,47 @@ class RunApproval:
                 f"as successful is no approval; trigger a new run",
                 code="approval-missing",
             )
+
+    def begin(self) -> None:
+        """Record that the verb starts that makes the generation; a retry of its task may begin again.
+
+        Raises:
+            FleetError: the plan is not approved; see `require`.
+        """
+        self.require()
+        self._write({**self._read(), "begun": True})
+
+    def made(self, generation: int) -> None:
+        """Record the number of the generation that the run made.
+
+        Raises:
+            FleetError: see `plan`.
+        """
+        self._write({**self._read(), "generation": generation})
+
+    def generation(self) -> int:
+        """Return the number of the generation that the run made.
+
+        Raises:
+            FleetError: it made none; see also `plan`.
+        """
+        number = self.progress()[1]
+        if number is None:
+            raise FleetError(
+                f'the run "{self._name}" has made no generation: its task "act" recorded none. A task "act" that is marked as '
+                f"successful makes none; trigger a new run",
+                code="approval-generation-missing",
+            )
+        return number
+
+    def progress(self) -> tuple[bool, int | None]:
+        """Return whether the run has begun to make a generation, and the number of the one that it made.
+
+        Raises:
+            FleetError: see `plan`.
+        """
+        found = self._read()
+        return bool(found.get("begun")), found.get("generation")
 
     def _read(self) -> dict[str, Any]:
         try:

@@ -16,7 +16,9 @@ from airflow.sdk.definitions.param import ParamsDict
 
 from fleetpulse.orchestration.notifications import deadline, notify_failure
 from fleetpulse.orchestration.operators import (
+    GENERATION,
     FleetOperator,
+    MakeGeneration,
     PlanOperator,
     QualityOperator,
     RollbackOperator,
@@ -85,26 +87,18 @@ def change_state(arguments: Sequence[str], *, question: str, if_dropping: bool =
     plan = PlanOperator(task_id="plan", words=[*arguments, "--dry-run", "--once-stopped"])
     approve = Approval(task_id="approve", question=question, if_dropping=if_dropping, response_timeout=_PATIENCE)
     stop = StopStream(task_id="stop", approved=True)
-    act = FleetOperator(
-        task_id="act",
-        words=[*arguments, "--hold", "--json"],
-        gives="json",
-        approved=True,
-        pool=STATE_POOL,
-        execution_timeout=_LONG,
-    )
-    generation = "{{ ti.xcom_pull(task_ids='act')['generation'] }}"
+    act = MakeGeneration(task_id="act", words=[*arguments, "--hold", "--json"], execution_timeout=_LONG)
     gate = QualityOperator(
         task_id="gate",
-        words=["quality", "gate", "--generation", generation, "--json"],
+        words=["quality", "gate", "--generation", GENERATION, "--json"],
         gives="json",
         pool=STATE_POOL,
         execution_timeout=_LONG,
     )
-    switch = FleetOperator(task_id="switch", words=["state", "switch", generation], approved=True, pool=STATE_POOL)
+    switch = FleetOperator(task_id="switch", words=["state", "switch", GENERATION], approved=True, pool=STATE_POOL)
     start = StartStream(task_id="start")
     watch = WaitForBatch(task_id="watch", more=2)
-    go_back = RollbackOperator(task_id="go_back", made_by="act", last="watch", execution_timeout=_LONG)
+    go_back = RollbackOperator(task_id="go_back", last="watch", execution_timeout=_LONG)
     steps = [plan, approve, stop, act, gate, switch, start, watch, go_back]
     outcome = RunResultOperator(task_id="outcome", of=[step.task_id for step in steps], undone_by="go_back", asked_by="approve")
     chain(*steps, outcome)

@@ -29,6 +29,7 @@ from fleetpulse.orchestration.subprocess import ProcessResult, Verb
 REFUSED: Final = "refused"  # XCom key of a task's failure reason, for other tasks of the run
 ANSWERED: Final = "answered"  # XCom key of a person's answer: a task that skips others returns nothing
 STOPPED_BY: Final = "airflow {{ dag.dag_id }} {{ run_id }}"  # identifies the run that stopped the stream, in desired.json
+GENERATION: Final = "<generation>"  # word of a verb that stands for the generation that the run made
 _NO: Final = "Reject"  # Airflow's name of this answer
 _MOST_RETURNED: Final = 64 * 1024 * 1024  # bytes of a result, which Airflow stores in its database
 _PATIENCE_S: Final = 120.0
@@ -40,7 +41,8 @@ class FleetOperator(BaseOperator):
 
     Args:
         words: verb and arguments, each a template. An empty word, or an option with an empty value
-            (``--version=``), is left out. So an empty form field omits its option.
+            (``--version=``), is left out. So an empty form field omits its option. The word
+            `GENERATION` stands for the generation that `MakeGeneration` made in the run.
         gives: kind of the result. ``json``: the object on standard output, or the list of objects
             unless there is exactly one; ``rows``: the list of objects, however many; ``stderr``: the
             text for people on standard error; None: no result, only the log.
@@ -92,14 +94,18 @@ class FleetOperator(BaseOperator):
         """Run a verb until it ends.
 
         Raises:
-            AirflowFailException: the verb refused or timed out, or the plan is not approved; Airflow
-                does not retry the task.
+            AirflowFailException: the verb refused or timed out, the plan is not approved, or the run
+                made no generation; Airflow does not retry the task.
             AirflowException: the verb was killed or could not be started; Airflow may retry the
                 task.
         """
         if self.approved:
             with failing(context):
                 RunApproval(self.place, context).require()
+        if GENERATION in arguments:
+            with failing(context):
+                made = str(RunApproval(self.place, context).generation())
+            arguments = [made if word == GENERATION else word for word in arguments]
         keeps = _MOST_RETURNED if self.gives in ("json", "rows") else None
         line = self.line_of(drop_empty_arguments(arguments))
         self.log.info("%s", " ".join(line))
@@ -152,6 +158,22 @@ class PlanOperator(FleetOperator):
         plan: str = super().execute(context)
         RunApproval(self.place, context).save_plan(plan)
         return plan
+
+
+class MakeGeneration(FleetOperator):
+    """Run the verb that makes the new generation, and record its number for the later tasks of the run."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(gives="json", approved=True, pool=STATE_POOL, **kwargs)
+
+    def execute(self, context: Mapping[str, Any]) -> Any:
+        """Run the verb; return its result, with the number of the generation."""
+        with failing(context):
+            RunApproval(self.place, context).begin()
+        found = super().execute(context)
+        with failing(context):
+            RunApproval(self.place, context).made(int(found["generation"]))
+        return found
 
 
 class Recurring(FleetOperator):
@@ -246,18 +268,17 @@ class RollbackOperator(FleetOperator):
 
     The generation is rolled back or discarded. This operator is the teardown of the task that
     stopped the stream. It runs if that task succeeded, whatever happened later, even in a run that
-    a person marked as failed. Without a failure it does nothing.
+    a person marked as failed. Without a failure it does nothing. It undoes only the generation that
+    the file of the approval records.
 
     Args:
-        made_by: id of the task that created the generation.
         last: id of the task whose success means that there is nothing to undo.
     """
 
     template_fields: ClassVar[Sequence[str]] = ("words", "by")
 
-    def __init__(self, *, made_by: str, last: str, **kwargs: Any) -> None:
+    def __init__(self, *, last: str, **kwargs: Any) -> None:
         super().__init__(words=[], pool=STATE_POOL, **kwargs)
-        self.made_by = made_by
         self.last = last
         self.by = STOPPED_BY
 
@@ -272,7 +293,12 @@ class RollbackOperator(FleetOperator):
             return "nothing to undo: no task failed"
         done: list[str] = []
         refused: list[str] = []
-        for arguments, done_text in self._steps(ti.xcom_pull(task_ids=self.made_by)):
+        try:
+            begun, number = RunApproval(self.place, context).progress()
+        except FleetError as error:
+            begun, number = False, None
+            done.append(f"no generation is undone: {error}")
+        for arguments, done_text in self._steps(number, begun=begun):
             try:
                 if arguments:
                     self.run_verb(arguments, context)
@@ -284,11 +310,15 @@ class RollbackOperator(FleetOperator):
             raise AirflowFailException(f"cannot undo the change: {summary}")
         return summary
 
-    def _steps(self, created: Mapping[str, Any] | None) -> Iterator[tuple[list[str], str]]:
+    def _steps(self, number: int | None, *, begun: bool) -> Iterator[tuple[list[str], str]]:
         """Yield the steps to undo the change, each as the arguments of a verb and a summary.
 
         The desired state is read before each step, since a step may take minutes. A step without
         arguments is already done: this may be a retry after the first attempt died.
+
+        Args:
+            number: generation that the run made; None if it has recorded none.
+            begun: whether the run has begun to make one.
         """
         from fleetpulse.io.checkpoints.generations import HELD, load_generations
         from fleetpulse.io.home.desired_state import get_desired
@@ -297,9 +327,9 @@ class RollbackOperator(FleetOperator):
         home = Home(self.place.home)
         _await_maker(home.path)
         record, desired = load_generations(home.lifecycle), get_desired(home)
-        number = int(created["generation"]) if created else None
-        if number is None and (held := record.held()) is not None and held.made_at_ms >= desired.at_ms and desired.by == self.by:
-            number = held.number  # created since this run stopped the stream, by a task that died before it returned
+        held = record.held() if begun and number is None else None
+        if held is not None and held.made_at_ms >= desired.at_ms and desired.by == self.by:
+            number = held.number  # created since this run stopped the stream, by a task that died before it recorded it
         if number is not None and record.current == number:
             if not _stopped_by_another(home.path, self.by):
                 yield ["stream", "stop", "--by", self.by, "--own"], "stopped the stream"

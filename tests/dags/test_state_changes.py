@@ -1,14 +1,17 @@
 """DAG runs that change the state: refused steps, failed steps and concurrent changes."""
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.support.airflow import COMMAND, OF_AIRFLOW, STUB, StubCommand, built
+from tests.support.airflow_tasks import Context
 
 pytestmark = OF_AIRFLOW
 GATE = 'suite "transitions": 3 rows fail "numbered without gap or repeat", first: device pump-1, life 1, number 4'
@@ -101,6 +104,44 @@ def test_a_stream_that_a_user_stops_during_a_rollback_stays_stopped(stub: StubCo
     assert stub.desired() == by_ann and ended["go_back"] == "success"
 
 
+@pytest.mark.parametrize("status", ["held", "current"])
+@pytest.mark.parametrize("begun", [True, False])
+def test_the_generation_that_an_xcom_names_is_neither_checked_nor_undone(stub: StubCommand, status: str, begun: bool) -> None:
+    """A user may write the XCom of a run, and mark its task act as successful."""
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from fleetpulse.orchestration.approvals import RunApproval
+    from fleetpulse.orchestration.operators import GENERATION, FleetOperator, RollbackOperator
+
+    class Forged(Context):
+        dag_id, run_id = "fleet_migrate", "manual__1"
+
+        def xcom_pull(self, **which: Any) -> Any:
+            return {"generation": 7}
+
+        def get_task_states(self, dag_id: str, **which: Any) -> Any:
+            return {self.run_id: {}}
+
+    other = {"number": 7, "key_groups": 8, "form": 4, "made_by": "rescale", "made_at_ms": 5, "status": status}
+    record = {"current": 7 if status == "current" else 1, "generations": [other]}
+    (stub.home / "checkpoints" / "lifecycle" / "generations.json").write_text(json.dumps(record))
+    context = Forged()
+    context["dag_run"] = SimpleNamespace(dag_id="fleet_migrate", run_id="manual__1", triggering_user_name="ada", clear_number=0)
+    switch = FleetOperator(task_id="switch", words=["state", "switch", GENERATION], approved=True)
+    go_back = RollbackOperator(task_id="go_back", last="watch")
+    approval = RunApproval(go_back.place, context)
+    approval.save_plan("the plan")
+    approval.approve("bob")
+    if begun:
+        approval.begin()
+    with pytest.raises(AirflowFailException, match=r"has made no generation"):
+        switch.execute(context)
+    assert go_back.execute(context) == "started the stream again"
+    assert [call.partition(" --by ")[0] for call in stub.calls()] == ["stream start"]
+    approval.made(7)
+    assert re.match("discarded|stopped the stream; rolled back", go_back.execute(context))
+
+
 def test_go_back_waits_for_a_generation_that_is_still_being_built(stub: StubCommand) -> None:
     from threading import Timer
 
@@ -110,7 +151,7 @@ def test_go_back_waits_for_a_generation_that_is_still_being_built(stub: StubComm
 
     record = stub.home / "checkpoints" / "lifecycle" / "generations.json"
     held = {"number": 3, "key_groups": 8, "form": 4, "made_by": "rescale", "made_at_ms": 5, "status": "held"}
-    task = RollbackOperator(task_id="go_back", made_by="act", last="watch")
+    task = RollbackOperator(task_id="go_back", last="watch")
     (stub.home / "desired.json").write_text(json.dumps({"what": "stopped", "by": task.by, "at_ms": 1}))
     with ExitStack() as building:
         building.enter_context(exclusive_state_change(Home(stub.home), "a test", lambda arguments: None))
@@ -120,7 +161,7 @@ def test_go_back_waits_for_a_generation_that_is_still_being_built(stub: StubComm
             building.close()
 
         Timer(0.2, end).start()
-        steps = [" ".join(arguments[:3]) for arguments, _ in task._steps(None)]
+        steps = [" ".join(arguments[:3]) for arguments, _ in task._steps(None, begun=True)]
     assert steps == ["state discard 3", "stream start --by"]
 
 
@@ -135,7 +176,7 @@ def test_a_repeated_go_back_undoes_nothing_and_starts_the_stream(stub: StubComma
     COMMAND.write_text(STUB)
     task = dag.get_task("go_back")
     task.by = stub.desired()["by"]
-    steps = [(" ".join(arguments[:2]), message) for arguments, message in task._steps({"generation": 2})]
+    steps = [(" ".join(arguments[:2]), message) for arguments, message in task._steps(2, begun=True)]
     nothing_left = "generation 2 is no longer held; nothing is left to undo"
     assert steps == [("", nothing_left), ("stream start", "started the stream again")]
 
