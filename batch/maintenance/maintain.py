@@ -218,13 +218,16 @@ def _keep_none(_: int) -> bool:
 
 
 def _clean_other_files(home: Home, keep: Keep, now_s: float, *, dry_run: bool) -> Iterator[Step]:
-    """Delete old logs, backtest pages and remains of killed runs; rotate long logs."""
+    """Delete old logs, backtest pages, approvals and remains of killed runs; rotate long logs."""
     old = disk_cleanup.old_logs(home, keep.logs_ms, now_s)
     if old:
         yield Step("logs", "delete", *vacuum.remove_files(old, dry_run=dry_run))
     of_airflow = disk_cleanup.old_files(disk_cleanup.airflow_logs(home), keep.logs_ms, now_s)
     if of_airflow:
         yield Step("logs", "delete", *vacuum.remove_files(of_airflow, dry_run=dry_run), note="of Airflow")
+    approvals = disk_cleanup.old_approvals(home, now_s)
+    if approvals:
+        yield Step("approvals", "delete", *vacuum.remove_files(approvals, dry_run=dry_run), note="of Airflow")
     if not dry_run:
         disk_cleanup.remove_empty(disk_cleanup.airflow_logs(home), now_s)
     yield from _folders("backtests", disk_cleanup.old_backtests(home, keep.logs_ms, now_s), "of Airflow", dry_run=dry_run)

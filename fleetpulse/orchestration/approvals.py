@@ -5,8 +5,9 @@ This module does not depend on Airflow.
 Rule 1: the proof is a file of the home. In Airflow, a user who may trigger a run may also mark
 the approval as successful, write XComs, and delete a run and trigger another with the same id. None of
 these writes the file.
-Rule 2: the file belongs to the plan and the parameters of its run. A new plan removes the approval,
-and the approval is not valid for other parameters.
+Rule 2: the file belongs to the plan, the parameters and one execution of its run. A new plan removes
+the approval. The approval is not valid for other parameters, after a clear or another start of the run,
+after a day, and for a second generation.
 Rule 3: the plan shown to the approver is read from the same file.
 Rule 4: the generation that the run made is recorded in the file as well, and read only from there: an
 XCom could name another one.
@@ -21,8 +22,10 @@ from unicodedata import normalize
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.system.fsync import atomic_write
+from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.orchestration.config import OrchestrationConfig
 
+_VALID_MS: Final = 24 * 3_600_000  # of an approval
 _SCHEDULED: Final = "scheduled"  # Airflow's type of a run that the schedule triggered
 
 
@@ -31,7 +34,7 @@ class RunApproval:
 
     Args:
         place: configuration of the installation.
-        context: context of a task, with ``dag_run``, ``ti`` and ``params``.
+        context: context of a task, with ``dag_run`` (which has ``start_date`` and ``clear_number``), ``ti`` and ``params``.
     """
 
     def __init__(self, place: OrchestrationConfig, context: Mapping[str, Any]) -> None:
@@ -39,6 +42,8 @@ class RunApproval:
         self._name = f"{run.dag_id} {run.run_id}"
         self._path = _path(place, run)
         self._cleared = is_cleared(context)
+        self._started_s = None if run.start_date is None else run.start_date.timestamp()
+        self._clear_number = run.clear_number
         self._parameters = json.dumps(dict(context.get("params") or {}), sort_keys=True, default=str)
 
     @property
@@ -48,7 +53,8 @@ class RunApproval:
 
     def save_plan(self, plan: str) -> None:
         """Write the plan; an earlier approval of this run is void."""
-        self._write({"parameters": self._parameters, "plan": plan, "cleared": self._cleared})
+        of_run = {"started_s": self._started_s, "clear_number": self._clear_number, "parameters": self._parameters}
+        self._write({**of_run, "plan": plan, "cleared": self._cleared})
 
     @property
     def cleared(self) -> bool:
@@ -63,7 +69,8 @@ class RunApproval:
         """Return the plan.
 
         Raises:
-            FleetError: the run has no plan, or has other parameters than its plan.
+            FleetError: the run has no plan, or was cleared or started again since its plan, or has
+                other parameters than its plan.
         """
         return str(self._read()["plan"])
 
@@ -76,29 +83,42 @@ class RunApproval:
         Raises:
             FleetError: see `plan`.
         """
-        self._write({**self._read(), "approved_by": by})
+        self._write({**self._read(), "approved_by": by, "approved_at_ms": wall_clock_ms()})
 
     def require(self) -> None:
-        """Check that the plan is approved.
+        """Check that the plan is approved, at most a day ago.
 
         Raises:
             FleetError: it is not; see also `plan`.
         """
-        if not self._read().get("approved_by"):
+        found = self._read()
+        if not found.get("approved_by"):
             raise FleetError(
                 f'the run "{self._name}" has no approval: nobody answered "Approve" to its plan. A task "approve" that is marked '
                 f"as successful is no approval; trigger a new run",
                 code="approval-missing",
+            )
+        if wall_clock_ms() - found["approved_at_ms"] > _VALID_MS:
+            raise FleetError(
+                f'the approval of the run "{self._name}" has expired: it is older than 24 hours; trigger a new run',
+                code="approval-expired",
             )
 
     def begin(self) -> None:
         """Record that the verb starts that makes the generation; a retry of its task may begin again.
 
         Raises:
-            FleetError: the plan is not approved; see `require`.
+            FleetError: the plan is not approved, see `require`; or the run has made a generation.
         """
         self.require()
-        self._write({**self._read(), "begun": True})
+        found = self._read()
+        if found.get("generation") is not None:
+            raise FleetError(
+                f'the approval of the run "{self._name}" is used: the run has made generation {found["generation"]}; expected no '
+                f"generation; trigger a new run",
+                code="approval-used",
+            )
+        self._write({**found, "begun": True})
 
     def made(self, generation: int) -> None:
         """Record the number of the generation that the run made.
@@ -126,19 +146,28 @@ class RunApproval:
     def progress(self) -> tuple[bool, int | None]:
         """Return whether the run has begun to make a generation, and the number of the one that it made.
 
+        A change can be undone in a run that was cleared since its plan, unless the run was started
+        again.
+
         Raises:
             FleetError: see `plan`.
         """
-        found = self._read()
+        found = self._read(permit_clear=True)
         return bool(found.get("begun")), found.get("generation")
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self, *, permit_clear: bool = False) -> dict[str, Any]:
         try:
             found = json.loads(self._path.read_text())
         except (OSError, ValueError) as error:
             raise FleetError(
                 f'the run "{self._name}" has no plan ({error}); trigger a new run', code="approval-plan-missing"
             ) from None
+        if found["started_s"] != self._started_s or (found["clear_number"] != self._clear_number and not permit_clear):
+            raise FleetError(
+                f'the run "{self._name}" was cleared or started again since its plan, which is not valid any more; trigger a new '
+                f"run",
+                code="approval-run-repeated",
+            )
         if found["parameters"] != self._parameters:
             raise FleetError(
                 f'the run "{self._name}" has other parameters than its plan: {self._parameters} instead of '

@@ -31,7 +31,12 @@ def context_of(user: str, **params: Any) -> Context:
     """Return the context of a task in a run that a user triggered."""
     context = Context()
     run = SimpleNamespace(
-        dag_id="fleet_migrate", run_id="manual__1", run_type="manual", triggering_user_name=user, clear_number=0
+        dag_id="fleet_migrate",
+        run_id="manual__1",
+        run_type="manual",
+        triggering_user_name=user,
+        clear_number=0,
+        start_date=datetime(2026, 11, 27, tzinfo=UTC),
     )
     context.update(dag_run=run, params=params)
     return context

@@ -126,7 +126,9 @@ def test_the_generation_that_an_xcom_names_is_neither_checked_nor_undone(stub: S
     record = {"current": 7 if status == "current" else 1, "generations": [other]}
     (stub.home / "checkpoints" / "lifecycle" / "generations.json").write_text(json.dumps(record))
     context = Forged()
-    context["dag_run"] = SimpleNamespace(dag_id="fleet_migrate", run_id="manual__1", triggering_user_name="ada", clear_number=0)
+    context["dag_run"] = SimpleNamespace(
+        dag_id="fleet_migrate", run_id="manual__1", triggering_user_name="ada", clear_number=0, start_date=None
+    )
     switch = FleetOperator(task_id="switch", words=["state", "switch", GENERATION], approved=True)
     go_back = RollbackOperator(task_id="go_back", last="watch")
     approval = RunApproval(go_back.place, context)

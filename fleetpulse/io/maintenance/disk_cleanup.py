@@ -104,6 +104,14 @@ def old_backtests(home: Home, keep_ms: int | None, now_s: float) -> list[Path]:
     )
 
 
+def old_approvals(home: Home, now_s: float) -> list[Path]:
+    """Return the approvals of runs in Airflow that have left them, unchanged for a week.
+
+    An approval is valid for a day.
+    """
+    return old_files(home.path / "airflow" / "fleet" / "approvals", 7 * DAY_S * 1000, now_s)
+
+
 def remove_empty(folder: Path, now_s: float) -> None:
     """Remove the empty folders below a folder that are unchanged for a day.
 

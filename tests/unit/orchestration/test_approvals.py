@@ -1,24 +1,30 @@
 """Approvals: permitted approvers, and an approval that is valid for one plan and its parameters only."""
 
+from contextlib import nullcontext
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.orchestration.approvals import RunApproval, find_objection, forget_approval, permitted_approvers
 from fleetpulse.orchestration.config import OrchestrationConfig
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.unit
 PLACE = OrchestrationConfig("fleet", Path("/home"))
+STARTED = datetime(2026, 11, 27, tzinfo=UTC)
 FIRST_TRY = SimpleNamespace(max_tries=2, task=SimpleNamespace(retries=2))
 LISTED = replace(PLACE, approvers=("bob", "8"))
 
 
 def run(user: str | None = "ada", kind: str = "manual") -> Any:
-    return SimpleNamespace(dag_id="fleet_rescale", run_id="r", run_type=kind, triggering_user_name=user, clear_number=0)
+    return SimpleNamespace(
+        dag_id="fleet_rescale", run_id="r", run_type=kind, triggering_user_name=user, clear_number=0, start_date=STARTED
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,6 +84,50 @@ def test_an_approval_is_that_of_one_plan_with_its_parameters(tmp_path: Path) -> 
     forget_approval(place, run())
     with refused("approval-plan-missing"):
         approval.require()
+
+
+def approved(tmp_path: Path, of: Any) -> RunApproval:
+    """Return an approval of a run."""
+    found = RunApproval(replace(PLACE, home=tmp_path), {"dag_run": of, "ti": FIRST_TRY})
+    found.save_plan("3 devices")
+    found.approve("bob")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "undone"), [({"start_date": STARTED + timedelta(seconds=1)}, False), ({"start_date": None}, False),
+                           ({"clear_number": 1}, True)],
+)  # fmt: skip
+def test_an_approval_is_that_of_one_execution_of_a_run(tmp_path: Path, change: dict[str, Any], undone: bool) -> None:
+    """A run with the same id is another one, or was cleared; only a clear permits to undo the change."""
+    of = run()
+    first = approved(tmp_path, of)
+    first.begin()
+    first.made(7)
+    vars(of).update(change)
+    repeated = RunApproval(replace(PLACE, home=tmp_path), {"dag_run": of, "ti": FIRST_TRY})
+    for attempt in (repeated.plan, repeated.require, repeated.begin, lambda: repeated.approve("bob"), lambda: repeated.made(8)):
+        with refused("approval-run-repeated"):
+            attempt()
+    with nullcontext() if undone else refused("approval-run-repeated"):
+        assert repeated.progress() == (True, 7)
+
+
+def test_an_approval_is_valid_for_one_generation_and_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    approval = approved(tmp_path, run())
+    approval.begin()
+    approval.begin()  # a retry of a task that died
+    with refused("approval-generation-missing"):
+        approval.generation()
+    approval.made(7)
+    approval.require()
+    with refused("approval-used"):
+        approval.begin()
+    later_ms = wall_clock_ms() + 24 * 3_600_000 + 60_000
+    monkeypatch.setattr("fleetpulse.orchestration.approvals.wall_clock_ms", lambda: later_ms)
+    with refused("approval-expired"):
+        approval.require()
+    assert approval.generation() == 7, "a late failure of the run is undone"
 
 
 def test_the_configuration_names_approvers_and_allows_self_approval_only_in_so_many_words() -> None:

@@ -279,12 +279,13 @@ def test_retention_keeps_one_readable_snapshot_a_day(home: Home) -> None:
         DeltaTable(str(path), version=2).to_pyarrow_table()
 
 
-def test_old_airflow_logs_and_backtests_are_removed_with_their_folders(home: Home) -> None:
+def test_old_airflow_logs_approvals_and_backtests_are_removed_with_their_folders(home: Home) -> None:
     airflow = home.path / "airflow"
     backtests = airflow / "fleet" / "backtests"
     old, young = airflow / "logs" / "dag_id=a" / "run_id=1" / "1.log", airflow / "logs" / "dag_id=a" / "run_id=2" / "1.log"
     files = {old: 40, young: 10, backtests / "1" / "report.html": 40, backtests / "2" / "report.html": 10}
-    files |= {backtests / "2" / "policy.toml": 40, airflow / "passwords.json": 400}
+    unused, valid = (airflow / "fleet" / "approvals" / f"{name}.json" for name in ("unused", "valid"))
+    files |= {unused: 8, valid: 6, backtests / "2" / "policy.toml": 40, airflow / "passwords.json": 400}
     for path, days in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("a line")
@@ -296,10 +297,10 @@ def test_old_airflow_logs_and_backtests_are_removed_with_their_folders(home: Hom
         done = maintain(home, KEEP, dry_run=dry_run, now_s=NOW_S + days * DAY_S)
         return [(one.table, one.files, one.note) for one in done if one.note == "of Airflow"]
 
-    removed = [("logs", 1, "of Airflow"), ("backtests", 1, "of Airflow")]
+    removed = [("logs", 1, "of Airflow"), ("approvals", 1, "of Airflow"), ("backtests", 1, "of Airflow")]
     assert steps(dry_run=True) == removed and all(path.exists() for path in files)
     assert steps(dry_run=False) == removed and steps(dry_run=False) == []
-    assert {path for path in files if path.exists()} == set(files) - {old, backtests / "1" / "report.html"}
+    assert {path for path in files if path.exists()} == set(files) - {old, unused, backtests / "1" / "report.html"}
     assert [path.name for path in backtests.iterdir()] == ["2"]
     os.utime(old.parent, (NOW_S - 2 * DAY_S, NOW_S - 2 * DAY_S))
     assert steps(dry_run=False) == [] and not old.parent.exists() and young.exists()
