@@ -59,7 +59,7 @@ def read_toml(path: Path) -> dict[str, object]:
         raise FleetError(
             f'"{path}" cannot be read ({error.strerror}); name an existing TOML file', code="file-unreadable"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FleetError(f'"{path}" is not TOML ({error})', code="toml-invalid") from None
 
 
