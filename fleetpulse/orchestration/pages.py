@@ -25,6 +25,7 @@ from fleetpulse.orchestration.config import CONFIG, OrchestrationConfig, backtes
 
 PREFIX: Final = "/fleet"
 PASS_S: Final = 3_600
+_MAX_EXPIRY_DIGITS: Final = 16  # hexadecimal; Python converts no number of many digits
 _PASSED: Final = "for"  # signed addresses: ``/fleet/for/<expiry>-<signature>/<area>/<path>``
 _ALONE: Final = {
     "Content-Security-Policy": "sandbox allow-scripts allow-popups",
@@ -102,8 +103,11 @@ def signed_expiry(until_s: int, place: OrchestrationConfig) -> str:
 
 def is_valid_pass(signed_pass: str, place: OrchestrationConfig) -> bool:
     """Whether `signed_expiry` issued the pass, and it is neither expired nor revoked."""
+    until = signed_pass.partition("-")[0]
+    if len(until) > _MAX_EXPIRY_DIGITS:
+        return False
     try:
-        until_s = int(signed_pass.partition("-")[0], 16)
+        until_s = int(until, 16)
     except ValueError:
         return False
     return hmac.compare_digest(signed_pass.encode(), signed_expiry(until_s, place).encode()) and time.time() < until_s

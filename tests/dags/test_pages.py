@@ -83,7 +83,8 @@ def test_a_signed_address_expires_and_cannot_be_forged(airflow: Path) -> None:
     assert is_valid_pass(good, CONFIG) and not is_valid_pass(past, CONFIG)
     until, _, signed = good.partition("-")
     assert not any(
-        is_valid_pass(made, CONFIG) for made in (f"{int(until, 16) + 1:x}-{signed}", until, f"{until}-", "", "x-y", "\u00e9-1")
+        is_valid_pass(made, CONFIG)
+        for made in (f"{int(until, 16) + 1:x}-{signed}", until, f"{until}-", "", "x-y", "\u00e9-1", "f" * 6_000)
     )
 
 
