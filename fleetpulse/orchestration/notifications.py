@@ -24,6 +24,7 @@ from typing import Any, Final
 from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
 
+from fleetpulse.core.errors import FleetError
 from fleetpulse.core.rows import FAILURES
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.orchestration.config import CONFIG, OrchestrationConfig
@@ -96,7 +97,8 @@ def notify(place: OrchestrationConfig, failure: dict[str, str]) -> list[str]:
                 if way(place, failure["dag"], payload.encode()):
                     worked.append(name)
             except Exception as error:  # noqa: BLE001 - rule 1: the other channel may work
-                _LOG.warning("cannot notify about a failure of %s by %s: %s", failure["dag"], name, error)
+                why = str(error) if isinstance(error, FleetError) else type(error).__name__  # a text may have the secret URL
+                _LOG.warning("cannot notify about a failure of %s by %s: %s", failure["dag"], name, why)
         if worked:
             _remember(note, [f"{name} {mark}" for name in worked])
     except Exception as error:  # noqa: BLE001 - rule 1
@@ -108,7 +110,7 @@ def _post(place: OrchestrationConfig, _: str, payload: bytes) -> bool:
     if place.webhook is None:
         return False
     if not place.webhook.startswith(("http://", "https://")):
-        raise ValueError("FLEET_WEBHOOK must start with http:// or https://")
+        raise FleetError("FLEET_WEBHOOK must start with http:// or https://; correct it", code="webhook-invalid")
     request = urllib.request.Request(place.webhook, payload, {"Content-Type": "application/json"}, method="POST")  # noqa: S310 - checked above
     with urllib.request.urlopen(request, timeout=_POST_S):  # noqa: S310 - as above
         return True

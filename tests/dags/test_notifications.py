@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -56,6 +57,22 @@ def test_a_failure_without_a_message_is_reported_by_its_type(
     task = SimpleNamespace(dag_id="a", run_id="manual", task_id="c")
     notifications.notify_failure({"ti": task, "exception": error})
     assert [one["reason"] for one in posted] == [reason]
+
+
+@pytest.mark.parametrize(
+    "webhook", ["https://a.example/se cret", "https://a.example:secret/", "https://[secret/", "ftp://secret"]
+)
+def test_the_log_does_not_have_the_address_of_the_webhook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, webhook: str
+) -> None:
+    from fleetpulse.orchestration import notifications
+    from fleetpulse.orchestration.config import OrchestrationConfig
+
+    monkeypatch.setattr(notifications, "_LOG", logging.getLogger("test of notifications"))
+    place = OrchestrationConfig("fleet", tmp_path, webhook)
+    with caplog.at_level(logging.WARNING):
+        assert notifications.notify(place, {"dag": "a", "run": "b", "task": "c", "reason": "3 rows fail"}) == []
+    assert "a failure of a by webhook" in caplog.text and "cret" not in caplog.text
 
 
 def test_a_failed_channel_is_retried_although_the_other_one_worked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
