@@ -64,7 +64,7 @@ def build(*, alarmed: bool = True) -> DAG:
                 "--only={{ params.only or '' }}",
             ],
             question="Bootstrap the state?",
-            if_dropping=True,
+            bootstraps=True,
         )
     return made
 

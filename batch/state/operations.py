@@ -26,7 +26,7 @@ from fleetpulse.columnar.snapshot.bootstrap import LIMIT_FIELDS
 from fleetpulse.columnar.snapshot.rows import DEVICE
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.operations.device_filter import DeviceFilter
-from fleetpulse.core.operations.dropped_devices import describe_dropped
+from fleetpulse.core.operations.dropped_devices import describe_dropped, require_dropped_at_most
 from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition, partitions_of, position_after, unfinished
 from fleetpulse.io.checkpoints.generations import (
     REPARTITION,
@@ -276,7 +276,12 @@ def _have_other_devices(work: StateOperation, one: int, other: int) -> bool:
 
 
 def bootstrap(
-    work: StateOperation, snapshot: SnapshotInfo, only: DeviceFilter | None = None, *, damaged: bool = False
+    work: StateOperation,
+    snapshot: SnapshotInfo,
+    only: DeviceFilter | None = None,
+    *,
+    damaged: bool = False,
+    drops_at_most: int | None = None,
 ) -> Generation | None:
     """Make a generation from a snapshot.
 
@@ -288,10 +293,11 @@ def bootstrap(
         damaged: whether the current state cannot be read. It is then neither drained nor compared.
             If its checkpoint logs are lost, too, the judgements emitted since the snapshot show
             which judgements are missing, see `recover`.
+        drops_at_most: largest permitted number of dropped devices; None for any number.
 
     Raises:
-        FleetError: the snapshot cannot be read, no device fits the filter, or bronze is no longer
-            complete from the snapshot on.
+        FleetError: the snapshot cannot be read, no device fits the filter, too many devices would
+            be dropped, or bronze is no longer complete from the snapshot on.
     """
     home = work.home
     assert snapshot.version is not None, "a snapshot in the table has a version"
@@ -301,11 +307,18 @@ def bootstrap(
             code="option-conflict",
         )
     with reporting_corruption_of_snapshot(home, snapshot.version):
-        return _from_rows(work, snapshot, read_snapshot(work.spark, home, snapshot.version), only, damaged=damaged)
+        rows = read_snapshot(work.spark, home, snapshot.version)
+        return _from_rows(work, snapshot, rows, only, damaged=damaged, drops_at_most=drops_at_most)
 
 
 def _from_rows(
-    work: StateOperation, snapshot: SnapshotInfo, rows: SnapshotRows, only: DeviceFilter | None, *, damaged: bool
+    work: StateOperation,
+    snapshot: SnapshotInfo,
+    rows: SnapshotRows,
+    only: DeviceFilter | None,
+    *,
+    damaged: bool,
+    drops_at_most: int | None,
 ) -> Generation | None:
     home = work.home
     chosen = rows.each.filter(F.col("part") == DEVICE) if only is None else matching_devices(rows.each, only)
@@ -328,9 +341,13 @@ def _from_rows(
         return _recover_from_judgements(work, snapshot, rows, why, others=others)
     if damaged:
         work.report(f"the state is neither read nor compared; generation {current.number} stopped after batch {stopped.batch}")
-    if work.dry:
-        work.report(describe_dropped(_count_dropped(work, chosen, damaged=damaged) if others or only is not None else 0))
-        return None
+    if work.dry or drops_at_most is not None:
+        dropped = _count_dropped(work, chosen, damaged=damaged) if others or only is not None else 0
+        if drops_at_most is not None:
+            require_dropped_at_most(dropped, drops_at_most)
+        if work.dry:
+            work.report(describe_dropped(dropped))
+            return None
     flush_outbox(home, current.number)
     at = stopped if damaged else drain(work.spark, home, work.report)
     text = None if only is None else only.text

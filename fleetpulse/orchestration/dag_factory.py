@@ -76,18 +76,19 @@ def fleet_dag(
     )
 
 
-def change_state(arguments: Sequence[str], *, question: str, if_dropping: bool = False) -> None:
+def change_state(arguments: Sequence[str], *, question: str, bootstraps: bool = False) -> None:
     """Add the tasks of a change of the state to the current DAG.
 
     Args:
         arguments: verb that creates the new generation, and its arguments.
         question: question of the approval, shown above the plan.
-        if_dropping: whether to ask only if the plan drops devices.
+        bootstraps: whether the verb is a bootstrap: `Approval` then asks only if the plan drops devices,
+            and the bootstrap is bound to its plan.
     """
     plan = PlanOperator(task_id="plan", words=[*arguments, "--dry-run", "--once-stopped"])
-    approve = Approval(task_id="approve", question=question, if_dropping=if_dropping, response_timeout=_PATIENCE)
+    approve = Approval(task_id="approve", question=question, if_dropping=bootstraps, response_timeout=_PATIENCE)
     stop = StopStream(task_id="stop", approved=True)
-    act = MakeGeneration(task_id="act", words=[*arguments, "--hold", "--json"], execution_timeout=_LONG)
+    act = MakeGeneration(task_id="act", words=[*arguments, "--hold", "--json"], bootstraps=bootstraps, execution_timeout=_LONG)
     gate = QualityOperator(
         task_id="gate",
         words=["quality", "gate", "--generation", GENERATION, "--json"],

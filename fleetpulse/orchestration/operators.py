@@ -19,6 +19,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.operations.dropped_devices import arguments_as_planned
 from fleetpulse.orchestration.approvals import RunApproval, forget_approval, is_cleared
 from fleetpulse.orchestration.assets import facts_of
 from fleetpulse.orchestration.config import CONFIG, OrchestrationConfig
@@ -161,15 +162,25 @@ class PlanOperator(FleetOperator):
 
 
 class MakeGeneration(FleetOperator):
-    """Run the verb that makes the new generation, and record its number for the later tasks of the run."""
+    """Run the verb that makes the new generation, and record its number for the later tasks of the run.
 
-    def __init__(self, **kwargs: Any) -> None:
+    Args:
+        bootstraps: whether the verb is a bootstrap. It then uses the snapshot of the plan, and refuses to
+            drop more devices than the plan: the task may run hours later.
+    """
+
+    def __init__(self, *, bootstraps: bool = False, **kwargs: Any) -> None:
         super().__init__(gives="json", approved=True, pool=STATE_POOL, **kwargs)
+        self.bootstraps = bootstraps
 
     def execute(self, context: Mapping[str, Any]) -> Any:
         """Run the verb; return its result, with the number of the generation."""
         with failing(context):
-            RunApproval(self.place, context).begin()
+            approval = RunApproval(self.place, context)
+            approval.begin()
+            if self.bootstraps:
+                others = [word for word in self.words if not word.startswith(("--version=", "--at="))]
+                self.words = [*others, *arguments_as_planned(approval.plan())]
         found = super().execute(context)
         with failing(context):
             RunApproval(self.place, context).made(int(found["generation"]))

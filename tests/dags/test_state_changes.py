@@ -82,7 +82,8 @@ def test_a_stream_that_does_not_advance_is_rolled_back(stub: StubCommand, run_da
     dag = built("fleet_bootstrap")
     dag.get_task("watch").patience = timedelta(0)
     ended = run_dag(dag)
-    assert verbs(stub)[-6:] == [
+    assert verbs(stub)[-7:] == [
+        "state bootstrap --hold --json --version=3 --drops-at-most=0",
         "quality gate --generation 2 --json",
         "state switch 2",
         "stream start",

@@ -78,6 +78,7 @@ if line.startswith("state discard"):
 if "--dry-run" in words:
     print("it would go on in form 4", file=sys.stderr)
     if words[1] == "bootstrap":
+        print("snapshot version 3 of generation 1 after batch 9: 5 of 5 devices; bronze is read from version 2", file=sys.stderr)
         print("dropped devices: " + ("1,200" if "--only" in line else "0"), file=sys.stderr)
 elif "--hold" in words:
     hold(2, "held")

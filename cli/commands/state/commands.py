@@ -160,6 +160,9 @@ def bootstrap(
     devices: Annotated[Path | None, typer.Option("--devices", help="Use a CSV or Parquet file of devices instead.")] = None,
     registry: Annotated[bool, typer.Option("--registry", help="Use the registered devices instead.")] = False,
     damaged: Annotated[bool, typer.Option("--damaged", help="The current state is unreadable: skip the comparison.")] = False,
+    drops_at_most: Annotated[
+        int | None, typer.Option("--drops-at-most", min=0, help="With a snapshot: refuse to drop more devices than this.")
+    ] = None,
     gate: GateOption = False,
     hold: HoldOption = False,
     dry_run: DryOption = False,
@@ -182,6 +185,11 @@ def bootstrap(
         raise Misuse(
             "--devices and --registry take pending rows, gaps and policies from the current state, which --damaged marks as "
             "unreadable; first recover from a snapshot (--damaged alone), then bootstrap from the devices",
+            code="option-conflict",
+        )
+    if drops_at_most is not None and (devices is not None or registry):
+        raise Misuse(
+            "--drops-at-most limits the devices that a bootstrap from a snapshot drops; omit it with --devices and --registry",
             code="option-conflict",
         )
     if devices is not None or registry:
@@ -211,7 +219,7 @@ def bootstrap(
     def from_snapshot(work: "StateOperation") -> "Generation | None":
         from batch.state.operations import bootstrap as begin
 
-        return begin(work, chosen, selected, damaged=damaged)
+        return begin(work, chosen, selected, damaged=damaged, drops_at_most=drops_at_most)
 
     _run_change("bootstrap", home, options, from_snapshot)
 

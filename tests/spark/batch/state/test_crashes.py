@@ -30,7 +30,7 @@ from batch.state.operations import (
 )
 from fleetpulse.columnar.snapshot.bootstrap import REGISTERED_SCHEMA
 from fleetpulse.core.operations.device_filter import parse_device_filter
-from fleetpulse.core.operations.dropped_devices import parse_dropped
+from fleetpulse.core.operations.dropped_devices import arguments_as_planned
 from fleetpulse.core.replay import outcome
 from fleetpulse.core.rows import Kind
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES
@@ -201,8 +201,11 @@ def test_devices_selected_for_a_bootstrap_are_judged_as_in_the_whole_fleet(
     home, only, lines = copy_of(judged, tmp_path / "home"), parse_device_filter("site = 'north'"), list[str]()
     kept = matching_devices(read_snapshot(spark, home, find_snapshot(home).version or 0).each, only).count()
     assert bootstrap(StateOperation(spark, home, lines.append, dry=True), find_snapshot(home), only) is None
-    assert parse_dropped("\n".join(lines)) == find_snapshot(home).devices - kept > 0
-    bootstrap(StateOperation(spark, home, lambda message: None), find_snapshot(home), only)
+    dropped = find_snapshot(home).devices - kept
+    assert dropped > 0
+    planned = [f"--version={find_snapshot(home).version}", f"--drops-at-most={dropped}"]
+    assert arguments_as_planned("\n".join(lines)) == planned
+    bootstrap(StateOperation(spark, home, lambda message: None), find_snapshot(home), only, drops_at_most=dropped)
     land(home, ROWS[CUT:], 3)
     judge(spark, home)
     only_north = {row.device_id for row in ROWS if row.site == "north"} - {row.device_id for row in ROWS if row.site != "north"}
@@ -270,6 +273,11 @@ def test_an_impossible_operation_is_refused_with_a_reason_and_changes_nothing(
             lambda work: bootstrap(work, find_snapshot(work.home), parse_device_filter("site = 'nowhere'")),
             "filter-fits-none",
             "got 0 of",
+        ),
+        (
+            lambda work: bootstrap(work, find_snapshot(work.home), parse_device_filter("site = 'north'"), drops_at_most=0),
+            "bootstrap-drops-more",
+            "at most 0",
         ),
         (
             lambda work: snapshot.take(work.spark, work.home, 4711, work.report),

@@ -16,6 +16,7 @@ from fleetpulse.core.errors import FleetError, Misuse
         (["bootstrap", "--damaged", "--devices", "a.csv"], "recover from a snapshot"),
         (["bootstrap", "--version", "3", "--at", "2026-01-31T12:00:00Z"], "give one of them"),
         (["bootstrap", "--registry", "--only", "true"], "name one"),
+        (["bootstrap", "--registry", "--drops-at-most", "0"], "omit it with"),
         (["migrate", "--for", "10m"], "add --canary"),
         (["migrate", "--for", "10m", "--dry-run"], "add --canary"),
         (["migrate", "--canary", "--json"], "omit --json"),
