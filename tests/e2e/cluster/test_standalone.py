@@ -24,6 +24,7 @@ from fleetpulse.io.checkpoints.checkpoint import judged_up_to
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import snapshots
+from fleetpulse.orchestration.config import backtest_folder
 from fleetpulse.paths import ROOT
 from fleetpulse.reports.agreement import defined, emitted
 from tests.support.fleet_command import await_none_left, fleet_command
@@ -71,7 +72,7 @@ def test_workers_run_as_another_user_who_sees_none_of_the_drivers_folders(cluste
 def test_a_backtest_submitted_to_the_cluster_writes_its_page(cluster: SparkCluster) -> None:
     rows = [*(histories.signal(at, "pump") for at in range(0, 3000, 100)), histories.tick(6000)]
     home = landed_home(cluster.shared / "backtest", rows, Deployment(10_000)).path
-    run = home / "airflow" / "fleet" / "backtests" / "a-run"
+    run = backtest_folder(home / "airflow" / "fleet", "a run")
     run.mkdir(parents=True)
     (run / "policy.toml").write_text('[rules]\ntimeout = "50s"\n')
     cluster.share(home)
