@@ -55,7 +55,10 @@ def lifecycle_diagram() -> str:
         if trigger not in _COMMANDED:
             edges.setdefault((mode, target), []).append(trigger.value)
     drawn = [f"    {mode.value} --> {target.value}: {', '.join(triggers)}\n" for (mode, target), triggers in edges.items()]
-    return "".join(["stateDiagram-v2\n    direction LR\n    [*] --> provisioned\n", *drawn, "    forgotten --> [*]\n"])
+    head = (
+        "---\nconfig:\n  htmlLabels: false\n  theme: neutral\n---\nstateDiagram-v2\n    direction LR\n    [*] --> provisioned\n"
+    )
+    return "".join([head, *drawn, "    forgotten --> [*]\n"])
 
 
 def lifecycle() -> str:
