@@ -140,7 +140,14 @@ class KillExecutor:
 
     def _kill_part_of_cluster(self, victim: KillKind) -> None:
         assert self._cluster is not None, "only a cluster has these victims"
+        limit_s = time.monotonic() + RECOVERY_S
         while not self._has_all_executors():
+            if time.monotonic() > limit_s:
+                raise FleetError(
+                    f"not every worker of {self._cluster.master} had an executor within {RECOVERY_S:.0f} s; see the logs in "
+                    f'"{self._cluster.place}"',
+                    code="executors-not-started",
+                )
             self.tend(_POLL_S)
         self._await_batch()
         worker = self._random.randrange(len(self._cluster.workers))

@@ -22,7 +22,10 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
 from cli.chaos.load import Acknowledged, Message
-from fleetpulse.core.rows import Kind
+from fleetpulse.core.messages.decode import decode
+from fleetpulse.core.presence.presence_time import classify_event_time, with_presence_time
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import Kind, Row
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 
@@ -95,7 +98,7 @@ class ReconnectingDevice:
             sent.wait_for_publish(_ANSWER_S)
             if sent.is_published():
                 identity = self.name, kind.value, at_ms, boot, self._seq
-                message = Message(self._topic(kind), payload, identity, presence_ms(now_ms, self._ahead_ms))
+                message = Message(self._topic(kind), payload, identity, presence_ms(self._topic(kind), payload, now_ms))
                 self.acknowledged.append(Acknowledged(message, wall_clock_ms()))
                 return True
         return False
@@ -128,19 +131,22 @@ class ReconnectingDevice:
         return f"fleet/{self.site}/{self.name}/{kind.value}"
 
 
-def presence_ms(sent_ms: int, ahead_ms: int) -> int:
+def presence_ms(topic: str, payload: bytes, sent_ms: int) -> int:
     """Return the instant for which a signal proves that its device was alive, epoch milliseconds.
 
-    If the clock is behind and the signal is not late, that is its event time. Otherwise the signal counts
-    at its receipt, which is not before ``sent_ms``.
+    The signal is judged as if it were received when it is sent, at a frontier that is behind by the
+    allowed lateness. It proves no earlier instant if it is received later.
 
     Args:
+        topic: topic of the signal.
+        payload: its payload.
         sent_ms: instant of sending, epoch milliseconds.
-        ahead_ms: milliseconds by which the device's clock is ahead; negative if it is behind.
-
-    Source: docs/adr/0032-presence-time.md
     """
-    return sent_ms + ahead_ms if -LATENESS_MS < ahead_ms < 0 else sent_ms
+    row, deployment = decode(topic, payload, sent_ms), Deployment(LATENESS_MS)
+    assert isinstance(row, Row), "devices of chaos send valid signals"
+    clock_limits = (deployment.max_clock_lead_ms, deployment.max_backlog_ms)
+    trust = classify_event_time(row, sent_ms - LATENESS_MS, *clock_limits)
+    return with_presence_time(row, trust).at_ms
 
 
 class ReconnectingDevices:
