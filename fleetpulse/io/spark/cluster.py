@@ -11,6 +11,7 @@ Source: docs/adr/0042-spark-cluster-on-a-shared-file-system.md
 
 import fcntl
 import os
+import re
 import secrets
 import socket
 import time
@@ -36,6 +37,9 @@ _EXECUTORS_S: Final = 120.0  # until the first executor registers; Spark's own l
 _TASKS_S: Final = 600.0  # for the first tasks; an executor may have to compile the kernels before
 _POLL_S: Final = 0.1
 _LEAST_SECRET_CHARS: Final = 32
+_WRITTEN_BY_PYTHON: Final = "Error from python worker:"
+_PATH_OF_PYTHON: Final = "PYTHONPATH was:"
+_RAISED: Final = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Misuse|Exit|Interrupt)\b")  # last line of a traceback
 _PROBED: Final = "name string, fault string"
 _PROBED_SCHEMA: Final = pa.schema([("name", pa.string()), ("fault", pa.string())])
 _LOCK, _TOKEN = "lock", "driver"
@@ -182,8 +186,8 @@ def require_shared(spark: SparkSession, folder: Path, tasks: int) -> None:
                     found = checked.collect()
             except (PySparkException, Py4JError) as error:
                 raise FleetError(
-                    f"the executors cannot run the tasks of this project ({_cause(error)}); expected the same Python, Java, "
-                    f"packages and project at the same paths as here; install them on each worker",
+                    f"the executors cannot run the tasks of this project ({cause_in_executor(error)}); expected the same "
+                    f"Python, Java, packages and project at the same paths as here; install them on each worker",
                     code="spark-executors-differ",
                 ) from error
         faults = {row.fault for row in found if row.fault} or {
@@ -272,6 +276,18 @@ def _require_links(place: Path, name: str) -> str | None:
     return "a hard link replaces a file"
 
 
-def _cause(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if "Error" in line]
-    return (lines[-1] if lines else first_line(error))[:400]
+def cause_in_executor(error: Exception) -> str:
+    """Return the line of Spark's error that names the cause in an executor, at most 400 characters.
+
+    Spark puts what a Python process wrote before its end between two fixed lines. The remaining lines are
+    exceptions of the JVM with their stack traces.
+    """
+    lines = [line.strip() for line in str(error).splitlines()]
+    if _WRITTEN_BY_PYTHON in lines:
+        written = lines[lines.index(_WRITTEN_BY_PYTHON) + 1 :]
+        written = [line for line in written[: written.index(_PATH_OF_PYTHON) if _PATH_OF_PYTHON in written else None] if line]
+        raised = [line for line in written if _RAISED.match(line)]
+        found = raised or written
+    else:
+        found = [line for line in lines if "Error" in line and not line.startswith("at ")]
+    return (found[-1] if found else first_line(error))[:400]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetpulse.io.spark.cluster import PORTS, Cluster, probe, reach_master, read_secret
+from fleetpulse.io.spark.cluster import PORTS, Cluster, cause_in_executor, probe, reach_master, read_secret
 from fleetpulse.io.spark.session import SparkResources, settings
 from fleetpulse.settings import load_settings
 from tests.support.refusals import refused
@@ -176,3 +176,24 @@ def test_a_file_system_without_hard_links_is_a_fault(tmp_path: Path, monkeypatch
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert "no hard links" in (probe(tmp_path, "one", "token") or "")
+
+
+def test_the_cause_in_an_executor_is_the_last_exception_of_its_python_process_not_a_frame_of_a_trace() -> None:
+    frames = """
+\tat org.apache.spark.util.SparkErrorUtils.tryWithSafeFinally(SparkErrorUtils.scala:86)
+\tat org.apache.spark.executor.Executor$TaskRunner.run(Executor.scala:897)
+"""
+    written = """Job aborted: Lost task 0.3 in stage 0.0: org.apache.spark.SparkException:
+Error from python worker:
+  Traceback (most recent call last):
+    File "daemon.py", line 8, in <module>
+  RuntimeError: cannot cache function 'f': no locator available for file 'ordering.py'
+  a later warning
+PYTHONPATH was:
+  /opt/pyspark.zip
+org.apache.spark.SparkException: EOFException occurred while reading the port number from the daemon's stdout."""
+    cause = "RuntimeError: cannot cache function 'f': no locator available for file 'ordering.py'"
+    assert cause_in_executor(RuntimeError(written + frames)) == cause
+    assert cause_in_executor(RuntimeError(written.replace("RuntimeError:", "-"))) == "a later warning"
+    assert cause_in_executor(RuntimeError(f"java.io.IOError: no file{frames}")) == "java.io.IOError: no file"
+    assert cause_in_executor(RuntimeError("lost\n")) == "lost"
