@@ -20,15 +20,17 @@ from pathlib import Path
 from fleetpulse.io.spark.java import find_java
 from fleetpulse.io.system.kernel_cache import ensure_kernels_compiled
 from fleetpulse.paths import PACKAGE, ROOT, cache_dir
+from tests.support.wait import PATIENCE_S
 
 _USER = "nobody"
 _STAGE = Path("/mnt")  # hidden in the namespace while the mounts are made
 _PROGRAMS = ("unshare", "mount", "umount", "setpriv")
+NO_HOME = Path("/nonexistent")
+_PRELOAD = "from fleetpulse.io.lifecycle.python_daemon import preload; preload()"
 
 
 @cache
-def unavailable() -> str:
-    """Return the reason why processes cannot be started as on another host; empty if they can."""
+def _unavailable() -> str:
     if os.geteuid() != 0:
         return "only root can start processes as another user"
     if missing := [program for program in _PROGRAMS if shutil.which(program) is None]:
@@ -39,14 +41,23 @@ def unavailable() -> str:
     return "" if tried.returncode == 0 else "no mount namespaces"
 
 
+class Unavailable(Exception):
+    """Processes cannot run as on another host, for the reason in the text."""
+
+
 class ForeignHost:
     """Maker of command lines that run as on another host.
 
     Args:
         place: folder for copies of the compiled kernels, which belong to the other user.
+
+    Raises:
+        Unavailable: processes cannot be started as on another host, or cannot run the installation there.
     """
 
     def __init__(self, place: Path) -> None:
+        if reason := _unavailable():
+            raise Unavailable(reason)
         ensure_kernels_compiled()
         installed = (ROOT, Path(sys.prefix), Path(sys.base_prefix), cache_dir().absolute(), find_java())
         self._mounted = {path.resolve(): path for path in installed}
@@ -55,6 +66,25 @@ class ForeignHost:
             shutil.copytree(compiled, own)
             self.give(own)
             self._mounted[own] = compiled
+        self._require_imports(place)
+
+    def _require_imports(self, place: Path) -> None:
+        """Check that a process on the other host can import and load what a Python worker of Spark needs."""
+        own = place / "imports"
+        own.mkdir()
+        self.give(own)
+        environment = {
+            "FLEET_CACHE": str(cache_dir().absolute()),
+            "HOME": str(NO_HOME),
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            "PYTHONSAFEPATH": "1",
+            "TMPDIR": str(own),
+        }
+        command = self.command([sys.executable, "-c", _PRELOAD], [own], Path("/"))
+        tried = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE_S, check=False)
+        if tried.returncode:
+            raise Unavailable(f"user {_USER} cannot run the installation: {tried.stderr.strip()[-2000:]}")
 
     @staticmethod
     def give(path: Path) -> None:

@@ -16,7 +16,7 @@ import psutil
 from fleetpulse.io.spark.cluster import PORTS
 from fleetpulse.io.spark.standalone import StandaloneCluster
 from fleetpulse.paths import ROOT
-from tests.support.foreign_host import ForeignHost, unavailable
+from tests.support.foreign_host import NO_HOME, ForeignHost, Unavailable
 from tests.support.processes import register_process
 from tests.support.wait import PATIENCE_S
 
@@ -32,12 +32,14 @@ class SparkCluster:
         shared: folder that all hosts share, for homes.
         driver: folder of the drivers' host, for temporary files.
         host: maker of processes as on other hosts; None if it is unavailable.
+        unavailable: the reason for that; empty if ``host`` is set.
     """
 
     parts: StandaloneCluster
     shared: Path
     driver: Path
     host: ForeignHost | None
+    unavailable: str
 
     def share(self, folder: Path) -> None:
         """Make the user of the cluster the owner of a shared folder and of all files below it."""
@@ -85,7 +87,11 @@ def spark_cluster(place: Path) -> Iterator[SparkCluster]:
     shared, driver, parts = place / "shared", place / "driver", place / "parts"
     for folder in (shared, driver / "tmp", parts):
         folder.mkdir(parents=True)
-    host = None if unavailable() else ForeignHost(place)
+    host, reason = None, ""
+    try:
+        host = ForeignHost(place)
+    except Unavailable as error:
+        reason = str(error)
 
     def launcher(command: Sequence[str], own: Path) -> Sequence[str]:
         if host is None:
@@ -95,8 +101,8 @@ def spark_cluster(place: Path) -> Iterator[SparkCluster]:
         return host.command(command, [own, parts / "conf", shared], Path("/"))
 
     try:
-        with StandaloneCluster(parts, shared / "secret", launcher=launcher, home=Path("/nonexistent")) as cluster:
-            yield SparkCluster(cluster, shared, driver, host)
+        with StandaloneCluster(parts, shared / "secret", launcher=launcher, home=NO_HOME) as cluster:
+            yield SparkCluster(cluster, shared, driver, host, reason)
     finally:
         if (counted := os.environ.get("FLEET_STARTS")) and (driver / "starts").exists():
             with Path(counted).open("a") as starts:

@@ -28,7 +28,6 @@ from fleetpulse.orchestration.config import backtest_folder
 from fleetpulse.paths import ROOT
 from fleetpulse.reports.agreement import defined, emitted
 from tests.support.fleet_command import await_none_left, fleet_command
-from tests.support.foreign_host import unavailable
 from tests.support.histories import histories
 from tests.support.histories.streams import DEPLOYMENT, history, land
 from tests.support.homes.homes import landed_home
@@ -58,8 +57,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
 
 
 def test_workers_run_as_another_user_who_sees_none_of_the_drivers_folders(cluster: SparkCluster) -> None:
-    if reason := unavailable():
-        pytest.skip(reason)
+    if cluster.host is None:
+        pytest.skip(cluster.unavailable)
     for worker in cluster.parts.workers:
         await_that(lambda one=worker: psutil.Process(one.pid).name() == "java", what="the worker")
         assert psutil.Process(worker.pid).uids().effective != os.geteuid()
