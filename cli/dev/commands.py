@@ -69,6 +69,12 @@ def test(
     context: typer.Context,
     everything: Annotated[bool, typer.Option("--all", help="Include the extended tests.")] = False,
     long: Annotated[bool, typer.Option("--long", help="Run all tests in their long forms, for hours.")] = False,
+    within: Annotated[
+        str | None,
+        typer.Option(
+            help="Time limit, such as 75m: files with extended tests only are left out, and listed, if it is too short."
+        ),
+    ] = None,
 ) -> None:
     """Run tests by layer: unit, property, dags, spark, e2e; options go to pytest.
 
@@ -91,7 +97,8 @@ def test(
     from cli.dev.test_plan import Form, choose
     from cli.dev.test_run import run_tests
 
-    if not run_tests(choose(context.args, Form.LONG if long else Form.ALL if everything else Form.DEFAULT)):
+    form = Form.LONG if long else Form.ALL if everything else Form.DEFAULT
+    if not run_tests(choose(context.args, form, None if within is None else parse_duration_ms(within) / 1000)):
         raise typer.Exit(1)
 
 

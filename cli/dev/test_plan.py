@@ -11,7 +11,7 @@ import ast
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heapify, heapreplace
@@ -30,6 +30,7 @@ APART: Final = (
     "tests/e2e/operations/test_airflow.py",
     "tests/e2e/deployment/test_image.py",
 )  # each needs a core: a browser, an installation
+_PACE_S: Final = 300.0  # estimated seconds of ended parts whose durations count as much as the speed of the machine
 _START_S: Final = 4.0  # duration of imports and collection of a part
 _COLLECTS: Final = ("--co", "--collect-only")
 _INTERACTIVE: Final = ("-s", "--capture=no", "--pdb", "--trace", *_COLLECTS)
@@ -64,7 +65,8 @@ _LONG_S: Final[Mapping[str, float]] = {
     "tests/e2e/ingest/test_kafka.py": 145.0,
     "tests/e2e/deployment/test_image.py": 140.0,
     "tests/e2e/operations/test_drill.py": 130.0,
-    "tests/e2e/pipeline/test_chaos.py": 125.0,
+    "tests/e2e/pipeline/test_chaos.py": 300.0,
+    "tests/e2e/cluster/test_standalone.py": 150.0,
     "tests/e2e/ingest/test_reconnects.py": 125.0,
 }
 
@@ -80,6 +82,7 @@ class Chosen:
         marker: marker expression of the user; None if there is none.
         rest: further arguments for pytest.
         jobs: requested number of parts at a time; None if none was requested.
+        within_s: time limit of the run, seconds; None if there is none.
     """
 
     form: Form
@@ -88,6 +91,7 @@ class Chosen:
     marker: str | None = None
     rest: tuple[str, ...] = ()
     jobs: int | None = None
+    within_s: float | None = None
 
     @property
     def whole(self) -> bool:
@@ -115,8 +119,13 @@ class Chosen:
         return f"({self.marker}) and {outside}" if self.marker and outside else self.marker or outside
 
 
-def choose(arguments: Sequence[str], form: Form) -> Chosen:
+def choose(arguments: Sequence[str], form: Form, within_s: float | None = None) -> Chosen:
     """Parse arguments: layers or paths first, then options of pytest.
+
+    Args:
+        arguments: the arguments.
+        form: extent of the run.
+        within_s: time limit of the run, seconds; None if there is none.
 
     Raises:
         Misuse: a word before the first option is neither a layer nor a path below tests/, or an
@@ -146,7 +155,7 @@ def choose(arguments: Sequence[str], form: Form) -> Chosen:
     chosen = {*named, *(PurePosixPath(path).parts[1] for path in folders if len(PurePosixPath(path).parts) == 2)}
     targets = tuple(path.rstrip("/") for path in paths if path.rstrip("/") not in {f"tests/{layer}" for layer in LAYERS})
     layers = tuple(layer for layer in LAYERS if layer in chosen or any(layer_of(path) == layer for path in targets))
-    return Chosen(form, layers or LAYERS, targets, marker, tuple(rest), jobs)
+    return Chosen(form, layers or LAYERS, targets, marker, tuple(rest), jobs, within_s)
 
 
 def _is_path(argument: str) -> bool:
@@ -266,12 +275,14 @@ class Part:
         targets: files, folders or tests, as arguments of pytest.
         estimate_s: expected wall seconds.
         apart: whether it must not run beside another part with this flag.
+        optional: whether a time limit may leave it out, because all of its tests are extended.
     """
 
     label: str
     targets: tuple[str, ...]
     estimate_s: float
     apart: bool = False
+    optional: bool = False
 
 
 def split(files: Sequence[str], into: int, estimate: Callable[[str], float]) -> list[tuple[str, ...]]:
@@ -284,7 +295,13 @@ def split(files: Sequence[str], into: int, estimate: Callable[[str], float]) -> 
     return [tuple(sorted(group)) for _, _, group in sorted(groups, key=lambda one: one[1]) if group]
 
 
-def parts_of(files: Mapping[str, Sequence[str]], chosen: Chosen, estimate: Callable[[str], float], jobs: int) -> list[Part]:
+def parts_of(
+    files: Mapping[str, Sequence[str]],
+    chosen: Chosen,
+    estimate: Callable[[str], float],
+    jobs: int,
+    extended: Collection[str] = (),
+) -> list[Part]:
     """Return the parts of a run, the longest first.
 
     Args:
@@ -292,15 +309,22 @@ def parts_of(files: Mapping[str, Sequence[str]], chosen: Chosen, estimate: Calla
         chosen: the selection.
         estimate: function that estimates the seconds of a file.
         jobs: number of parts at a time.
+        extended: files whose tests are all extended; if the run has a time limit, their parts are optional.
     """
     parts: list[Part] = []
+    optional = frozenset[str]() if chosen.within_s is None else frozenset(extended)
     for layer, paths in files.items():
-        for number, group in enumerate(groups := _groups(layer, paths, chosen, estimate, jobs), 1):
+        groups = [
+            group
+            for some in ([path for path in paths if path not in optional], [path for path in paths if path in optional])
+            for group in _groups(layer, some, chosen, estimate, jobs)
+        ]
+        for number, group in enumerate(groups, 1):
             label = layer if len(groups) == 1 else f"{layer} {number} of {len(groups)}"
             if len(group) == 1:
                 label = f"{layer}/{PurePosixPath(group[0].partition('::')[0]).name}"
             seconds = _START_S + sum(estimate(path.partition("::")[0]) for path in group)
-            parts.append(Part(label, group, seconds, any(path in APART for path in group)))
+            parts.append(Part(label, group, seconds, any(path in APART for path in group), optional.issuperset(group)))
     return parts if chosen.interactive else sorted(parts, key=lambda part: (-part.estimate_s, part.label))
 
 
@@ -320,10 +344,40 @@ def _groups(
     return split(paths, math.ceil(sum(map(estimate, paths)) / PART_S), estimate)
 
 
-def next_part(waiting: Sequence[Part], running: Iterable[Part]) -> Part | None:
-    """Return the first part that may run beside the running ones, or None."""
+def next_part(waiting: Sequence[Part], running: Iterable[Part], fits: Callable[[Part], bool] = lambda _: True) -> Part | None:
+    """Return the first part that fits and may run beside the running ones, or None."""
     is_exclusive = any(part.apart for part in running)
-    return next((part for part in waiting if not (part.apart and is_exclusive)), None)
+    return next((part for part in waiting if not (part.apart and is_exclusive) and fits(part)), None)
+
+
+def fits_in(part: Part, waiting: Sequence[Part], running_s: Sequence[float], jobs: int, pace: float, left_s: float) -> bool:
+    """Return whether a part and all required parts are expected to end within the time that is left.
+
+    Args:
+        part: the part; a required part always fits.
+        waiting: parts that have not started.
+        running_s: seconds left of each running part.
+        jobs: number of parts at a time.
+        pace: how many times longer than estimated the parts of this run take.
+        left_s: seconds that are left.
+    """
+    if not part.optional:
+        return True
+    required_s = [one.estimate_s * pace for one in waiting if not one.optional]
+    return time_left_s(running_s, [part.estimate_s * pace, *required_s], jobs) <= left_s
+
+
+def pace_of(parts: Iterable[tuple[float, float]], at_first: float) -> float:
+    """Return how many times longer than estimated the parts of a run take, at least once.
+
+    Args:
+        parts: estimated and actual seconds of each ended part, and of each running part that exceeds its estimate.
+        at_first: pace until half of the known durations are of this run, from the speed of the machine.
+    """
+    estimated_s, took_s = _PACE_S, _PACE_S * at_first
+    for estimate_s, actual_s in parts:
+        estimated_s, took_s = estimated_s + estimate_s, took_s + actual_s
+    return max(1.0, took_s / estimated_s)
 
 
 def part_left_s(estimate_s: float, elapsed_s: float, ended: int, tests: int) -> float:
@@ -428,6 +482,19 @@ def progress(ended: int, expected: int, elapsed_s: float, left_s: float, now: It
     return f"== {ended:,} of {max(ended, expected):,} tests, {span(elapsed_s)} gone, {left}" + (
         f"; now: {running}" if running else ""
     )
+
+
+def left_out_by_time(not_started: Sequence[Part], stopped: Sequence[Part], within_s: float) -> list[str]:
+    """Return a line for each part that a time limit left out or stopped, below a line with the reason."""
+    if not (not_started or stopped):
+        return []
+    paths = " ".join(path for part in (*not_started, *stopped) for path in part.targets)
+    return [
+        f"== the time limit of {span(within_s)} leaves out {len(not_started) + len(stopped)} parts with extended tests only; "
+        f"to run them: ./fleet test --all {paths}",
+        *(f"   not started: {part.label}" for part in not_started),
+        *(f"   stopped: {part.label}" for part in stopped),
+    ]
 
 
 def slowest(finished: Iterable[Finished], before: Callable[[str], float | None], count: int = 10) -> list[str]:

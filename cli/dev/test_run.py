@@ -32,6 +32,7 @@ from cli.dev.test_plan import (
     closing,
     further_jobs,
     layer_of,
+    left_out_by_time,
     number_of_jobs,
     parts_of,
     skips,
@@ -55,6 +56,7 @@ _SPARK_LAYERS: Final = ("spark", "e2e")
 _PEERS: Final = "from bench.peers.scala_jar import compiled; compiled()"
 # One repetition of the calibration. Its work resembles the suite's: imports in a new process, and
 # plain Python.
+_UNIT_OF_ESTIMATES_S: Final = 0.42  # CPU unit of the machine on which the estimates of unmeasured files were made
 _CALIBRATION: Final = """
 import hashlib, json
 import numpy, pyarrow
@@ -83,11 +85,12 @@ def run_tests(chosen: Chosen) -> bool:
     durations_path = cache_dir() / "durations.json"
     durations = _read_durations(durations_path)
     files, left_out = files_of(chosen)
-    parts = parts_of(files, chosen, durations.estimate(chosen.form), jobs)
+    extended = {path for paths in files.values() for path in paths if chosen.within_s and _is_wholly_extended(path)}
+    parts = parts_of(files, chosen, durations.estimate(chosen.form), jobs, extended)
     if not chosen.collects:
         _prepare(chosen.layers, screen)
     budget = _budget(chosen)
-    unit_s = _calibrate() if budget else 0.0
+    unit_s = _calibrate() if budget or chosen.within_s else 0.0
     counts = durations.tests_of(chosen.form)
     began_s, before_s = time.monotonic(), _children_cpu_s()
     with tempfile.TemporaryDirectory(prefix="fleet-tests-", ignore_cleanup_errors=True) as folder, _subreaper() as reaps:
@@ -108,6 +111,8 @@ def run_tests(chosen: Chosen) -> bool:
             stops=any(_STOPS.fullmatch(argument) for argument in chosen.rest),
             reaps=reaps,
             expected=lambda part: sum(counts[path] or _functions(path) for path in part.targets),
+            within_s=chosen.within_s,
+            pace=unit_s / _UNIT_OF_ESTIMATES_S,
         )
         with _signals_as_exit():
             ended = scheduler.run(parts)
@@ -118,6 +123,8 @@ def run_tests(chosen: Chosen) -> bool:
     _print_results(screen, finished, lambda test: durations.of_test(chosen.form, test))
     if left_out or any(one.left_out for one in ended):
         screen.line(f"== left out: {sum(one.left_out for one in ended)} tests, and {left_out} files that only --all runs")
+    for line in left_out_by_time(scheduler.not_started, scheduler.stopped, chosen.within_s or 0.0):
+        screen.line(line)
     cost = f"== {span(time.monotonic() - began_s)}, {starts} starts of Spark, {cpu_s:,.0f} CPU s"
     faults = [f"{one.part.label}: {_why(one)}" for one in ended if not one.passed]
     if not (finished or faults or chosen.collects):
@@ -174,9 +181,14 @@ def files_of(chosen: Chosen) -> tuple[dict[str, list[str]], int]:
             continue
         paths = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests" / layer).glob("**/test_*.py"))]
         whole = chosen.form is not Form.DEFAULT or bool(chosen.targets)
-        files[layer] = [path for path in paths if whole or not wholly_extended((ROOT / path).read_text())]
+        files[layer] = [path for path in paths if whole or not _is_wholly_extended(path)]
         left_out += len(paths) - len(files[layer])
     return files, left_out
+
+
+def _is_wholly_extended(path: str) -> bool:
+    path = path.partition("::")[0]
+    return path.endswith(".py") and wholly_extended((ROOT / path).read_text())
 
 
 def _functions(path: str) -> int:

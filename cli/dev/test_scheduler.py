@@ -22,7 +22,9 @@ from cli.dev.test_plan import (
     Finished,
     Part,
     closing,
+    fits_in,
     next_part,
+    pace_of,
     part_left_s,
     progress,
     span,
@@ -189,6 +191,11 @@ class Scheduler:
         collects: whether parts only list their tests.
         reaps: whether this process becomes the parent of the parts' orphans, and must reap them.
         expected: function that returns the recorded number of tests of a part.
+        within_s: time limit of the run, seconds: an optional part that would exceed it does not start, or is stopped;
+            None if there is none.
+        pace: pace at first, see `pace_of`.
+        not_started: optional parts that the time limit has left out, after the run.
+        stopped: optional parts that were running at the time limit, after the run.
     """
 
     command: Callable[[Part, Path], list[str]]
@@ -203,6 +210,10 @@ class Scheduler:
     reaps: bool = False
     expected: Callable[[Part], int] = lambda _: 0
     further: int = 0
+    within_s: float | None = None
+    pace: float = 1.0
+    not_started: list[Part] = field(default_factory=list)
+    stopped: list[Part] = field(default_factory=list)
 
     def run(self, parts: Sequence[Part]) -> list[Running]:
         """Run parts to their end; return them in the order in which they ended.
@@ -213,15 +224,20 @@ class Scheduler:
         began_s, idle = time.monotonic(), IdleCores()
         try:
             while waiting or running:
-                while self._has_room(len(running), idle) and (part := next_part(waiting, [one.part for one in running])):
+                while self._has_room(len(running), idle) and (part := self._next(began_s, waiting, running, ended)):
                     idle.begin()
                     waiting.remove(part)
                     running.append(self._start(part, len(ended) + len(running)))
+                if not running:  # no waiting part fits into the time that is left
+                    break
                 if self.has_terminal:
                     running[0].process.wait()
+                self._stop_late(began_s, running)
                 self.reap(running)
                 for one in [one for one in running if one.process.poll() is not None]:
                     running.remove(one)
+                    if one.part in self.stopped:
+                        continue
                     ended.append(one)
                     self._end(one)
                     if self.stops and not one.passed:
@@ -233,7 +249,28 @@ class Scheduler:
                 time.sleep(_POLL_S if running else 0)
         finally:
             _end_all([one.process for one in running], interrupted=self.has_terminal)
+        self.not_started = waiting
         return ended
+
+    def _next(self, began_s: float, waiting: Sequence[Part], running: Sequence[Running], ended: Sequence[Running]) -> Part | None:
+        now_s, parts = time.monotonic(), [one.part for one in running]
+        if self.within_s is None:
+            return next_part(waiting, parts)
+        durations = [(one.part.estimate_s, one.ended_s - one.began_s) for one in ended]
+        durations += [(one.part.estimate_s, now_s - one.began_s) for one in running if now_s - one.began_s > one.part.estimate_s]
+        pace, left_s = pace_of(durations, self.pace), began_s + self.within_s - now_s
+        lasting = [
+            part_left_s(pace * one.part.estimate_s, now_s - one.began_s, len(one.finished), one.collected or 0) for one in running
+        ]
+        return next_part(waiting, parts, lambda part: fits_in(part, waiting, lasting, self.jobs, pace, left_s))
+
+    def _stop_late(self, began_s: float, running: Sequence[Running]) -> None:
+        """Stop the optional parts that run beyond the time limit."""
+        if self.within_s is None or time.monotonic() - began_s < self.within_s:
+            return
+        if late := [one for one in running if one.part.optional]:
+            _end_all([one.process for one in late], interrupted=False)
+            self.stopped += [one.part for one in late]
 
     def _has_room(self, running: int, idle: IdleCores) -> bool:
         return running < self.jobs or (running < self.jobs + self.further and idle.found())

@@ -15,8 +15,11 @@ from cli.dev.test_plan import (
     budget_of,
     choose,
     closing,
+    fits_in,
     further_jobs,
+    left_out_by_time,
     next_part,
+    pace_of,
     part_left_s,
     parts_of,
     progress,
@@ -146,6 +149,43 @@ def test_parts_that_need_a_core_never_run_at_the_same_time() -> None:
     assert next_part([apart[1], parts[-1]], [apart[0]]) == next(part for part in [apart[1], parts[-1]] if not part.apart)
     assert next_part([apart[1]], [apart[0]]) is None
     assert next_part([apart[1]], []) == apart[1]
+
+
+def test_with_a_time_limit_extended_files_are_optional_parts_of_their_own() -> None:
+    extended = {"tests/e2e/test_w.py", "tests/spark/test_t.py"}
+    parts = parts_of(FILES, choose([], Form.ALL, 600.0), estimate, 2, extended)
+    assert {path for part in parts if part.optional for path in part.targets} == extended
+    assert sorted(path for part in parts for path in part.targets) == sorted(path for paths in FILES.values() for path in paths)
+    assert not any(part.optional for part in parts_of(FILES, choose([], Form.ALL), estimate, 2, extended))
+
+
+def test_an_optional_part_starts_only_if_all_required_parts_end_in_time_beside_it() -> None:
+    required, optional = Part("r", (), 100.0), Part("o", (), 40.0, optional=True)
+    assert fits_in(required, [required], [500.0], 1, 1.0, 0.0), "a required part always starts"
+    assert fits_in(optional, [optional, required], [60.0], 2, 1.0, 140.0)
+    assert not fits_in(optional, [optional, required], [61.0], 1, 1.0, 200.0)
+    assert not fits_in(optional, [optional], [], 2, 2.0, 79.0)
+    assert fits_in(optional, [optional], [], 2, 2.0, 80.0)
+    assert next_part([optional, required], [], lambda part: not part.optional) == required
+    assert next_part([optional], [], lambda part: not part.optional) is None
+
+
+def test_the_pace_changes_from_that_of_the_machine_to_that_of_the_ended_parts() -> None:
+    assert pace_of([], 1.5) == 1.5
+    assert pace_of([], 0.5) == 1.0
+    assert pace_of([(300.0, 900.0)], 1.0) == 2.0
+    assert pace_of([(3000.0, 9000.0)] * 10, 1.0) == pytest.approx(3.0, abs=0.03)
+
+
+def test_parts_that_a_time_limit_leaves_out_are_listed_with_the_command_that_runs_them() -> None:
+    assert left_out_by_time([], [], 60.0) == []
+    lines = left_out_by_time([Part("e2e/test_a.py", ("tests/e2e/test_a.py",), 1)], [Part("b", ("b.py", "c.py"), 1)], 75.0)
+    assert lines == [
+        "== the time limit of 1 min 15 s leaves out 2 parts with extended tests only; to run them: ./fleet test --all "
+        "tests/e2e/test_a.py b.py c.py",
+        "   not started: e2e/test_a.py",
+        "   stopped: b",
+    ]
 
 
 def test_the_time_left_is_that_of_the_last_core_to_finish() -> None:

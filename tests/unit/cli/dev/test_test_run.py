@@ -75,6 +75,21 @@ def test_parts_run_in_parallel_and_only_failed_parts_show_their_output(tmp_path:
     assert "test_passes" not in output and "== one: 1 passed, 0 failed, 1 skipped, in " in output
 
 
+def test_a_time_limit_stops_and_leaves_out_optional_parts_only(tmp_path: Path) -> None:
+    for name in ("late", "waits"):
+        (tmp_path / f"test_{name}.py").write_text("import time\ndef test_waits(): time.sleep(600)\n")
+    (tmp_path / "test_one.py").write_text(PASSED_AND_SKIPPED)
+    written: list[str] = []
+    running = scheduler(tmp_path, written)
+    running.within_s = 1.5
+    late = Part("late", ("test_late.py",), 0.5, optional=True)  # it is expected to end in time, and does not
+    never = Part("waits", ("test_waits.py",), 2.0, optional=True)
+    ended = running.run([never, late, Part("one", ("test_one.py",), 1.0)])
+    assert [(one.part.label, one.passed) for one in ended] == [("one", True)]
+    assert (running.not_started, running.stopped) == ([never], [late])
+    assert "FAILED" not in "".join(written)
+
+
 def test_a_part_fails_if_one_of_its_tests_did_not_end(tmp_path: Path) -> None:
     (tmp_path / "test_one.py").write_text(PASSED_AND_SKIPPED)
     (tmp_path / "conftest.py").write_text(
