@@ -22,6 +22,9 @@ MINIMUM_PYTHON = (3, 11)
 LOCK_WAIT_S = 900.0  # other starts wait for a first installation, which takes minutes over a slow network
 KINDS = ("runtime", "operations", "dev")  # each contains the packages of the previous one, at the same versions
 
+# Sources that are built at installation, because their projects publish no wheel.
+BUILT = ("pyspark",)
+
 TAKES = {"runtime": "about a minute", "operations": "Airflow and related packages; a few minutes", "dev": "a few minutes"}
 
 
@@ -154,6 +157,8 @@ def create_venv(uv: Path, venv: Path) -> None:
 def sync(uv: Path, root: Path, venv: Path, kind: str) -> None:
     """Install exactly the packages of a lock, checked by hash, and write its stamps.
 
+    Only the packages of `BUILT` are built; the tool that builds them is checked by hash, too.
+
     A smaller kind that is ready stays ready: larger locks pin the same versions, so its packages do
     not change.
     """
@@ -174,6 +179,9 @@ def sync(uv: Path, root: Path, venv: Path, kind: str) -> None:
         "sync",
         "--quiet",
         "--require-hashes",
+        *("--only-binary", ":all:"),  # a build runs code of packages that no lock pins, except for those of build.txt
+        *(argument for name in BUILT for argument in ("--no-binary", name)),
+        *("--build-constraints", str(root / "requirements" / "build.txt")),
         "--compile-bytecode",  # if Python writes no bytecode, each start would compile Spark and numba again
         "--python",
         str(venv / "bin" / "python"),

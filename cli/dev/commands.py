@@ -26,8 +26,10 @@ LOCKS: Final = {  # in this order: larger locks, with more requirements, constra
     "dev": ["pyproject.toml", "--extra", "operations", "--extra", "dev"],
     "operations": ["pyproject.toml", "--extra", "operations", "--constraint", "requirements/dev.txt"],
     "runtime": ["pyproject.toml", "--constraint", "requirements/operations.txt"],
+    "build": ["-"],
     "uv": ["-"],
 }
+_STDIN: Final = {"build": "setuptools\n", "uv": "uv\n"}  # requirements that are not of the project itself
 PEER_LOCK: Final = ("bench/peers/pyflink/requirements.in", "bench/peers/pyflink/requirements.txt")  # for a separate environment
 _COMPOSE_FILES: Final = ("docker-compose.yml", "docker-compose.cluster.yml")
 _MISUSE: Final = 2  # exit code of argparse
@@ -225,7 +227,7 @@ def lock(
         # The locks must not depend on the mirror that this machine uses.
         command += ["--no-emit-index-url", "--no-emit-find-links", "--custom-compile-command", "./fleet lock"]
         command += ["--upgrade"] if upgrade else []
-        if _call([*command, *sources, "--output-file", f"requirements/{kind}.txt"], stdin="uv\n" if kind == "uv" else None):
+        if _call([*command, *sources, "--output-file", f"requirements/{kind}.txt"], stdin=_STDIN.get(kind)):
             raise FleetError(f"uv cannot compile requirements/{kind}.txt; see its output above", code="lock-failed")
     source, target = PEER_LOCK
     if _call([*command, "--no-annotate", source, "--output-file", target]):

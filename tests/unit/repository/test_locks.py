@@ -12,8 +12,8 @@ from fleetpulse.paths import ROOT
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 
 
-def test_each_kind_of_environment_has_a_lock() -> None:
-    assert [path.name for path in LOCKS] == ["dev.txt", "operations.txt", "runtime.txt", "uv.txt"]
+def test_each_kind_of_environment_and_the_tools_of_an_installation_have_a_lock() -> None:
+    assert [path.name for path in LOCKS] == ["build.txt", "dev.txt", "operations.txt", "runtime.txt", "uv.txt"]
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)

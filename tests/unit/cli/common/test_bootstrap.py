@@ -110,6 +110,16 @@ def test_an_interrupted_installation_is_repeated_and_ready_kinds_stay_ready(tmp_
     assert "--reinstall" not in install("exit 0")
 
 
+def test_only_spark_is_built_and_the_tool_that_builds_it_is_pinned_by_hash(tmp_path: Path) -> None:
+    venv, record, uv = fake_venv(tmp_path / "venv"), tmp_path / "record", tmp_path / "uv"
+    uv.write_text(f'#!/bin/sh\necho "$*" > "{record}"\n')
+    uv.chmod(0o755)
+    sync(uv, ROOT, venv, "runtime")
+    build = ROOT / "requirements" / "build.txt"
+    assert f" --only-binary :all: --no-binary pyspark --build-constraints {build} " in record.read_text()
+    assert [line for line in build.read_text().splitlines() if "==" in line and line.startswith("setuptools==")]
+
+
 def test_a_second_installer_waits_for_the_lock_and_fails_after_its_timeout(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     held, release = threading.Event(), threading.Event()
