@@ -258,13 +258,22 @@ class StopStream(FleetOperator):
 
         The state is written directly: a killed task has only seconds, too few to run a verb.
         """
+        from fleetpulse.core.operations.audit import Phase, recorded_arguments
         from fleetpulse.io.home.desired_state import RUNNING, STOPPED, get_desired, set_desired
         from fleetpulse.io.home.home import Home
+        from fleetpulse.io.tables.audit import AuditedAction, AuditTable
 
         home = Home(self.place.home)
         found = get_desired(home)
-        if found.state == STOPPED and found.by == by:
-            set_desired(home, RUNNING, by, only_if=found)
+        if found.state != STOPPED or found.by != by:
+            return
+        set_desired(home, RUNNING, by, only_if=found)
+        done, records = AuditedAction.of_this_process("stream start", recorded_arguments({"by": by}), by), AuditTable(home)
+        try:
+            records.write(done, Phase.STARTED)
+            records.write(done, Phase.FINISHED, "ok", 0)
+        except Exception:  # the failure of the run itself must stay visible
+            self.log.exception("no audit record of this start of the stream can be written")
 
 
 class StartStream(FleetOperator):

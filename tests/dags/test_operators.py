@@ -262,19 +262,27 @@ def test_killing_a_task_ends_the_verb_and_its_child_processes(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("by", "state"), [("a run", "running"), ("ann", "stopped")])
-def test_a_killed_stop_is_undone_unless_the_stop_belongs_to_another_user(tmp_path: Path, by: str, state: str) -> None:
+def test_a_killed_stop_is_undone_with_an_audit_record_unless_the_stop_belongs_to_another_user(
+    tmp_path: Path, by: str, state: str
+) -> None:
     from airflow.sdk.exceptions import AirflowException
 
     from fleetpulse.io.home.desired_state import STOPPED, get_desired, set_desired
     from fleetpulse.io.home.home import Home
     from fleetpulse.orchestration.operators import StopStream
+    from fleetpulse.reports.audit import audited_actions
 
+    (tmp_path / "tables").mkdir()
     set_desired(Home(tmp_path), STOPPED, by)
     task = StopStream(task_id="stop", place=place(tmp_path, program(tmp_path, "kill -9 $$")))
     task.words = ["stream", "stop", "--by", "a run", "--own"]
     with pytest.raises(AirflowException):
         task.execute(Context())
     assert (get_desired(Home(tmp_path)).state, get_desired(Home(tmp_path)).by) == (state, by)
+    undone = audited_actions(Home(tmp_path), None)
+    assert [(one["action"], one["asked_by"], one["result"]) for one in undone] == (
+        [("stream start", "a run", "ok")] if by == "a run" else []
+    )
 
 
 def test_a_verb_ends_although_its_child_process_still_runs(tmp_path: Path) -> None:
