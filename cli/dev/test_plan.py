@@ -30,6 +30,7 @@ APART: Final = (
     "tests/e2e/operations/test_airflow.py",
     "tests/e2e/deployment/test_image.py",
 )  # each needs a core: a browser, an installation
+SLOW_PACE: Final = 1.25
 _PACE_S: Final = 300.0  # estimated seconds of ended parts whose durations count as much as the speed of the machine
 _START_S: Final = 4.0  # duration of imports and collection of a part
 _COLLECTS: Final = ("--co", "--collect-only")
@@ -348,6 +349,14 @@ def next_part(waiting: Sequence[Part], running: Iterable[Part], fits: Callable[[
     """Return the first part that fits and may run beside the running ones, or None."""
     is_exclusive = any(part.apart for part in running)
     return next((part for part in waiting if not (part.apart and is_exclusive) and fits(part)), None)
+
+
+def in_order(waiting: Sequence[Part], pace: float) -> list[Part]:
+    """Return the order in which the parts of a run with a time limit start.
+
+    On a slow machine, optional parts start last: by then, the time that is left for them is known.
+    """
+    return sorted(waiting, key=lambda part: part.optional) if pace > SLOW_PACE else list(waiting)
 
 
 def fits_in(part: Part, waiting: Sequence[Part], running_s: Sequence[float], jobs: int, pace: float, left_s: float) -> bool:

@@ -23,6 +23,7 @@ from cli.dev.test_plan import (
     Part,
     closing,
     fits_in,
+    in_order,
     next_part,
     pace_of,
     part_left_s,
@@ -262,7 +263,7 @@ class Scheduler:
         lasting = [
             part_left_s(pace * one.part.estimate_s, now_s - one.began_s, len(one.finished), one.collected or 0) for one in running
         ]
-        return next_part(waiting, parts, lambda part: fits_in(part, waiting, lasting, self.jobs, pace, left_s))
+        return next_part(in_order(waiting, pace), parts, lambda part: fits_in(part, waiting, lasting, self.jobs, pace, left_s))
 
     def _stop_late(self, began_s: float, running: Sequence[Running]) -> None:
         """Stop the optional parts that run beyond the time limit."""

@@ -7,6 +7,7 @@ import pytest
 from cli.dev.test_plan import (
     APART,
     LAYERS,
+    SLOW_PACE,
     Budget,
     Durations,
     Finished,
@@ -17,6 +18,7 @@ from cli.dev.test_plan import (
     closing,
     fits_in,
     further_jobs,
+    in_order,
     left_out_by_time,
     next_part,
     pace_of,
@@ -168,6 +170,12 @@ def test_an_optional_part_starts_only_if_all_required_parts_end_in_time_beside_i
     assert fits_in(optional, [optional], [], 2, 2.0, 80.0)
     assert next_part([optional, required], [], lambda part: not part.optional) == required
     assert next_part([optional], [], lambda part: not part.optional) is None
+
+
+def test_optional_parts_start_last_on_a_slow_machine_only() -> None:
+    parts = [Part("a", (), 9.0, optional=True), Part("b", (), 8.0), Part("c", (), 7.0, optional=True), Part("d", (), 6.0)]
+    assert in_order(parts, 1.0) == parts
+    assert [part.label for part in in_order(parts, SLOW_PACE + 0.1)] == ["b", "d", "a", "c"]
 
 
 def test_the_pace_changes_from_that_of_the_machine_to_that_of_the_ended_parts() -> None:
