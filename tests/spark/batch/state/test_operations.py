@@ -65,7 +65,7 @@ def test_state_operations_between_batches_keep_the_verdicts_of_one_run(
         for operation in after[number - 1] if number <= len(after) else ():
             operation(StateOperation(spark, home, lines.append))
     assert emitted(home) == defined(rows, DEPLOYMENT)
-    assert home.generation().number == (3 if ON_A_CLUSTER else 8)
+    assert home.generation().number == (4 if ON_A_CLUSTER else 8)
     if not ON_A_CLUSTER:
         assert (home.key_groups(), home.generation().form, position_after(home.checkpoint).partitions) == (8, 5, 2)
     assert "comparing: equal so far are group, waiting, of group, waiting, digests, timers" in lines
