@@ -30,7 +30,7 @@ APART: Final = (
     "tests/e2e/operations/test_airflow.py",
     "tests/e2e/deployment/test_image.py",
 )  # each needs a core: a browser, an installation
-SLOW_PACE: Final = 1.25
+SLOW_PACE: Final = 1.25  # pace from which optional parts start last, see `in_order`
 _PACE_S: Final = 300.0  # estimated seconds of ended parts whose durations count as much as the speed of the machine
 _START_S: Final = 4.0  # duration of imports and collection of a part
 _COLLECTS: Final = ("--co", "--collect-only")
@@ -130,7 +130,7 @@ def choose(arguments: Sequence[str], form: Form, within_s: float | None = None) 
 
     Raises:
         Misuse: a word before the first option is neither a layer nor a path below tests/, or an
-            option has no valid value.
+            option has no valid value. Or a time limit is given for the default suite.
     """
     first = next((place for place, argument in enumerate(arguments) if argument.startswith("-")), len(arguments))
     named, options = list(arguments[:first]), list(arguments[first:])
@@ -155,6 +155,10 @@ def choose(arguments: Sequence[str], form: Form, within_s: float | None = None) 
     folders = [path for path in paths if "." not in PurePosixPath(path.partition("::")[0]).name]
     chosen = {*named, *(PurePosixPath(path).parts[1] for path in folders if len(PurePosixPath(path).parts) == 2)}
     targets = tuple(path.rstrip("/") for path in paths if path.rstrip("/") not in {f"tests/{layer}" for layer in LAYERS})
+    if within_s is not None and form is Form.DEFAULT:
+        raise Misuse(
+            "--within needs --all or --long; the default suite has no tests that it may leave out", code="option-conflict"
+        )
     layers = tuple(layer for layer in LAYERS if layer in chosen or any(layer_of(path) == layer for path in targets))
     return Chosen(form, layers or LAYERS, targets, marker, tuple(rest), jobs, within_s)
 
@@ -301,7 +305,7 @@ def parts_of(
     chosen: Chosen,
     estimate: Callable[[str], float],
     jobs: int,
-    extended: Collection[str] = (),
+    optional: Collection[str] = (),
 ) -> list[Part]:
     """Return the parts of a run, the longest first.
 
@@ -310,10 +314,9 @@ def parts_of(
         chosen: the selection.
         estimate: function that estimates the seconds of a file.
         jobs: number of parts at a time.
-        extended: files whose tests are all extended; if the run has a time limit, their parts are optional.
+        optional: files that a time limit may leave out; they are in parts of their own.
     """
     parts: list[Part] = []
-    optional = frozenset[str]() if chosen.within_s is None else frozenset(extended)
     for layer, paths in files.items():
         groups = [
             group
@@ -325,7 +328,9 @@ def parts_of(
             if len(group) == 1:
                 label = f"{layer}/{PurePosixPath(group[0].partition('::')[0]).name}"
             seconds = _START_S + sum(estimate(path.partition("::")[0]) for path in group)
-            parts.append(Part(label, group, seconds, any(path in APART for path in group), optional.issuperset(group)))
+            parts.append(
+                Part(label, group, seconds, any(path in APART for path in group), all(path in optional for path in group))
+            )
     return parts if chosen.interactive else sorted(parts, key=lambda part: (-part.estimate_s, part.label))
 
 
@@ -493,14 +498,14 @@ def progress(ended: int, expected: int, elapsed_s: float, left_s: float, now: It
     )
 
 
-def left_out_by_time(not_started: Sequence[Part], stopped: Sequence[Part], within_s: float) -> list[str]:
+def left_out_by_time(form: Form, not_started: Sequence[Part], stopped: Sequence[Part], within_s: float) -> list[str]:
     """Return a line for each part that a time limit left out or stopped, below a line with the reason."""
     if not (not_started or stopped):
         return []
     paths = " ".join(path for part in (*not_started, *stopped) for path in part.targets)
     return [
         f"== the time limit of {span(within_s)} leaves out {len(not_started) + len(stopped)} parts with extended tests only; "
-        f"to run them: ./fleet test --all {paths}",
+        f"to run them: ./fleet test --{form} {paths}",
         *(f"   not started: {part.label}" for part in not_started),
         *(f"   stopped: {part.label}" for part in stopped),
     ]

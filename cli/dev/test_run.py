@@ -85,12 +85,13 @@ def run_tests(chosen: Chosen) -> bool:
     durations_path = cache_dir() / "durations.json"
     durations = _read_durations(durations_path)
     files, left_out = files_of(chosen)
-    extended = {path for paths in files.values() for path in paths if chosen.within_s and _is_wholly_extended(path)}
-    parts = parts_of(files, chosen, durations.estimate(chosen.form), jobs, extended)
+    is_limited = chosen.within_s is not None
+    optional = {path for paths in files.values() for path in paths if is_limited and _is_wholly_extended(path)}
+    parts = parts_of(files, chosen, durations.estimate(chosen.form), jobs, optional)
     if not chosen.collects:
         _prepare(chosen.layers, screen)
     budget = _budget(chosen)
-    unit_s = _calibrate() if budget or chosen.within_s else 0.0
+    unit_s = _calibrate() if budget or is_limited else 0.0
     counts = durations.tests_of(chosen.form)
     began_s, before_s = time.monotonic(), _children_cpu_s()
     with tempfile.TemporaryDirectory(prefix="fleet-tests-", ignore_cleanup_errors=True) as folder, _subreaper() as reaps:
@@ -123,7 +124,7 @@ def run_tests(chosen: Chosen) -> bool:
     _print_results(screen, finished, lambda test: durations.of_test(chosen.form, test))
     if left_out or any(one.left_out for one in ended):
         screen.line(f"== left out: {sum(one.left_out for one in ended)} tests, and {left_out} files that only --all runs")
-    for line in left_out_by_time(scheduler.not_started, scheduler.stopped, chosen.within_s or 0.0):
+    for line in left_out_by_time(chosen.form, scheduler.not_started, scheduler.stopped, chosen.within_s or 0.0):
         screen.line(line)
     cost = f"== {span(time.monotonic() - began_s)}, {starts} starts of Spark, {cpu_s:,.0f} CPU s"
     faults = [f"{one.part.label}: {_why(one)}" for one in ended if not one.passed]

@@ -254,7 +254,7 @@ class StopStream(FleetOperator):
             raise
 
     def _restore_running(self, by: str) -> None:
-        """Set the desired state to running if this run has set it to stopped.
+        """Set the desired state to running if this run has set it to stopped, and record the start.
 
         The state is written directly: a killed task has only seconds, too few to run a verb.
         """

@@ -10,7 +10,6 @@ import pytest
 
 import fleetpulse
 from fleetpulse.columnar.jit.sources import SOURCES_DIGEST, digest_of
-from fleetpulse.io.system.kernel_cache import ensure_kernels_compiled
 from fleetpulse.paths import ROOT
 
 _SOURCES = Path(fleetpulse.__file__).parent
@@ -27,6 +26,12 @@ cpu_us_per_message(20, 6)
 assert known, "warm-up cached nothing"
 assert set(Path(sys.argv[1]).rglob("*.nbc")) == known, "the fold compiled a kernel that warm-up did not"
 """
+_ONE_KERNEL = """
+import numpy
+from fleetpulse.columnar.jit.take import partition_by_hash
+
+partition_by_hash(numpy.array([1, 2]), 1)
+"""
 # Compare both implementations on a random history. Compiled kernels judge its devices without internal rows.
 _BOTH = """
 from fleetpulse.core.lifecycle import TRANSITIONS, Mode, Trigger
@@ -38,42 +43,27 @@ assert (found := difference(history, course)) is None, found
 """
 
 
-_ONE_KERNEL = """
-import numpy
-from fleetpulse.columnar.jit.take import partition_by_hash
-
-partition_by_hash(numpy.array([1, 2]), 1)
-"""
-
-
-def _run(script: str, cache: Path, tree: Path | None = None) -> None:
-    """Run a script, with the kernels of this installation or with those of a copy of its sources."""
-    copied = {"NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join([str(tree), str(ROOT)])} if tree else {}
-    variables = {**os.environ, **copied}
+def _run(script: str, tree: Path, cache: Path) -> None:
+    variables = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join([str(tree), str(ROOT)])}
     command = [sys.executable, "-P", "-c", script, str(cache)]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_warm_up_compiles_every_kernel_that_the_fold_calls() -> None:
-    ensure_kernels_compiled()
-    _run(_FOLD, _SOURCES)
-
-
 @pytest.mark.extended
-def test_a_changed_transition_table_changes_the_kernels_and_removes_the_earlier_ones(tmp_path: Path) -> None:
+def test_warm_up_compiles_every_kernel_of_a_changed_transition_table_and_removes_the_earlier_ones(tmp_path: Path) -> None:
     tree, cache = tmp_path / "tree", tmp_path / "cache"
     shutil.copytree(_SOURCES, tree / "fleetpulse", ignore=shutil.ignore_patterns("__pycache__"))
-    _run(_ONE_KERNEL, cache, tree)
+    _run(_ONE_KERNEL, tree, cache)
     [earlier] = {path.name for path in cache.rglob("fold-*")}
     lifecycle = tree / "fleetpulse" / "core" / "lifecycle.py"
     text = lifecycle.read_text()
     assert "(_M.ONLINE, _T.ERRORS): _M.DEGRADED" in text
     lifecycle.write_text(text.replace("(_M.ONLINE, _T.ERRORS): _M.DEGRADED", "(_M.ONLINE, _T.ERRORS): _M.FLAGGED"))
-    _run(_BOTH, cache, tree)
-    _run(_FOLD, cache, tree)
+    _run(_FOLD, tree, cache)  # first: the comparison compiles kernels, too
+    _run(_BOTH, tree, cache)
     [present] = {path.name for path in cache.rglob("fold-*")}
-    assert present != earlier
+    assert present != earlier, "kernels of the earlier transition table are still used"
 
 
 def test_a_change_in_any_source_of_the_kernels_changes_the_digest(tmp_path: Path) -> None:

@@ -154,11 +154,13 @@ def test_parts_that_need_a_core_never_run_at_the_same_time() -> None:
 
 
 def test_with_a_time_limit_extended_files_are_optional_parts_of_their_own() -> None:
-    extended = {"tests/e2e/test_w.py", "tests/spark/test_t.py"}
-    parts = parts_of(FILES, choose([], Form.ALL, 600.0), estimate, 2, extended)
-    assert {path for part in parts if part.optional for path in part.targets} == extended
+    optional = {"tests/e2e/test_w.py", "tests/spark/test_t.py"}
+    parts = parts_of(FILES, choose([], Form.ALL, 600.0), estimate, 2, optional)
+    assert {path for part in parts if part.optional for path in part.targets} == optional
     assert sorted(path for part in parts for path in part.targets) == sorted(path for paths in FILES.values() for path in paths)
-    assert not any(part.optional for part in parts_of(FILES, choose([], Form.ALL), estimate, 2, extended))
+    assert not any(part.optional for part in parts_of(FILES, choose([], Form.ALL), estimate, 2))
+    with refused("option-conflict", match="--within needs --all or --long"):
+        choose([], Form.DEFAULT, 600.0)
 
 
 def test_an_optional_part_starts_only_if_all_required_parts_end_in_time_beside_it() -> None:
@@ -186,10 +188,11 @@ def test_the_pace_changes_from_that_of_the_machine_to_that_of_the_ended_parts() 
 
 
 def test_parts_that_a_time_limit_leaves_out_are_listed_with_the_command_that_runs_them() -> None:
-    assert left_out_by_time([], [], 60.0) == []
-    lines = left_out_by_time([Part("e2e/test_a.py", ("tests/e2e/test_a.py",), 1)], [Part("b", ("b.py", "c.py"), 1)], 75.0)
+    assert left_out_by_time(Form.ALL, [], [], 60.0) == []
+    late = [Part("e2e/test_a.py", ("tests/e2e/test_a.py",), 1)]
+    lines = left_out_by_time(Form.LONG, late, [Part("b", ("b.py", "c.py"), 1)], 75.0)
     assert lines == [
-        "== the time limit of 1 min 15 s leaves out 2 parts with extended tests only; to run them: ./fleet test --all "
+        "== the time limit of 1 min 15 s leaves out 2 parts with extended tests only; to run them: ./fleet test --long "
         "tests/e2e/test_a.py b.py c.py",
         "   not started: e2e/test_a.py",
         "   stopped: b",
