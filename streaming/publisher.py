@@ -31,7 +31,7 @@ from fleetpulse.io.mqtt.publisher import Publisher
 from fleetpulse.io.mqtt.status_connection import StatusConnection
 from fleetpulse.io.system.fsync import atomic_write
 from fleetpulse.io.system.process import StopSignal, write_status
-from fleetpulse.reports.present_modes import changed_modes, device_count, present_modes
+from fleetpulse.reports.present.modes import changed_modes, device_count, present_modes
 
 _LOG: Final = structlog.get_logger("publisher")
 RATE_PER_S: Final = 2_000  # messages a second, at most: brokers store retained messages on the disk

@@ -19,6 +19,7 @@ from batch.maintenance.plan import AHEAD_MS, BUSY, Keep, Step, ahead, since, unl
 from batch.maintenance.retention import remove_aged
 from batch.state.prune import prunable, prune
 from fleetpulse.core.tables import (
+    DEVICE_CURRENT,
     DEVICE_SNAPSHOTS,
     JUDGEMENTS,
     MESSAGES,
@@ -34,6 +35,8 @@ from fleetpulse.io.home.retention_floor import raise_floor
 from fleetpulse.io.maintenance import compaction, disk_cleanup, vacuum
 from fleetpulse.io.maintenance.readers import ReaderPin, newest_job_commit, oldest_live_pin, reader_pins
 from fleetpulse.io.spark import scratch
+from fleetpulse.reports.judgements import judged_frontier_ms
+from fleetpulse.reports.present.kept import keep_present
 
 _RETIRED_KEPT: Final = 1  # retired generations to keep, regardless of age
 _COMMITTED_MS: Final = 600_000  # least age of an abandoned commit file; landing writes one in milliseconds
@@ -75,6 +78,8 @@ def maintain(
         for path in existing:
             if path.name in known:
                 yield from unless_disk_full(path.name, _join(path, dry_run=dry_run))
+        # Before files are deleted: the kept facts name the newest versions that they include.
+        yield from unless_disk_full(DEVICE_CURRENT.name, _keep_present(home, dry_run=dry_run))
         for path in existing:
             yield from _delete(home, path, keep, pins, now_s, dry_run=dry_run)
         yield from _clean_other_files(home, keep, now_s, dry_run=dry_run)
@@ -164,6 +169,13 @@ def _join(table: Path, *, dry_run: bool) -> Iterator[Step]:
         if not dry_run and not vacuum.compact_small_files(table, small):
             note = BUSY
         yield Step(table.name, "join", small.files, small.size_bytes, small.rows, note)
+
+
+def _keep_present(home: Home, *, dry_run: bool) -> Iterator[Step]:
+    """Write the facts of the devices at present, from which reports fold newer rows."""
+    devices = keep_present(home, judged_frontier_ms(home), dry_run=dry_run)
+    if devices is not None:
+        yield Step(DEVICE_CURRENT.name, "keep", rows=devices, note="one row for each device at present")
 
 
 def _delete_snapshots(home: Home, keep: Keep, now_ms: int, *, dry_run: bool) -> Iterator[Step]:

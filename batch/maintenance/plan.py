@@ -35,8 +35,8 @@ class Step:
 
     Attributes:
         table: table, or other object of the step, such as ``logs``.
-        did: remove (rows), join (small files), checkpoint (of the log), delete (files, and old
-            versions of the log), aside (rotate a log), hold (nothing done, reason in `note`).
+        did: remove (rows), join (small files), keep (facts of the devices), checkpoint (of the log),
+            delete (files, and old versions of the log), aside (rotate a log), hold (nothing done, reason in `note`).
         files: number of files deleted or joined.
         size_bytes: total size of these files.
         rows: number of rows removed or rewritten.

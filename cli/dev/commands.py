@@ -60,6 +60,7 @@ def register(app: typer.Typer) -> None:
     bench.command("starts")(bench_starts)
     bench.command("state")(bench_state)
     bench.command("quality")(bench_quality)
+    bench.command("present")(bench_present)
     app.add_typer(bench, name="bench")
 
 
@@ -405,6 +406,22 @@ def bench_quality(
     from bench.quality import bench_quality as run
 
     _show_measured(run(quick=quick, report=_print_progress), "a clean day", json_lines=json_lines)
+
+
+def bench_present(
+    devices: Annotated[int, typer.Option("--devices", min=2_000, help="Number of devices.")] = 1_000_000,
+    history: Annotated[
+        list[int] | None,
+        typer.Option("--history", min=1, max=6, help="Length of history: times 4.5 transitions; repeatable."),
+    ] = None,
+    unkept: Annotated[bool, typer.Option("--unkept", help="Also measure before maintenance has kept the facts.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """Measure `status`, `devices` and `device` over a large fleet, for several lengths of history."""
+    from bench.present import bench_present as run
+
+    measured = run(devices, history or [1, 4], _print_progress, unkept=unkept)
+    _show_measured(measured, "reading the present", json_lines=json_lines)
 
 
 def _print_progress(line: str) -> None:

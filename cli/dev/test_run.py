@@ -91,7 +91,7 @@ def run_tests(chosen: Chosen) -> bool:
     if not chosen.collects:
         _prepare(chosen.layers, screen)
     budget = _budget(chosen)
-    unit_s = _calibrate() if budget or is_limited else 0.0
+    unit_s = calibrate() if budget or is_limited else 0.0
     counts = durations.tests_of(chosen.form)
     began_s, before_s = time.monotonic(), _children_cpu_s()
     with tempfile.TemporaryDirectory(prefix="fleet-tests-", ignore_cleanup_errors=True) as folder, _subreaper() as reaps:
@@ -237,7 +237,7 @@ def _budget(chosen: Chosen) -> Budget | None:
     return budget_of(tomllib.loads((ROOT / "pyproject.toml").read_text()), chosen.form) if chosen.whole else None
 
 
-def _calibrate(repetitions: int = 5) -> float:
+def calibrate(repetitions: int = 5) -> float:
     """Return the CPU unit: the minimum CPU seconds of a fixed piece of work."""
     durations_s: list[float] = []
     for _ in range(repetitions):

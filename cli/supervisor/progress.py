@@ -1,7 +1,6 @@
-"""Progress of a home's landing and judging, and problems that its jobs report."""
+"""Progress of a home's landing and judging."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from fleetpulse.core.presence.identities import device_of
 from fleetpulse.core.rows import Kind, Origin
@@ -13,12 +12,6 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.ingest.segments import BridgePosition, bridge_position, list_segments, read_segment
 from streaming.landing.landing import landed_places
 from streaming.landing.merge import place
-
-
-def judged_ms(home: Home) -> int | None:
-    """Return the ``received_at`` up to which rows are judged; None before the first judged row."""
-    reached = judged_up_to(home.checkpoint)
-    return reached[1] if reached and reached[1] > 1 else None
 
 
 def judged_to_the_end(home: Home) -> bool:
@@ -67,9 +60,3 @@ def _to_land(home: Home) -> Iterator[str]:
                 continue  # landed and deleted in the meantime
             pairs = zip(rows["topic"].to_pylist(), rows["origin"].to_pylist(), strict=True)
             yield from (topic for topic, origin in pairs if origin != Origin.MQTT)
-
-
-def problems_of(status: Mapping[str, Any]) -> list[str]:
-    """Return the problems that the status of a job reports."""
-    problems = [str(status["problem"])] if status.get("problem") else []
-    return [*problems, "a coverage gap is open: silence at its sites does not count"] if status.get("gap_open") else problems

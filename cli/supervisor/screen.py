@@ -12,16 +12,18 @@ from rich.text import Text
 
 from cli.common.output import MODE_COLOURS, TRANSITION_COLUMNS, as_table
 from cli.supervisor.processes import Run, disk_full
-from cli.supervisor.progress import judged_ms, problems_of
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.monitoring.health import problems_of
 from fleetpulse.core.tables import JUDGEMENTS, QUARANTINE
 from fleetpulse.core.times import format_duration, format_instant
+from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.home.home import PUBLISHER, bridge_job
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.embedded import broker_log
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables.tables import Mirror
-from fleetpulse.reports import devices, judgements
+from fleetpulse.reports import judgements
+from fleetpulse.reports.present import devices
 
 _REFRESH_S = 2.0  # interval of reads of the tables before the first verdict, and after a failed read
 _REFRESH_RUNNING_S = 15.0  # interval after the first verdict: each read loads the new rows of the tables
@@ -66,7 +68,7 @@ class Screen:
     def _read_tables(self) -> None:
         home = self.run.home
         self._mirror.refresh()
-        self._frontier_ms = judgements.frontier_ms(home, judged_ms(home))
+        self._frontier_ms = judgements.frontier_ms(home, judged_ms(home.checkpoint))
         self._counts = devices.counts_of(home, self._mirror.connection, self._frontier_ms)
         self._last = judgements.transitions_of(self._mirror.connection, last=_LAST)
         if self._last and self.first_verdict_s is None:

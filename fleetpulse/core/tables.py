@@ -16,7 +16,7 @@ class Column:
 
     Attributes:
         name: stored name.
-        type: string, long, int, double, timestamp or binary.
+        type: string, long, int, double, timestamp, boolean or binary.
         meaning: description with the unit.
         required: whether every row has a value.
     """
@@ -451,9 +451,56 @@ AUDIT: Final = Table(
     ),
 )
 
+DEVICE_CURRENT: Final = Table(
+    "device_current",
+    "Facts of each device, one row each, as of the last maintenance. `fleet status`, `devices` and `device` read it, and fold "
+    "newer rows into it. Each version is one file, whose footer has the versions of the other tables that it includes.",
+    ("device_id",),
+    (
+        Column("device_id", "string", "id of the device", required=True),
+        Column("mode", "string", "mode; null if the device has not been judged yet"),
+        Column("since", "timestamp", "instant of the newest transition, or of the registration that began this life"),
+        Column("trigger", "string", "cause of the newest transition; null after a registration"),
+        Column("site", "string", "site at the newest transition, or of the registration"),
+        Column("device_class", "string", "class at the newest transition, or of the registration"),
+        Column("gateway", "string", "gateway at the newest transition, or of the registration"),
+        Column("last_seen", "timestamp", "presence time of the last signal before the newest transition"),
+        Column("never_seen", "boolean", "whether the device is offline and was never heard", required=True),
+        Column("runtime_ms", "long", "cumulative runtime at the newest transition, in milliseconds of covered time"),
+        Column("life", "timestamp", "event time of the first row of the life"),
+        Column("transition_no", "long", "number of the newest transition in that life"),
+        Column("amendment_no", "long", "amendment number of the newest transition; null if the job judged it"),
+        Column("judged_at", "timestamp", "time of judging of the newest transition"),
+        Column("transitions", "long", "number of transitions in that life, after amendments", required=True),
+        Column("entry_from", "timestamp", "instant from which the newest registry entry in force applies"),
+        Column("entry_site", "string", "site of that entry"),
+        Column("entry_class", "string", "class of that entry"),
+        Column("entry_gateway", "string", "gateway of that entry"),
+        Column("begins", "timestamp", "earliest instant of an entry that is not in force yet"),
+        Column("planned_site", "string", "site of the newest entry, in force or not"),
+        Column("planned_class", "string", "class of the newest entry, in force or not"),
+        Column("is_known", "boolean", "whether the device was judged or registered", required=True),
+        Column("messages", "long", "number of signals", required=True),
+        Column("last_received", "timestamp", "received_at of the newest signal; the next columns describe that signal"),
+        Column("last_heard", "timestamp", "newest presence time of the signals"),
+        Column("signal_kind", "string", "kind"),
+        Column("signal_clock", "string", "source of its event time: device, received, invalid"),
+        Column("signal_event_time", "timestamp", "event time; null if it is not a time"),
+        Column("signal_position", "long", "place in delivery order among the rows of its bridge with the same received_at"),
+        Column("signal_bridge", "string", "bridge that received it"),
+        Column("signal_direct", "boolean", "whether the device sent it itself, not through a gateway"),
+        Column("signal_site", "string", "site in its topic"),
+        Column("signal_late", "boolean", "whether it was listed as late", required=True),
+        Column(
+            "doubt", "string", "reason of the newest message that was late, refused, or from an unknown device or wrong clock"
+        ),
+        Column("doubt_received_at", "timestamp", "received_at of that message"),
+    ),
+)
+
 TABLES: Final = (
-    MESSAGES, QUARANTINE, COVERAGE, DEVICES, GATEWAYS, JUDGEMENTS, STREAM_HEALTH, DEVICE_SNAPSHOTS, QUALITY_RESULTS,
-    QUALITY_FAILURES, AUDIT,
+    MESSAGES, QUARANTINE, COVERAGE, DEVICES, GATEWAYS, JUDGEMENTS, STREAM_HEALTH, DEVICE_SNAPSHOTS, DEVICE_CURRENT,
+    QUALITY_RESULTS, QUALITY_FAILURES, AUDIT,
 )  # fmt: skip
 
 

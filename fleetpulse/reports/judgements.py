@@ -25,12 +25,13 @@ from fleetpulse.core.replay import Outcome, outcome
 from fleetpulse.core.rows import SIGNALS, Row
 from fleetpulse.core.tables import MESSAGES, STREAM_HEALTH
 from fleetpulse.core.times import format_instant
+from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import oldest_kept_ms
 from fleetpulse.io.tables.tables import fetch, query, reading
 from fleetpulse.reports.device_judgements import judgements_by_device
-from fleetpulse.reports.devices import devices
 from fleetpulse.reports.messages import ROW, as_row, rows_through, span, through
+from fleetpulse.reports.present.devices import devices
 
 if TYPE_CHECKING:
     from fleetpulse.io.tables.tables import DuckDBPyConnection
@@ -200,6 +201,11 @@ def frontier_ms(home: Home, judged_ms: int | None) -> int | None:
         return _first_frontier_ms(home)
     known = shards(home, judged_ms)
     return known.frontier_ms if known else None
+
+
+def judged_frontier_ms(home: Home) -> int | None:
+    """Return the frontier up to which the job has judged, epoch milliseconds; None before the first."""
+    return frontier_ms(home, judged_ms(home.checkpoint))
 
 
 def sites_behind(known: Shards) -> list[dict[str, Any]]:

@@ -46,22 +46,26 @@ class Moment:
     judged_to_ms: int = END_OF_TIME_MS
 
 
-def _known(moment: Moment) -> tuple[str, list[Any]]:
+def _known(moment: Moment, among: str = "") -> tuple[str, list[Any]]:
     """Return SQL and parameters that select the transitions that count at a moment.
 
     These were judged by ``known_ms`` and have an event time up to ``at_ms``. Retractions and
     additions count from their own ``judged_at`` on.
     """
-    judged = f"(SELECT * FROM judgements WHERE epoch_ms(judged_at) <= {int(moment.known_ms)})"
+    judged = f"(SELECT * FROM judgements {_only(among)} WHERE epoch_ms(judged_at) <= {int(moment.known_ms)})"
     return f"SELECT {_COLUMNS} FROM ({transitions_in(judged)}) WHERE epoch_ms(event_time) <= ?", [moment.at_ms]
 
 
-def _registered(moment: Moment) -> tuple[str, list[Any]]:
+def _only(among: str) -> str:
+    return f"SEMI JOIN {among} USING (device_id)" if among else ""
+
+
+def _registered(moment: Moment, among: str = "") -> tuple[str, list[Any]]:
     """Return SQL and parameters that select the registrations in effect at a moment.
 
     Refused ones are excluded.
     """
-    sql = """SELECT device_id, site, device_class, gateway, effective_from FROM devices
+    sql = f"""SELECT device_id, site, device_class, gateway, effective_from FROM devices {_only(among)}
              WHERE op = 'add' AND epoch_ms(effective_from) <= ? AND epoch_ms(received_at) <= ?
              AND (device_id, effective_from, received_at) NOT IN (SELECT (device_id, event_time, received_at) FROM refusals
              WHERE message_kind = 'registry' AND event_time IS NOT NULL AND received_at IS NOT NULL)"""
@@ -83,10 +87,15 @@ def fleet_of(tables: "DuckDBPyConnection", moment: Moment) -> list[dict[str, Any
     return fetch(tables, f"{sql} ORDER BY device_id", values)
 
 
-def fleet_in(moment: Moment) -> tuple[str, list[Any]]:
-    """Return SQL and parameters that select the devices with a mode at a moment."""
-    known, known_values = _known(moment)
-    registered, registered_values = _registered(moment)
+def fleet_in(moment: Moment, among: str = "") -> tuple[str, list[Any]]:
+    """Return SQL and parameters that select the devices with a mode at a moment.
+
+    Args:
+        moment: instants of the query.
+        among: table with the ids of the wanted devices; empty: all devices.
+    """
+    known, known_values = _known(moment, among)
+    registered, registered_values = _registered(moment, among)
     sql = f"""
     WITH known AS ({known}),
     newest AS MATERIALIZED (SELECT * FROM known QUALIFY row_number() OVER (PARTITION BY device_id ORDER BY {NEWEST}) = 1),
@@ -95,7 +104,8 @@ def fleet_in(moment: Moment) -> tuple[str, list[Any]]:
         SELECT registrations.* FROM registrations LEFT JOIN newest USING (device_id) WHERE newest.to_mode IS NULL
         OR (newest.to_mode = 'forgotten' AND registrations.effective_from > newest.event_time))
     SELECT device_id, to_mode AS mode, event_time AS since, "trigger", site, device_class, gateway, last_seen, never_seen,
-           runtime_ms, life, transition_no, judged_at FROM newest WHERE device_id NOT IN (SELECT device_id FROM begun)
+           runtime_ms, life, transition_no, amendment_no, judged_at
+    FROM newest WHERE device_id NOT IN (SELECT device_id FROM begun)
     UNION ALL BY NAME
     SELECT device_id, 'provisioned' AS mode, false AS never_seen, min(effective_from) AS since,
            arg_max(site, effective_from) AS site,

@@ -7,9 +7,9 @@ import typer
 
 from cli.common.options import DEFAULT_HOME, HomeOption, RowsOption
 from cli.common.output import as_json, as_table, console
-from cli.supervisor.progress import judged_ms
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.times import DAY_MS, format_duration, format_instant
+from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.home.home import Home
 
 _SHOWN: Final = 50  # rows of the printed table; --json prints all
@@ -40,7 +40,7 @@ def availability(
     opened = Home(home)
     opened.record()
     start_ms = _start_ms(day)
-    judged = judged_ms(opened)
+    judged = judged_ms(opened.checkpoint)
     known = judgements.shards(opened, judged)
     frontier_ms = known.frontier_ms if known is not None and judged is not None else judgements.frontier_ms(opened, judged)
     deployment = opened.deployment()

@@ -16,7 +16,6 @@ import typer
 
 from cli.common.output import as_json, as_shown, console
 from cli.common.policy_files import load_mappings
-from cli.supervisor.progress import judged_ms
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.fold import proves_alive
 from fleetpulse.core.judgements import MINUTE_MS, clock_fault
@@ -31,6 +30,7 @@ from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import EVERYONE, SIGNALS, Identity, Kind, Origin, Row, Trust, identity
 from fleetpulse.core.times import format_duration, format_instant
+from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.home.home import BRIDGE, Home
 from fleetpulse.io.home.services import in_use
 from fleetpulse.io.mqtt.address import load_address
@@ -296,7 +296,7 @@ class Listener:
                 self._print(shown, MessageResult("quarantined", f"quarantined ({one['reason']}): {one['detail']}"))
             else:
                 landed.append(replace(shown, row=read_with(one["row"], None, self.deployment)))
-        frontier_of = judgements.frontier_of_sites(self.home, judged_ms(self.home))
+        frontier_of = judgements.frontier_of_sites(self.home, judged_ms(self.home.checkpoint))
         known = [one for one in landed if one.row and is_judged(one.row, frontier_of)]
         for shown, result in verdicts(known, judgements.judgements_about(self.home, [one.row for one in known if one.row])):
             self._print(shown, result)
@@ -346,7 +346,7 @@ class Listener:
         if not self.followed or time.monotonic() - self._asked_s < _ASK_S:
             return
         self._asked_s = time.monotonic()
-        judged = judged_ms(self.home)
+        judged = judged_ms(self.home.checkpoint)
         if judged is None or judged == self._judged_ms:
             return
         from fleetpulse.reports import judgements

@@ -11,9 +11,9 @@ import typer
 from cli.common.dry_run import DryRun, print_dry_run, tables_read
 from cli.common.options import DEFAULT_HOME, DryOption, HomeOption, RowsOption, check_mode
 from cli.common.output import as_json, as_table, cell, console, instant_ms
-from cli.supervisor.progress import judged_ms
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.times import END_OF_TIME_MS, format_duration, format_instant, parse_instant_ms
+from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 
@@ -116,7 +116,7 @@ def _judged_to(home: Home, known_ms: int) -> int:
     from fleetpulse.reports.time_travel import judged_between
 
     deployment = home.deployment()
-    frontier_ms = reports.frontier_ms(home, judged_ms(home))
+    frontier_ms = reports.frontier_ms(home, judged_ms(home.checkpoint))
     now_ms = None if frontier_ms is None else deployment.emitted_through_ms(frontier_ms)
     if now_ms is None or known_ms == END_OF_TIME_MS:
         return -1 if now_ms is None else now_ms

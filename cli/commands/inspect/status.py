@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,11 +26,12 @@ from cli.common.output import (
     plain_row,
     show,
 )
-from cli.supervisor.progress import judged_ms, problems_of
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import JudgementKind
+from fleetpulse.core.monitoring.health import problems_of
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.core.times import format_duration, format_instant
+from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.delta.log import holds_table
 from fleetpulse.io.home.home import PUBLISHER, Home, bridge_job
 from fleetpulse.io.home.services import Service, runs, services
@@ -89,14 +89,14 @@ def status(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False) -> N
 
 def status_facts(home: Home) -> dict[str, Any]:
     """Return the facts that `fleet status` shows, by name."""
-    from fleetpulse.reports import devices as present
     from fleetpulse.reports import judgements as reports
+    from fleetpulse.reports.present import devices as present
 
-    judged = judged_ms(home)
+    judged = judged_ms(home.checkpoint)
     known = None if judged is None else reports.shards(home, judged)
     frontier_ms = known.frontier_ms if known is not None else reports.frontier_ms(home, judged)
     facts = present.counts(home, frontier_ms)
-    facts["clocks"] = present.clocks(home)
+    facts["clocks"] = present.clocks(home, frontier_ms)
     facts["judged_received_at_ms"] = judged
     facts["frontier_ms"] = frontier_ms
     facts["held_back"] = reports.sites_behind(known) if known is not None else []
@@ -208,23 +208,20 @@ def devices(
     last: Annotated[int, typer.Option("--last", min=1, help="Number of devices: those with the newest mode changes.")] = 200,
 ) -> None:
     """List devices with their mode, its start, and the time of the last signal."""
-    from fleetpulse.reports import devices as present
     from fleetpulse.reports import judgements as reports
+    from fleetpulse.reports.present import devices as present
 
     opened = _opened(home)
     check_mode(mode, "unjudged")
-    rows = present.devices(opened, reports.frontier_ms(opened, judged_ms(opened)), mode)
+    frontier_ms = reports.frontier_ms(opened, judged_ms(opened.checkpoint))
     columns = ("device_id", "mode", "since", "last_seen", "site", "device_class", "transitions", "messages", "clock", "reason")
-    left_out = f"{last:,} of {len(rows):,} devices, those with the newest mode changes" if len(rows) > last else ""
-    show(rows if json_lines else _changed_last(rows, last), columns, "devices", json_lines=json_lines, left_out=left_out)
-
-
-def _changed_last(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """Return the devices with the newest mode changes, in their original order."""
-    if len(rows) <= count:
-        return rows
-    newest = nlargest(count, enumerate(rows), key=lambda each: (each[1]["since"] or _NEVER, -each[0]))
-    return [row for _, row in sorted(newest, key=lambda each: each[0])]
+    if json_lines:
+        rows = present.devices(opened, frontier_ms, mode)
+        count = len(rows)
+    else:
+        rows, count = present.newest_devices(opened, frontier_ms, mode, last)
+    left_out = f"{last:,} of {count:,} devices, those with the newest mode changes" if count > len(rows) else ""
+    show(rows, columns, "devices", json_lines=json_lines, left_out=left_out)
 
 
 def transitions(
@@ -337,7 +334,7 @@ def show_device(home: Home, device_id: str, *, json_lines: bool) -> None:
     """
     from fleetpulse.reports import judgements as reports
 
-    status = reports.device_status(home, device_id, judged_ms(home))
+    status = reports.device_status(home, device_id, judged_ms(home.checkpoint))
     if status is None:
         reports.require_known(home, device_id)
         raise FleetError(

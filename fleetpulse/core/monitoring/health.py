@@ -249,3 +249,9 @@ def _offset(value: Any) -> dict[str, Any]:
 
 def _json(counts: Mapping[str, int] | None) -> str | None:
     return None if counts is None else json.dumps(dict(sorted(counts.items())))
+
+
+def problems_of(status: Mapping[str, Any]) -> list[str]:
+    """Return the problems that the status of a job reports."""
+    problems = [str(status["problem"])] if status.get("problem") else []
+    return [*problems, "a coverage gap is open: silence at its sites does not count"] if status.get("gap_open") else problems

@@ -67,18 +67,28 @@ def presence_sql(max_clock_lead_ms: str, max_backlog_ms: str, millis: str = "uni
         ELSE least(event_time, received_at) END"""
 
 
-def trust_sql(max_clock_lead_ms: str, max_backlog_ms: str, late: str) -> str:
+def trust_sql(
+    max_clock_lead_ms: str,
+    max_backlog_ms: str,
+    late: str,
+    clock: str = "clock",
+    event_time: str = "event_time",
+    received_at: str = "received_at",
+) -> str:
     """Return a DuckDB expression of the class of a signal's event time.
 
     Args:
         max_clock_lead_ms: SQL expression of the longest clock lead, milliseconds.
         max_backlog_ms: SQL expression of the greatest backlog, milliseconds.
         late: SQL condition: the signal is late, and proves its device alive.
+        clock: column with the source of the event time.
+        event_time: column with the event time.
+        received_at: column with the time of receipt.
     """
-    lead_ms = "epoch_ms(event_time) - epoch_ms(received_at)"
-    return f"""CASE WHEN clock = '{Clock.INVALID}' THEN '{Trust.INVALID}'
-        WHEN clock = '{Clock.DEVICE}' AND {lead_ms} > {max_clock_lead_ms} THEN '{Trust.AHEAD}'
-        WHEN clock = '{Clock.DEVICE}' AND {lead_ms} < -({max_backlog_ms}) THEN '{Trust.BEHIND}'
+    lead_ms = f"epoch_ms({event_time}) - epoch_ms({received_at})"
+    return f"""CASE WHEN {clock} = '{Clock.INVALID}' THEN '{Trust.INVALID}'
+        WHEN {clock} = '{Clock.DEVICE}' AND {lead_ms} > {max_clock_lead_ms} THEN '{Trust.AHEAD}'
+        WHEN {clock} = '{Clock.DEVICE}' AND {lead_ms} < -({max_backlog_ms}) THEN '{Trust.BEHIND}'
         WHEN {late} THEN '{Trust.LATE}' ELSE '{Trust.ON_TIME}' END"""
 
 

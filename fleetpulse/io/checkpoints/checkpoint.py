@@ -53,6 +53,12 @@ def judged_up_to(checkpoint: Path) -> tuple[int, int] | None:
     return None
 
 
+def judged_ms(checkpoint: Path) -> int | None:
+    """Return the ``received_at`` up to which rows are judged; None before the first judged row."""
+    reached = judged_up_to(checkpoint)
+    return reached[1] if reached and reached[1] > 1 else None
+
+
 def write_start_position(checkpoint: Path, newest_ms: int | None) -> None:
     """Record up to which ``received_at`` the initial state of a checkpoint was judged.
 

@@ -31,6 +31,7 @@ _ARROW: Final = {
     "double": pa.float64(),
     "timestamp": pa.timestamp("us", tz="UTC"),
     "binary": pa.binary(),
+    "boolean": pa.bool_(),
 }
 _SQL: Final = {
     "string": "VARCHAR",
@@ -39,6 +40,7 @@ _SQL: Final = {
     "double": "DOUBLE",
     "timestamp": "TIMESTAMPTZ",
     "binary": "BLOB",
+    "boolean": "BOOLEAN",
 }
 
 
@@ -223,6 +225,14 @@ def open_files(connection: "DuckDBPyConnection", name: str, table: Table, files:
     connection.execute(f"CREATE OR REPLACE VIEW {name} AS SELECT * FROM {_no_rows(table)}")
     if files:
         _from_files(connection, table, files).create_view(name, replace=True)
+
+
+def open_table_in(connection: "DuckDBPyConnection", home: Home, table: Table) -> int:
+    """Open the newest version of a table as a view, as `reading` does; return the version, -1 if there is none."""
+    opened = newest(home, table)
+    open_files(connection, table.name, table, [] if opened is None else paths_in(home, table, opened))
+    _name_readings(connection, [table.name])
+    return -1 if opened is None else opened.version()
 
 
 def connect() -> "DuckDBPyConnection":

@@ -15,7 +15,8 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.query import start
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.stream_health import StreamHealth
-from fleetpulse.reports import devices, judgements
+from fleetpulse.reports import judgements
+from fleetpulse.reports.present import devices
 from tests.support.histories.histories import signal
 
 pytestmark = pytest.mark.spark

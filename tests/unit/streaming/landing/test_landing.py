@@ -16,7 +16,8 @@ from fleetpulse.io.ingest.segments import SegmentRow, rows_table
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.subscriber import Arrived
 from fleetpulse.io.tables import tables
-from fleetpulse.reports import devices, judgements
+from fleetpulse.reports import judgements
+from fleetpulse.reports.present import devices
 from streaming.bridge.bridge import Bridge, BridgeSettings
 from streaming.landing import landing as landing_module
 from streaming.landing.landing import Landing

@@ -13,7 +13,8 @@ from fleetpulse.core.rows import Row
 from fleetpulse.core.tables import DEVICES
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
-from fleetpulse.reports import devices, judgements
+from fleetpulse.reports import judgements
+from fleetpulse.reports.present import devices
 from tests.support.histories.histories import START, registry_entries, row, signal, tick
 from tests.support.homes.homes import JudgedHome, empty
 

@@ -1,0 +1,343 @@
+"""The present kept: the table `device_current`, and reading it with the rows that are newer.
+
+Rule 1: each version of the table is one file, sorted by device. Its footer has the position of the
+facts: the versions of the other tables and the ``received_at`` up to which rows are folded, and
+counts of rows.
+Rule 2: signals are folded up to the last millisecond before the newest row, since more rows of that
+millisecond may land.
+Rule 3: without a kept table, or if a newer version of another table is no longer in its log, the facts
+are those of the definition over all rows.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+from uuid import uuid4
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.judgements import AMENDMENTS, JudgementKind
+from fleetpulse.core.tables import DEVICE_CURRENT, DEVICES, JUDGEMENTS, MESSAGES, QUARANTINE
+from fleetpulse.io.delta.corruption import reporting_corruption
+from fleetpulse.io.delta.log import DeltaLog, appended_files, holds_table
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.tables import fetch, files_of, paths_of
+from fleetpulse.reports.present import fold
+from fleetpulse.reports.present.parts import SIGNAL_KINDS, UNJUDGED, Limits, heard_sql, judged_sql, only, through
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+COUNT: Final = "sum(coalesce(messages, 1))::BIGINT"  # SQL: number of judgements, or of quarantined messages
+FORM: Final = 1  # version of the position's form; a table with another one is not read
+_FOOTER: Final = "fleetpulse.present"
+_ROW_GROUP: Final = 50_000  # rows: the unit that a search for one device reads
+_VERSIONED: Final = (JUDGEMENTS, DEVICES, QUARANTINE)
+_CHANGES: Final = ", ".join(f"'{kind.value}'" for kind in (JudgementKind.TRANSITION, *AMENDMENTS))
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What the kept facts include.
+
+    Attributes:
+        versions: newest version that is folded, by table.
+        received_ms: ``received_at`` up to which signals are folded, epoch milliseconds.
+        limits: frontier and settings of the facts.
+        kinds: number of judgements by kind.
+        modes: number of transitions by mode, after amendments.
+        refused: number of quarantined messages by reason.
+        waiting: late messages received after ``received_ms``, which were listed before their
+            signals are folded.
+        form: version of this form.
+    """
+
+    versions: Mapping[str, int]
+    received_ms: int
+    limits: Limits
+    kinds: Mapping[str, int] = field(default_factory=dict[str, int])
+    modes: Mapping[str, int] = field(default_factory=dict[str, int])
+    refused: Mapping[str, int] = field(default_factory=dict[str, int])
+    waiting: tuple[Mapping[str, Any], ...] = ()
+    form: int = FORM
+
+
+def _position(text: str) -> Position | None:
+    content = json.loads(text)
+    if content.get("form") != FORM:
+        return None
+    return Position(**{**content, "limits": Limits(**content["limits"]), "waiting": tuple(content["waiting"])})
+
+
+class Present:
+    """Facts of the devices at present, open for SQL.
+
+    Attributes:
+        connection: connection with the tables that the SQL reads.
+        limits: frontier and settings.
+        versions: newest versions of the tables that are read, by name.
+        position: position of the kept facts; None if the facts are read from all rows.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        connection: "DuckDBPyConnection",
+        limits: Limits,
+        versions: Mapping[str, int],
+        position: Position | None = None,
+    ) -> None:
+        self.connection = connection
+        self.limits = limits
+        self.versions = versions
+        self.position = position
+        self._home = home
+        self._is_prepared = False
+
+    def judged(self, among: str = "") -> tuple[str, list[Any]]:
+        """Return SQL and parameters for the facts of transitions and registry, see `parts.JUDGED`.
+
+        Args:
+            among: table with the ids of the wanted devices; empty: all devices.
+        """
+        if self.position is None:
+            return judged_sql(self.limits, among)
+        if not self._is_prepared:
+            if fold.prepare(self.connection, self.position.limits.frontier_ms, self.limits):
+                tables.open_table_in(self.connection, self._home, JUDGEMENTS)
+                fold.read_anew(self.connection, self.limits)
+            self._is_prepared = True
+        return f"SELECT * FROM ({fold.judged()}) {only(among)}", []
+
+    def facts(self, among: str = "") -> tuple[str, list[Any]]:
+        """Return SQL and parameters for all facts, in the columns `fold.KEPT`; see `judged` for the argument."""
+        judged, values = self.judged()
+        chosen = f"SELECT * FROM ({judged}) SEMI JOIN {among} USING (device_id)" if among else judged
+        return fold.joined(chosen, self.heard(among)), values
+
+    def heard(self, among: str = "") -> str:
+        """Return SQL for the facts of signals, see `parts.HEARD`; see `judged` for the argument."""
+        if self.position is not None:
+            return fold.heard(self.limits, among)
+        return heard_sql(self.limits, f"(FROM messages {only(among)})", f"(FROM judgements {only(among)})")
+
+    def device_count(self, mode: str | None) -> int:
+        """Return the number of devices that were registered or heard; see `devices.devices` for the mode."""
+        judged, values = self.judged()
+        if mode not in (None, UNJUDGED):
+            sql, values = f"SELECT count(*) FROM ({judged}) WHERE mode = ?", [*values, mode]
+        else:
+            is_wanted = "mode IS NULL" if mode else "true"
+            if self.position is None:
+                heard = f"SELECT device_id FROM messages WHERE kind IN ({SIGNAL_KINDS})"
+                kept = "SELECT NULL AS device_id, NULL AS mode WHERE false"
+            else:
+                heard = f"SELECT device_id FROM new_messages WHERE kind IN ({SIGNAL_KINDS})"
+                kept = "SELECT device_id, mode FROM kept WHERE signal_kind IS NOT NULL AND NOT is_known"
+            # Devices that were only heard: in kept facts, or in rows that are newer.
+            sql = f"""WITH judged AS ({judged}), heard AS (SELECT device_id FROM ({kept}) UNION {heard})
+                SELECT (SELECT count(*) FROM judged WHERE {is_wanted})
+                     + (SELECT count(*) FROM heard ANTI JOIN judged USING (device_id))"""
+        [(count,)] = self.connection.execute(sql, values).fetchall()
+        return count
+
+    def counts(self) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+        """Return numbers of judgements by kind, of transitions by mode, and of refused messages by reason."""
+        names = ("appended_judgements", "appended_quarantine") if self.position else (JUDGEMENTS.name, QUARANTINE.name)
+        return counted(self.connection, *names, before=self.position)
+
+
+def counted(
+    connection: "DuckDBPyConnection", judgements: str, quarantine: str, before: Position | None = None
+) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+    """Count rows, see `Present.counts`.
+
+    Args:
+        connection: connection with the tables.
+        judgements: table of the judgements to count.
+        quarantine: table of the refused messages to count.
+        before: position with the counts to which these are added.
+    """
+    sign = f"CASE WHEN kind = '{JudgementKind.RETRACT}' THEN -1 ELSE 1 END"
+    queries = (
+        f"SELECT kind AS name, {COUNT} AS n FROM {judgements} WHERE kind != '{JudgementKind.SUMMARY}' GROUP BY kind",
+        f"""SELECT to_mode AS name, sum({sign})::BIGINT AS n FROM {judgements}
+            WHERE kind IN ({_CHANGES}) AND to_mode IS NOT NULL GROUP BY to_mode""",
+        f"SELECT reason AS name, {COUNT} AS n FROM {quarantine} GROUP BY reason",
+    )
+    earlier = (before.kinds, before.modes, before.refused) if before else ({}, {}, {})
+    totals: list[dict[str, int]] = []
+    for sql, total in zip(queries, earlier, strict=True):
+        summed = Counter(total)
+        for row in fetch(connection, sql):
+            summed[row["name"]] += row["n"]
+        totals.append({name: n for name, n in sorted(summed.items()) if n})
+    return totals[0], totals[1], totals[2]
+
+
+def limits_of(home: Home, frontier_ms: int | None) -> Limits:
+    """Return frontier and settings of a home's present."""
+    deployment = home.deployment()
+    return Limits(through(frontier_ms), deployment.max_clock_lead_ms, deployment.max_backlog_ms)
+
+
+@contextmanager
+def open_present(home: Home, frontier_ms: int | None) -> Iterator[Present]:
+    """Open the facts of a home's devices at present.
+
+    Args:
+        home: home to read.
+        frontier_ms: event time up to which the job has judged; None if it has judged nothing yet.
+
+    Raises:
+        DamagedError: a file is damaged or missing. The error may also occur while SQL runs.
+    """
+    limits = limits_of(home, frontier_ms)
+    found = _read_kept(home, limits)
+    with tables.connect() as connection, reporting_corruption(f'a table of "{home.path}"'):
+        if found is None:
+            tables.open_table_in(connection, home, MESSAGES)
+            versions = {table.name: tables.open_table_in(connection, home, table) for table in _VERSIONED}
+            yield Present(home, connection, limits, versions)
+            return
+        kept, position, new, versions = found
+        tables.open_files(connection, "kept", DEVICE_CURRENT, [kept])
+        tables.open_table_in(connection, home, DEVICES)
+        tables.open_files(connection, "new_devices", DEVICES, new[DEVICES.name])
+        tables.open_files(connection, "appended_quarantine", QUARANTINE, new[QUARANTINE.name])
+        tables.open_files(connection, "appended_judgements", JUDGEMENTS, new[JUDGEMENTS.name])
+        connection.register("waiting", tables.to_table(JUDGEMENTS, position.waiting))
+        connection.execute("CREATE VIEW new_judgements AS FROM appended_judgements UNION ALL BY NAME FROM waiting")
+        newer = [
+            file.path
+            for file in files_of(home, MESSAGES, "received_at")
+            if file.greatest is None or file.greatest.timestamp() * 1000 > position.received_ms
+        ]
+        tables.open_files(connection, "landed_messages", MESSAGES, newer)
+        connection.execute(
+            f"CREATE VIEW new_messages AS FROM landed_messages WHERE epoch_ms(received_at) > {position.received_ms}"
+        )
+        yield Present(home, connection, limits, versions, position)
+
+
+_Kept = tuple[Path, Position, dict[str, list[Path]], dict[str, int]]
+
+
+def _read_kept(home: Home, limits: Limits) -> _Kept | None:
+    """Return the kept facts: their file, their position, and the newer files and the version of each table."""
+    files = paths_of(home, DEVICE_CURRENT)
+    if len(files) != 1:
+        return None
+    with tables.connect() as connection, reporting_corruption(f'table "{DEVICE_CURRENT.name}" of "{home.path}"'):
+        sql = "SELECT decode(value) FROM parquet_kv_metadata(?) WHERE decode(key) = ?"
+        found = connection.execute(sql, [str(files[0]), _FOOTER]).fetchone()
+    position = _position(found[0]) if found else None
+    if position is None or (position.limits.lead_ms, position.limits.backlog_ms) != (limits.lead_ms, limits.backlog_ms):
+        return None
+    new, versions = dict[str, list[Path]](), dict[str, int]()
+    for table in _VERSIONED:
+        log = DeltaLog(home.table(table.name))
+        versions[table.name] = log.latest()
+        since = _appended(log, position.versions[table.name], versions[table.name])
+        if since is None:
+            return None
+        new[table.name] = since
+    return files[0], position, new, versions
+
+
+def _appended(log: DeltaLog, after: int, through_version: int) -> list[Path] | None:
+    """Return the files that a table appended after a version; None if they are not all available."""
+    if through_version < after:  # the table was replaced, such as by a backup
+        return None
+    try:
+        files = [
+            log.table / unquote(added["path"])
+            for number in range(after + 1, through_version + 1)
+            for added in appended_files(log.actions(number))
+        ]
+    except FleetError:  # the version was removed from the log
+        return None
+    return files if all(path.exists() for path in files) else None
+
+
+def keep_present(home: Home, frontier_ms: int | None, *, dry_run: bool = False) -> int | None:
+    """Write the facts of the present to the table `device_current`.
+
+    Only one process of a home may do so at a time.
+
+    Args:
+        home: home whose facts are written.
+        frontier_ms: event time up to which the job has judged; None if it has judged nothing yet.
+        dry_run: whether to count the devices only.
+
+    Returns:
+        Number of devices; None if no row is new, or nothing has landed.
+
+    Raises:
+        OSError: the disk cannot be written.
+    """
+    if not holds_table(home.table(MESSAGES.name)):
+        return None
+    with open_present(home, frontier_ms) as present:
+        source = "messages" if present.position is None else "new_messages"
+        [(newest_ms,)] = present.connection.execute(f"SELECT epoch_ms(max(received_at)) FROM {source}").fetchall()
+        before = present.position
+        is_current = before is not None and before.versions == present.versions
+        if newest_ms is None:
+            if before is None or is_current:
+                return None
+            newest_ms = before.received_ms + 1
+        elif before is not None and is_current and newest_ms - 1 <= before.received_ms:
+            return None
+        if dry_run:
+            return present.device_count(None)
+        return _write(home, present, _position_through(present, newest_ms - 1))
+
+
+def _position_through(present: Present, received_ms: int) -> Position:
+    source = JUDGEMENTS.name if present.position is None else "new_judgements"
+    late = f"""SELECT kind, device_id, message_kind, epoch_ms(received_at) AS received_at_ms,
+                      epoch_ms(event_time) AS event_time_ms
+               FROM {source} WHERE kind = '{JudgementKind.LATE}' AND epoch_ms(received_at) > {received_ms}"""
+    waiting = tuple(fetch(present.connection, late))
+    kinds, modes, refused = present.counts()
+    return Position(present.versions, received_ms, present.limits, kinds, modes, refused, waiting)
+
+
+def _write(home: Home, present: Present, position: Position) -> int:
+    from fleetpulse.io.delta.commits import Added, replace_files
+    from fleetpulse.io.system.fsync import replace_durably
+
+    tables.create(home, DEVICE_CURRENT)
+    table = home.table(DEVICE_CURRENT.name)
+    name = f"part-{uuid4().hex}.parquet"
+    temporary = table / f".{name}.tmp"
+    facts, values = _facts_through(present, position.received_ms)
+    footer = json.dumps(asdict(position)).replace("'", "''")
+    columns = ", ".join(f'"{column.name}"' for column in DEVICE_CURRENT.columns)
+    options = f"FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {_ROW_GROUP}, KV_METADATA {{'{_FOOTER}': '{footer}'}}"
+    try:
+        sql = f"COPY (SELECT {columns} FROM ({facts}) ORDER BY device_id) TO '{str(temporary).replace(chr(39), chr(39) * 2)}'"
+        [(devices,)] = present.connection.execute(f"{sql} ({options})", values).fetchall()
+        replace_durably(temporary, table / name)
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # on a full disk, it would keep occupying space
+        raise
+    old = {str(path.relative_to(table)): path.stat().st_size for path in paths_of(home, DEVICE_CURRENT)}
+    added = Added(name, (table / name).stat().st_size, {"numRecords": devices})
+    replace_files(table, old, [added], "WRITE", data_change=True)
+    return devices
+
+
+def _facts_through(present: Present, received_ms: int) -> tuple[str, list[Any]]:
+    """Return SQL for the facts with the signals received up to an instant."""
+    judged, values = present.judged()
+    source = "messages" if present.position is None else "new_messages"
+    early = f"(FROM {source} WHERE epoch_ms(received_at) <= {received_ms})"
+    heard = heard_sql(present.limits, early) if present.position is None else fold.heard(present.limits, messages=early)
+    return fold.joined(judged, heard), values
