@@ -52,6 +52,10 @@ VERBS: Final = {
         "Show messages as they arrive, on any topic, and the result of each.",
     ),
     "audit": Verb("commands.inspect.audit", "List who changed what: grants, commands to devices, policies, state, approvals."),
+    "why": Verb(
+        "commands.inspect.why",
+        "Explain the mode of a device: reason, arithmetic, messages, rule, and what would have prevented it.",
+    ),
     "rewind": Verb("commands.inspect.rewind", "Show every device's mode at an instant, or the life of one device up to it."),
     "maintain": Verb("commands.batch.maintain", "Compact small files, remove expired rows, and delete unused files."),
     "doctor": Verb(

@@ -13,10 +13,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from fleetpulse.core.amendments import retracted_offline
-from fleetpulse.core.deadlines import next_due
-from fleetpulse.core.device import Device, EvaluationContext
+from fleetpulse.core.device import Device
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.lifecycle import Mode, Trigger
 from fleetpulse.core.monitoring.health import THRESHOLDS
 from fleetpulse.core.presence.identities import topic_of
 from fleetpulse.core.presence.presence_time import clock_description
@@ -32,6 +30,7 @@ from fleetpulse.io.tables.tables import fetch, query, reading
 from fleetpulse.reports.device_judgements import judgements_by_device
 from fleetpulse.reports.messages import ROW, as_row, rows_through, span, through
 from fleetpulse.reports.present.devices import devices
+from fleetpulse.reports.upcoming import LEADS_TO, due_of
 
 if TYPE_CHECKING:
     from fleetpulse.io.tables.tables import DuckDBPyConnection
@@ -353,14 +352,8 @@ def _has_valid_deadlines(device: Device | None, mode: str, kept_ms: int) -> bool
 
 
 def _due(judged: Outcome, device_id: str) -> dict[str, Any]:
-    device = judged.devices.get(device_id)
-    if device is None or judged.shards is None:
-        return {}
-    due = next_due(device, EvaluationContext(judged.shards, judged.policies))
-    if due is None:
-        return {}
-    leads_to = {Trigger.SILENCE: Mode.OFFLINE, Trigger.DEATH: Mode.OFFLINE, Trigger.GATEWAY_DEATH: Mode.UNREACHABLE}
-    return {f"due_{leads_to.get(due[1], due[1]).value}_at_ms": due[0]}
+    due = due_of(judged, device_id)
+    return {} if due is None else {f"due_{LEADS_TO.get(due[1], due[1]).value}_at_ms": due[0]}
 
 
 def health(home: Home, batches: int = 100) -> dict[str, Any] | None:

@@ -1,0 +1,226 @@
+"""Why a device is in its mode: the explanation of a transition, with its rows and its judgement.
+
+Rule 1: a report computes no verdict. `core.explanation` asks the definition, with the rows of the device.
+Rule 2: if retention has removed rows of the device, the definition starts from the newest snapshot before
+the transition. Without such a snapshot, only the row of the transition is shown, and why.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from fleetpulse.core.amendments import effective_transitions
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.explanation import Explanation, RuleInForce, explain
+from fleetpulse.core.judgements import Judgement, JudgementKind
+from fleetpulse.core.replay import EMPTY_OUTCOME, Outcome
+from fleetpulse.core.rows import Row
+from fleetpulse.core.tables import STREAM_HEALTH
+from fleetpulse.core.times import format_instant
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables.tables import query
+from fleetpulse.reports.device_judgements import judgements_by_device
+from fleetpulse.reports.judgements import frontier_ms
+from fleetpulse.reports.messages import rows_through
+from fleetpulse.reports.present.devices import devices
+from fleetpulse.reports.replay_origin import StartingPoint, complete_snapshots, removed_below
+from fleetpulse.reports.upcoming import upcoming
+
+_ROW: Final = (
+    "received_at_ms",
+    "kind",
+    "device_id",
+    "site",
+    "event_time_ms",
+    "seq",
+    "boot",
+    "code",
+    "firmware",
+    "gateway",
+    "body",
+)
+_LATE: Final = 5  # late messages shown beside an amended transition
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Rows of a device, and the outcome before them; None if no complete rows are retained."""
+
+    rows: list[Row]
+    initial: Outcome
+
+
+def why(home: Home, device_id: str, judged_ms: int | None, at_ms: int | None = None) -> dict[str, Any]:
+    """Explain the mode of a device.
+
+    Args:
+        home: home to read.
+        device_id: id of the device.
+        judged_ms: ``received_at`` up to which the job has judged; None before the first batch is
+            complete.
+        at_ms: instant whose mode is explained, epoch milliseconds; None: the present mode.
+
+    Returns:
+        ``device_id``, ``mode``, ``since_ms``, ``sentence``; of a transition also ``transition``,
+        ``terms``, ``rule``, ``evidence``, ``otherwise``, ``judged`` and ``amendments``; of the present
+        mode ``next``; and ``note`` if rows are missing. Absent facts are None or empty.
+
+    Raises:
+        FleetError: the device was never registered or heard, or had no mode at the instant.
+    """
+    emitted = judgements_by_device(home, [device_id])[device_id]
+    changes = [one for one in effective_transitions(emitted) if at_ms is None or (one.event_time_ms or 0) <= at_ms]
+    is_present = at_ms is None
+    if not changes:
+        return _without_transition(home, device_id, judged_ms, at_ms)
+    transition = changes[-1]
+    assert transition.event_time_ms is not None
+    known = _known(home, device_id, judged_ms, transition.event_time_ms)
+    found = None if known is None else _explained(home, known, transition)
+    coming = upcoming(home, known.rows, device_id, known.initial) if known and found and is_present else None
+    return {
+        "device_id": device_id,
+        "mode": transition.to_mode,
+        "since_ms": transition.event_time_ms,
+        "sentence": _own_sentence(transition) if found is None else found.sentence,
+        "transition": _shown(transition),
+        "terms": [] if found is None else [_plain(asdict(term)) for term in found.terms],
+        "rule": None if found is None or found.rule is None else _rule(found.rule),
+        "evidence": [] if found is None else [{"role": one.role, **_row(one.row)} for one in found.evidence],
+        "otherwise": "" if found is None else found.otherwise,
+        "judged": _judged(home, transition),
+        "amendments": _amendments(emitted, transition),
+        "late": _late(home, device_id, transition) if transition.kind is JudgementKind.ADD else [],
+        "next": coming,
+        "note": _note(known, found),
+    }
+
+
+def _known(home: Home, device_id: str, judged_ms: int | None, at_ms: int) -> _Known | None:
+    """Return the rows that explain a transition: all rows of the device, or those after a snapshot."""
+    below = removed_below(home)
+    if not below:
+        return _Known(rows_through(home, [device_id], judged_ms), EMPTY_OUTCOME)
+    if judged_ms is None:
+        return None
+    earlier = [one for one in complete_snapshots(home, below, judged_ms) if one.frontier_ms < at_ms]
+    if not earlier:
+        return None
+    origin = StartingPoint(max(earlier, key=lambda one: one.newest_ms).taken, below)
+    return _Known(origin.rows(home, [device_id], judged_ms), origin.outcome(home, [device_id]))
+
+
+def _explained(home: Home, known: _Known, transition: Judgement) -> Explanation | None:
+    amending = transition.kind is JudgementKind.ADD
+    return explain(known.rows, home.deployment(), transition, initial=known.initial, amending=amending)
+
+
+def _without_transition(home: Home, device_id: str, judged_ms: int | None, at_ms: int | None) -> dict[str, Any]:
+    listed = devices(home, frontier_ms(home, judged_ms), device_id=device_id)
+    if not listed:
+        raise FleetError(
+            f'no device "{device_id}" was registered or heard in "{home.path}"; '
+            f"list the devices with: ./fleet devices --home {home.path}",
+            code="device-unknown",
+        )
+    if at_ms is not None:
+        raise FleetError(
+            f"device {device_id} had no transition up to {format_instant(at_ms)}; name a later instant with --at",
+            code="why-without-transition",
+        )
+    [one] = listed
+    since_ms = None if one["since"] is None else round(one["since"].timestamp() * 1000)
+    sentence = one["reason"] or "it was registered, and no signal has been judged yet"
+    nothing: dict[str, Any] = {"transition": None, "rule": None, "judged": None, "next": None}
+    empty: dict[str, Any] = {"terms": [], "evidence": [], "amendments": [], "late": [], "otherwise": "", "note": ""}
+    return {"device_id": device_id, "mode": one["mode"], "since_ms": since_ms, "sentence": sentence, **nothing, **empty}
+
+
+def _own_sentence(one: Judgement) -> str:
+    last = "" if one.last_seen_ms is None else f"; its last signal counted at {format_instant(one.last_seen_ms)}"
+    return f"{one.reason or f'trigger {one.trigger}'}{last}"
+
+
+def _note(known: _Known | None, found: Explanation | None) -> str:
+    if known is None:
+        return "Retention has removed messages of this device, and no snapshot before the transition is kept."
+    if found is None:
+        return "The retained messages do not lead to this transition; it was judged with messages that are no longer kept."
+    return ""
+
+
+def _shown(one: Judgement) -> dict[str, Any]:
+    names = (
+        "kind",
+        "from_mode",
+        "to_mode",
+        "trigger",
+        "event_time_ms",
+        "life_ms",
+        "transition_no",
+        "amendment_no",
+        "last_seen_ms",
+    )
+    return {name: getattr(one, name) for name in names}
+
+
+def _plain(term: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in term.items() if value is not None}
+
+
+def _rule(rule: RuleInForce) -> dict[str, Any]:
+    dated = rule.dated
+    built_in = dated.effective_from_ms < 0
+    return {
+        "key": rule.key,
+        "value": rule.value,
+        "of": rule.of,
+        "policy_version": dated.policy.version,
+        "in_force_since_ms": None if built_in else dated.effective_from_ms,
+        "policy_received_at_ms": None if built_in else dated.received_at_ms,
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in _ROW if getattr(row, name) is not None}
+
+
+def _judged(home: Home, one: Judgement) -> dict[str, Any] | None:
+    """Return when and by which generation and batch a transition was judged; None if its row is unknown."""
+    number = "amendment_no" if one.kind is JudgementKind.ADD else "transition_no"
+    found = query(
+        home,
+        f"""SELECT epoch_ms(judged_at) AS judged_at_ms, generation FROM judgements
+            WHERE device_id = ? AND kind = ? AND epoch_ms(life) = ? AND {number} = ?""",
+        [one.device_id, one.kind.value, one.life_ms, getattr(one, number)],
+    )
+    if not found:
+        return None
+    judged_at_ms, generation = found[0]["judged_at_ms"], found[0]["generation"]
+    batches = query(
+        home,
+        """SELECT batch_id FROM stream_health WHERE generation = ? AND epoch_ms(began_at) <= ?
+           ORDER BY began_at DESC LIMIT 1""",
+        [generation, judged_at_ms],
+        tables=[STREAM_HEALTH.name],
+    )
+    batch = batches[0]["batch_id"] if batches and one.kind is JudgementKind.TRANSITION else None
+    return {"judged_at_ms": judged_at_ms, "generation": generation, "batch": batch}
+
+
+def _amendments(emitted: list[Judgement], transition: Judgement) -> list[dict[str, Any]]:
+    """Return the transitions of the same life that amendments retracted or added, oldest first."""
+    rows = (one for one in emitted if one.kind is not JudgementKind.TRANSITION and one.life_ms == transition.life_ms)
+    ordered = sorted(rows, key=lambda one: one.amendment_no or 0)
+    return [{**_shown(one), "reason": one.reason} for one in ordered]
+
+
+def _late(home: Home, device_id: str, transition: Judgement) -> list[dict[str, Any]]:
+    """Return the newest late messages of the device up to a transition, which an amendment counts as on time."""
+    return query(
+        home,
+        f"""SELECT epoch_ms(received_at) AS received_at_ms, epoch_ms(event_time) AS event_time_ms, message_kind, seq, late_by_ms
+            FROM judgements WHERE kind = '{JudgementKind.LATE}' AND device_id = ? AND epoch_ms(event_time) <= ?
+            ORDER BY event_time DESC LIMIT {_LATE}""",
+        [device_id, transition.event_time_ms],
+    )
