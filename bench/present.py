@@ -110,20 +110,20 @@ def _generate(home: Home, devices: int, history: int) -> tuple[int, int]:
     for table in TABLES:
         tables.create(home, table)
     with tables.connect() as connection:
-        hashes = pa.table(
-            {
-                "n": pa.array(range(devices), pa.int64()),
-                "device_hash": pa.array([hash64(f"pump-{n:07d}") for n in range(devices)]),
-            }
-        )
-        connection.register("hashes", hashes)
-        connection.execute(f"""CREATE TABLE fleet AS SELECT n, device_hash, format('pump-{{:07d}}', n) AS device_id,
-            format('site-{{:03d}}', floor(sqrt(hash(n) % 250000))::INT) AS site, format('class-{{}}', n % 6) AS device_class,
-            {4 * history} + n % {history + 1} AS changes FROM hashes""")
+        _create_fleet(connection, devices, f"{4 * history} + n % {history + 1}")
         transitions = _append(home, JUDGEMENTS, connection, _TRANSITIONS.format(now=_NOW_MS, span=_SPAN_MS))
         messages = _append(home, MESSAGES, connection, _MESSAGES.format(now=_NOW_MS, last=3 * history, first=0))
     _commit_batch(home, _NOW_MS)
     return transitions, messages
+
+
+def _create_fleet(connection: "DuckDBPyConnection", devices: int, changes: str) -> None:
+    """Create the table of the devices, with their number of transitions."""
+    hashes = pa.table({"n": range(devices), "device_hash": [hash64(f"pump-{n:07d}") for n in range(devices)]})
+    connection.register("hashes", hashes)
+    connection.execute(f"""CREATE TABLE fleet AS SELECT n, device_hash, format('pump-{{:07d}}', n) AS device_id,
+        format('site-{{:03d}}', floor(sqrt(hash(n) % 250000))::INT) AS site, format('class-{{}}', n % 6) AS device_class,
+        {changes} AS changes FROM hashes""")
 
 
 _TRANSITIONS: Final = """
@@ -163,9 +163,7 @@ def _append(home: Home, table: Table, connection: "DuckDBPyConnection", sql: str
 def _add_newer(home: Home, devices: int) -> None:
     """Add a minute of messages, and a transition of every two-hundredth device."""
     with tables.connect() as connection:
-        connection.execute(f"""CREATE TABLE fleet AS SELECT n, 0 AS device_hash, format('pump-{{:07d}}', n) AS device_id,
-            format('site-{{:03d}}', floor(sqrt(hash(n) % 250000))::INT) AS site, format('class-{{}}', n % 6) AS device_class,
-            1 AS changes FROM range({devices}) AS numbers(n)""")
+        _create_fleet(connection, devices, "1")
         newest = """SELECT 'transition' AS kind, device_id, site, device_class, {life} AS life_ms, 1000 AS transition_no,
             'offline' AS from_mode, 'online' AS to_mode, 'signal' AS "trigger", {now} + n % 60000 AS event_time_ms,
             {now} AS last_seen_ms, 0 AS runtime_ms, '[]' AS last_errors, 'p1' AS policy_version, {now} + 60000 AS judged_at_ms,

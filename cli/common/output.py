@@ -35,6 +35,7 @@ DURATIONS: Final = frozenset(
         "runtime_ms",
         "late_by_ms",
         "lasted_ms",
+        "span_ms",
         "moved_by_ms",
         "clock_offset_ms",
         "timeout_ms",

@@ -1,16 +1,21 @@
 """Transitions and amendments of devices as `core` judgements, read from the table."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fleetpulse.core.judgements import Judgement, JudgementKind
 from fleetpulse.core.lifecycle import Mode, Trigger
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.tables.tables import query
+from fleetpulse.io.tables.tables import fetch, reading
 
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_CHANGES: Final = "kind IN ('transition', 'retract', 'add')"
 _INSTANTS: Final = {f"{column.name}_ms" for column in JUDGEMENTS.columns if column.type == "timestamp"}
 _COLUMNS: Final = ", ".join(
     f"epoch_ms({name.removesuffix('_ms')}) AS {name}" if name in _INSTANTS else f'"{name}"'
@@ -20,15 +25,29 @@ _COLUMNS: Final = ", ".join(
 
 def judgements_by_device(home: Home, device_ids: Sequence[str]) -> dict[str, list[Judgement]]:
     """Return the transitions, retractions and additions of each device, unordered."""
-    found = query(
-        home,
-        f"SELECT {_COLUMNS} FROM judgements WHERE kind IN ('transition', 'retract', 'add') AND list_contains(?, device_id)",
-        [list(device_ids)],
-    )
+    with reading(home) as tables:
+        return judgements_of(tables, device_ids)
+
+
+def judgements_of(tables: "DuckDBPyConnection", device_ids: Sequence[str]) -> dict[str, list[Judgement]]:
+    """Like `judgements_by_device`, but read judgements through an open connection."""
+    sql = f"SELECT {_COLUMNS} FROM judgements WHERE {_CHANGES} AND list_contains(?, device_id)"
     by_device: dict[str, list[Judgement]] = {device_id: [] for device_id in device_ids}
-    for row in found:
+    for row in fetch(tables, sql, [list(device_ids)]):
         by_device[row["device_id"]].append(_judgement(row))
     return by_device
+
+
+@contextmanager
+def reading_device(home: Home, device_id: str) -> "Iterator[DuckDBPyConnection]":
+    """Open the transitions, retractions and additions of one device as the table ``judgements``, with its views.
+
+    The files are read once, however many queries follow.
+    """
+    with reading(home, device_id=device_id) as tables:
+        tables.execute(f"CREATE TEMP TABLE own AS SELECT * FROM judgements WHERE {_CHANGES}")
+        tables.execute("CREATE OR REPLACE VIEW judgements AS FROM own")
+        yield tables
 
 
 def _judgement(row: dict[str, Any]) -> Judgement:

@@ -27,7 +27,7 @@ from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import oldest_kept_ms
 from fleetpulse.io.tables.tables import fetch, query, reading
-from fleetpulse.reports.device_judgements import judgements_by_device
+from fleetpulse.reports.device_judgements import judgements_of, reading_device
 from fleetpulse.reports.messages import ROW, as_row, rows_through, span, through
 from fleetpulse.reports.present.devices import devices
 from fleetpulse.reports.upcoming import LEADS_TO, due_of
@@ -171,7 +171,10 @@ def device_status(home: Home, device_id: str, judged_ms: int | None) -> DeviceSt
     listed = devices(home, frontier_ms(home, judged_ms), device_id=device_id)
     if not listed:
         return None
-    changes, kept_ms = transitions(home, device_id), oldest_kept_ms(home, MESSAGES.name)
+    with reading_device(home, device_id) as tables:
+        changes = transitions_of(tables, device_id)
+        spans = retracted_offline(judgements_of(tables, [device_id])[device_id])
+    kept_ms = oldest_kept_ms(home, MESSAGES.name)
     if judged_ms is None:  # the first batch is running: deadlines are not known yet
         facts: dict[str, Any] = {"judged_up_to_ms": _first_frontier_ms(home)}
     else:
@@ -183,7 +186,6 @@ def device_status(home: Home, device_id: str, judged_ms: int | None) -> DeviceSt
             facts = {**_reached(judged, device_id), "life_ms": life_ms}
             if _has_valid_deadlines(judged.devices.get(device_id), changes[-1]["to_mode"], kept_ms):
                 facts |= _due(judged, device_id)
-    spans = retracted_offline(judgements_by_device(home, [device_id])[device_id])
     retracted = [{"since_ms": since_ms, "until_ms": until_ms} for since_ms, until_ms in spans]
     return DeviceStatus({**listed[0], **facts}, changes, retracted)
 

@@ -13,7 +13,7 @@ from fleetpulse.core.rows import EVERYONE, SET_WHEN_READ, Clock, GatewayEvent, K
 from fleetpulse.core.tables import DEVICES, MESSAGES
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.tables.tables import files_of, query, query_files
+from fleetpulse.io.tables.tables import fetch, files_of, query, query_files, reading
 
 ROW: Final = ", ".join(
     f"epoch_ms({name.removesuffix('_ms')}) AS {name}" if name in ("received_at_ms", "event_time_ms") else name
@@ -44,7 +44,17 @@ def rows(home: Home, device_ids: Sequence[str] | None = None) -> list[Row]:
     """
     if device_ids is None:
         return [as_row(one) for one in query(home, f"SELECT {ROW} FROM messages", tables=["messages"])]
-    found = query(home, f"SELECT {ROW} FROM messages WHERE {_CONCERNING}", [list(device_ids)], tables=["messages"])
+    wanted, of_all = list(device_ids), "kind IN ('gap', 'policy')"
+    hashes = ", ".join(str(hash64(device_id)) for device_id in wanted) or "NULL"
+    own, events = "list_contains(?, device_id)", "gateway_event IS NOT NULL"
+    # Three queries with simple conditions: statistics of the files exclude row groups, and hashes are compared first.
+    parts = (
+        (f"device_hash IN ({hashes}) AND {own} AND NOT {of_all}", [wanted]),
+        (of_all, []),
+        (f"{events} AND NOT {own} AND NOT {of_all}", [wanted]),
+    )
+    with reading(home, [MESSAGES.name]) as tables:
+        found = [row for where, values in parts for row in fetch(tables, f"SELECT {ROW} FROM messages WHERE {where}", values)]
     return _concerning(found, {*device_ids})
 
 

@@ -96,7 +96,6 @@ def status_facts(home: Home) -> dict[str, Any]:
     known = None if judged is None else reports.shards(home, judged)
     frontier_ms = known.frontier_ms if known is not None else reports.frontier_ms(home, judged)
     facts = present.counts(home, frontier_ms)
-    facts["clocks"] = present.clocks(home, frontier_ms)
     facts["judged_received_at_ms"] = judged
     facts["frontier_ms"] = frontier_ms
     facts["held_back"] = reports.sites_behind(known) if known is not None else []

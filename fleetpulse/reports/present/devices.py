@@ -76,29 +76,11 @@ def _listed(present: Present, among: str, mode: str | None) -> list[dict[str, An
     return [{**row, "clock": row["clock"] and clock_description(Trust(row["clock"]), row["clock_offset_ms"])} for row in found]
 
 
-def clocks(home: Home, frontier_ms: int | None) -> dict[str, int]:
-    """Return the number of devices with a wrong clock, by class of the newest signal.
-
-    See `core.presence.presence_time`. A clock is wrong only after a message was listed as late or with
-    a clock fault, so only such devices are read.
-    """
-    with open_present(home, frontier_ms) as present:
-        listed = f"kind IN ('{JudgementKind.LATE}', '{JudgementKind.CLOCK}')"
-        source = "judgements" if present.position is None else "new_judgements"
-        sql = f"CREATE TEMP TABLE {_WANTED} AS SELECT DISTINCT device_id FROM {source} WHERE {listed}"
-        if present.position is not None:
-            sql += f" UNION SELECT device_id FROM kept WHERE {trust_of(present.limits)} != '{Trust.ON_TIME}'"
-        present.connection.execute(sql)
-        if not present.connection.execute(f"SELECT 1 FROM {_WANTED} LIMIT 1").fetchone():
-            return {}
-        heard = present.heard(_WANTED)
-        counted_ = f"SELECT trust, count(*) AS n FROM (SELECT {trust_of(present.limits)} AS trust FROM ({heard}))"
-        found = fetch(present.connection, f"{counted_} WHERE trust != '{Trust.ON_TIME}' GROUP BY trust ORDER BY trust")
-    return {row["trust"]: row["n"] for row in found}
-
-
 def counts(home: Home, frontier_ms: int | None) -> dict[str, Any]:
     """Return the number of devices by mode, and of rows by kind of judgement.
+
+    ``clocks`` has the number of devices with a wrong clock, by class of the newest signal, see
+    `core.presence.presence_time`.
 
     Args:
         home: home to read.
@@ -106,7 +88,27 @@ def counts(home: Home, frontier_ms: int | None) -> dict[str, Any]:
     """
     with open_present(home, frontier_ms) as present:
         judged, values = present.judged()
-        return _counts(home, present.connection, f"({judged}) WHERE mode IS NOT NULL", values, present.counts())
+        found = _counts(home, present.connection, f"({judged}) WHERE mode IS NOT NULL", values, present.counts())
+        return {**found, "clocks": _clocks(present)}
+
+
+def _clocks(present: Present) -> dict[str, int]:
+    """Count the devices with a wrong clock.
+
+    A clock is wrong only after a message was listed as late or with a clock fault, so only such
+    devices are read.
+    """
+    listed = f"kind IN ('{JudgementKind.LATE}', '{JudgementKind.CLOCK}')"
+    source = "judgements" if present.position is None else "new_judgements"
+    sql = f"CREATE TEMP TABLE {_WANTED} AS SELECT DISTINCT device_id FROM {source} WHERE {listed}"
+    if present.position is not None:
+        sql += f" UNION SELECT device_id FROM kept WHERE {trust_of(present.limits)} != '{Trust.ON_TIME}'"
+    present.connection.execute(sql)
+    if not present.connection.execute(f"SELECT 1 FROM {_WANTED} LIMIT 1").fetchone():
+        return {}
+    by_trust = f"SELECT trust, count(*) AS n FROM (SELECT {trust_of(present.limits)} AS trust FROM ({present.heard(_WANTED)}))"
+    found = fetch(present.connection, f"{by_trust} WHERE trust != '{Trust.ON_TIME}' GROUP BY trust ORDER BY trust")
+    return {row["trust"]: row["n"] for row in found}
 
 
 def counts_of(home: Home, tables: "DuckDBPyConnection", frontier_ms: int | None) -> dict[str, Any]:

@@ -97,6 +97,11 @@ def judged() -> str:
     """
 
 
+def new_devices() -> str:
+    """Return SQL for the ids of the devices with new facts of transitions and registry; `prepare` must have run."""
+    return f"SELECT device_id FROM {_CHANGED} UNION SELECT device_id FROM {_ANEW}"
+
+
 def heard(limits: Limits, among: str = "", messages: str = "new_messages") -> str:
     """Return SQL for the facts of signals, in the columns `HEARD`.
 
@@ -106,9 +111,9 @@ def heard(limits: Limits, among: str = "", messages: str = "new_messages") -> st
         messages: table of the new messages, or a query in parentheses.
     """
     new = heard_sql(limits, f"(FROM {messages} {only(among)})", f"(FROM new_judgements {only(among)})")
-    facts = ", ".join(
-        f"CASE WHEN new.last_received IS NULL THEN kept.{name} ELSE new.{name} END AS {name}" for name in HEARD[4:11]
-    )
+    of_signal = HEARD[HEARD.index("signal_kind") : HEARD.index("signal_late")]
+    is_kept = "new.last_received IS NULL"
+    facts = ", ".join(f"CASE WHEN {is_kept} THEN kept.{name} ELSE new.{name} END AS {name}" for name in of_signal)
     is_newer = "new.doubt_received_at IS NOT NULL AND (kept.doubt_received_at IS NULL OR "
     is_newer += "(new.doubt_received_at, new.doubt) >= (kept.doubt_received_at, kept.doubt))"
     return f"""
@@ -117,9 +122,10 @@ def heard(limits: Limits, among: str = "", messages: str = "new_messages") -> st
         SELECT signals.* REPLACE (signal_late OR belated.is_late IS NOT NULL AS signal_late)
         FROM (SELECT {", ".join(HEARD)} FROM kept {only(among)}) AS signals LEFT JOIN belated ON {SAME_SIGNAL})
     SELECT device_id, coalesce(kept.messages, 0) + coalesce(new.messages, 0) AS messages,
+           coalesce(new.device_hash, kept.device_hash) AS device_hash,
            greatest(kept.last_received, new.last_received) AS last_received,
            greatest(kept.last_heard, new.last_heard) AS last_heard, {facts},
-           coalesce(CASE WHEN new.last_received IS NULL THEN kept.signal_late ELSE new.signal_late END, false) AS signal_late,
+           coalesce(CASE WHEN {is_kept} THEN kept.signal_late ELSE new.signal_late END, false) AS signal_late,
            CASE WHEN {is_newer} THEN new.doubt ELSE kept.doubt END AS doubt,
            CASE WHEN {is_newer} THEN new.doubt_received_at ELSE kept.doubt_received_at END AS doubt_received_at
     FROM before AS kept FULL JOIN new USING (device_id)

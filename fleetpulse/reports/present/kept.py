@@ -129,20 +129,27 @@ class Present:
     def device_count(self, mode: str | None) -> int:
         """Return the number of devices that were registered or heard; see `devices.devices` for the mode."""
         judged, values = self.judged()
+        is_heard = f"kind IN ({SIGNAL_KINDS})"
         if mode not in (None, UNJUDGED):
             sql, values = f"SELECT count(*) FROM ({judged}) WHERE mode = ?", [*values, mode]
-        else:
-            is_wanted = "mode IS NULL" if mode else "true"
-            if self.position is None:
-                heard = f"SELECT device_id FROM messages WHERE kind IN ({SIGNAL_KINDS})"
-                kept = "SELECT NULL AS device_id, NULL AS mode WHERE false"
-            else:
-                heard = f"SELECT device_id FROM new_messages WHERE kind IN ({SIGNAL_KINDS})"
-                kept = "SELECT device_id, mode FROM kept WHERE signal_kind IS NOT NULL AND NOT is_known"
-            # Devices that were only heard: in kept facts, or in rows that are newer.
-            sql = f"""WITH judged AS ({judged}), heard AS (SELECT device_id FROM ({kept}) UNION {heard})
-                SELECT (SELECT count(*) FROM judged WHERE {is_wanted})
+        elif self.position is None or mode is not None:
+            source, kept = "messages", ""
+            if self.position is not None:
+                source, kept = "new_messages", "UNION SELECT device_id FROM kept WHERE signal_kind IS NOT NULL AND NOT is_known"
+            wanted = "true" if mode is None else "mode IS NULL"
+            sql = f"""WITH judged AS ({judged}), heard AS (SELECT device_id FROM {source} WHERE {is_heard} {kept})
+                SELECT (SELECT count(*) FROM judged WHERE {wanted})
                      + (SELECT count(*) FROM heard ANTI JOIN judged USING (device_id))"""
+        else:  # kept devices and others: hashes are compared first, since strings take longer
+            listed = "(FROM kept WHERE is_known OR signal_kind IS NOT NULL)"
+            fresh = f"""SELECT DISTINCT device_id FROM new_messages SEMI JOIN (
+                SELECT DISTINCT device_hash FROM new_messages WHERE {is_heard} EXCEPT SELECT device_hash FROM kept
+                ) USING (device_hash) WHERE {is_heard}"""
+            sql, values = (
+                f"""SELECT (SELECT count(*) FROM {listed}) + (
+                SELECT count(*) FROM ({fresh} UNION {fold.new_devices()}) ANTI JOIN {listed} USING (device_id))""",
+                [],
+            )
         [(count,)] = self.connection.execute(sql, values).fetchall()
         return count
 
@@ -198,8 +205,8 @@ def open_present(home: Home, frontier_ms: int | None) -> Iterator[Present]:
         DamagedError: a file is damaged or missing. The error may also occur while SQL runs.
     """
     limits = limits_of(home, frontier_ms)
-    found = _read_kept(home, limits)
     with tables.connect() as connection, reporting_corruption(f'a table of "{home.path}"'):
+        found = _read_kept(home, connection, limits)
         if found is None:
             tables.open_table_in(connection, home, MESSAGES)
             versions = {table.name: tables.open_table_in(connection, home, table) for table in _VERSIONED}
@@ -211,8 +218,11 @@ def open_present(home: Home, frontier_ms: int | None) -> Iterator[Present]:
         tables.open_files(connection, "new_devices", DEVICES, new[DEVICES.name])
         tables.open_files(connection, "appended_quarantine", QUARANTINE, new[QUARANTINE.name])
         tables.open_files(connection, "appended_judgements", JUDGEMENTS, new[JUDGEMENTS.name])
-        connection.register("waiting", tables.to_table(JUDGEMENTS, position.waiting))
-        connection.execute("CREATE VIEW new_judgements AS FROM appended_judgements UNION ALL BY NAME FROM waiting")
+        waiting = ""
+        if position.waiting:
+            connection.register("waiting", tables.to_table(JUDGEMENTS, position.waiting))
+            waiting = "UNION ALL BY NAME FROM waiting"
+        connection.execute(f"CREATE VIEW new_judgements AS FROM appended_judgements {waiting}")
         newer = [
             file.path
             for file in files_of(home, MESSAGES, "received_at")
@@ -228,14 +238,13 @@ def open_present(home: Home, frontier_ms: int | None) -> Iterator[Present]:
 _Kept = tuple[Path, Position, dict[str, list[Path]], dict[str, int]]
 
 
-def _read_kept(home: Home, limits: Limits) -> _Kept | None:
+def _read_kept(home: Home, connection: "DuckDBPyConnection", limits: Limits) -> _Kept | None:
     """Return the kept facts: their file, their position, and the newer files and the version of each table."""
     files = paths_of(home, DEVICE_CURRENT)
     if len(files) != 1:
         return None
-    with tables.connect() as connection, reporting_corruption(f'table "{DEVICE_CURRENT.name}" of "{home.path}"'):
-        sql = "SELECT decode(value) FROM parquet_kv_metadata(?) WHERE decode(key) = ?"
-        found = connection.execute(sql, [str(files[0]), _FOOTER]).fetchone()
+    sql = "SELECT decode(value) FROM parquet_kv_metadata(?) WHERE decode(key) = ?"
+    found = connection.execute(sql, [str(files[0]), _FOOTER]).fetchone()
     position = _position(found[0]) if found else None
     if position is None or (position.limits.lead_ms, position.limits.backlog_ms) != (limits.lead_ms, limits.backlog_ms):
         return None

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fleetpulse.core.explanation import EXPLAINERS, Explanation, explain
 from fleetpulse.core.judgements import Judgement, JudgementKind
@@ -24,8 +25,9 @@ def test_each_trigger_has_an_explanation() -> None:
     assert set(EXPLAINERS) == set(Trigger)
 
 
-def _transitions(rows: list[Row], deployment: Deployment) -> list[Judgement]:
-    return [one for one in outcome(rows, deployment).judgements if one.kind is JudgementKind.TRANSITION]
+def _transitions(rows: list[Row], deployment: Deployment, *, amending: bool = False) -> list[Judgement]:
+    judged = outcome(rows, deployment, amending=amending)
+    return [one for one in judged.judgements if one.kind is JudgementKind.TRANSITION]
 
 
 def _adds_up(found: Explanation) -> bool:
@@ -48,10 +50,10 @@ def _signal_at(one: Judgement, rows: list[Row]) -> Row:
 @EXPLAINED.over_all_examples
 @PREVENTED.over_all_examples
 @settings(max_examples=60)
-@given(histories(), DEPLOYMENTS)
-def test_each_transition_is_explained(rows: list[Row], deployment: Deployment) -> None:
-    for one in _transitions(rows, deployment):
-        found = explain(rows, deployment, one)
+@given(histories(), DEPLOYMENTS, st.booleans())
+def test_each_transition_is_explained(rows: list[Row], deployment: Deployment, amending: bool) -> None:
+    for one in _transitions(rows, deployment, amending=amending):
+        found = explain(rows, deployment, one, amending=amending)
         assert found is not None, one
         assert found.sentence
         assert found.transition == one
@@ -64,7 +66,7 @@ def test_each_transition_is_explained(rows: list[Row], deployment: Deployment) -
             assert found.terms
             assert found.otherwise
         if one.trigger in PREVENTED_BY_SIGNAL:
-            again = _transitions([*rows, _signal_at(one, rows)], deployment)
+            again = _transitions([*rows, _signal_at(one, rows)], deployment, amending=amending)
             assert (one.device_id, one.event_time_ms, one.trigger) not in {
                 (other.device_id, other.event_time_ms, other.trigger) for other in again
             }

@@ -50,7 +50,6 @@ class _Live:
         frontier_ms = judgements.judged_frontier_ms(self.home)
         return (
             devices.counts(self.home, frontier_ms),
-            devices.clocks(self.home, frontier_ms),
             devices.devices(self.home, frontier_ms),
             devices.newest_devices(self.home, frontier_ms, None, 2),
             devices.newest_devices(self.home, frontier_ms, "unjudged", 2),
