@@ -480,7 +480,6 @@ DEVICE_CURRENT: Final = Table(
         Column("planned_site", "string", "site of the newest entry, in force or not"),
         Column("planned_class", "string", "class of the newest entry, in force or not"),
         Column("is_known", "boolean", "whether the device was judged or registered", required=True),
-        Column("device_hash", "long", "64 bits of BLAKE2b over the device id; null if it was never heard"),
         Column("messages", "long", "number of signals", required=True),
         Column("last_received", "timestamp", "received_at of the newest signal; the next columns describe that signal"),
         Column("last_heard", "timestamp", "newest presence time of the signals"),

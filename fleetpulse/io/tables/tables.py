@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-import pyarrow as pa
 from deltalake import DeltaTable, Schema
 
 from fleetpulse.core.tables import JUDGEMENTS, TABLES, VIEWS, Table
@@ -20,19 +19,11 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.fsync import sync_tree
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from duckdb import DuckDBPyConnection, DuckDBPyRelation, Expression
 
     from fleetpulse.io.delta.appender import Appender
 
-_ARROW: Final = {
-    "string": pa.string(),
-    "long": pa.int64(),
-    "int": pa.int32(),
-    "double": pa.float64(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "binary": pa.binary(),
-    "boolean": pa.bool_(),
-}
 _SQL: Final = {
     "string": "VARCHAR",
     "long": "BIGINT",
@@ -44,9 +35,20 @@ _SQL: Final = {
 }
 
 
-def arrow_schema(table: Table) -> pa.Schema:
+def arrow_schema(table: Table) -> "pa.Schema":
     """Return the Arrow schema of a declared table; all columns are nullable."""
-    return pa.schema([pa.field(column.name, _ARROW[column.type]) for column in table.columns])
+    import pyarrow as pa  # loads numpy, which commands that only read do not need
+
+    types = {
+        "string": pa.string(),
+        "long": pa.int64(),
+        "int": pa.int32(),
+        "double": pa.float64(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "binary": pa.binary(),
+        "boolean": pa.bool_(),
+    }
+    return pa.schema([pa.field(column.name, types[column.type]) for column in table.columns])
 
 
 def create(home: Home, table: Table) -> None:
@@ -79,7 +81,9 @@ def _set_properties(path: Path, declared: dict[str, str]) -> None:
         )
 
 
-def _add_columns(path: Path, declared: pa.Schema) -> None:
+def _add_columns(path: Path, declared: "pa.Schema") -> None:
+    import pyarrow as pa
+
     known = {field.name for field in open_table(path).schema().fields}
     if new := [field for field in declared if field.name not in known]:
         added = Schema.from_arrow(pa.schema(new)).fields
@@ -102,18 +106,20 @@ def stored_types(home: Home, table: Table) -> dict[str, str] | None:
     return {name: _STORED.get(kind, kind) for name, kind in types.items()}
 
 
-def to_table(table: Table, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+def to_table(table: Table, rows: Iterable[Mapping[str, Any]]) -> "pa.Table":
     """Convert rows to an Arrow table; ``<column>_ms`` becomes timestamp ``<column>``."""
     all_rows = list(rows)
     names = {name for row in all_rows for name in row}
     return from_columns(table, {name: [row.get(name) for row in all_rows] for name in names}, len(all_rows))
 
 
-def from_columns(table: Table, values: Mapping[str, Sequence[Any] | pa.Array], count: int) -> pa.Table:
+def from_columns(table: Table, values: Mapping[str, "Sequence[Any] | pa.Array"], count: int) -> "pa.Table":
     """Convert columns of ``count`` values each to an Arrow table.
 
     Values named ``<column>_ms`` become the timestamp ``<column>``. Missing columns are null.
     """
+    import pyarrow as pa
+
     from fleetpulse.columnar.compute import pc
 
     schema = arrow_schema(table)
@@ -130,7 +136,9 @@ def from_columns(table: Table, values: Mapping[str, Sequence[Any] | pa.Array], c
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _column(values: Any, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:
+def _column(values: Any, kind: "pa.DataType") -> "pa.ChunkedArray | pa.Array":
+    import pyarrow as pa
+
     return values.cast(kind) if isinstance(values, pa.ChunkedArray | pa.Array) else pa.array(values, kind)
 
 
@@ -139,12 +147,12 @@ def landed(home: Home, table: Table, writer: str) -> int:
     return open_table(home.table(table.name)).transaction_version(writer) or 0
 
 
-def append(home: Home, table: Table, rows: pa.Table, writer: str, number: int) -> None:
+def append(home: Home, table: Table, rows: "pa.Table", writer: str, number: int) -> None:
     """Append rows in one commit that also records ``number`` as the writer's newest."""
     append_of(home, table, rows, {writer: number})
 
 
-def append_of(home: Home, table: Table, rows: pa.Table, numbers: Mapping[str, int], appender: "Appender | None" = None) -> None:
+def append_of(home: Home, table: Table, rows: "pa.Table", numbers: Mapping[str, int], appender: "Appender | None" = None) -> None:
     """Append rows of several writers in one commit that also records their numbers.
 
     Args:
@@ -416,7 +424,7 @@ def query(
         return fetch(connection, sql, parameters)
 
 
-def query_files(table: Table, files: Sequence[Path], sql: str, parameters: Iterable[Any] = ()) -> pa.Table:
+def query_files(table: Table, files: Sequence[Path], sql: str, parameters: Iterable[Any] = ()) -> "pa.Table":
     """Run SQL over some files of a table; the SQL refers to the table by its name."""
     with connect() as connection:
         open_files(connection, table.name, table, files)

@@ -36,13 +36,14 @@ _OF_TRANSITION: Final = (  # columns of a transition, by name in `JUDGED`
 )  # fmt: skip
 
 
-def prepare(connection: "DuckDBPyConnection", kept_frontier_ms: int, limits: Limits) -> int:
+def prepare(connection: "DuckDBPyConnection", kept_frontier_ms: int, limits: Limits, among: str = "") -> int:
     """Create the tables that `judged` reads: the devices to read anew, and the new transitions of others.
 
     Args:
         connection: connection with ``kept``, the new rows and ``devices``.
         kept_frontier_ms: frontier of the kept facts, epoch milliseconds.
         limits: frontier of the present.
+        among: table with the ids of the wanted devices; empty: all devices.
 
     Returns:
         Number of devices to read anew; unless it is 0, call `read_anew`.
@@ -54,16 +55,18 @@ def prepare(connection: "DuckDBPyConnection", kept_frontier_ms: int, limits: Lim
                min({_ORDER}) AS oldest, min(transition_no) AS oldest_no,
                bool_or(kind != '{JudgementKind.TRANSITION}') AS is_amended,
                count(DISTINCT life) AS lives
-        FROM new_judgements WHERE kind IN ({_CHANGES}) GROUP BY device_id)""")
+        FROM new_judgements {only(among)} WHERE kind IN ({_CHANGES}) GROUP BY device_id)""")
     kept = ", ".join(f"kept.{name} AS kept_{name}" for name in ("since", "life", "transition_no", "amendment_no"))
     newer = "oldest > (kept_since, coalesce(kept_amendment_no, kept_transition_no, 0))"
     connection.execute(f"""CREATE OR REPLACE TEMP TABLE {REREAD} AS
         SELECT device_id FROM (SELECT changed.*, {kept} FROM {_CHANGED} AS changed LEFT JOIN kept USING (device_id))
         WHERE is_amended OR lives > 1 OR mode = '{Mode.FORGOTTEN}' OR NOT (kept_since IS NULL OR {newer})
               OR NOT (kept_life IS NULL OR kept_life = life OR oldest_no = 1)
-        UNION SELECT device_id FROM new_judgements WHERE kind = '{JudgementKind.REFUSED}' AND message_kind = 'registry'
-        UNION SELECT device_id FROM new_devices
-        UNION SELECT device_id FROM devices WHERE epoch_ms(effective_from) > {min(kept_frontier_ms, limits.frontier_ms)}""")
+        UNION SELECT device_id FROM new_judgements {only(among)}
+            WHERE kind = '{JudgementKind.REFUSED}' AND message_kind = 'registry'
+        UNION SELECT device_id FROM new_devices {only(among)}
+        UNION SELECT device_id FROM devices {only(among)}
+            WHERE epoch_ms(effective_from) > {min(kept_frontier_ms, limits.frontier_ms)}""")
     connection.execute(f"DELETE FROM {_CHANGED} WHERE device_id IN (FROM {REREAD})")
     nothing = ", ".join(f'"{name}"' for name in JUDGED)
     connection.execute(f"CREATE OR REPLACE TEMP TABLE {_ANEW} AS SELECT {nothing} FROM kept LIMIT 0")
@@ -77,23 +80,26 @@ def read_anew(connection: "DuckDBPyConnection", limits: Limits) -> None:
     connection.execute(f"CREATE OR REPLACE TEMP TABLE {_ANEW} AS {sql}", values)
 
 
-def judged() -> str:
+def judged(among: str = "") -> str:
     """Return SQL for the facts of transitions and registry, in the columns `JUDGED`.
 
     `prepare` must have run.
+
+    Args:
+        among: table with the ids of the wanted devices; empty: all devices.
     """
     of_registry = JUDGED[JUDGED.index("entry_from") : -1]
     of_transition = ", ".join(f'changed."{name}"' for name, _ in _OF_TRANSITION)
     names = ", ".join(f'"{name}"' for name in JUDGED)
     return f"""
-    SELECT {names} FROM kept WHERE is_known
+    SELECT {names} FROM kept {only(among)} WHERE is_known
         AND device_id NOT IN (SELECT device_id FROM {_CHANGED} UNION ALL FROM {REREAD})
     UNION ALL BY NAME
     SELECT changed.device_id, {of_transition},
            changed.transitions + CASE WHEN kept.life = changed.life THEN kept.transitions ELSE 0 END AS transitions,
            {", ".join(f"kept.{name}" for name in of_registry)}, true AS is_known
-    FROM {_CHANGED} AS changed LEFT JOIN kept USING (device_id)
-    UNION ALL BY NAME SELECT {names} FROM {_ANEW}
+    FROM (FROM {_CHANGED} {only(among)}) AS changed LEFT JOIN (FROM kept {only(among)}) AS kept USING (device_id)
+    UNION ALL BY NAME SELECT {names} FROM {_ANEW} {only(among)}
     """
 
 
@@ -122,7 +128,6 @@ def heard(limits: Limits, among: str = "", messages: str = "new_messages") -> st
         SELECT signals.* REPLACE (signal_late OR belated.is_late IS NOT NULL AS signal_late)
         FROM (SELECT {", ".join(HEARD)} FROM kept {only(among)}) AS signals LEFT JOIN belated ON {SAME_SIGNAL})
     SELECT device_id, coalesce(kept.messages, 0) + coalesce(new.messages, 0) AS messages,
-           coalesce(new.device_hash, kept.device_hash) AS device_hash,
            greatest(kept.last_received, new.last_received) AS last_received,
            greatest(kept.last_heard, new.last_heard) AS last_heard, {facts},
            coalesce(CASE WHEN {is_kept} THEN kept.signal_late ELSE new.signal_late END, false) AS signal_late,

@@ -21,6 +21,7 @@ from uuid import uuid4
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import AMENDMENTS, JudgementKind
+from fleetpulse.core.rows import hash64
 from fleetpulse.core.tables import DEVICE_CURRENT, DEVICES, JUDGEMENTS, MESSAGES, QUARANTINE
 from fleetpulse.io.delta.corruption import reporting_corruption
 from fleetpulse.io.delta.log import DeltaLog, appended_files, holds_table
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 COUNT: Final = "sum(coalesce(messages, 1))::BIGINT"  # SQL: number of judgements, or of quarantined messages
 FORM: Final = 1  # version of the position's form; a table with another one is not read
 _FOOTER: Final = "fleetpulse.present"
+_FEW: Final = 1_000  # devices whose hashes are named in a query
 _ROW_GROUP: Final = 50_000  # rows: the unit that a search for one device reads
 _VERSIONED: Final = (JUDGEMENTS, DEVICES, QUARANTINE)
 _CHANGES: Final = ", ".join(f"'{kind.value}'" for kind in (JudgementKind.TRANSITION, *AMENDMENTS))
@@ -108,11 +110,12 @@ class Present:
         if self.position is None:
             return judged_sql(self.limits, among)
         if not self._is_prepared:
-            if fold.prepare(self.connection, self.position.limits.frontier_ms, self.limits):
+            # The wanted devices of the first call limit what later calls can return: all, or the same devices.
+            if fold.prepare(self.connection, self.position.limits.frontier_ms, self.limits, among):
                 tables.open_table_in(self.connection, self._home, JUDGEMENTS)
                 fold.read_anew(self.connection, self.limits)
             self._is_prepared = True
-        return f"SELECT * FROM ({fold.judged()}) {only(among)}", []
+        return fold.judged(among), []
 
     def facts(self, among: str = "") -> tuple[str, list[Any]]:
         """Return SQL and parameters for all facts, in the columns `fold.KEPT`; see `judged` for the argument."""
@@ -122,17 +125,31 @@ class Present:
 
     def heard(self, among: str = "") -> str:
         """Return SQL for the facts of signals, see `parts.HEARD`; see `judged` for the argument."""
+        messages = "messages" if self.position is None else "new_messages"
+        if among:
+            ids = [row[0] for row in self.connection.execute(f"SELECT device_id FROM {among} LIMIT {_FEW + 1}").fetchall()]
+            hashes = ", ".join(str(hash64(device_id)) for device_id in ids)
+            is_wanted = f"WHERE device_hash IN ({hashes})" if 0 < len(ids) <= _FEW else ""  # quicker than a join of strings
+            messages = f"(FROM {messages} {only(among)} {is_wanted})"
         if self.position is not None:
-            return fold.heard(self.limits, among)
-        return heard_sql(self.limits, f"(FROM messages {only(among)})", f"(FROM judgements {only(among)})")
+            return fold.heard(self.limits, among, messages)
+        return heard_sql(self.limits, messages, f"(FROM judgements {only(among)})")
 
     def device_count(self, mode: str | None) -> int:
-        """Return the number of devices that were registered or heard; see `devices.devices` for the mode."""
+        """Return the number of devices that were registered or heard; see `devices.devices` for the mode.
+
+        Without a mode, devices that were first heard after the facts were kept, and are not judged yet, are
+        not counted: all new messages would have to be read.
+        """
         judged, values = self.judged()
         is_heard = f"kind IN ({SIGNAL_KINDS})"
         if mode not in (None, UNJUDGED):
             sql, values = f"SELECT count(*) FROM ({judged}) WHERE mode = ?", [*values, mode]
-        elif self.position is None or mode is not None:
+        elif self.position is not None and mode is None:
+            listed = "(FROM kept WHERE is_known OR signal_kind IS NOT NULL)"
+            sql = f"""SELECT (SELECT count(*) FROM {listed}) + (
+                SELECT count(*) FROM ({fold.new_devices()}) ANTI JOIN {listed} USING (device_id))"""
+        else:
             source, kept = "messages", ""
             if self.position is not None:
                 source, kept = "new_messages", "UNION SELECT device_id FROM kept WHERE signal_kind IS NOT NULL AND NOT is_known"
@@ -140,16 +157,6 @@ class Present:
             sql = f"""WITH judged AS ({judged}), heard AS (SELECT device_id FROM {source} WHERE {is_heard} {kept})
                 SELECT (SELECT count(*) FROM judged WHERE {wanted})
                      + (SELECT count(*) FROM heard ANTI JOIN judged USING (device_id))"""
-        else:  # kept devices and others: hashes are compared first, since strings take longer
-            listed = "(FROM kept WHERE is_known OR signal_kind IS NOT NULL)"
-            fresh = f"""SELECT DISTINCT device_id FROM new_messages SEMI JOIN (
-                SELECT DISTINCT device_hash FROM new_messages WHERE {is_heard} EXCEPT SELECT device_hash FROM kept
-                ) USING (device_hash) WHERE {is_heard}"""
-            sql, values = (
-                f"""SELECT (SELECT count(*) FROM {listed}) + (
-                SELECT count(*) FROM ({fresh} UNION {fold.new_devices()}) ANTI JOIN {listed} USING (device_id))""",
-                [],
-            )
         [(count,)] = self.connection.execute(sql, values).fetchall()
         return count
 

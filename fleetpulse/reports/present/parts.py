@@ -39,7 +39,7 @@ JUDGED: Final = (  # columns of `judged_sql`
     "begins", "planned_site", "planned_class", "is_known",
 )  # fmt: skip
 HEARD: Final = (  # columns of `heard_sql`
-    "device_id", "device_hash", "messages", "last_received", "last_heard", "signal_kind", "signal_clock", "signal_event_time",
+    "device_id", "messages", "last_received", "last_heard", "signal_kind", "signal_clock", "signal_event_time",
     "signal_position",
     "signal_bridge", "signal_direct", "signal_site", "signal_late", "doubt", "doubt_received_at",
 )  # fmt: skip
@@ -126,16 +126,16 @@ def heard_sql(limits: Limits, messages: str = "messages", judgements: str = "jud
         signal_direct := gateway IS NULL OR gateway = device_id), {place})"""
     return f"""
     WITH counted AS (
-        SELECT device_id, any_value(device_hash) AS device_hash, count(*) AS messages, max(received_at) AS last_received,
+        SELECT device_id, count(*) AS messages, max(received_at) AS last_received,
                {newest} AS newest,
                max({presence_sql(str(limits.lead_ms), str(limits.backlog_ms), "epoch_ms")}) AS last_heard
         FROM {messages} WHERE kind IN ({SIGNAL_KINDS}) GROUP BY device_id),
-    signals AS (SELECT device_id, device_hash, messages, last_received, last_heard, unnest(newest) FROM counted),
+    signals AS (SELECT device_id, messages, last_received, last_heard, unnest(newest) FROM counted),
     belated AS ({belated_sql(judgements)}),
     doubted AS (
         SELECT device_id, max_by(reason, (received_at, reason)) AS doubt, max(received_at) AS doubt_received_at
         FROM {judgements} WHERE {_DOUBT} AND received_at IS NOT NULL GROUP BY device_id)
-    SELECT device_id, device_hash, coalesce(messages, 0) AS messages, last_received, last_heard, signal_kind, signal_clock,
+    SELECT device_id, coalesce(messages, 0) AS messages, last_received, last_heard, signal_kind, signal_clock,
            signal_event_time, signal_position, signal_bridge, signal_direct, signal_site,
            coalesce(signal_late, false) AS signal_late, doubt, doubt_received_at
     FROM (SELECT signals.*, belated.is_late AS signal_late FROM signals LEFT JOIN belated ON {SAME_SIGNAL}) AS signals

@@ -46,13 +46,12 @@ class _Live:
         return keep_present(self.home, judgements.judged_frontier_ms(self.home))
 
     def facts(self) -> tuple[Any, ...]:
-        """Return what `fleet status`, `fleet devices` and `fleet devices --last 2` read."""
+        """Return what `fleet status`, `fleet devices` and `fleet device` read."""
         frontier_ms = judgements.judged_frontier_ms(self.home)
         return (
             devices.counts(self.home, frontier_ms),
             devices.devices(self.home, frontier_ms),
-            devices.newest_devices(self.home, frontier_ms, None, 2),
-            devices.newest_devices(self.home, frontier_ms, "unjudged", 2),
+            devices.newest_devices(self.home, frontier_ms, "online", 1),
             devices.devices(self.home, frontier_ms, device_id="b"),
         )
 
