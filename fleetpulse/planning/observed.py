@@ -12,7 +12,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import query
 from fleetpulse.planning.model import Fleet
 from fleetpulse.planning.partition_skew import busiest
-from fleetpulse.reports.present.devices import COUNT
+from fleetpulse.reports.present.kept import COUNT
 
 _PLANNED = (MESSAGES, JUDGEMENTS, QUARANTINE, DEVICE_SNAPSHOTS, STREAM_HEALTH)
 
