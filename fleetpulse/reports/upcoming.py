@@ -11,6 +11,7 @@ from fleetpulse.core.rows import Row
 from fleetpulse.io.home.home import Home
 
 LEADS_TO = {Trigger.SILENCE: Mode.OFFLINE, Trigger.DEATH: Mode.OFFLINE, Trigger.GATEWAY_DEATH: Mode.UNREACHABLE}
+_MODES = {**LEADS_TO, Trigger.FORGET: Mode.FORGOTTEN}
 
 
 def upcoming(home: Home, rows: Iterable[Row], device_id: str, initial: Outcome = EMPTY_OUTCOME) -> dict[str, Any] | None:
@@ -23,11 +24,11 @@ def upcoming(home: Home, rows: Iterable[Row], device_id: str, initial: Outcome =
         initial: outcome of the rows before them.
 
     Returns:
-        ``at_ms``, ``trigger``, and ``mode``: the mode to which it leads, or the trigger if that
-        depends on the facts about the device.
+        ``at_ms``, ``trigger``, and ``mode``: the mode to which it leads; None if that depends on the facts
+        about the device.
     """
     found = due_of(outcome(rows, home.deployment(), initial=initial), device_id)
-    return None if found is None else {"at_ms": found[0], "trigger": found[1], "mode": LEADS_TO.get(found[1], found[1])}
+    return None if found is None else {"at_ms": found[0], "trigger": found[1], "mode": _MODES.get(found[1])}
 
 
 def due_of(judged: Outcome, device_id: str) -> tuple[int, Trigger] | None:

@@ -170,14 +170,14 @@ def _plain(term: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rule(rule: RuleInForce) -> dict[str, Any]:
     dated = rule.dated
-    built_in = dated.effective_from_ms < 0
+    from_start = dated.effective_from_ms <= 0  # the built-in policy, or the first one of a home
     return {
         "key": rule.key,
         "value": rule.value,
         "of": rule.of,
         "policy_version": dated.policy.version,
-        "in_force_since_ms": None if built_in else dated.effective_from_ms,
-        "policy_received_at_ms": None if built_in else dated.received_at_ms,
+        "in_force_since_ms": None if from_start else dated.effective_from_ms,
+        "policy_received_at_ms": None if dated.received_at_ms < 0 else dated.received_at_ms,
     }
 
 

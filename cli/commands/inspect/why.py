@@ -68,7 +68,7 @@ def _show(shown: "Console", found: Mapping[str, Any]) -> None:
         shown.print(as_table(rows, columns, "messages and other rows"))
     if rule := found["rule"]:
         from_ms = rule["in_force_since_ms"]
-        in_force = "by default" if from_ms is None else f"in force since {format_instant(from_ms)}"
+        in_force = "in force from the start" if from_ms is None else f"in force since {format_instant(from_ms)}"
         text = f"rule: {rule['key']}: {rule['value']} ({rule['of']}), {in_force}, policy {rule['policy_version']}"
         _print(shown, text)
     if since_ms is not None and (judged := found["judged"]):
@@ -82,7 +82,8 @@ def _show(shown: "Console", found: Mapping[str, Any]) -> None:
     if found["otherwise"]:
         _print(shown, f"{found['otherwise']}.")
     if coming := found["next"]:
-        text = f"next: {coming['mode']} at {format_instant(coming['at_ms'])} by {coming['trigger']}, unless a message changes it"
+        leads_to = f"{coming['mode']} by " if coming["mode"] else ""
+        text = f"next: {leads_to}{coming['trigger']} at {format_instant(coming['at_ms'])}, unless a message changes it"
         _print(shown, text)
     if found["note"]:
         _print(shown, f"note: {found['note']}")
