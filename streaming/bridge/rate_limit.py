@@ -15,8 +15,6 @@ Rule 5: a message that makes several rows takes a token for each of them, see `R
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from itertools import repeat
-from math import inf
 from typing import Final
 
 from fleetpulse.core.messages.decode import Rejection
@@ -26,8 +24,8 @@ from fleetpulse.core.messages.sparkplug import Source, parse_source
 from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.core.rows import FROM_DEVICES, Kind
 from fleetpulse.core.times import HOUR_MS
+from streaming.bridge.token_buckets import BURST_S, TokenBuckets
 
-BURST_S: Final = 60  # burst in seconds of the limit, for messages that a device buffered while it was away
 _FULL_MS: Final = BURST_S * 1000  # time after which a bucket is full
 _PREFIX: Final = "fleet/"
 _KINDS: Final = frozenset(kind.value for kind in FROM_DEVICES)
@@ -38,6 +36,8 @@ OTHER_SENDERS: Final = 50_000  # senders outside of fleet/ with a limit of their
 BEHIND_NODE: Final = 1_000  # devices of a Sparkplug node with a limit of their own
 LONGEST_SENDER: Final = 512  # characters; longer names, and topics that are that long, would fill the memory
 _CACHED_TOPICS: Final = 50_000  # topics outside of fleet/ whose sender is remembered: to parse one costs microseconds
+_LIMITED_TOPICS: Final = 100_000  # short topics whose buckets are remembered
+_SHORT_TOPIC: Final = 128  # characters
 _INVALID: Final = _PREFIX  # sender of topics below fleet/ that are not a device's: a mapping may permit them to several devices
 _OTHER: Final = "/"  # first character of a sender outside of fleet/; an id has no slash
 _SPARKPLUG: Final = f"{_OTHER}+/"  # before group, node and device of a sender; no topic has a plus
@@ -46,10 +46,7 @@ _SHARED: Final = f"{_OTHER}#"  # sender that all senders beyond `OTHER_SENDERS` 
 
 
 class RateLimiter:
-    """Two token buckets per sender (usually a device): one of rows, one of payload bytes.
-
-    A message is within a limit if its bucket has at least one token. So a device may exceed a limit by
-    one message, and a message of any size, or of any number of rows, can be within it.
+    """Limits of rows and of payload bytes per sender (usually a device), see `TokenBuckets`.
 
     Args:
         per_s: rows per second that a device may send in the long run; 0 for no limit.
@@ -68,9 +65,8 @@ class RateLimiter:
         found = partial(_other_sender, mappings, identity is DeviceIdentity.SITE_AND_ID)
         other = partial(_short_or_found, lru_cache(maxsize=_CACHED_TOPICS)(found), found)
         self._own = partial(_sender if identity is DeviceIdentity.ID else _sender_at_site, other)
-        self._per_ms, self._bytes_per_ms = per_s / 1000, bytes_per_s / 1000
-        self._burst, self._burst_bytes = per_s * BURST_S or inf, bytes_per_s * BURST_S or inf
-        self._left: dict[str, tuple[float, float, int]] = {}  # by sender: tokens left of rows and of bytes, and their instant
+        self._buckets = TokenBuckets(per_s, bytes_per_s)
+        self._slots: dict[str, int] = {}  # cache by short topic, only of senders with buckets of their own
         self._others = 0  # number of senders outside of fleet/
         self._behind = Counter[str]()  # by Sparkplug node: number of its devices
         self._crowded = False  # whether senders share a limit since quiet ones were last forgotten
@@ -90,7 +86,7 @@ class RateLimiter:
         characters.
         """
         own = self._own(topic)
-        return own if own in self._left else self._bucket(own)
+        return own if own in self._buckets.slots else self._bucket(own)
 
     def exceeding(self, topics: Sequence[str], now_ms: int, sizes: Sequence[int] | None = None) -> dict[int, str]:
         """Count messages that arrived together; return place and `sender` of those beyond a limit.
@@ -100,40 +96,35 @@ class RateLimiter:
             now_ms: wall clock time; a step backwards adds no tokens.
             sizes: bytes of the payloads; None for empty ones.
         """
-        if self._burst == inf == self._burst_bytes:
+        if not self._buckets.limits:
             return {}
         if self._outage_start_ms is not None:
             self._last_outage, self._outage_start_ms = (
                 (now_ms, min(max(0, now_ms - self._outage_start_ms), _LONGEST_AWAY_MS)),
                 None,
             )
-        known, burst, per_ms, (back_ms, away_ms) = self._left, self._burst, self._per_ms, self._last_outage
-        own, burst_bytes, bytes_per_ms = self._own, self._burst_bytes, self._bytes_per_ms
-        unknown, beyond = (burst, burst_bytes, -1), dict[int, str]()
-        returned = back_ms <= now_ms <= back_ms + away_ms  # the broker queued messages of the outage
-        for place, (topic, size) in enumerate(zip(topics, repeat(0, len(topics)) if sizes is None else sizes, strict=True)):
-            device = own(topic)
-            held = known.get(device)
-            if held is None:
-                device = self._admitted(device)
-                held = known.get(device, unknown)
-            left, bytes_left, at_ms = held
-            if now_ms > at_ms:
-                filled = left + (now_ms - at_ms) * per_ms
-                left = filled if filled < burst else max(burst, left)
-                filled = bytes_left + (now_ms - at_ms) * bytes_per_ms
-                bytes_left = filled if filled < burst_bytes else max(burst_bytes, bytes_left)
-            if returned and at_ms < back_ms:
-                left += away_ms * per_ms
-                bytes_left += away_ms * bytes_per_ms
-            if left < 1 or bytes_left < 1:
-                beyond[place] = device
-                known[device] = (left, bytes_left, now_ms)
-            else:
-                known[device] = (left - 1, bytes_left - size, now_ms)
-        if len(known) > _MOST or (self._crowded and abs(now_ms - self._forgot_ms) >= _FULL_MS):
+        try:
+            slots = [*map(self._slots.__getitem__, topics)]
+        except KeyError:
+            slots = [*map(self._slot, topics)]
+        beyond = self._buckets.take(slots, [0] * len(slots) if sizes is None else sizes, now_ms, self._last_outage)
+        found = {place: self.sender(topics[place]) for place in beyond}
+        if len(self._buckets.slots) > _MOST or (self._crowded and abs(now_ms - self._forgot_ms) >= _FULL_MS):
             self._forget(now_ms)
-        return beyond
+        return found
+
+    def _slot(self, topic: str) -> int:
+        """Return the slot of the sender of a topic; admit a new sender."""
+        slot = self._slots.get(topic)
+        if slot is None:
+            own = self._own(topic)
+            bucket = own if own in self._buckets.slots else self._admitted(own)
+            slot = self._buckets.slot(bucket)
+            if bucket == own and len(topic) <= _SHORT_TOPIC:
+                if len(self._slots) >= _LIMITED_TOPICS:
+                    self._slots.clear()
+                self._slots[topic] = slot
+        return slot
 
     def away_since(self, since_ms: int) -> None:
         """Record an outage of the bridge since an instant; the next message ends it."""
@@ -141,24 +132,20 @@ class RateLimiter:
 
     def charge(self, topic: str, rows: int) -> None:
         """Take tokens for the further rows of an accepted message; `exceeding` took that of the first row."""
-        self._add(self.sender(topic), -rows, 0)
+        self._buckets.add(self.sender(topic), -rows, 0)
 
     def refund(self, sender: str, size: int, rows: int = 1) -> None:
         """Return the tokens of a message of a `sender` that was dropped and will be redelivered."""
-        self._add(sender, rows, size)
-
-    def _add(self, sender: str, rows: int, size: int) -> None:
-        if sender in self._left:
-            left, bytes_left, at_ms = self._left[sender]
-            self._left[sender] = (left + rows, bytes_left + size, at_ms)
+        self._buckets.add(sender, rows, size)
 
     def _forget(self, now_ms: int) -> None:
         """Remove full buckets; if there are too many, also the older half of those in use."""
-        partial = {device: held for device, held in self._left.items() if now_ms - held[-1] < _FULL_MS}
-        if len(self._left) > _MOST and len(partial) > _MOST // 2:
-            newest = sorted(partial.items(), key=lambda item: item[1][-1])[-(_MOST // 2) :]
-            partial = dict(newest)
-        self._left, self._crowded, self._forgot_ms = partial, False, now_ms
+        partial = self._buckets.senders_since(now_ms - _FULL_MS)
+        if len(self._buckets.slots) > _MOST and len(partial) > _MOST // 2:
+            partial = self._buckets.newest(partial, _MOST // 2)
+        self._buckets.keep(partial)
+        self._slots.clear()
+        self._crowded, self._forgot_ms = False, now_ms
         others = [device for device in partial if device.startswith(_OTHER) and device != _SHARED]
         self._others, self._behind = len(others), Counter(node for node in map(_node, others) if node)
 
@@ -169,13 +156,13 @@ class RateLimiter:
         node = _node(own)
         if node and self._behind[node] >= BEHIND_NODE:
             own = node
-        return own if own in self._left or self._others < OTHER_SENDERS else _SHARED
+        return own if own in self._buckets.slots or self._others < OTHER_SENDERS else _SHARED
 
     def _admitted(self, own: str) -> str:
         """Choose a bucket for a sender without one, and count the bucket if it is new."""
         bucket = self._bucket(own)
         self._crowded = self._crowded or bucket != own
-        if bucket.startswith(_OTHER) and bucket != _SHARED and bucket not in self._left:
+        if bucket.startswith(_OTHER) and bucket != _SHARED and bucket not in self._buckets.slots:
             self._others += 1
             node = _node(bucket)
             if node:

@@ -15,6 +15,7 @@ _BACKLOG: Final = "tests/unit/streaming/landing/test_backlog.py"
 _COLUMNAR: Final = "tests/property/columnar/fold/test_key_group.py::test_the_columnar_fold_equals_the_definition_at_every_step"
 _FOLD: Final = "tests/unit/core/test_fold.py"
 _RATE_LIMIT: Final = "tests/unit/streaming/bridge/test_rate_limit.py"
+_TOKEN_BUCKETS: Final = "tests/property/streaming/bridge/test_token_buckets.py"
 _GATEWAYS: Final = "tests/unit/core/presence/test_gateways.py"
 _SEQUENCER: Final = "tests/unit/streaming/bridge/test_sequencer.py"
 _LANDING: Final = "tests/unit/streaming/landing/test_landing.py"
@@ -288,16 +289,16 @@ FAULTS: Final = (
     ),
     _fault(
         "rate-limit-admits-one-message-too-many",
-        "streaming/bridge/rate_limit.py",
+        "streaming/bridge/token_buckets.py",
         "if left < 1 or",
         "if left < 0 or",
         f"{_RATE_LIMIT}::test_a_device_may_send_its_burst_and_then_its_limit",
     ),
     _fault(
         "rate-limit-counts-redelivered-messages-twice",
-        "streaming/bridge/rate_limit.py",
-        "self._left[sender] = (left + rows, bytes_left + size, at_ms)",
-        "self._left[sender] = (left, bytes_left, at_ms)",
+        "streaming/bridge/token_buckets.py",
+        "            self._rows[slot] += rows\n",
+        "",
         f"{_RATE_LIMIT}::test_dropped_and_redelivered_messages_are_counted_once",
     ),
     _fault(
@@ -316,10 +317,24 @@ FAULTS: Final = (
     ),
     _fault(
         "rate-limit-ignores-the-size-of-messages",
-        "streaming/bridge/rate_limit.py",
-        "known[device] = (left - 1, bytes_left - size, now_ms)",
-        "known[device] = (left - 1, bytes_left, now_ms)",
+        "streaming/bridge/token_buckets.py",
+        "= left - 1, bytes_left - sizes[place], now_ms",
+        "= left - 1, bytes_left, now_ms",
         f"{_RATE_LIMIT}::test_bytes_beyond_the_limit_are_refused_and_cut",
+    ),
+    _fault(
+        "rate-limit-counts-a-batch-by-the-size-of-no-message",
+        "streaming/bridge/token_buckets.py",
+        "np.subtract.at(self._bytes, at, np.array(sizes, np.float64))",
+        "np.subtract.at(self._bytes, at, 0.0)",
+        f"{_TOKEN_BUCKETS}::test_messages_counted_together_equal_messages_counted_one_by_one",
+    ),
+    _fault(
+        "rate-limit-of-a-batch-adds-no-tokens",
+        "streaming/bridge/token_buckets.py",
+        "left + elapsed_ms * per_ms, burst",
+        "left, burst",
+        f"{_TOKEN_BUCKETS}::test_messages_counted_together_equal_messages_counted_one_by_one",
     ),
     _fault(
         "quota-admits-every-new-device",

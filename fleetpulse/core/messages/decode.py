@@ -10,11 +10,11 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, cast
 
-from fleetpulse.core.rows import EVERYONE, FOR_EVERYONE, FROM_DEVICES, KNOWN_NAMES, RESERVED, Clock, Kind, Origin, Reason, Row
+from fleetpulse.core.rows import EVERYONE, FOR_EVERYONE, FROM_DEVICES, RESERVED, Clock, Kind, Origin, Reason, Row
 from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT, as_text
 from fleetpulse.core.times import DAY_MS, END_OF_TIME_MS, EPOCH_2000_MS
 
@@ -138,7 +138,6 @@ def parse_topic(topic: str) -> Address:
     return Address(site, device_id, kind)
 
 
-@lru_cache(KNOWN_NAMES)
 def plain_address(topic: str) -> Address | None:
     """Return the address in a topic of a device; None if it is invalid, reserved or not below ``fleet/``."""
     if not topic.startswith("fleet/"):

@@ -10,7 +10,7 @@ plain ones.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fleetpulse.columnar.codec.hashing import digests
 from fleetpulse.columnar.compute import pc
 from fleetpulse.core.messages.decode import MAX_DEPTH, NO_TS, Address, as_whole, metrics_text, plain_address
-from fleetpulse.core.rows import Clock, Kind, hash64
+from fleetpulse.core.rows import KNOWN_NAMES, Clock, Kind, hash64
 from fleetpulse.core.text import MAX_TEXT, as_text
 from fleetpulse.core.times import END_OF_TIME_MS, EPOCH_2000_MS
 
@@ -42,6 +42,7 @@ WHOLES: Final = ("seq", "uptime_s")
 FIELDS: Final = ("ts", *TEXTS, *WHOLES, "metrics")
 _NAMED: Final = ("device_id", "site", "kind")
 _address_fields: Final = attrgetter(*_NAMED)
+_NOT_PLAIN: Final = -1  # number of a topic without a plain address
 
 
 class _Content(msgspec.Struct, gc=False):
@@ -83,6 +84,58 @@ class PlainMessages:
     columns: pa.Table
 
 
+def named_columns(addresses: Sequence[Address]) -> dict[str, pa.Array]:
+    """Return the columns of device, site and kind of addresses, and of the hash of the device."""
+    values = zip(*map(_address_fields, addresses), strict=True) if addresses else ((), (), ())
+    named = {name: pa.array(column, pa.string()) for name, column in zip(_NAMED, values, strict=True)}
+    hashes = np.fromiter((hash64(address.device_id) for address in addresses), np.int64, len(addresses))
+    return {**named, "device_hash": pa.array(hashes)}
+
+
+class KnownTopics:
+    """Plain addresses of topics, as columns; topics are parsed only once.
+
+    Memory is bounded: beyond `KNOWN_NAMES` topics, all are forgotten before the next segment.
+    """
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._named = named_columns(())
+
+    def numbers(self, topics: Sequence[str]) -> NDArray[np.int64]:
+        """Return the number of the address of each topic; a negative one if it has no plain address."""
+        try:
+            return np.fromiter(map(self._numbers.__getitem__, topics), np.int64, len(topics))
+        except KeyError:
+            self._add(topics)
+            return np.fromiter(map(self._numbers.__getitem__, topics), np.int64, len(topics))
+
+    def named(self, numbers: NDArray[np.int64]) -> dict[str, pa.Array]:
+        """Return the columns of addresses, see `named_columns`."""
+        chosen = pa.array(numbers)
+        return {name: column.take(chosen) for name, column in self._named.items()}
+
+    def _add(self, topics: Sequence[str]) -> None:
+        if len(self._numbers) > KNOWN_NAMES:
+            self._forget()
+        addresses: list[Address] = []
+        first = len(self._named["kind"])
+        for topic in topics:
+            if topic not in self._numbers:
+                address = plain_address(topic)
+                self._numbers[topic] = _NOT_PLAIN if address is None else first + len(addresses)
+                addresses += () if address is None else (address,)
+        if addresses:
+            added = named_columns(addresses)
+            self._named = {name: pa.concat_arrays([column, added[name]]) for name, column in self._named.items()}
+
+
+_KNOWN: Final = KnownTopics()
+
+
 def decode_plain(topics: pa.Array, payloads: pa.Array, received_at_ms: NDArray[np.int64], selected: Plain) -> PlainMessages:
     """Decode the plain messages.
 
@@ -93,31 +146,22 @@ def decode_plain(topics: pa.Array, payloads: pa.Array, received_at_ms: NDArray[n
         selected: False for each message to skip.
     """
     sizes, brackets, escaped = payload_stats(payloads)
-    found = list(map(plain_address, topics.to_pylist()))
-    known = np.array([address is not None for address in found], np.bool_)
-    places = np.flatnonzero(known & selected & (sizes <= MOST_BYTES) & (brackets <= MAX_DEPTH))
-    if len(places) < len(found):
-        found, payloads = [found[place] for place in places.tolist()], payloads.take(pa.array(places))
-    addresses, raw = cast("list[Address]", found), payloads.to_pylist()
-    named = named_columns(addresses)
+    numbers = _KNOWN.numbers(topics.to_pylist())
+    places = np.flatnonzero((numbers != _NOT_PLAIN) & selected & (sizes <= MOST_BYTES) & (brackets <= MAX_DEPTH))
+    if len(places) < len(numbers):
+        numbers, payloads = numbers[places], payloads.take(pa.array(places))
+    named, raw = _KNOWN.named(numbers), payloads.to_pylist()
     is_death = pc.equal(named["kind"], Kind.DEATH.value).to_numpy(False)
     plain, contents = _contents(raw, escaped[places], is_death)
     values = [list(column) for column in zip(*map(_values, contents), strict=True)] or [[] for _ in _FIELDS]
     read = dict(zip(_FIELDS, values, strict=True))
-    for name, expected in named.items():
-        _exclude_disagreeing(read[name], expected, plain)
-    return plain_messages(places, addresses, named, read, received_at_ms[places], raw, plain)
-
-
-def named_columns(addresses: Sequence[Address]) -> dict[str, pa.Array]:
-    """Return the columns of device, site and kind of addresses."""
-    values = zip(*map(_address_fields, addresses), strict=True) if addresses else ((), (), ())
-    return {name: pa.array(column, pa.string()) for name, column in zip(_NAMED, values, strict=True)}
+    for name in _NAMED:
+        _exclude_disagreeing(read[name], named[name], plain)
+    return plain_messages(places, named, read, received_at_ms[places], raw, plain)
 
 
 def plain_messages(
     places: NDArray[np.int64],
-    addresses: Sequence[Address],
     named: Mapping[str, pa.Array],
     read: Mapping[str, list[Any]],
     received_at_ms: NDArray[np.int64],
@@ -128,8 +172,7 @@ def plain_messages(
 
     Args:
         places: index of each message.
-        addresses: address of each message.
-        named: their columns, see `named_columns`.
+        named: columns of their addresses, see `named_columns`.
         read: values of each field of `FIELDS`, one for each message; changed in place.
         received_at_ms: time at which the bridge received each message, epoch milliseconds.
         digested: bytes whose digest identifies each message.
@@ -142,8 +185,7 @@ def plain_messages(
         **{name: _wholes(read[name], plain) for name in WHOLES},
         "metrics": _metrics(read["metrics"], plain),
     }
-    hashes = np.fromiter((hash64(address.device_id) for address in addresses), np.int64, len(places))
-    table = pa.table({**named, **columns, "digest": digests(digested), "device_hash": hashes})
+    table = pa.table({**named, **columns, "digest": digests(digested)})
     return PlainMessages(places, table) if plain.all() else PlainMessages(places[plain], table.filter(pa.array(plain)))
 
 
@@ -154,9 +196,9 @@ def payload_stats(payloads: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int
     """
     ends = _ends(payloads)
     content = np.frombuffer(payloads.buffers()[2] or b"", np.uint8)
-    opened = np.flatnonzero((content == ord("{")) | (content == ord("[")))
+    opened = np.flatnonzero((content & ~np.uint8(32)) == ord("["))  # "{" differs from "[" in this bit only
     escaped = np.zeros(len(payloads), np.bool_)
-    if ((content < 32) | (content > 126) | (content == 92)).any():
+    if len(content) and (content.min() < 32 or content.max() > 126 or (content == ord("\\")).any()):
         escaped = pc.match_substring_regex(payloads, _ESCAPED).to_numpy(False)
     return np.diff(ends), np.diff(np.searchsorted(opened, ends)), escaped
 
@@ -182,7 +224,7 @@ def _contents(raw: Sequence[bytes], escaped: Plain, is_death: Plain) -> tuple[Pl
 
 
 def _exclude_disagreeing(values: list[Any], expected: pa.Array, plain: Plain) -> None:
-    if set(values) - {msgspec.UNSET}:
+    if values.count(msgspec.UNSET) < len(values):
         for place, (value, expected_value) in enumerate(zip(values, expected.to_pylist(), strict=True)):
             plain[place] &= value is msgspec.UNSET or value == expected_value
 
@@ -221,6 +263,8 @@ def _wholes(values: list[Any], plain: Plain) -> pa.Array:
 
 
 def _texts(values: list[Any], plain: Plain, *, numbers: bool) -> pa.Array:
+    if values and values[0] is None and values.count(None) == len(values):
+        return pa.nulls(len(values), pa.string())
     if set(map(type, values)) <= {str, _NONE}:
         found = pa.array(values, pa.string())
         if _are_texts(found):
@@ -252,17 +296,23 @@ def _ends(values: pa.Array) -> NDArray[np.int32]:
 def _metrics(values: list[Any], plain: Plain) -> pa.Array:
     """Return metrics as JSON; `metrics_text` encodes those that Python may write differently."""
     present = [place for place, value in enumerate(values) if value is not None]
-    metrics = [values[place] for place in present]
+    metrics = [values[place] for place in present] if len(present) < len(values) else values
     # All are encoded at once and split at "},{". If the separator occurs inside one, the number of
     # parts is wrong, and each is encoded alone. The encoded text contains no line feed.
-    texts = _write(metrics)[1:-1].replace(b"},{", b"}\n{").split(b"\n") if metrics else []
+    joined = _write(metrics)[1:-1]
+    texts = joined.replace(b"},{", b"}\n{").split(b"\n") if metrics else []
     if len(texts) != len(metrics):
         texts = [_write(one) for one in metrics]
-    otherwise = pc.match_substring_regex(pa.array(texts, pa.string()), _OTHERWISE)
-    for place, text in zip(present, texts, strict=True):
-        values[place] = text
-    for index in np.flatnonzero(otherwise.to_numpy(False)).tolist():
-        text = metrics_text(metrics[index])
-        values[present[index]] = text
-        plain[present[index]] &= text is not None
-    return pa.array(values, pa.string())
+    found = pa.array(texts, pa.string())
+    if pc.match_substring_regex(pa.array([joined], pa.string()), _OTHERWISE)[0].as_py():
+        texts = found.to_pylist()
+        for index in np.flatnonzero(pc.match_substring_regex(found, _OTHERWISE).to_numpy(False)).tolist():
+            text = metrics_text(metrics[index])
+            texts[index] = text
+            plain[present[index]] &= text is not None
+        found = pa.array(texts, pa.string())
+    if len(present) == len(values):
+        return found
+    places = np.full(len(values), -1, np.int64)
+    places[present] = np.arange(len(present))
+    return found.take(pa.array(places, mask=places < 0))

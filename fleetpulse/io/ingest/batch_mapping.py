@@ -74,7 +74,7 @@ def decode_plain_mapped(
     columns = map(list, zip(*rows, strict=True)) if rows else ([] for _ in FIELDS)
     read = dict(zip(FIELDS, columns, strict=True))
     at = np.array(places, np.int64)
-    return plain_messages(at, addresses, named_columns(addresses), read, received_at_ms[at], digested, np.ones(len(at), np.bool_))
+    return plain_messages(at, named_columns(addresses), read, received_at_ms[at], digested, np.ones(len(at), np.bool_))
 
 
 def _usual(rows: list[tuple[Any, ...]]) -> list[bool]:

@@ -158,7 +158,7 @@ def test_quiet_devices_are_forgotten_and_flooding_ones_are_not(monkeypatch: pyte
         _exceeds(limiter, f"fleet/s/d{number}/heartbeat", NOW + number)
         for _ in range(BURST_S):
             _exceeds(limiter, TOPIC, NOW + number)
-    assert len(limiter._left) <= 101  # pyright: ignore[reportPrivateUsage]
+    assert len(limiter._buckets.slots) <= 101  # pyright: ignore[reportPrivateUsage]
     assert _exceeds(limiter, TOPIC, NOW + 151)
 
 
@@ -291,7 +291,7 @@ def test_invented_topics_share_a_limit_beyond_a_bound(topic: str, bound: str, mo
     kept = [row.topic for row in intake.buffer.rows() if row.refused is None]
     assert len(kept) == 100 + BURST_S + 1
     assert kept[-1] == topic % 4_999, "the newest of the second is spared"
-    assert len(limiter._left) == 101  # pyright: ignore[reportPrivateUsage]
+    assert len(limiter._buckets.slots) == 101  # pyright: ignore[reportPrivateUsage]
     assert not _exceeds(limiter, topic % 0, NOW), "a sender known before keeps its limit"
     assert not _exceeds(limiter, TOPIC, NOW)
     later_ms = NOW + 2 * BURST_S * 1000
