@@ -34,6 +34,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import raise_floor
 from fleetpulse.io.maintenance import compaction, disk_cleanup, vacuum
 from fleetpulse.io.maintenance.readers import ReaderPin, newest_job_commit, oldest_live_pin, reader_pins
+from fleetpulse.io.maintenance.sorted_join import join_sorted
 from fleetpulse.io.spark import scratch
 from fleetpulse.reports.judgements import judged_frontier_ms
 from fleetpulse.reports.present.kept import keep_present
@@ -41,6 +42,7 @@ from fleetpulse.reports.present.kept import keep_present
 _RETIRED_KEPT: Final = 1  # retired generations to keep, regardless of age
 _COMMITTED_MS: Final = 600_000  # least age of an abandoned commit file; landing writes one in milliseconds
 _TEMPORARY_COMMIT: Final = re.compile(r"\.\d{20}\.json\.[0-9a-f]{32}\.tmp")
+_BY_DEVICE: Final = ("transition", "retract", "add")  # partitions of `judgements` in which reports search for one device
 _REPLACED_MS: Final = {JUDGEMENTS.name: HOUR_MS}  # its readers open the newest version each time
 
 
@@ -94,9 +96,12 @@ def _remove_aside(tables: list[Path], now_s: float) -> None:
         abandoned = disk_cleanup.old_files(path / "_delta_log", _COMMITTED_MS, now_s)
         for leftover in [
             *(path / FOLDER).glob(".*.tmp"),
+            *path.glob(".part-*.tmp"),
+            *path.glob("*/.part-*.tmp"),
             *(each for each in abandoned if _TEMPORARY_COMMIT.fullmatch(each.name)),
         ]:
             leftover.unlink(missing_ok=True)
+        scratch.remove_folders([*path.glob("*/.part-*.sort")])
 
 
 def _generations(home: Home, keep: Keep, now_ms: int, report: Callable[[str], None], *, dry_run: bool) -> Iterator[Step]:
@@ -166,9 +171,16 @@ def _drop(home: Home, table: Path, planned: compaction.CompactionPlan, now_ms: i
 def _join(table: Path, *, dry_run: bool) -> Iterator[Step]:
     for small in vacuum.small_files(table):
         note = " ".join(f"{column} {value}" for column, _, value in small.partition)
-        if not dry_run and not vacuum.compact_small_files(table, small):
+        if not dry_run and not _joined(table, small):
             note = BUSY
         yield Step(table.name, "join", small.files, small.size_bytes, small.rows, note)
+
+
+def _joined(table: Path, small: vacuum.SmallFiles) -> bool:
+    """Join small files; return False if another writer changed the table."""
+    if table.name == JUDGEMENTS.name and any(value in _BY_DEVICE for _, _, value in small.partition):
+        return join_sorted(table, JUDGEMENTS, small, ("device_id", "event_time"))
+    return vacuum.compact_small_files(table, small)
 
 
 def _keep_present(home: Home, *, dry_run: bool) -> Iterator[Step]:

@@ -236,12 +236,12 @@ def _stats(file: pq.FileMetaData) -> dict[str, dict[str, Any]]:
         stats["nullCount"][name] = sum(one.null_count for one in known)
         some = [one for one in known if one.has_min_max]  # the others are null, or too long for statistics
         if some and all(one.has_min_max or not one.num_values for one in known) and not isinstance(some[0].min, bytes):
-            stats["minValues"][name] = _as_statistic(min(one.min for one in some))
-            stats["maxValues"][name] = _as_statistic(max(one.max for one in some))
+            stats["minValues"][name] = as_statistic(min(one.min for one in some))
+            stats["maxValues"][name] = as_statistic(max(one.max for one in some))
     return stats
 
 
-def _as_statistic(value: Any) -> Any:
+def as_statistic(value: Any) -> Any:
     """Return a value in the format of Delta's statistics.
 
     Timestamps keep their microseconds, so that no row lies outside of the minimum and maximum.

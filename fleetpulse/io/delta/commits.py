@@ -88,16 +88,18 @@ def replace_files(
     *,
     data_change: bool,
     numbers: Mapping[str, int] | None = None,
+    partition: Mapping[str, str] | None = None,
 ) -> int | None:
     """Replace files of a table by others, in one commit.
 
     Args:
-        table: folder of the table, which has no partitions.
+        table: folder of the table.
         out: sizes of the files to remove, by path relative to the folder.
         into: files to add, already durable.
         operation: name of the operation in the table's history.
         data_change: whether rows are removed; False if rows are only rewritten.
         numbers: newest number by writer, recorded in the commit.
+        partition: partition column and value of the removed files; None if the table has no partitions.
 
     Returns:
         Version of the commit; None if another commit removed one of the files or changed the table.
@@ -109,7 +111,8 @@ def replace_files(
     live = {str(name) for name in opened.get_add_actions()["path"].to_pylist()}
     if not live.issuperset(out):
         return None
-    actions = [*_actions(out, into, operation, opened.version(), data_change=data_change, numbers=numbers or {})]
+    recorded = {"numbers": numbers or {}, "partition": partition or {}}
+    actions = [*_actions(out, into, operation, opened.version(), data_change=data_change, **recorded)]
     version = opened.version() + 1
     for _ in range(_TRIES):
         commit = table / "_delta_log" / f"{version:020d}.json"
@@ -146,6 +149,7 @@ def _actions(
     *,
     data_change: bool,
     numbers: Mapping[str, int],
+    partition: Mapping[str, str],
 ) -> Iterator[dict[str, Any]]:
     now_ms = wall_clock_ms()
     info = {"timestamp": now_ms, "operation": operation, "operationParameters": {}, "readVersion": read, "isBlindAppend": False}
@@ -153,7 +157,7 @@ def _actions(
     yield from number_actions(numbers, now_ms)
     for name, size in out.items():
         removed = {"path": name, "deletionTimestamp": now_ms, "dataChange": data_change, "extendedFileMetadata": True}
-        yield {"remove": {**removed, "partitionValues": {}, "size": size}}
+        yield {"remove": {**removed, "partitionValues": {**partition}, "size": size}}
     yield from (file.action(now_ms, data_change=data_change) for file in into)
 
 
