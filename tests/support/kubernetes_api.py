@@ -151,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:  # noqa: N802
         plural, namespace, name, query = self._target()
         if self.headers.get("Upgrade"):
-            self._fail(503, "no WebSockets")
+            self._fail(200, "no WebSockets")
         elif query.get("watch") == ["true"]:
             self._watch(plural, namespace, query)
         elif name:
@@ -312,12 +312,11 @@ class FakeKubernetes:
         thread.start()
 
     def _run_pod(self, pod: Object, address: str) -> None:
-        namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
-        container = pod["spec"]["containers"][0]
+        name, container = pod["metadata"]["name"], pod["spec"]["containers"][0]
         place = self._place / name
-        (place / "tmp").mkdir(parents=True)
+        place.mkdir(parents=True)
         command = [*container.get("command", ()), *container.get("args", ())]
-        environment = {**self._variables, "TMPDIR": str(place / "tmp"), **dict(_variables(pod, container, address))}
+        environment = {**self._variables, **dict(_variables(pod, container, address))}
         with (place / "log").open("wb") as log:
             process = subprocess.Popen(
                 self._launcher(command, place),
@@ -335,11 +334,6 @@ class FakeKubernetes:
         code = process.wait()
         ended = {**started, "ready": False, "state": {"terminated": {"exitCode": code % 256, "reason": "Error"}}}
         self._report(pod, "Failed" if code else "Succeeded", address, ended)
-        _end(process)
-        self.ended(namespace, name)
-
-    def ended(self, namespace: str, name: str) -> None:
-        """Do nothing: a pod that ended remains until it is deleted."""
 
     def _report(self, pod: Object, phase: str, address: str, container: Object) -> None:
         status = {"phase": phase, "podIP": address, "hostIP": _NODE, "containerStatuses": [container]}
