@@ -4,8 +4,9 @@ The API server keeps objects in memory: create, get, list and watch with label a
 delete. It has no authentication and no schemas. The kubelet runs the first container of each pod as a local
 process with the command, arguments and variables of the pod, and reports its phase.
 
-Limits: volumes are not mounted, so the paths of a template must be paths of this machine. Watches work by HTTP only:
-a request for a WebSocket gets 503, after which the client of Spark uses HTTP.
+Limits: volumes are not mounted, so the paths of a template must be paths of this machine. The files of a ConfigMap are
+in the folder of the pod, and its command, arguments and variables have that folder in place of the mount's path.
+Watches work by HTTP only: a request for a WebSocket gets an answer without one, after which Spark's client uses HTTP.
 """
 
 import json
@@ -23,6 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 import psutil
 
 _STOP_S: Final = 20.0
+_WATCH_S: Final = 1.0  # after which a watch notices the end of the server
 _NODE: Final = "127.0.0.1"
 Object = dict[str, Any]
 Launcher = Callable[[Sequence[str], Path], Sequence[str]]
@@ -39,6 +41,9 @@ class Objects:
         self.changed = threading.Condition()
         self.events: list[tuple[str, str, Object]] = []  # plural, type, object
         self._objects: dict[tuple[str, str, str], Object] = {}
+
+    def __contains__(self, key: tuple[str, str, str]) -> bool:
+        return key in self._objects
 
     def put(self, plural: str, namespace: str, found: Object) -> Object:
         """Add an object."""
@@ -80,6 +85,12 @@ class Objects:
         with self.changed:
             found = [one for (kind, place, _), one in self._objects.items() if (kind, place) == (plural, namespace)]
             return json.loads(json.dumps([one for one in found if selects(query, one)]))
+
+    def after(self, seen: int, limit_s: float) -> list[tuple[str, str, Object]]:
+        """Wait for events after the first ones, at most for a limit, and return them."""
+        with self.changed:
+            self.changed.wait_for(lambda: len(self.events) > seen, limit_s)
+            return self.events[seen:]
 
     def _announce(self, plural: str, kind: str, found: Object) -> Object:
         found["metadata"]["resourceVersion"] = str(len(self.events) + 1)
@@ -148,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Append the request to those that the server got, without output."""
         self.kubernetes.requests.append(format % args)
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         plural, namespace, name, query = self._target()
         if self.headers.get("Upgrade"):
             self._fail(200, "no WebSockets")
@@ -159,15 +170,15 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._reply(self._listed, plural, namespace, query)
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         plural, namespace, _, _ = self._target()
         self._reply(self.kubernetes.create, plural, namespace, self._body())
 
-    def do_PATCH(self) -> None:  # noqa: N802
+    def do_PATCH(self) -> None:
         plural, namespace, name, _ = self._target()
-        self._reply(self.kubernetes.objects.change, plural, namespace, name, self._body())
+        self._reply(self.kubernetes.apply, plural, namespace, name, self._body())
 
-    def do_DELETE(self) -> None:  # noqa: N802
+    def do_DELETE(self) -> None:
         plural, namespace, name, query = self._target()
         self._body()
         names = [name] if name else [one["metadata"]["name"] for one in self.kubernetes.objects.chosen(plural, namespace, query)]
@@ -202,9 +213,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         with suppress(OSError):  # the client has closed the connection
             while not self.kubernetes.stopping.is_set():
-                with objects.changed:
-                    objects.changed.wait_for(lambda: len(objects.events) > seen or self.kubernetes.stopping.is_set(), 1.0)
-                    fresh, seen = objects.events[seen:], len(objects.events)
+                fresh = objects.after(seen, _WATCH_S)
+                seen += len(fresh)
                 for kind, event, found in fresh:
                     if kind == plural and found["metadata"]["namespace"] == namespace and selects(query, found):
                         line = json.dumps({"type": event, "object": found}).encode() + b"\n"
@@ -242,13 +252,12 @@ class FakeKubernetes:
 
     Attributes:
         address: address of the API server; empty before the start.
-        created: definitions of all pods that were created, as text.
         requests: requests that the server got.
     """
 
     def __init__(self, place: Path, variables: Mapping[str, str], launcher: Launcher) -> None:
         self.address = ""
-        self.created: list[str] = []
+        self._created: list[tuple[str, str]] = []  # namespace, definition
         self.requests: list[str] = []
         self.objects = Objects()
         self.stopping = threading.Event()
@@ -279,12 +288,18 @@ class FakeKubernetes:
     def create(self, plural: str, namespace: str, found: Object) -> Object:
         """Create an object; the kubelet runs a pod."""
         if plural == "pods":
-            self.created.append(json.dumps(found))
+            self._created.append((namespace, json.dumps(found)))
             found["status"] = {"phase": "Pending"}
             stored = self.objects.put(plural, namespace, found)
-            self._run(self._run_pod, stored, f"127.0.1.{len(self.created)}")
+            self._run(self._run_pod, stored, f"127.0.1.{len(self._created)}")
             return stored
         return self.objects.put(plural, namespace, found)
+
+    def apply(self, plural: str, namespace: str, name: str, found: Object) -> Object:
+        """Merge a change into an object, or create it."""
+        if (plural, namespace, name) in self.objects:
+            return self.objects.change(plural, namespace, name, found)
+        return self.create(plural, namespace, found)
 
     def delete(self, plural: str, namespace: str, name: str) -> None:
         """Delete an object; a pod ends first.
@@ -300,11 +315,19 @@ class FakeKubernetes:
                 _end(process)
         self.objects.remove(plural, namespace, name)
 
+    def created_in(self, namespace: str) -> list[str]:
+        """Return the definitions of all pods that were created in a namespace, as text."""
+        return [definition for place, definition in self._created if place == namespace]
+
     def pods(self, namespace: str) -> Mapping[str, psutil.Process]:
         """Return the running pods: the process of each, by name."""
         names = [one["metadata"]["name"] for one in self.objects.chosen("pods", namespace, {})]
         running = {name: self._processes[name] for name in names if name in self._processes}
         return {name: psutil.Process(one.pid) for name, one in running.items() if one.poll() is None}
+
+    def log(self, name: str) -> str:
+        """Return the last part of a pod's output."""
+        return (self._place / name / "log").read_text(errors="replace")[-5_000:]
 
     def _run(self, action: Callable[..., object], *arguments: Any) -> None:
         thread = threading.Thread(target=action, args=arguments, daemon=True)
@@ -315,8 +338,9 @@ class FakeKubernetes:
         name, container = pod["metadata"]["name"], pod["spec"]["containers"][0]
         place = self._place / name
         place.mkdir(parents=True)
-        command = [*container.get("command", ()), *container.get("args", ())]
-        environment = {**self._variables, **dict(_variables(pod, container, address))}
+        mounted = self._mount(pod, place)
+        command = [mounted(one) for one in (*container.get("command", ()), *container.get("args", ()))]
+        environment = {**self._variables, **{one: mounted(value) for one, value in _variables(pod, container, address)}}
         with (place / "log").open("wb") as log:
             process = subprocess.Popen(
                 self._launcher(command, place),
@@ -325,7 +349,6 @@ class FakeKubernetes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                umask=0o077,
                 start_new_session=True,
             )
         self._processes[name] = process
@@ -334,6 +357,32 @@ class FakeKubernetes:
         code = process.wait()
         ended = {**started, "ready": False, "state": {"terminated": {"exitCode": code % 256, "reason": "Error"}}}
         self._report(pod, "Failed" if code else "Succeeded", address, ended)
+
+    def _mount(self, pod: Object, place: Path) -> Callable[[str], str]:
+        """Write the files of a pod's ConfigMaps; return a function that replaces their paths in a text."""
+        folders: dict[str, str] = {}
+        mounts = {one["name"]: one["mountPath"] for one in pod["spec"]["containers"][0]["volumeMounts"]}
+        for volume in pod["spec"]["volumes"]:
+            if (wanted := volume.get("configMap")) and volume["name"] in mounts:
+                files = self._await("configmaps", pod["metadata"]["namespace"], wanted["name"])["data"]
+                folder = place / volume["name"]
+                folder.mkdir()
+                for name, content in files.items():
+                    (folder / name).write_text(content)
+                folders[mounts[volume["name"]]] = str(folder)
+
+        def mounted(text: str) -> str:
+            for path, folder in folders.items():
+                text = text.replace(path, folder)
+            return text
+
+        return mounted
+
+    def _await(self, plural: str, namespace: str, name: str) -> Object:
+        """Wait for an object, which Spark may create after the pod."""
+        with self.objects.changed:
+            self.objects.changed.wait_for(lambda: (plural, namespace, name) in self.objects, _STOP_S)
+        return self.objects.get(plural, namespace, name)
 
     def _report(self, pod: Object, phase: str, address: str, container: Object) -> None:
         status = {"phase": phase, "podIP": address, "hostIP": _NODE, "containerStatuses": [container]}

@@ -177,6 +177,15 @@ def spark_cluster(place: Path) -> Iterator[SparkCluster]:
         yield SparkCluster(hosts.shared, hosts.driver, hosts.host, hosts.unavailable, cluster)
 
 
+def localized(manifest: str, shared: Path) -> str:
+    """Return a manifest with paths of this machine in place of those of the pods."""
+    paths = {"/opt/fleetpulse": ROOT, "/etc/fleetpulse/secrets": shared / "secrets", "/var/lib/fleetpulse": shared}
+    for path, own in paths.items():
+        assert path in manifest
+        manifest = manifest.replace(path, str(own))
+    return manifest
+
+
 @contextmanager
 def pod_cluster(place: Path) -> Iterator[PodCluster]:
     """Run a fake Kubernetes with a pod for drivers, whose processes the tests start themselves.
@@ -190,11 +199,7 @@ def pod_cluster(place: Path) -> Iterator[PodCluster]:
     secret, template = hosts.shared / "secrets" / "spark_key", hosts.shared / "executor.yaml"
     secret.parent.mkdir(mode=0o700)
     write_secret(secret, f"{secrets.token_hex(32)}\n")
-    paths = {"/opt/fleetpulse": ROOT, "/etc/fleetpulse/secrets": secret.parent, "/var/lib/fleetpulse": hosts.shared}
-    text = TEMPLATE.read_text()
-    for path, own in paths.items():
-        assert path in text
-        text = text.replace(path, str(own))
+    text = localized(TEMPLATE.read_text(), hosts.shared)
     template.write_text(text)
     image = {
         "FLEET_PYTHON": sys.executable,
@@ -206,6 +211,8 @@ def pod_cluster(place: Path) -> Iterator[PodCluster]:
         **{name: value for name in ("NUMBA_CACHE_DIR",) if (value := os.environ.get(name))},
     }
     with _counting_starts(hosts.driver), FakeKubernetes(place / "parts", image, hosts.launch) as kubernetes:
+        template_map = {"metadata": {"name": "fleetpulse-executor"}, "data": {template.name: text}}
+        kubernetes.objects.put("configmaps", NAMESPACE, {"apiVersion": "v1", "kind": "ConfigMap", **template_map})
         kubernetes.objects.put(
             "pods",
             NAMESPACE,

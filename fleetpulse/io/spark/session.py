@@ -16,7 +16,7 @@ from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from fleetpulse.core.errors import FleetError, first_line
+from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import INDEXED_COLUMNS
 from fleetpulse.io.spark.cds_archive import class_archive, use_options
 from fleetpulse.io.spark.cluster import Cluster, await_executor, reach_master, read_secret, require_shared
@@ -49,6 +49,7 @@ JAVA_OPTIONS_KEY: Final = "spark.driver.extraJavaOptions"
 _FOLDER: Final = "spark.fleetpulse.folder"
 LOCAL: Final = "local"  # value of the setting spark_master
 _LOOPBACK: Final = "127.0.0.1"
+_OF_WORKERS: Final = ("NUMBA_CACHE_DIR",)  # variables that workers have as well; those of pods are in their image
 _SECRET_KEY: Final = "spark.authenticate.secret"  # noqa: S105 - the name of a setting
 
 
@@ -203,7 +204,7 @@ def _of_cluster(cluster: Cluster, classes: str, java_options: str) -> dict[str, 
         "PYTHONPATH": str(ROOT),
         "PYTHONSAFEPATH": "1",  # keeps the working folder of an executor off sys.path
         "FLEET_CACHE": str(cache_dir().absolute()),
-        **{name: value for name in ("NUMBA_CACHE_DIR",) if (value := os.environ.get(name))},
+        **{name: value for name in _OF_WORKERS if cluster.pods is None and (value := os.environ.get(name))},
     }
     host = cluster.driver_host or reach_master(cluster)
     return {
@@ -293,6 +294,8 @@ def _start_on(cluster: Cluster, builder: SparkSession.Builder, chosen: Mapping[s
     the path of the secret only.
     """
     secret = read_secret(cluster.secret)
+    if cluster.pods:
+        reach_master(cluster)  # Spark would retry for as long as it waits for executors
     configuration = SparkConf(loadDefaults=False).setAll([*chosen.items()])
     SparkContext._ensure_initialized(conf=configuration)  # noqa: SLF001 - pyspark has no public way to start only the JVM
     if cluster.pods is None:
@@ -308,7 +311,7 @@ def _start_on(cluster: Cluster, builder: SparkSession.Builder, chosen: Mapping[s
             "spark.network.crypto.enabled; see the log of the master"
         )
         raise FleetError(
-            f"the Spark master {cluster.master} accepts no application ({cause_in_executor(error)}); expected {expected}",
+            f"the Spark master {cluster.master} accepts no application ({_cause(error)}); expected {expected}",
             code="spark-master-refuses",
         ) from error
     try:
@@ -318,3 +321,8 @@ def _start_on(cluster: Cluster, builder: SparkSession.Builder, chosen: Mapping[s
         session.stop()
         raise
     return session
+
+
+def _cause(error: Exception) -> str:
+    causes = [line for line in str(error).splitlines() if line.startswith("Caused by: ")]
+    return causes[-1].removeprefix("Caused by: ")[:400] if causes else first_line(error)
