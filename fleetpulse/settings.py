@@ -422,7 +422,8 @@ class Settings(BaseSettings):
     def files(self) -> list[str]:
         """Return the files that settings name; a relative path is relative to the home."""
         named = [self.broker_certificate, self.broker_key, self.broker_authority, self.broker_client_authority]
-        return [file for file in (*named, self.broker_own_certificate, self.broker_own_key, self.spark_key) if file]
+        named += [self.broker_own_certificate, self.broker_own_key, self.spark_key, self.executor_template]
+        return [file for file in named if file]
 
     @classmethod
     def settings_customise_sources(

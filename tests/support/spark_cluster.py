@@ -19,7 +19,7 @@ from fleetpulse.io.spark.cluster import PORTS
 from fleetpulse.io.spark.java import find_java
 from fleetpulse.io.spark.standalone import EXECUTOR_MEMORY, StandaloneCluster
 from fleetpulse.io.system.secret_files import write_secret
-from fleetpulse.paths import ROOT
+from fleetpulse.paths import ROOT, cache_dir
 from tests.support.foreign_host import NO_HOME, ForeignHost, Unavailable
 from tests.support.kubernetes_api import FakeKubernetes
 from tests.support.processes import register_process
@@ -202,6 +202,7 @@ def pod_cluster(place: Path) -> Iterator[PodCluster]:
     text = localized(TEMPLATE.read_text(), hosts.shared)
     template.write_text(text)
     image = {
+        "FLEET_CACHE": str(cache_dir().absolute()),
         "FLEET_PYTHON": sys.executable,
         "HOME": str(NO_HOME),
         "JAVA_HOME": str(find_java()),

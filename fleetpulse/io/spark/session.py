@@ -16,7 +16,7 @@ from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from fleetpulse.core.errors import FleetError
+from fleetpulse.core.errors import FleetError, first_line
 from fleetpulse.core.tables import INDEXED_COLUMNS
 from fleetpulse.io.spark.cds_archive import class_archive, use_options
 from fleetpulse.io.spark.cluster import Cluster, await_executor, reach_master, read_secret, require_shared
