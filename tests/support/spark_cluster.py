@@ -142,7 +142,9 @@ def _hosts(place: Path) -> Hosts:
     for folder in (shared, driver / "tmp", place / "parts"):
         folder.mkdir(parents=True)
     try:
-        return Hosts(shared, driver, ForeignHost(place), "")
+        host = ForeignHost(place)
+        host.give(driver)
+        return Hosts(shared, driver, host, "")
     except Unavailable as error:
         return Hosts(shared, driver, None, str(error))
 

@@ -19,7 +19,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -162,31 +162,31 @@ def await_executor(spark: SparkSession, cluster: Cluster, limit_s: float | None 
         limit_s: limit in seconds; None for two minutes, or ten if a Kubernetes runs the executors.
 
     Raises:
-        FleetError: none has registered within the limit.
+        FleetError: none has registered within the limit, or Spark has ended because executors failed.
     """
     limit_s = limit_s or (_PODS_S if cluster.pods else _EXECUTORS_S)
     context: Any = spark.sparkContext._jsc  # noqa: SLF001 - pyspark has no public access to the registered executors
     tracker = context.sc().statusTracker()
-    deadline = time.monotonic() + limit_s
+    host, deadline = spark.conf.get("spark.driver.host"), time.monotonic() + limit_s
+    waited = f"within {limit_s:.0f} s"
     while time.monotonic() < deadline:
-        with suppress(Py4JError):  # the context has ended, because the master refused the application
+        try:
             if len(tracker.getExecutorInfos()) > 1:  # the driver is one of them
                 return
+        except Py4JError:  # the context has ended, because the master refused the application
+            pass
+        except OSError:  # the JVM has ended
+            waited = "before Spark ended, because several executors had failed"
+            break
         time.sleep(_POLL_S)
-    host = spark.conf.get("spark.driver.host")
-    if cluster.pods:
-        hint = (
-            f"see kubectl get pods, describe and logs in the namespace {cluster.pods.namespace}: without a pod, the driver's "
-            f"service account may not create pods; a pending pod has no node or image; the log of a failed one has the reason. "
-            f"Check the settings driver_host, executors, executor_cores, executor_memory, executor_overhead and executor_template"
-        )
-    else:
-        hint = (
-            "check that the workers have free cores and memory, that they share the secret, and the settings driver_host, "
-            "executors, executor_cores and executor_memory; the logs of the executors are in the workers' folders"
-        )
+    hint = (
+        cluster.pods.hint()
+        if cluster.pods
+        else "check that the workers have free cores and memory, that they share the secret, and the settings driver_host, "
+        "executors, executor_cores and executor_memory; the logs of the executors are in the workers' folders"
+    )
     raise FleetError(
-        f"no executor of {cluster.master} registered within {limit_s:.0f} s; expected {cluster.executors} with "
+        f"no executor of {cluster.master} registered {waited}; expected {cluster.executors} with "
         f"{cluster.executor_cores} cores and {cluster.executor_memory} each, which reach this process at {host}; {hint}",
         code="spark-executors-missing",
     )

@@ -32,6 +32,14 @@ class Pods:
     overhead: str = "2g"
     driver: str = ""
 
+    def hint(self) -> str:
+        """Return advice for an error: where to look if pods are missing or fail."""
+        return (
+            f"see kubectl get pods, describe and logs in the namespace {self.namespace}: if there is no pod, the driver's service "
+            f"account may not create pods; a pending pod lacks a node or an image; the log of a failed pod has the reason; "
+            f"check driver_host, driver_pod, and the settings of executors"
+        )
+
     def settings(self, executors: int, secret: Path) -> dict[str, str]:
         """Return Spark's settings of the pods.
 

@@ -7,6 +7,7 @@ encrypts all its connections.
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -304,8 +305,7 @@ def _start_on(cluster: Cluster, builder: SparkSession.Builder, chosen: Mapping[s
         session = builder.getOrCreate()
     except Py4JError as error:
         expected = (
-            "an API server that this process may create pods at, and a valid template; check the service account of the "
-            "driver's pod, and the settings spark_master, driver_pod and executor_template"
+            f"an API server at which this process may create pods, and a template whose pods start; {cluster.pods.hint()}"
             if cluster.pods
             else "a master of the same Spark with the secret of the setting spark_key, spark.authenticate and "
             "spark.network.crypto.enabled; see the log of the master"
@@ -318,7 +318,8 @@ def _start_on(cluster: Cluster, builder: SparkSession.Builder, chosen: Mapping[s
         await_executor(session, cluster)
         require_shared(session, local_dir, cluster.cores)
     except BaseException:
-        session.stop()
+        with suppress(Py4JError, OSError):  # the JVM has ended
+            session.stop()
         raise
     return session
 

@@ -166,6 +166,19 @@ def _probed(cluster: PodCluster) -> str:
     return cluster.kubernetes.log("probe")
 
 
+def test_pods_that_fail_at_once_are_an_error_of_the_command(cluster: PodCluster) -> None:
+    home = Home(cluster.shared / "failing")
+    home.prepare(DEPLOYMENT)
+    template = cluster.shared / "failing.yaml"
+    template.write_text(cluster.template.read_text().replace(f"{ROOT}/infra/spark/executor", "/bin/false"))
+    cluster.share(cluster.shared)
+    settings = {**cluster.settings(), "FLEET_EXECUTOR_TEMPLATE": str(template), "FLEET_EXECUTOR_NAMESPACE": "failing"}
+    done = cluster.run_driver(fleet_command("doctor", "--home", str(home.path)), {**settings, "FLEET_DRIVER_POD": ""})
+    printed = done.stdout + done.stderr
+    assert (done.returncode, "Traceback" in printed) == (1, False), printed
+    assert "see kubectl get pods, describe and logs in the namespace failing" in printed
+
+
 def test_job_and_snapshot_on_pods_equal_the_definition_and_a_killed_pod_costs_nothing(cluster: PodCluster) -> None:
     home, rows = Home(cluster.shared / "home"), history(7)
     home.prepare(DEPLOYMENT)
