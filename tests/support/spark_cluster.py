@@ -203,6 +203,7 @@ def pod_cluster(place: Path) -> Iterator[PodCluster]:
     write_secret(secret, f"{secrets.token_hex(32)}\n")
     text = localized(TEMPLATE.read_text(), hosts.shared)
     template.write_text(text)
+    hosts.share(hosts.shared)
     image = {
         "FLEET_CACHE": str(cache_dir().absolute()),
         "FLEET_PYTHON": sys.executable,

@@ -35,9 +35,9 @@ class Pods:
     def hint(self) -> str:
         """Return advice for an error: where to look if pods are missing or fail."""
         return (
-            f"see kubectl get pods, describe and logs in the namespace {self.namespace}: if there is no pod, the driver's service "
-            f"account may not create pods; a pending pod lacks a node or an image; the log of a failed pod has the reason; "
-            f"check driver_host, driver_pod, and the settings of executors"
+            f"see kubectl get pods, describe and logs in the namespace {self.namespace}: if there is no pod, the service account "
+            f"of the driver may not create pods; a pending pod lacks a node or an image; the log of a failed pod has the reason; "
+            "check driver_host, driver_pod, and the settings of executors"
         )
 
     def settings(self, executors: int, secret: Path) -> dict[str, str]:
