@@ -36,7 +36,8 @@ _LEAST_STORE_MB: Final = 64
 _MOST_STORE_MB: Final = 500 * 1_024  # the sum of all streams must be within the limit of the server
 LOCAL: Final = "local"
 _STANDALONE: Final = re.compile(r"spark://[^\s,/@:]+:[0-9]{1,5}(,[^\s,/@:]+:[0-9]{1,5})*")
-_KUBERNETES: Final = re.compile(r"k8s://https?://[A-Za-z0-9._-]+(:[0-9]{1,5})?")
+# Without TLS, only on the loopback: the driver sends its token to the API server.
+_KUBERNETES: Final = re.compile(r"k8s://(https://[A-Za-z0-9._-]+|http://127\.0\.0\.1)(:[0-9]{1,5})?")
 _DNS_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _LEAST_PORT: Final = 1024
 _MOST_FIRST_PORT: Final = 65_535 - 47

@@ -100,6 +100,7 @@ def test_a_cluster_authenticates_and_encrypts_and_its_secret_is_no_setting_of_th
         ("local[4]", "the setting cores"),
         ("yarn", "address of a standalone cluster"),
         ("k8s://10.0.0.5:6443", "k8s://https://kubernetes.default.svc:443"),
+        ("k8s://http://10.0.0.5:6443", "k8s://https://kubernetes.default.svc:443"),
         ("k8s://https://user@10.0.0.5", "k8s://https://kubernetes.default.svc:443"),
         ("spark://user@10.0.0.5:7077", "address of a standalone cluster"),
         ("spark://10.0.0.5", "address of a standalone cluster"),
