@@ -34,7 +34,7 @@ from tests.support.wait import PATIENCE_S, await_that
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(2400)]  # each step has its own, shorter limit
 
-_REQUEST = re.compile(r'"(?P<method>[A-Z]+) /api/v1/namespaces/fleetpulse/(?P<kind>\w+)(?P<name>/[\w-]+)?(?P<query>\?\S*)?')
+_REQUEST = re.compile(r'"(?P<method>[A-Z]+) /api/v1/namespaces/[a-z]+/(?P<kind>\w+)(?P<name>/[\w-]+)?(?P<query>\?\S*)?')
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def require_rights_of_the_role(requests: list[str]) -> None:
 def _right(request: str) -> tuple[str, str]:
     """Return the verb and the resource of the rights that a request needs."""
     found = re.match(
-        r'"(?P<method>[A-Z]+) /api/v1/namespaces/fleetpulse/(?P<kind>\w+)(?P<name>/[\w-]+)?(?P<query>\?\S*)?', request
+        r'"(?P<method>[A-Z]+) /api/v1/namespaces/[a-z]+/(?P<kind>\w+)(?P<name>/[\w-]+)?(?P<query>\?\S*)?', request
     )
     assert found is not None, request
     many = "collection" if not found["name"] else ""
