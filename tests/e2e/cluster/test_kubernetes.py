@@ -74,9 +74,7 @@ def require_rights_of_the_role(requests: list[str]) -> None:
 
 def _right(request: str) -> tuple[str, str]:
     """Return the verb and the resource of the rights that a request needs."""
-    found = re.match(
-        r'"(?P<method>[A-Z]+) /api/v1/namespaces/[a-z]+/(?P<kind>\w+)(?P<name>/[\w-]+)?(?P<query>\?\S*)?', request
-    )
+    found = _REQUEST.match(request)
     assert found is not None, request
     many = "collection" if not found["name"] else ""
     if found["method"] == "GET":
