@@ -138,7 +138,7 @@ class BacktestOnSpark(SparkSubmitOperator):
 
         try:
             master = str(SparkSubmitHook(conn_id=SPARK)._connection["master"])  # noqa: SLF001 - the provider has no public name
-        except RuntimeError:  # Airflow's provider of Kubernetes is not installed
+        except (RuntimeError, NameError):  # Airflow's provider of Kubernetes, whose module it uses, is not installed
             master = KUBERNETES
         if master.startswith(KUBERNETES):
             raise ValueError(
