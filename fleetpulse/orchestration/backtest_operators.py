@@ -133,7 +133,17 @@ class BacktestOnSpark(SparkSubmitOperator):
         Raises:
             ValueError: it is neither local nor a standalone cluster.
         """
+        from fleetpulse.io.spark.pods import KUBERNETES
         from fleetpulse.settings import LOCAL, spark_master_of
 
-        master = str(SparkSubmitHook(conn_id=SPARK)._connection["master"])  # noqa: SLF001 - the provider has no public name
+        try:
+            master = str(SparkSubmitHook(conn_id=SPARK)._connection["master"])  # noqa: SLF001 - the provider has no public name
+        except (RuntimeError, NameError):  # Airflow's provider of Kubernetes, whose module it uses, is not installed
+            master = KUBERNETES
+        if master.startswith(KUBERNETES):
+            raise ValueError(
+                f"the connection {SPARK} names a Kubernetes, where the operator of Airflow passes no variables to a driver in "
+                f"client mode; write local[2] or the address of a standalone cluster into the connection, or run the backtest "
+                f"without the field spark"
+            )
         return LOCAL if re.fullmatch(r"local(\[.*\])?", master) else spark_master_of(master)

@@ -227,6 +227,9 @@ def test_a_cluster_of_the_connection_replaces_the_master_of_the_settings(tmp_pat
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "yarn"}')
     with pytest.raises(AirflowFailException, match="standalone cluster"):
         BacktestOnSpark(task_id="a", place=place(tmp_path)).execute(Context())
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "k8s://https://10.0.0.5", "port": 6443}')
+    with pytest.raises(AirflowFailException, match="names a Kubernetes"):
+        BacktestOnSpark(task_id="a", place=place(tmp_path)).execute(Context())
 
 
 def test_killing_a_task_ends_the_verb_and_its_child_processes(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """Spark cluster: its master, its executors, and the files that they share with the driver.
 
+The master is that of a standalone cluster, or the API server of a Kubernetes, which then runs each
+executor in a pod.
+
 Rule 1: a cluster needs a secret. Without one, anybody who reaches the master can run code on it.
 The secret is never an argument of a process.
 Rule 2: executors find Python, JARs and this project at the paths of the driver, and the home on a
@@ -16,13 +19,14 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -31,9 +35,11 @@ from pyspark.sql import SparkSession
 
 from fleetpulse.core.errors import FleetError, first_line
 from fleetpulse.core.operations.secret_files import exposed_secret
+from fleetpulse.io.spark.pods import KUBERNETES, Pods
 
 _CONNECT_S: Final = 10.0
 _EXECUTORS_S: Final = 120.0  # until the first executor registers; Spark's own limit for a connection is as long
+_PODS_S: Final = 600.0  # the same for pods: a node may have to download the image before
 _TASKS_S: Final = 600.0  # for the first tasks; an executor may have to compile the kernels before
 _POLL_S: Final = 0.1
 _LEAST_SECRET_CHARS: Final = 32
@@ -49,10 +55,11 @@ _PORTS_EACH: Final = PORTS // 3
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Spark standalone cluster, and the share of it that a session uses.
+    """Spark cluster, and the share of it that a session uses.
 
     Attributes:
-        master: address of the master, such as ``spark://10.0.0.5:7077``.
+        master: address of the master, such as ``spark://10.0.0.5:7077``, or of the API server of a
+            Kubernetes, such as ``k8s://https://kubernetes.default.svc:443``.
         secret: file of the secret that all parts of the cluster share.
         driver_host: address at which executors reach the driver; empty for the local
             address of the driver's connection to the master.
@@ -60,6 +67,7 @@ class Cluster:
         executor_cores: CPU cores of an executor.
         executor_memory: heap size of an executor in Java's notation.
         first_port: first of the ports on which drivers and executors listen; 0 for any free ports.
+        pods: pods in which Kubernetes runs the executors; None on a standalone cluster.
     """
 
     master: str
@@ -69,6 +77,7 @@ class Cluster:
     executor_cores: int = 1
     executor_memory: str = "1g"
     first_port: int = 0
+    pods: Pods | None = None
 
     @property
     def cores(self) -> int:
@@ -95,18 +104,25 @@ def reach_master(cluster: Cluster) -> str:
         FleetError: no master can be reached.
     """
     reasons: list[str] = []
-    for master in cluster.master.removeprefix("spark://").split(","):
-        host, _, port = master.rpartition(":")
+    for master in cluster.master.removeprefix(KUBERNETES).removeprefix("spark://").split(","):
         try:
-            with socket.create_connection((host, int(port)), timeout=_CONNECT_S) as connection:
+            with socket.create_connection(_host_and_port(master), timeout=_CONNECT_S) as connection:
                 return str(connection.getsockname()[0])
-        except (OSError, OverflowError) as error:  # OverflowError: the port is above 65,535
+        except (OSError, OverflowError, ValueError) as error:  # the port may be above 65,535
             reasons.append(f"{master}: {error}")
     raise FleetError(
         f"the Spark master cannot be reached ({'; '.join(reasons)}); expected a running master at {cluster.master}; start it, "
         f"or correct the setting spark_master",
         code="spark-master-unreachable",
     )
+
+
+def _host_and_port(master: str) -> tuple[str, int]:
+    if "://" not in master:
+        host, _, port = master.rpartition(":")
+        return host, int(port)
+    address = urlsplit(master)
+    return str(address.hostname), address.port or (443 if address.scheme == "https" else 80)
 
 
 def read_secret(path: Path) -> str:
@@ -137,26 +153,41 @@ def read_secret(path: Path) -> str:
     return secret
 
 
-def await_executor(spark: SparkSession, cluster: Cluster, limit_s: float = _EXECUTORS_S) -> None:
+def await_executor(spark: SparkSession, cluster: Cluster, limit_s: float | None = None) -> None:
     """Wait until an executor has registered at the driver.
 
+    Args:
+        spark: session on the cluster.
+        cluster: the cluster.
+        limit_s: limit in seconds; None for two minutes, or ten if a Kubernetes runs the executors.
+
     Raises:
-        FleetError: none has registered within the limit.
+        FleetError: none has registered within the limit, or Spark has ended because executors failed.
     """
+    limit_s = limit_s or (_PODS_S if cluster.pods else _EXECUTORS_S)
     context: Any = spark.sparkContext._jsc  # noqa: SLF001 - pyspark has no public access to the registered executors
     tracker = context.sc().statusTracker()
-    limit = time.monotonic() + limit_s
-    while time.monotonic() < limit:
-        with suppress(Py4JError):  # the context has ended, because the master refused the application
+    host, deadline = spark.conf.get("spark.driver.host"), time.monotonic() + limit_s
+    waited = f"within {limit_s:.0f} s"
+    while time.monotonic() < deadline:
+        try:
             if len(tracker.getExecutorInfos()) > 1:  # the driver is one of them
                 return
+        except Py4JError:  # the context has ended, because the master refused the application
+            pass
+        except OSError:  # the JVM has ended
+            waited = "before Spark ended, because several executors had failed"
+            break
         time.sleep(_POLL_S)
-    host = spark.conf.get("spark.driver.host")
+    hint = (
+        cluster.pods.hint()
+        if cluster.pods
+        else "check that the workers have free cores and memory, that they share the secret, and the settings driver_host, "
+        "executors, executor_cores and executor_memory; the logs of the executors are in the workers' folders"
+    )
     raise FleetError(
-        f"no executor of {cluster.master} registered within {limit_s:.0f} s; expected {cluster.executors} with "
-        f"{cluster.executor_cores} cores and {cluster.executor_memory} each, which reach this process at {host}; check that the "
-        f"workers have free cores and memory, that they share the secret, and the settings driver_host, executors, "
-        f"executor_cores and executor_memory; the logs of the executors are in the workers' folders",
+        f"no executor of {cluster.master} registered {waited}; expected {cluster.executors} with "
+        f"{cluster.executor_cores} cores and {cluster.executor_memory} each, which reach this process at {host}; {hint}",
         code="spark-executors-missing",
     )
 

@@ -7,6 +7,7 @@ encrypts all its connections.
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -22,6 +23,7 @@ from fleetpulse.io.spark.cds_archive import class_archive, use_options
 from fleetpulse.io.spark.cluster import Cluster, await_executor, reach_master, read_secret, require_shared
 from fleetpulse.io.spark.jars import jars_of_spark, resolve_jars, spark_home
 from fleetpulse.io.spark.java import find_java
+from fleetpulse.io.spark.pods import KUBERNETES, Pods
 from fleetpulse.io.spark.scratch import TEMPORARY
 from fleetpulse.io.spark.shared_mark import mark_shared
 from fleetpulse.paths import LOG4J, ROOT, cache_dir
@@ -48,6 +50,7 @@ JAVA_OPTIONS_KEY: Final = "spark.driver.extraJavaOptions"
 _FOLDER: Final = "spark.fleetpulse.folder"
 LOCAL: Final = "local"  # value of the setting spark_master
 _LOOPBACK: Final = "127.0.0.1"
+_OF_WORKERS: Final = ("NUMBA_CACHE_DIR",)  # variables that workers have as well; those of pods are in their image
 _SECRET_KEY: Final = "spark.authenticate.secret"  # noqa: S105 - the name of a setting
 
 
@@ -70,8 +73,8 @@ class SparkResources:
         """Return the resources that the settings of a home give its sessions.
 
         Raises:
-            FleetError: the settings name a cluster but no secret, or executors could not open the home
-                by its path.
+            FleetError: the settings name a cluster but no secret, or a Kubernetes but no image or template,
+                or executors could not open the home by its path.
         """
         if chosen.spark_master == LOCAL:
             return cls(chosen.cores, chosen.heap)
@@ -83,6 +86,7 @@ class SparkResources:
             chosen.executor_cores,
             chosen.executor_memory,
             chosen.spark_port,
+            _pods_of(home, chosen) if chosen.spark_master.startswith(KUBERNETES) else None,
         )
         if quote(str(home.resolve())) != str(home.resolve()):
             raise FleetError(
@@ -105,6 +109,29 @@ class SparkSettings(Protocol):
     executor_memory: str
     spark_key: str
     spark_port: int
+    executor_image: str
+    executor_template: str
+    executor_namespace: str
+    executor_overhead: str
+    driver_pod: str
+
+
+def _pods_of(home: Path, chosen: SparkSettings) -> Pods:
+    if not chosen.executor_image or not chosen.executor_template:
+        missing = "executor_template" if chosen.executor_image else "executor_image"
+        raise FleetError(
+            f"the setting {missing} is missing; executors in pods need an image with this installation, and a template that "
+            f"mounts the home; set executor_image and executor_template, see docs/how-to/kubernetes.md",
+            code="spark-pods-incomplete",
+        )
+    template = (home / Path(chosen.executor_template).expanduser()).absolute()
+    if not template.is_file():
+        raise FleetError(
+            f'the template of the executors\' pods cannot be read from "{template}"; expected a file like '
+            f"infra/kubernetes/executors/executor.yaml; correct the setting executor_template",
+            code="spark-template-missing",
+        )
+    return Pods(chosen.executor_image, template, chosen.executor_namespace, chosen.executor_overhead, chosen.driver_pod)
 
 
 def _secret_of(home: Path, named: str) -> Path:
@@ -171,14 +198,14 @@ def settings(local_dir: Path, size: SparkResources) -> dict[str, str]:
 def _of_cluster(cluster: Cluster, classes: str, java_options: str) -> dict[str, str]:
     """Return the settings that a session on a cluster adds or replaces.
 
-    The folders of temporary files and of local files are those of each worker. Executors get their
-    copy of the secret from their worker.
+    The folders of temporary files and of local files are those of each worker or pod. Executors get their
+    copy of the secret from their worker, or from a file of their pod.
     """
     environment = {
         "PYTHONPATH": str(ROOT),
         "PYTHONSAFEPATH": "1",  # keeps the working folder of an executor off sys.path
         "FLEET_CACHE": str(cache_dir().absolute()),
-        **{name: value for name in ("NUMBA_CACHE_DIR",) if (value := os.environ.get(name))},
+        **{name: value for name in _OF_WORKERS if cluster.pods is None and (value := os.environ.get(name))},
     }
     host = cluster.driver_host or reach_master(cluster)
     return {
@@ -186,7 +213,8 @@ def _of_cluster(cluster: Cluster, classes: str, java_options: str) -> dict[str, 
         "spark.driver.host": host,
         "spark.driver.bindAddress": host,
         **cluster.ports(),
-        "spark.cores.max": str(cluster.cores),
+        **({"spark.cores.max": str(cluster.cores)} if cluster.pods is None else {}),
+        **(cluster.pods.settings(cluster.executors, cluster.secret) if cluster.pods else {}),
         "spark.executor.cores": str(cluster.executor_cores),
         "spark.executor.memory": cluster.executor_memory,
         "spark.executor.extraClassPath": classes,  # spark.jars would copy the JARs to each executor at each start
@@ -263,24 +291,39 @@ def _start_on(cluster: Cluster, builder: SparkSession.Builder, chosen: Mapping[s
     """Start a session on a cluster, and check that its executors can work for it.
 
     PySpark passes settings to a new JVM on its command line, which other users can read. So the JVM
-    starts without the secret, and gets it through PySpark's own connection.
+    starts without the secret, and gets it through PySpark's own connection. For executors in pods, it gets
+    the path of the secret only.
     """
     secret = read_secret(cluster.secret)
+    if cluster.pods:
+        reach_master(cluster)  # Spark would retry for as long as it waits for executors
     configuration = SparkConf(loadDefaults=False).setAll([*chosen.items()])
     SparkContext._ensure_initialized(conf=configuration)  # noqa: SLF001 - pyspark has no public way to start only the JVM
+    if cluster.pods is None:
+        builder = builder.config(_SECRET_KEY, secret)
     try:
-        session = builder.config(_SECRET_KEY, secret).getOrCreate()
+        session = builder.getOrCreate()
     except Py4JError as error:
+        expected = (
+            f"an API server at which this process may create pods, and a template whose pods start; {cluster.pods.hint()}"
+            if cluster.pods
+            else "a master of the same Spark with the secret of the setting spark_key, spark.authenticate and "
+            "spark.network.crypto.enabled; see the log of the master"
+        )
         raise FleetError(
-            f"the Spark master {cluster.master} accepts no application ({first_line(error)}); expected a master of the "
-            f"same Spark with the secret of the setting spark_key, spark.authenticate and spark.network.crypto.enabled; "
-            f"see the log of the master",
+            f"the Spark master {cluster.master} accepts no application ({_cause(error)}); expected {expected}",
             code="spark-master-refuses",
         ) from error
     try:
         await_executor(session, cluster)
         require_shared(session, local_dir, cluster.cores)
     except BaseException:
-        session.stop()
+        with suppress(Py4JError, OSError):  # the JVM has ended
+            session.stop()
         raise
     return session
+
+
+def _cause(error: Exception) -> str:
+    causes = [line for line in str(error).splitlines() if line.startswith("Caused by: ")]
+    return causes[-1].removeprefix("Caused by: ")[:400] if causes else first_line(error)

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 import yaml
+from jsonschema import Draft7Validator
 from kubernetes_validate import ValidationError, utils, validate
 
 from fleetpulse.io.spark.cluster import Cluster
@@ -53,15 +55,16 @@ SERVICES = {one["metadata"]["name"]: one["spec"] for one in RESOURCES if one["ki
 
 def literals(folder: str) -> dict[str, str]:
     """Return the settings that a kustomization generates."""
-    [generated] = yaml.safe_load((MANIFESTS / folder / "kustomization.yaml").read_text())["configMapGenerator"]
-    assert generated["name"] == SETTINGS_MAP
+    generators = yaml.safe_load((MANIFESTS / folder / "kustomization.yaml").read_text())["configMapGenerator"]
+    [generated] = [one for one in generators if one["name"] == SETTINGS_MAP]
     return dict(one.split("=", 1) for one in generated["literals"])
 
 
 def files(kustomization: dict[str, Any]) -> Iterator[str]:
     """Yield the files and folders that a kustomization names."""
     yield from (*kustomization.get("resources", ()), *kustomization.get("components", ()))
-    yield from (one["path"] for one in kustomization.get("patches", ()))
+    yield from (one["path"] for one in kustomization.get("patches", ()) if "path" in one)
+    yield from (name for one in kustomization.get("configMapGenerator", ()) for name in one.get("files", ()))
 
 
 @pytest.fixture(autouse=True)
@@ -139,6 +142,125 @@ def test_kustomize_renders_an_example_whose_broker_is_reached_with_tls_alone() -
     named = {value for name, value in settings["data"].items() if name.startswith("FLEET_BROKER_")}
     assert named == {f"{mount['mountPath']}/{key}" for key in ("tls.crt", "tls.key", "ca.crt")} and volume["secret"]
     assert settings["metadata"]["name"] in str(pod), "a change of the settings restarts the pods"
+
+
+PART_OF_PODS = documents("executors")
+EXECUTOR: dict[str, Any] = yaml.safe_load((MANIFESTS / "executors/executor.yaml").read_text())
+APPLICATION: dict[str, Any] = yaml.safe_load((MANIFESTS / "spark-application/snapshot.yaml").read_text())
+TEMPLATE_MAP = "fleetpulse-executor"
+
+
+def _strict(schema: Any) -> Any:
+    """Return a schema of a custom resource that refuses unknown fields, as the API server does on demand."""
+    if isinstance(schema, list):
+        return [_strict(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {"additionalProperties": False} if "properties" in schema and "additionalProperties" not in schema else {}
+    return {name: _strict(value) for name, value in schema.items()} | closed
+
+
+def test_an_application_of_the_spark_operator_is_valid_and_runs_the_release() -> None:
+    schema = json.loads((Path(__file__).parent / "sparkapplication.json").read_text())
+    del schema["properties"]["metadata"]  # of all resources
+    checked = Draft7Validator(_strict({**schema, "properties": {**schema["properties"], "metadata": {"properties": {}}}}))
+    known = {**APPLICATION, "metadata": {}}
+    assert [one.message for one in checked.iter_errors(known)] == []
+    spec = APPLICATION["spec"]
+    assert [*checked.iter_errors({**known, "spec": {**spec, "sparkversion": ""}})], "a misspelt field is refused"
+    template = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "driver"}, "template": spec["driver"]["template"]}
+    assert faults_of([template]) == []
+    assert spec["sparkVersion"] == pyspark.__version__
+    assert spec["image"] == literals("overlays/example-pods")["FLEET_EXECUTOR_IMAGE"]
+    assert spec["driver"]["serviceAccount"] == "driver"
+    root, _, main = spec["mainApplicationFile"].removeprefix("local://").partition("/cli/")
+    assert (ROOT / "cli" / main).is_file()
+    [container] = spec["driver"]["template"]["spec"]["containers"]
+    assert (ROOT / container["command"][0].removeprefix(f"{root}/")).is_file()
+    settings = {one["name"]: one["value"] for one in container["env"]}
+    shared = literals("base") | literals("executors")
+    assert settings == {name: shared[name] for name in ("FLEET_SPARK_KEY", "FLEET_SPARK_PORT", "FLEET_EXECUTOR_TEMPLATE")}
+    lifecycle = PODS["lifecycle"]["spec"]["affinity"]["podAffinity"]
+    assert spec["driver"]["template"]["spec"]["affinity"]["podAffinity"] == lifecycle, "locks are those of one node"
+
+
+@pytest.mark.parametrize("pod", [EXECUTOR, APPLICATION["spec"]["driver"]["template"]], ids=["executor", "application"])
+def test_a_pod_that_spark_creates_has_few_privileges_and_the_paths_of_the_drivers(pod: dict[str, Any]) -> None:
+    spec, lifecycle = pod["spec"], PODS["lifecycle"]["spec"]
+    assert PART_OF.items() <= pod["metadata"]["labels"].items(), "the policy that closes pods selects it"
+    for name in ("automountServiceAccountToken", "enableServiceLinks", "securityContext"):
+        assert spec[name] == lifecycle[name]
+    [container], [driver] = spec["containers"], lifecycle["containers"]
+    assert container["securityContext"] == driver["securityContext"]
+    volumes = {one["name"]: one for one in spec["volumes"]}
+    assert {one["name"] for one in container["volumeMounts"]} == {*volumes}
+    same = [one for one in lifecycle["volumes"] if one["name"] in ("volume", "secrets")]
+    assert [volumes[one["name"]] for one in same] == same
+    paths = {one["name"]: one for one in driver["volumeMounts"] if one["name"] in ("volume", "secrets")}
+    assert {one["name"]: one for one in container["volumeMounts"] if one["name"] in paths} == paths
+    assert "/var/tmp" in [one["mountPath"] for one in container["volumeMounts"] if one["name"].startswith("spark-local-dir-")]
+
+
+def test_the_template_and_the_rights_of_executors_in_pods_are_valid() -> None:
+    assert faults_of([*PART_OF_PODS, {**EXECUTOR, "metadata": {**EXECUTOR["metadata"], "name": "executor"}}]) == []
+    [role] = [one for one in PART_OF_PODS if one["kind"] == "Role"]
+    assert [rule["resources"] for rule in role["rules"]] == [["pods"]], "no secrets, and no rights outside of the namespace"
+    assert (ROOT / EXECUTOR["spec"]["containers"][0]["command"][0].removeprefix("/opt/fleetpulse/")).is_file()
+    assert "serviceAccountName" not in EXECUTOR["spec"]
+    known = {"FLEET_" + field.upper() for field in Settings.model_fields}
+    assert {*literals("executors"), *literals("overlays/example-pods")} <= known
+
+
+def test_policies_of_executors_in_pods_open_only_ports_in_use(tmp_path: Path) -> None:
+    policies = {one["metadata"]["name"]: one["spec"] for one in PART_OF_PODS if one["kind"] == "NetworkPolicy"}
+    ports = Cluster("k8s://https://kubernetes", tmp_path, first_port=int(literals("base")["FLEET_SPARK_PORT"])).ports()
+    span = int(ports["spark.port.maxRetries"])
+    first, blocks = int(ports["spark.driver.port"]), int(ports["spark.blockManager.port"])
+    of_drivers = [{"protocol": "TCP", "port": first, "endPort": int(ports["spark.driver.blockManager.port"]) + span}]
+    of_executors = [{"protocol": "TCP", "port": blocks, "endPort": blocks + span}]
+    driver, executor = (
+        {"podSelector": {"matchLabels": {"fleetpulse/spark": "driver"}}},
+        {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "executor"}}},
+    )
+    assert policies["executor"]["ingress"] == [{"from": [driver, executor], "ports": of_executors}]
+    assert policies["executor"]["egress"] == [
+        {"to": [driver], "ports": of_drivers},
+        {"to": [executor], "ports": of_executors},
+    ]
+    assert policies["driver"]["ingress"] == [{"from": [executor], "ports": of_drivers}]
+    *inner, server = policies["driver"]["egress"]
+    assert inner == [{"to": [executor], "ports": of_executors}] and "to" not in server
+    for policy in policies.values():
+        [selected] = policy["podSelector"]["matchLabels"].items()
+        assert selected in [*EXECUTOR["metadata"]["labels"].items(), *PODS["lifecycle"]["metadata"]["labels"].items()]
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
+def test_kustomize_renders_drivers_that_create_pods_in_place_of_workers() -> None:
+    command = ["kubectl", "kustomize", str(MANIFESTS / "overlays" / "example-pods")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    rendered = list(yaml.safe_load_all(done.stdout))
+    assert faults_of(rendered) == []
+    found = {(one["kind"], one["metadata"]["name"]): one for one in rendered}
+    assert not [name for _, name in found if name.startswith(("spark-master", "spark-worker", "spark-driver"))]
+    assert yaml.safe_load(found["ConfigMap", TEMPLATE_MAP]["data"]["executor.yaml"]) == EXECUTOR
+    [settings] = [one["data"] for (_, name), one in found.items() if name.startswith(SETTINGS_MAP)]
+    assert settings == literals("base") | literals("executors") | literals("overlays/example-pods")
+    for name, container in (("lifecycle", "lifecycle"), ("airflow", "airflow-scheduler")):
+        pod = found["Deployment", name]["spec"]["template"]["spec"]
+        assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("driver", False)
+        [one] = [one for one in pod["containers"] if one["name"] == container]
+        assert one["image"] == settings["FLEET_EXECUTOR_IMAGE"]
+        variables = {variable["name"]: variable for variable in one["env"]}
+        fields = {"FLEET_DRIVER_POD": "metadata.name", "FLEET_EXECUTOR_NAMESPACE": "metadata.namespace"}
+        assert {name: variables[name]["valueFrom"]["fieldRef"]["fieldPath"] for name in fields} == fields
+        mounted = {mount["name"]: mount["mountPath"] for mount in one["volumeMounts"]}
+        assert settings["FLEET_EXECUTOR_TEMPLATE"] == f"{mounted['executor']}/executor.yaml"
+        with_token = [part["name"] for part in pod["containers"] if "token" in {mount["name"] for mount in part["volumeMounts"]}]
+        assert with_token == [container], "no other container can create pods"
+    connection = json.loads(variables["AIRFLOW_CONN_SPARK_DEFAULT"]["value"])
+    assert connection["host"].startswith("local["), "Airflow cannot submit to Kubernetes in client mode"
 
 
 @pytest.mark.parametrize("name", PODS)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fleetpulse.io.spark.cluster import PORTS, Cluster, cause_in_executor, probe, reach_master, read_secret
+from fleetpulse.io.spark.pods import Pods
 from fleetpulse.io.spark.session import SparkResources, settings
 from fleetpulse.settings import load_settings
 from tests.support.refusals import refused
@@ -98,7 +99,9 @@ def test_a_cluster_authenticates_and_encrypts_and_its_secret_is_no_setting_of_th
         ("local-cluster[2,1,1024]", "local-cluster serves Spark's own tests"),
         ("local[4]", "the setting cores"),
         ("yarn", "address of a standalone cluster"),
-        ("k8s://https://10.0.0.5", "address of a standalone cluster"),
+        ("k8s://10.0.0.5:6443", "k8s://https://kubernetes.default.svc:443"),
+        ("k8s://http://10.0.0.5:6443", "k8s://https://kubernetes.default.svc:443"),
+        ("k8s://https://user@10.0.0.5", "k8s://https://kubernetes.default.svc:443"),
         ("spark://user@10.0.0.5:7077", "address of a standalone cluster"),
         ("spark://10.0.0.5", "address of a standalone cluster"),
     ],
@@ -107,6 +110,62 @@ def test_other_masters_are_refused_with_the_reason(master: str, reason: str, tmp
     write_settings(tmp_path, f'spark_master = "{master}"')
     with refused("settings-faulty", match=reason):
         load_settings(tmp_path)
+
+
+ON_KUBERNETES = ('spark_master = "k8s://https://10.0.0.5:6443"', 'spark_key = "spark.key"', 'driver_host = "10.0.0.7"')
+OF_PODS = ('executor_image = "fleetpulse:1"', 'executor_template = "executor.yaml"', 'executor_namespace = "fleet"')
+
+
+def test_pods_of_executors_have_the_sizes_of_the_settings_and_the_path_of_the_secret(tmp_path: Path) -> None:
+    (tmp_path / "executor.yaml").touch()
+    sizes = ("executors = 3", "executor_cores = 2", 'executor_memory = "4g"', 'executor_overhead = "5g"', 'driver_pod = "job-0"')
+    write_settings(tmp_path, *ON_KUBERNETES, *OF_PODS, *sizes, "spark_port = 20000")
+    size = SparkResources.of(tmp_path, load_settings(tmp_path))
+    assert size.cores == 6
+    found = settings(tmp_path, size)
+    expected = {
+        "spark.master": "k8s://https://10.0.0.5:6443",
+        "spark.driver.host": "10.0.0.7",
+        "spark.driver.port": "20000",
+        "spark.blockManager.port": "20032",
+        "spark.executor.instances": "3",
+        "spark.executor.cores": "2",
+        "spark.executor.memory": "4g",
+        "spark.executor.memoryOverhead": "5g",
+        "spark.authenticate": "true",
+        "spark.authenticate.secret.file": str(tmp_path / "spark.key"),
+        "spark.network.crypto.enabled": "true",
+        "spark.kubernetes.namespace": "fleet",
+        "spark.kubernetes.container.image": "fleetpulse:1",
+        "spark.kubernetes.executor.podTemplateFile": str(tmp_path / "executor.yaml"),
+        "spark.kubernetes.driver.pod.name": "job-0",
+    }
+    assert expected.items() <= found.items()
+    assert "spark.cores.max" not in found and "spark.authenticate.secret" not in found
+    assert "spark.executorEnv.NUMBA_CACHE_DIR" not in found, "the image names the folder of its compiled functions"
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        (("executor_image",), "spark-pods-incomplete"),
+        (("executor_template",), "spark-pods-incomplete"),
+        (("executor_image", "executor_template"), "spark-template-missing"),
+    ],
+)
+def test_pods_without_an_image_or_a_template_are_refused(given: tuple[str, ...], code: str, tmp_path: Path) -> None:
+    write_settings(tmp_path, *ON_KUBERNETES, *(line for line in OF_PODS if line.startswith(given)))
+    with refused(code):
+        SparkResources.of(tmp_path, load_settings(tmp_path))
+
+
+def test_an_unreachable_api_server_is_an_error_that_names_it(tmp_path: Path, cluster: Cluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"k8s://http://127.0.0.1:{server.getsockname()[1]}"
+        pods = Pods("fleetpulse:1", tmp_path / "executor.yaml")
+        assert reach_master(Cluster(address, cluster.secret, pods=pods)) == "127.0.0.1"
+    with refused("spark-master-unreachable", match=address):
+        reach_master(Cluster(address, cluster.secret, pods=pods))
 
 
 def test_a_cluster_without_a_secret_is_refused(tmp_path: Path) -> None:
