@@ -68,6 +68,7 @@ _LONG_S: Final[Mapping[str, float]] = {
     "tests/e2e/operations/test_drill.py": 130.0,
     "tests/e2e/pipeline/test_chaos.py": 300.0,
     "tests/e2e/cluster/test_standalone.py": 150.0,
+    "tests/e2e/cluster/test_kubernetes.py": 150.0,
     "tests/e2e/ingest/test_reconnects.py": 125.0,
 }
 
