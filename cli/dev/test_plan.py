@@ -503,9 +503,11 @@ def left_out_by_time(form: Form, not_started: Sequence[Part], stopped: Sequence[
     """Return a line for each part that a time limit left out or stopped, below a line with the reason."""
     if not (not_started or stopped):
         return []
-    paths = " ".join(path for part in (*not_started, *stopped) for path in part.targets)
+    left_out = [*not_started, *stopped]
+    parts = "1 part" if len(left_out) == 1 else f"{len(left_out)} parts"
+    paths = " ".join(path for part in left_out for path in part.targets)
     return [
-        f"== the time limit of {span(within_s)} leaves out {len(not_started) + len(stopped)} parts with extended tests only; "
+        f"== the time limit of {span(within_s)} leaves out {parts} with extended tests only; "
         f"to run them: ./fleet test --{form} {paths}",
         *(f"   not started: {part.label}" for part in not_started),
         *(f"   stopped: {part.label}" for part in stopped),
