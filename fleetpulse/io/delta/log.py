@@ -7,6 +7,7 @@ an error, not a gap. Compacted versions are read from their compacted file, see 
 import json
 import os
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -94,6 +95,17 @@ class DeltaLog:
 
     def _commit_of(self, version: int) -> Path:
         return self.log / f"{version:020d}.json"
+
+    def digest(self, version: int) -> str | None:
+        """Return a digest of a version's commit; None if the version is not in the log.
+
+        Two tables with the same digest have the same content at that version, since the commit names the
+        files that it added.
+        """
+        try:
+            return blake2b(self._commit_of(version).read_bytes(), digest_size=8).hexdigest()
+        except FileNotFoundError:
+            return None
 
     def landed_ms(self, version: int) -> int:
         """Return the commit time of a version, from the file's modification time.

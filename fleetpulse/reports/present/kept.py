@@ -49,6 +49,7 @@ class Position:
 
     Attributes:
         versions: newest version that is folded, by table.
+        commits: digest of the commit of that version, by table; None if the log no longer had it.
         received_ms: ``received_at`` up to which signals are folded, epoch milliseconds.
         limits: frontier and settings of the facts.
         kinds: number of judgements by kind.
@@ -60,6 +61,7 @@ class Position:
     """
 
     versions: Mapping[str, int]
+    commits: Mapping[str, str | None]
     received_ms: int
     limits: Limits
     kinds: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -257,9 +259,11 @@ def _read_kept(home: Home, connection: "DuckDBPyConnection", limits: Limits) -> 
         return None
     new, versions = dict[str, list[Path]](), dict[str, int]()
     for table in _VERSIONED:
-        log = DeltaLog(home.table(table.name))
+        log, folded = DeltaLog(home.table(table.name)), position.versions[table.name]
+        if (digest := log.digest(folded)) is not None and digest != position.commits[table.name]:
+            return None  # the table is another one, such as after a restore
         versions[table.name] = log.latest()
-        since = _appended(log, position.versions[table.name], versions[table.name])
+        since = _appended(log, folded, versions[table.name])
         if since is None:
             return None
         new[table.name] = since
@@ -268,7 +272,7 @@ def _read_kept(home: Home, connection: "DuckDBPyConnection", limits: Limits) -> 
 
 def _appended(log: DeltaLog, after: int, through_version: int) -> list[Path] | None:
     """Return the files that a table appended after a version; None if they are not all available."""
-    if through_version < after:  # the table was replaced, such as by a backup
+    if through_version < after:
         return None
     try:
         files = [
@@ -312,17 +316,18 @@ def keep_present(home: Home, frontier_ms: int | None, *, dry_run: bool = False) 
             return None
         if dry_run:
             return present.device_count(None)
-        return _write(home, present, _position_through(present, newest_ms - 1))
+        return _write(home, present, _position_through(home, present, newest_ms - 1))
 
 
-def _position_through(present: Present, received_ms: int) -> Position:
+def _position_through(home: Home, present: Present, received_ms: int) -> Position:
     source = JUDGEMENTS.name if present.position is None else "new_judgements"
     late = f"""SELECT kind, device_id, message_kind, epoch_ms(received_at) AS received_at_ms,
                       epoch_ms(event_time) AS event_time_ms
                FROM {source} WHERE kind = '{JudgementKind.LATE}' AND epoch_ms(received_at) > {received_ms}"""
     waiting = tuple(fetch(present.connection, late))
     kinds, modes, refused = present.counts()
-    return Position(present.versions, received_ms, present.limits, kinds, modes, refused, waiting)
+    commits = {name: DeltaLog(home.table(name)).digest(version) for name, version in present.versions.items()}
+    return Position(present.versions, commits, received_ms, present.limits, kinds, modes, refused, waiting)
 
 
 def _write(home: Home, present: Present, position: Position) -> int:
