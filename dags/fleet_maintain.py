@@ -18,7 +18,17 @@ from datetime import timedelta
 
 from airflow.sdk import DAG
 
-from fleetpulse.orchestration.assets import AUDIT, COVERAGE, DEVICES, GATEWAYS, JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEALTH
+from fleetpulse.orchestration.assets import (
+    AUDIT,
+    COVERAGE,
+    DEVICE_CURRENT,
+    DEVICES,
+    GATEWAYS,
+    JUDGEMENTS,
+    MESSAGES,
+    QUARANTINE,
+    STREAM_HEALTH,
+)
 from fleetpulse.orchestration.dag_factory import fleet_dag
 from fleetpulse.orchestration.operators import Recurring
 from fleetpulse.orchestration.pools import STATE_POOL
@@ -35,7 +45,7 @@ def build(*, alarmed: bool = True) -> DAG:
             gives="rows",
             pool=STATE_POOL,
             execution_timeout=timedelta(hours=2),
-            outlets=[MESSAGES, QUARANTINE, COVERAGE, DEVICES, GATEWAYS, JUDGEMENTS, STREAM_HEALTH, AUDIT],
+            outlets=[MESSAGES, QUARANTINE, COVERAGE, DEVICES, GATEWAYS, JUDGEMENTS, DEVICE_CURRENT, STREAM_HEALTH, AUDIT],
         )
     return made
 

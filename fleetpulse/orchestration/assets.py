@@ -29,6 +29,7 @@ def _table(name: str, watchers: list[AssetWatcher] | None = None) -> Asset:
 MESSAGES: Final = _table("messages")
 JUDGEMENTS: Final = _table("judgements")
 DEVICE_SNAPSHOTS: Final = _table("device_snapshots")
+DEVICE_CURRENT: Final = _table("device_current")
 QUARANTINE: Final = _table("quarantine")
 COVERAGE: Final = _table("coverage")
 GATEWAYS: Final = _table("gateways")
