@@ -4,7 +4,8 @@
 when the disk fills up.
 
 **What it changes**: compacts small files, deletes rows past their retention (the settings
-`keep_...`), and deletes files that no reader needs. The stream keeps running. Airflow's own rows
+`keep_...`), deletes files that no reader needs, and writes the facts of each device at present to the
+table `device_current`. The stream keeps running. Airflow's own rows
 and logs are removed by `fleet_tidy`.
 
 **If it is red**: the command refused or died. The first line of the failure gives the reason. The
