@@ -52,11 +52,12 @@ def _known(moment: Moment, among: str = "") -> tuple[str, list[Any]]:
     These were judged by ``known_ms`` and have an event time up to ``at_ms``. Retractions and
     additions count from their own ``judged_at`` on.
     """
-    judged = f"(SELECT * FROM judgements {_only(among)} WHERE epoch_ms(judged_at) <= {int(moment.known_ms)})"
+    judged = f"(SELECT * FROM judgements {only(among)} WHERE epoch_ms(judged_at) <= {int(moment.known_ms)})"
     return f"SELECT {_COLUMNS} FROM ({transitions_in(judged)}) WHERE epoch_ms(event_time) <= ?", [moment.at_ms]
 
 
-def _only(among: str) -> str:
+def only(among: str) -> str:
+    """Return the SQL join that limits rows to the devices of a table; nothing if its name is empty."""
     return f"SEMI JOIN {among} USING (device_id)" if among else ""
 
 
@@ -65,7 +66,7 @@ def _registered(moment: Moment, among: str = "") -> tuple[str, list[Any]]:
 
     Refused ones are excluded.
     """
-    sql = f"""SELECT device_id, site, device_class, gateway, effective_from FROM devices {_only(among)}
+    sql = f"""SELECT device_id, site, device_class, gateway, effective_from FROM devices {only(among)}
              WHERE op = 'add' AND epoch_ms(effective_from) <= ? AND epoch_ms(received_at) <= ?
              AND (device_id, effective_from, received_at) NOT IN (SELECT (device_id, event_time, received_at) FROM refusals
              WHERE message_kind = 'registry' AND event_time IS NOT NULL AND received_at IS NOT NULL)"""

@@ -65,7 +65,8 @@ def newest_devices(home: Home, frontier_ms: int | None, mode: str | None, last: 
             others = f"""SELECT device_id FROM ({listed_sql(present.limits, f"({facts})")}) WHERE mode = '{UNJUDGED}'
                          ORDER BY device_id LIMIT {int(last) - count}"""
             present.connection.execute(f"INSERT INTO {_WANTED} {others}", values)
-        return _listed(present, _WANTED, mode), present.device_count(mode)
+        rows = _listed(present, _WANTED, mode)
+        return rows, max(len(rows), present.device_count(mode))
 
 
 def _listed(present: Present, among: str, mode: str | None) -> list[dict[str, Any]]:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from fleetpulse.core.judgements import AMENDMENTS, JudgementKind
 from fleetpulse.core.lifecycle import Mode
-from fleetpulse.reports.present.parts import HEARD, JUDGED, SAME_SIGNAL, Limits, belated_sql, heard_sql, judged_sql, only
+from fleetpulse.reports.present.parts import HEARD, JUDGED, SAME_SIGNAL, Limits, belated_sql, heard_sql, judged_sql
+from fleetpulse.reports.time_travel import only
 
 if TYPE_CHECKING:
     from fleetpulse.io.tables.tables import DuckDBPyConnection

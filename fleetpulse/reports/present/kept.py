@@ -10,6 +10,7 @@ are those of the definition over all rows.
 """
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,13 +24,14 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import AMENDMENTS, JudgementKind
 from fleetpulse.core.rows import hash64
 from fleetpulse.core.tables import DEVICE_CURRENT, DEVICES, JUDGEMENTS, MESSAGES, QUARANTINE
-from fleetpulse.io.delta.corruption import reporting_corruption
+from fleetpulse.io.delta.corruption import DamagedError, reporting_corruption
 from fleetpulse.io.delta.log import DeltaLog, appended_files, holds_table
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.tables import fetch, files_of, paths_of
 from fleetpulse.reports.present import fold
-from fleetpulse.reports.present.parts import SIGNAL_KINDS, UNJUDGED, Limits, heard_sql, judged_sql, only, through
+from fleetpulse.reports.present.parts import SIGNAL_KINDS, UNJUDGED, Limits, heard_sql, judged_sql, through
+from fleetpulse.reports.time_travel import only
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -72,10 +74,14 @@ class Position:
 
 
 def _position(text: str) -> Position | None:
-    content = json.loads(text)
-    if content.get("form") != FORM:
+    """Parse a position; return None if it has another form."""
+    try:
+        content = json.loads(text)
+        if content["form"] != FORM:
+            return None
+        return Position(**{**content, "limits": Limits(**content["limits"]), "waiting": tuple(content["waiting"])})
+    except (KeyError, TypeError, ValueError):
         return None
-    return Position(**{**content, "limits": Limits(**content["limits"]), "waiting": tuple(content["waiting"])})
 
 
 class Present:
@@ -203,19 +209,20 @@ def limits_of(home: Home, frontier_ms: int | None) -> Limits:
 
 
 @contextmanager
-def open_present(home: Home, frontier_ms: int | None) -> Iterator[Present]:
+def open_present(home: Home, frontier_ms: int | None, *, from_all_rows: bool = False) -> Iterator[Present]:
     """Open the facts of a home's devices at present.
 
     Args:
         home: home to read.
         frontier_ms: event time up to which the job has judged; None if it has judged nothing yet.
+        from_all_rows: whether to ignore the kept facts.
 
     Raises:
         DamagedError: a file is damaged or missing. The error may also occur while SQL runs.
     """
     limits = limits_of(home, frontier_ms)
     with tables.connect() as connection, reporting_corruption(f'a table of "{home.path}"'):
-        found = _read_kept(home, connection, limits)
+        found = None if from_all_rows else _read_kept(home, connection, limits)
         if found is None:
             tables.open_table_in(connection, home, MESSAGES)
             versions = {table.name: tables.open_table_in(connection, home, table) for table in _VERSIONED}
@@ -248,12 +255,17 @@ _Kept = tuple[Path, Position, dict[str, list[Path]], dict[str, int]]
 
 
 def _read_kept(home: Home, connection: "DuckDBPyConnection", limits: Limits) -> _Kept | None:
-    """Return the kept facts: their file, their position, and the newer files and the version of each table."""
-    files = paths_of(home, DEVICE_CURRENT)
-    if len(files) != 1:
+    """Return the kept facts: their file, their position, and the newer files and the version of each table.
+
+    Damaged ones count as missing: maintenance writes them again.
+    """
+    try:
+        with reporting_corruption(f'table "{DEVICE_CURRENT.name}" of "{home.path}"'):
+            files = paths_of(home, DEVICE_CURRENT)
+            sql = "SELECT decode(value) FROM parquet_kv_metadata(?) WHERE decode(key) = ?"
+            found = connection.execute(sql, [str(files[0]), _FOOTER]).fetchone() if len(files) == 1 else None
+    except DamagedError:
         return None
-    sql = "SELECT decode(value) FROM parquet_kv_metadata(?) WHERE decode(key) = ?"
-    found = connection.execute(sql, [str(files[0]), _FOOTER]).fetchone()
     position = _position(found[0]) if found else None
     if position is None or (position.limits.lead_ms, position.limits.backlog_ms) != (limits.lead_ms, limits.backlog_ms):
         return None
@@ -296,14 +308,21 @@ def keep_present(home: Home, frontier_ms: int | None, *, dry_run: bool = False) 
         dry_run: whether to count the devices only.
 
     Returns:
-        Number of devices; None if no row is new, or nothing has landed.
+        Number of devices; None if no row is new, nothing has landed, or another process changed the table.
 
     Raises:
         OSError: the disk cannot be written.
     """
     if not holds_table(home.table(MESSAGES.name)):
         return None
-    with open_present(home, frontier_ms) as present:
+    try:
+        return _keep(home, frontier_ms, dry_run=dry_run, from_all_rows=False)
+    except DamagedError:
+        return _keep(home, frontier_ms, dry_run=dry_run, from_all_rows=True)  # the kept facts may be what is damaged
+
+
+def _keep(home: Home, frontier_ms: int | None, *, dry_run: bool, from_all_rows: bool) -> int | None:
+    with open_present(home, frontier_ms, from_all_rows=from_all_rows) as present:
         source = "messages" if present.position is None else "new_messages"
         [(newest_ms,)] = present.connection.execute(f"SELECT epoch_ms(max(received_at)) FROM {source}").fetchall()
         before = present.position
@@ -330,12 +349,21 @@ def _position_through(home: Home, present: Present, received_ms: int) -> Positio
     return Position(present.versions, commits, received_ms, present.limits, kinds, modes, refused, waiting)
 
 
-def _write(home: Home, present: Present, position: Position) -> int:
+def _write(home: Home, present: Present, position: Position) -> int | None:
     from fleetpulse.io.delta.commits import Added, replace_files
     from fleetpulse.io.system.fsync import replace_durably
 
-    tables.create(home, DEVICE_CURRENT)
     table = home.table(DEVICE_CURRENT.name)
+    try:
+        tables.create(home, DEVICE_CURRENT)
+        old = {
+            str(path.relative_to(table)): path.stat().st_size if path.exists() else 0 for path in paths_of(home, DEVICE_CURRENT)
+        }
+    except DamagedError:  # its log is damaged; all facts are read from other tables
+        shutil.rmtree(table)
+        tables.create(home, DEVICE_CURRENT)
+        files = []
+    old = {str(path.relative_to(table)): path.stat().st_size if path.exists() else 0 for path in files}
     name = f"part-{uuid4().hex}.parquet"
     temporary = table / f".{name}.tmp"
     facts, values = _facts_through(present, position.received_ms)
@@ -349,9 +377,10 @@ def _write(home: Home, present: Present, position: Position) -> int:
     except BaseException:
         temporary.unlink(missing_ok=True)  # on a full disk, it would keep occupying space
         raise
-    old = {str(path.relative_to(table)): path.stat().st_size for path in paths_of(home, DEVICE_CURRENT)}
     added = Added(name, (table / name).stat().st_size, {"numRecords": devices})
-    replace_files(table, old, [added], "WRITE", data_change=True)
+    if replace_files(table, old, [added], "WRITE", data_change=True) is None:
+        (table / name).unlink()
+        return None
     return devices
 
 

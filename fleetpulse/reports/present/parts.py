@@ -22,7 +22,7 @@ from fleetpulse.core.policy import DEFAULT_CLASS
 from fleetpulse.core.presence.presence_time import presence_sql, trust_sql
 from fleetpulse.core.rows import SIGNALS, Trust
 from fleetpulse.core.times import END_OF_TIME_MS
-from fleetpulse.reports.time_travel import Moment, fleet_in
+from fleetpulse.reports.time_travel import Moment, fleet_in, only
 
 UNJUDGED: Final = "unjudged"  # shown in place of a mode
 _BEFORE_ALL: Final = -(2**62)  # frontier if nothing has been judged: no entry is in force
@@ -68,11 +68,6 @@ def through(frontier_ms: int | None) -> int:
 def now(frontier_ms: int) -> Moment:
     """Return the moment of the present: all verdicts count, and entries in force at the frontier."""
     return Moment(END_OF_TIME_MS, judged_to_ms=frontier_ms)
-
-
-def only(among: str) -> str:
-    """Return the SQL join that limits rows to the devices of a table; nothing if its name is empty."""
-    return f"SEMI JOIN {among} USING (device_id)" if among else ""
 
 
 def judged_sql(limits: Limits, among: str = "") -> tuple[str, list[Any]]:

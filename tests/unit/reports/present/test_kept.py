@@ -165,3 +165,30 @@ def test_dry_run_counts_the_devices_and_writes_nothing(live: _Live) -> None:
     assert frontier_ms is not None and frontier_ms > START
     assert keep_present(live.home, frontier_ms, dry_run=True) == 4
     assert not live.is_kept()
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", None], ids=["empty", "garbage", "missing"])
+def test_a_damaged_table_is_read_from_all_rows_and_written_again(live: _Live, content: bytes | None) -> None:
+    live.keep()
+    [path] = tables.paths_of(live.home, DEVICE_CURRENT)
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    assert not live.is_kept()
+    assert live.keep() == 4
+    assert live.is_kept()
+
+
+def test_a_damaged_log_of_the_table_is_replaced(live: _Live) -> None:
+    live.keep()
+    log = DeltaLog(live.home.table(DEVICE_CURRENT.name))
+    (log.log / f"{log.latest():020d}.json").write_text("{")
+    assert not live.is_kept()
+    assert live.keep() == 4
+    assert live.is_kept()
+
+
+def test_a_position_with_other_fields_is_not_read() -> None:
+    for text in ("", "[]", "{}", json.dumps({"form": kept.FORM, "versions": {}})):
+        assert kept._position(text) is None
