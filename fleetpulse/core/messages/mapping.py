@@ -22,6 +22,7 @@ from fleetpulse.core.messages.decode import (
     MAX_PAYLOAD_BYTES,
     Address,
     Rejection,
+    address_fault,
     decode,
     digest64,
     from_content,
@@ -304,6 +305,22 @@ class Mappings:
         found = (_decoded(rule, words, item, received_at_ms, one) for item, one in zip(items, digests, strict=True))
         return tuple(one for one in found if not isinstance(one, tuple))
 
+    def decided_by_topic(self, topic: str) -> tuple[MappingRule, Address] | None:
+        """Return rule and address of all messages on a topic, except those with an empty payload.
+
+        Returns:
+            None if the rule, the address or the number of rows depends on the payload, or if no message on the
+            topic is a row.
+        """
+        matched = self.match(topic)
+        if not matched:
+            return None
+        rule, words = matched[0]
+        if rule.when or rule.each or rule.kind or rule.ids or words["kind"] not in FROM_DEVICES:
+            return None
+        address = Address(words["site"], words["device"], _KINDS[words["kind"]])
+        return (rule, address) if address_fault(address) is None else None
+
     def has_items(self, topic: str) -> bool:
         """Return whether a message on a topic may have items, each of which is a row."""
         return any(rule.each is not None for rule, _ in self.match(topic))
@@ -430,12 +447,12 @@ def extract(rule: MappingRule, words: Mapping[str, str], content: Any) -> tuple[
     ours: dict[str, Any] = {name: path(content) for name, path in rule.fields.items()}
     for name in ("seq", "uptime_s"):
         if name in ours:
-            ours[name] = _whole(ours[name])
+            ours[name] = as_number(ours[name])
     if "gateway" in words:
         ours["gateway"] = words["gateway"]
-    ours["metrics"] = _metrics_of(rule, words, content)
+    ours["metrics"] = as_metrics(rule, words, content if rule.metrics is None else rule.metrics(content))
     if rule.ts is not None:
-        ours["ts"] = _in_ms(rule.ts(content), rule)
+        ours["ts"] = in_ms(rule.ts(content), rule)
     return Address(words["site"], words["device"], _KINDS[kind]), ours
 
 
@@ -453,15 +470,21 @@ def _as_id(value: Any) -> str | None:
     return str(value) if type(value) is int and abs(value) < 2**63 else None
 
 
-def _whole(value: Any) -> Any:
+def as_number(value: Any) -> Any:
     """Convert a number as text to a number; return an invalid value as it is, for `decode` to report."""
     if isinstance(value, str) and len(value) < 20 and value.strip().isdecimal():
         return int(value)
     return value
 
 
-def _metrics_of(rule: MappingRule, words: Mapping[str, str], content: Any) -> dict[str, Any] | None:
-    value = content if rule.metrics is None else rule.metrics(content)
+def as_metrics(rule: MappingRule, words: Mapping[str, str], value: Any) -> dict[str, Any] | None:
+    """Return the metrics of a message.
+
+    Args:
+        rule: rule that takes the message.
+        words: words of its placeholders and constants.
+        value: value at the path of the metrics; without a path, the content of the payload.
+    """
     if isinstance(value, dict):
         return cast("dict[str, Any]", value)
     if value is None or (rule.kind is not None and rule.metrics is None) or (isinstance(value, str) and len(value) > MAX_TEXT):
@@ -469,7 +492,7 @@ def _metrics_of(rule: MappingRule, words: Mapping[str, str], content: Any) -> di
     return {words.get("metric", "value"): value}
 
 
-def _in_ms(ts: Any, rule: MappingRule) -> Any:
+def in_ms(ts: Any, rule: MappingRule) -> Any:
     """Convert a time to epoch milliseconds; return an invalid value as it is, for `decode` to report."""
     if rule.ts_unit == "iso":
         return _iso_in_ms(ts, rule.ts_zone)

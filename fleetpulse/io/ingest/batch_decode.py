@@ -7,10 +7,10 @@ types. Only plain messages are in the columns. All others are left to `decode` a
 plain ones.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -42,7 +42,9 @@ WHOLES: Final = ("seq", "uptime_s")
 FIELDS: Final = ("ts", *TEXTS, *WHOLES, "metrics")
 _NAMED: Final = ("device_id", "site", "kind")
 _address_fields: Final = attrgetter(*_NAMED)
-_NOT_PLAIN: Final = -1  # number of a topic without a plain address
+_OWN_PREFIX: Final = "fleet/"
+NOT_PLAIN: Final = -1  # number of a topic that is not plain
+_Parsed = TypeVar("_Parsed")
 
 
 class _Content(msgspec.Struct, gc=False):
@@ -67,7 +69,6 @@ _NOTHING: Final = _Content()
 _read: Final = msgspec.json.Decoder(_Content).decode
 _check: Final = msgspec.json.Decoder().decode  # `_read` does not fully check the fields that it skips
 _write: Final = msgspec.json.Encoder().encode
-_values: Final = msgspec.structs.astuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +93,28 @@ def named_columns(addresses: Sequence[Address]) -> dict[str, pa.Array]:
     return {**named, "device_hash": pa.array(hashes)}
 
 
-class KnownTopics:
-    """Plain addresses of topics, as columns; topics are parsed only once.
+class KnownTopics(Generic[_Parsed]):
+    """Results of parsing topics, as columns; topics are parsed only once.
 
     Memory is bounded: beyond `KNOWN_NAMES` topics, all are forgotten before the next segment.
+
+    Args:
+        parse: function from a topic to its result; None if the topic is not plain.
+        columns: function from results to columns, among them those of `named_columns`.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, parse: Callable[[str], _Parsed | None], columns: Callable[[Sequence[_Parsed]], dict[str, pa.Array]]
+    ) -> None:
+        self._parse, self._columns = parse, columns
         self._forget()
 
     def _forget(self) -> None:
         self._numbers: dict[str, int] = {}
-        self._named = named_columns(())
+        self._named = self._columns(())
 
     def numbers(self, topics: Sequence[str]) -> NDArray[np.int64]:
-        """Return the number of the address of each topic; a negative one if it has no plain address."""
+        """Return the number of the result of each topic; `NOT_PLAIN` if it has none."""
         try:
             return np.fromiter(map(self._numbers.__getitem__, topics), np.int64, len(topics))
         except KeyError:
@@ -114,26 +122,26 @@ class KnownTopics:
             return np.fromiter(map(self._numbers.__getitem__, topics), np.int64, len(topics))
 
     def named(self, numbers: NDArray[np.int64]) -> dict[str, pa.Array]:
-        """Return the columns of addresses, see `named_columns`."""
+        """Return the columns of results."""
         chosen = pa.array(numbers)
         return {name: column.take(chosen) for name, column in self._named.items()}
 
     def _add(self, topics: Sequence[str]) -> None:
         if len(self._numbers) > KNOWN_NAMES:
             self._forget()
-        addresses: list[Address] = []
+        added = list[_Parsed]()
         first = len(self._named["kind"])
         for topic in topics:
             if topic not in self._numbers:
-                address = plain_address(topic)
-                self._numbers[topic] = _NOT_PLAIN if address is None else first + len(addresses)
-                addresses += () if address is None else (address,)
-        if addresses:
-            added = named_columns(addresses)
-            self._named = {name: pa.concat_arrays([column, added[name]]) for name, column in self._named.items()}
+                parsed = self._parse(topic)
+                self._numbers[topic] = NOT_PLAIN if parsed is None else first + len(added)
+                added += () if parsed is None else (parsed,)
+        if added:
+            columns = self._columns(added)
+            self._named = {name: pa.concat_arrays([column, columns[name]]) for name, column in self._named.items()}
 
 
-_KNOWN: Final = KnownTopics()
+_KNOWN: Final = KnownTopics(plain_address, named_columns)
 
 
 def decode_plain(topics: pa.Array, payloads: pa.Array, received_at_ms: NDArray[np.int64], selected: Plain) -> PlainMessages:
@@ -145,19 +153,42 @@ def decode_plain(topics: pa.Array, payloads: pa.Array, received_at_ms: NDArray[n
         received_at_ms: time at which the bridge received each message, epoch milliseconds.
         selected: False for each message to skip.
     """
-    sizes, brackets, escaped = payload_stats(payloads)
-    numbers = _KNOWN.numbers(topics.to_pylist())
-    places = np.flatnonzero((numbers != _NOT_PLAIN) & selected & (sizes <= MOST_BYTES) & (brackets <= MAX_DEPTH))
-    if len(places) < len(numbers):
-        numbers, payloads = numbers[places], payloads.take(pa.array(places))
+    in_format = pc.starts_with(topics, _OWN_PREFIX).to_numpy(False)
+    places, numbers, payloads, escaped = candidates(_KNOWN, topics, payloads, in_format & selected)
     named, raw = _KNOWN.named(numbers), payloads.to_pylist()
     is_death = pc.equal(named["kind"], Kind.DEATH.value).to_numpy(False)
-    plain, contents = _contents(raw, escaped[places], is_death)
-    values = [list(column) for column in zip(*map(_values, contents), strict=True)] or [[] for _ in _FIELDS]
-    read = dict(zip(_FIELDS, values, strict=True))
+    plain, contents = read_contents(_read, raw, escaped, _NOTHING)
+    for place in np.flatnonzero(is_death & ~plain).tolist():
+        plain[place] = not raw[place]  # the payload of a death may be empty
+    read = {name: list(map(attrgetter(name), contents)) for name in _FIELDS}  # no tuples for the collector to visit
     for name in _NAMED:
         _exclude_disagreeing(read[name], named[name], plain)
     return plain_messages(places, named, read, received_at_ms[places], raw, plain)
+
+
+def candidates(
+    known: KnownTopics[Any], topics: pa.Array, payloads: pa.Array, selected: Plain
+) -> tuple[NDArray[np.int64], NDArray[np.int64], pa.Array, Plain]:
+    """Return the messages with a plain topic and a payload of moderate size and depth.
+
+    Args:
+        known: results of topics.
+        topics: topics of messages.
+        payloads: their payloads.
+        selected: False for each message to skip.
+
+    Returns:
+        Their indices, the numbers of their topics, their payloads, and which of these need a full check.
+    """
+    places = np.flatnonzero(selected)
+    if len(places) < len(topics):
+        topics, payloads = topics.take(pa.array(places)), payloads.take(pa.array(places))
+    sizes, brackets, escaped = payload_stats(payloads)
+    numbers = known.numbers(topics.to_pylist())
+    usual = (numbers != NOT_PLAIN) & (sizes <= MOST_BYTES) & (brackets <= MAX_DEPTH)
+    if usual.all():
+        return places, numbers, payloads, escaped
+    return places[usual], numbers[usual], payloads.filter(pa.array(usual)), escaped[usual]
 
 
 def plain_messages(
@@ -203,12 +234,21 @@ def payload_stats(payloads: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int
     return np.diff(ends), np.diff(np.searchsorted(opened, ends)), escaped
 
 
-def _contents(raw: Sequence[bytes], escaped: Plain, is_death: Plain) -> tuple[Plain, list[_Content]]:
-    """Return which payloads are plain, and their contents; the payload of a death may be empty."""
-    plain, contents = np.ones(len(raw), np.bool_), list[_Content]()
+def read_contents(
+    read: Callable[[bytes], _Parsed], raw: Sequence[bytes], escaped: Plain, nothing: _Parsed
+) -> tuple[Plain, list[_Parsed]]:
+    """Decode payloads; return which are valid, and their contents.
+
+    Args:
+        read: decoder of a payload.
+        raw: payloads.
+        escaped: which payloads need a full check, see `payload_stats`.
+        nothing: content of an invalid payload.
+    """
+    valid, contents = np.ones(len(raw), np.bool_), list[_Parsed]()
     if not escaped.any():
         try:
-            return plain, list(map(_read, raw))
+            return valid, list(map(read, raw))
         except (ValueError, RecursionError):
             pass
     keep, to_check = contents.append, escaped.tolist()
@@ -216,11 +256,11 @@ def _contents(raw: Sequence[bytes], escaped: Plain, is_death: Plain) -> tuple[Pl
         try:
             if to_check[place]:
                 _check(payload)
-            keep(_read(payload))
+            keep(read(payload))
         except (ValueError, RecursionError):
-            keep(_NOTHING)
-            plain[place] = is_death[place] and not payload
-    return plain, contents
+            keep(nothing)
+            valid[place] = False
+    return valid, contents
 
 
 def _exclude_disagreeing(values: list[Any], expected: pa.Array, plain: Plain) -> None:

@@ -8,7 +8,7 @@ Source: docs/adr/0037-jmespath-in-mappings.md
 """
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, cast
 
 import jmespath
@@ -49,6 +49,11 @@ def compile_path(expression: str) -> Path:
     return _function(parsed) or _interpreted(compiled)
 
 
+def field_of(path: Path) -> str | None:
+    """Return the name of the field that a compiled path consists of; None if it is another expression."""
+    return cast("str", path.args[0]) if isinstance(path, partial) and path.func is _value_of_field else None
+
+
 def _interpreted(compiled: Any) -> Path:
     def search(value: Any) -> Any:
         try:
@@ -71,7 +76,11 @@ def _function(node: Mapping[str, Any]) -> Path | None:
 
 
 def _field(name: str) -> Path:
-    return lambda value: value.get(name) if isinstance(value, dict) else None
+    return partial(_value_of_field, name)
+
+
+def _value_of_field(name: str, value: Any) -> Any:
+    return cast("dict[str, Any]", value).get(name) if isinstance(value, dict) else None
 
 
 def _index(place: int) -> Path:
