@@ -90,6 +90,7 @@ READ_ONLY: Final = frozenset(
         "stream wanted",
         "transitions",
         "version",
+        "why",
     }
 )
 NOT_AUDITED: Final[Mapping[str, str]] = {  # command, or its first word -> reason

@@ -8,14 +8,14 @@ Rule 3: each trigger has an explanation.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
 from fleetpulse.core.device import Device, EvaluationContext
 from fleetpulse.core.judgements import Judgement, JudgementKind
 from fleetpulse.core.lifecycle import Mode, Trigger
-from fleetpulse.core.policy import Dated, Rules
+from fleetpulse.core.policy import DEFAULT_CLASS, Dated, Rules
 from fleetpulse.core.replay import EMPTY_OUTCOME, Deployment, Outcome, outcome
 from fleetpulse.core.rows import SIGNALS, GatewayEvent, Kind, Row
 from fleetpulse.core.times import format_duration, format_instant
@@ -115,9 +115,20 @@ class _Case:
         policy = self.dated.policy
         return policy.of(self.transition.device_class or "") if self.device is None else self.device.rules(policy)
 
-    def rule(self, key: str, value: str, *, own: bool = False) -> RuleInForce:
-        """Return a rule in force; ``own`` if the registry sets it for this device."""
-        return RuleInForce(key, value, "this device" if own else f"class {self.transition.device_class}", self.dated)
+    def rule(self, key: str, value: str, *, own: bool = False, dated: Dated | None = None) -> RuleInForce:
+        """Return a rule in force at the transition, or that of an earlier policy; ``own`` if the registry sets it."""
+        return RuleInForce(key, value, "this device" if own else f"class {self.transition.device_class}", dated or self.dated)
+
+    def errors(self) -> list[tuple[int, Row, Dated, Rules]]:
+        """Return the errors of the device up to the transition, with their instant and the policy then, oldest first."""
+        found: list[tuple[int, Row, Dated, Rules]] = []
+        for row in self.rows:
+            if row.kind is Kind.ERROR and row.device_id == self.transition.device_id:
+                for instant_ms in sorted(_possible_ms(row)):
+                    dated = self.context.policies.at(instant_ms)
+                    rules = dated.policy.of(self.transition.device_class or "")
+                    found.append((instant_ms, row, dated, rules))
+        return sorted((one for one in found if one[0] <= self.at_ms), key=lambda one: one[0])
 
     def cause(self) -> Row | None:
         """Return the row that the transition names; None if a deadline caused it."""
@@ -177,9 +188,24 @@ def explain(
     if before.shards is None or not any(_is_same(one, transition) for one in after.judgements):
         return None
     context = EvaluationContext(before.shards, before.policies)
-    case = _Case(transition, at_ms, before.devices.get(transition.device_id), context, known)
+    device = _with_entry(before.devices.get(transition.device_id), transition, known)
+    case = _Case(transition, at_ms, device, context, known)
     assert transition.trigger is not None
     return EXPLAINERS[transition.trigger](case)
+
+
+def _with_entry(device: Device | None, transition: Judgement, rows: Sequence[Row]) -> Device | None:
+    """Return the state with the class and limits of a registry entry that takes effect at the transition."""
+    at_ms = transition.event_time_ms
+    own = (row for row in rows if row.kind is Kind.REGISTRY and row.device_id == transition.device_id)
+    for row in sorted((row for row in own if row.event_time_ms == at_ms), key=lambda row: row.arrival):
+        content = row.contents()
+        if device is None or content.get("op") != "add" or (content.get("class") or DEFAULT_CLASS) != transition.device_class:
+            continue
+        timeout_ms, death_grace_ms = content.get("timeout_ms"), content.get("death_grace_ms")
+        limits = {"timeout_ms": timeout_ms, "death_grace_ms": death_grace_ms, "class_since_ms": at_ms}
+        device = replace(device, device_class=transition.device_class, **limits)
+    return device
 
 
 def _is_same(one: Judgement, wanted: Judgement) -> bool:
@@ -198,19 +224,30 @@ def _possible_ms(row: Row) -> set[int]:
     return {row.received_at_ms} if row.event_time_ms is None else {row.received_at_ms, min(row.event_time_ms, row.received_at_ms)}
 
 
-def _deadline(case: _Case, start: Term, limit: Term, excused_ms: int = 0) -> tuple[Term, ...]:
-    """Return the arithmetic of a deadline: start, limit, gaps, excused time, postponement, and the instant."""
-    assert start.at_ms is not None and limit.span_ms is not None
+def _deadline(case: _Case, start: Term, covered_ms: int | None, limit: Term, excused_ms: int = 0) -> tuple[Term, ...]:
+    """Return the arithmetic of a deadline: start, limit, excused time, gaps, postponement, and the instant.
+
+    Args:
+        case: transition by a deadline.
+        start: instant from which the limit counts.
+        covered_ms: covered time at that instant; of a device that moved, converted to its site by the definition.
+        limit: limit of covered time.
+        excused_ms: covered time that does not count, milliseconds.
+    """
+    assert case.device is not None and covered_ms is not None and start.at_ms is not None and limit.span_ms is not None
+    passed_ms = case.context.coverage(case.device).covered(case.at_ms) - covered_ms
+    missed_ms, late_ms = case.at_ms - start.at_ms - passed_ms, passed_ms - limit.span_ms - excused_ms
     terms = [start, limit]
     if excused_ms:
         terms.append(Term("time in which its gateway was dead, which is no silence", span_ms=excused_ms))
-    terms += [
-        Term(f"not listening from {format_instant(opened)} to {format_instant(closed)}", span_ms=closed - opened)
-        for opened, closed in case.gaps(start.at_ms)
-    ]
-    due_ms = start.at_ms + sum(term.span_ms or 0 for term in terms)
-    if due_ms < case.at_ms:
-        terms.append(Term(_postponed(case), span_ms=case.at_ms - due_ms))
+    gaps = case.gaps(start.at_ms)
+    if sum(closed - opened for opened, closed in gaps) == missed_ms:
+        named = [(f"from {format_instant(opened)} to {format_instant(closed)}", closed - opened) for opened, closed in gaps]
+    else:
+        named = [("at the site of the device, or at its site before", missed_ms)]
+    terms += [Term(f"not listening {where}", span_ms=span_ms) for where, span_ms in named]
+    if late_ms:
+        terms.append(Term(_postponed(case), span_ms=late_ms))
     return (*terms, Term(f"{case.transition.to_mode}", at_ms=case.at_ms))
 
 
@@ -233,16 +270,17 @@ def _silence(case: _Case) -> Explanation:
         limit = Term("gateway_outage_limit", span_ms=limit_ms)
         sentence = f"gateway {device.gateway} was dead for {format_duration(limit_ms)} of covered time"
         evidence = [*_gateway_rows(case, GatewayEvent.DEATH, device.outage_ms), *case.gap_rows(device.outage_ms)]
-        start, key, own, excused_ms = Term("death of the gateway", at_ms=device.outage_ms), "gateway_outage_limit", False, 0
+        start, key, own = Term("death of the gateway", at_ms=device.outage_ms), "gateway_outage_limit", False
+        covered_ms, excused_ms = device.outage_covered_ms, 0
         otherwise = "A signal of the device or of its gateway"
     else:
         limit_ms, key, own = case.rules.timeout_ms, "timeout", device.timeout_ms is not None
         limit = Term(key, span_ms=limit_ms)
         sentence = f"nothing was heard for {format_duration(limit_ms)} of covered time"
-        start, excused_ms = _quiet_since(device), device.excused_ms
+        start, covered_ms, excused_ms = _quiet_since(device), device.quiet_covered_ms, device.excused_ms
         evidence = [*_last_signals(case), *case.gap_rows(device.quiet_since_ms)]
         otherwise = "A signal of the device"
-    terms = _deadline(case, start, limit, excused_ms)
+    terms = _deadline(case, start, covered_ms, limit, excused_ms)
     rule = case.rule(key, format_duration(limit_ms), own=own)
     return Explanation(case.transition, sentence, terms, rule, tuple(evidence), _prevented(otherwise, case))
 
@@ -281,7 +319,7 @@ def _death(case: _Case) -> Explanation:
     grace_ms, own = case.rules.death_grace_ms, device.death_grace_ms is not None
     wills = [row for row in _own_rows(case, Kind.DEATH) if row.received_at_ms == device.death_ms]
     evidence = (*(Evidence("will", row) for row in wills), *_last_signals(case), *case.gap_rows(device.death_ms))
-    terms = _deadline(case, Term("will", at_ms=device.death_ms), Term("death_grace", span_ms=grace_ms))
+    terms = _deadline(case, Term("will", at_ms=device.death_ms), device.death_covered_ms, Term("death_grace", span_ms=grace_ms))
     sentence = f"its connection ended with a will, and it was not heard again within {format_duration(grace_ms)}"
     rule = case.rule("death_grace", format_duration(grace_ms), own=own)
     return Explanation(
@@ -298,7 +336,8 @@ def _gateway_death(case: _Case) -> Explanation:
         *_last_signals(case),
         *case.gap_rows(device.outage_ms),
     )
-    terms = _deadline(case, Term("death of the gateway", at_ms=device.outage_ms), Term("death_grace", span_ms=grace_ms))
+    start, limit = Term("death of the gateway", at_ms=device.outage_ms), Term("death_grace", span_ms=grace_ms)
+    terms = _deadline(case, start, device.outage_covered_ms, limit)
     sentence = f"its gateway {device.gateway} died and did not return within {format_duration(grace_ms)}"
     rule = case.rule("death_grace", format_duration(grace_ms), own=device.death_grace_ms is not None)
     otherwise = _prevented("A signal of the device or of its gateway", case)
@@ -327,9 +366,10 @@ def _always(sentence: str) -> Callable[[_Case, Row | None], str]:
 
 def _signal(case: _Case, row: Row | None) -> str:
     kind = row.kind if row is not None else "signal"
+    article = "an" if kind[0] in "aeiou" else "a"
     before = case.device.last_seen_ms if case.device is not None else None
     after = f", {format_duration(case.at_ms - before)} after the one before" if before is not None else ", the first one"
-    return f"a {kind} was received{after}"
+    return f"{article} {kind} message was received{after}"
 
 
 def _errors(case: _Case) -> Explanation:
@@ -343,20 +383,25 @@ def _errors(case: _Case) -> Explanation:
 
 
 def _recovered(case: _Case) -> Explanation:
-    rules, device = case.rules, case.device
-    assert device is not None
-    window_ms = rules.degraded_window_ms
-    rows = case.signals_at(device.error_times_ms, [Kind.ERROR])[-rules.degraded_errors :]
-    start_ms = min(device.error_times_ms, default=case.at_ms - window_ms)
+    """Explain by the error that completed the count: its policy set the instant at which the count ends."""
+    errors = case.errors()
+    instants = {at_ms for at_ms, _, _, _ in errors}
+    ends = [one for one in errors if case.at_ms - one[3].degraded_window_ms in instants]
+    if not ends:  # such as of a device that had another class then
+        return Explanation(case.transition, "the errors that degraded it no longer count")
+    last_ms, _, dated, rules = ends[-1]
+    start_ms, window = case.at_ms - rules.degraded_window_ms, format_duration(rules.degraded_window_ms)
+    counted = [row for at_ms, row, _, _ in errors if start_ms <= at_ms <= last_ms]
     terms = (
         Term("oldest error that counted", at_ms=start_ms),
-        Term("degraded.window", span_ms=case.at_ms - start_ms),
+        Term("degraded.window", span_ms=rules.degraded_window_ms),
         Term(f"{case.transition.to_mode}", at_ms=case.at_ms),
     )
-    sentence = f"fewer than {rules.degraded_errors} errors are within {format_duration(window_ms)}"
-    rule = case.rule("degraded", f'errors = {rules.degraded_errors}, window = "{format_duration(window_ms)}"')
-    otherwise = _prevented("A further error", case)
-    return Explanation(case.transition, sentence, terms, rule, tuple(Evidence("error", row) for row in rows), otherwise)
+    sentence = f"fewer than {rules.degraded_errors} errors are within {window}"
+    rule = case.rule("degraded", f'errors = {rules.degraded_errors}, window = "{window}"', dated=dated)
+    evidence = tuple(Evidence("error", row) for row in dict.fromkeys(counted))
+    otherwise = _prevented("A further error", case) if dated == case.dated else ""
+    return Explanation(case.transition, sentence, terms, rule, evidence, otherwise)
 
 
 def _sent(row: Row) -> tuple[int, int]:
@@ -380,18 +425,23 @@ def _sequence(case: _Case) -> Explanation:
 
 
 def _hold_over(case: _Case) -> Explanation:
-    hold_ms = case.rules.flagged_hold_ms
-    start_ms = case.at_ms - hold_ms
-    rows = case.signals_at([start_ms], [Kind.ERROR])[-1:]
+    """Explain by the last error of the sequence: its policy set the instant at which the flag ends."""
+    ends = [
+        one for one in case.errors() if one[0] + one[3].flagged_hold_ms == case.at_ms and one[1].code == one[3].flagged_codes[-1]
+    ]
+    if not ends:
+        return Explanation(case.transition, "the flag ended, and nobody released it")
+    start_ms, row, dated, rules = ends[-1]
+    hold = format_duration(rules.flagged_hold_ms)
     terms = (
         Term("last error of the flagged sequence", at_ms=start_ms),
-        Term("flagged.hold", span_ms=hold_ms),
+        Term("flagged.hold", span_ms=rules.flagged_hold_ms),
         Term(f"{case.transition.to_mode}", at_ms=case.at_ms),
     )
-    rule = case.rule("flagged", f'hold = "{format_duration(hold_ms)}"')
-    sentence = f"it was flagged for {format_duration(hold_ms)}, and nobody released it"
-    evidence = tuple(Evidence("last error of the sequence", row) for row in rows)
-    otherwise = _prevented("The same sequence of errors again", case)
+    rule = case.rule("flagged", f'hold = "{hold}"', dated=dated)
+    sentence = f"it was flagged for {hold}, and nobody released it"
+    evidence = (Evidence("last error of the sequence", row),)
+    otherwise = _prevented("The same sequence of errors again", case) if dated == case.dated else ""
     return Explanation(case.transition, sentence, terms, rule, evidence, otherwise)
 
 
@@ -426,10 +476,12 @@ def _forget(case: _Case) -> Explanation:
     if device.mode is Mode.DECOMMISSIONED:
         rows = [row for row in _own_rows(case, Kind.REGISTRY) if row.contents().get("op") == "decommission"]
         evidence = tuple(Evidence("decommissioned", row) for row in rows[-1:])
-        terms = (Term("decommissioned", at_ms=device.mode_since_ms), limit, Term("forgotten", at_ms=case.at_ms))
+        start, late_ms = Term("decommissioned", at_ms=device.mode_since_ms), case.at_ms - device.mode_since_ms - limit_ms
+        postponed = (Term(_postponed(case), span_ms=late_ms),) if late_ms else ()
+        terms = (start, limit, *postponed, Term("forgotten", at_ms=case.at_ms))
         sentence = f"it has been out of service for {format_duration(limit_ms)}"
         return Explanation(case.transition, sentence, terms, rule, evidence, _prevented("A registration", case))
-    terms = _deadline(case, _quiet_since(device), limit, device.excused_ms)
+    terms = _deadline(case, _quiet_since(device), device.quiet_covered_ms, limit, device.excused_ms)
     sentence = f"nothing was heard for {format_duration(limit_ms)} of covered time"
     evidence = (*_last_signals(case), *case.gap_rows(device.quiet_since_ms))
     return Explanation(case.transition, sentence, terms, rule, evidence, _prevented("A signal of the device", case))

@@ -59,11 +59,11 @@ def _is(one: Judgement, trigger: Trigger) -> bool:
 
 
 CASES: list[tuple[Trigger, list[Row], str, str, list[str]]] = [
-    (Trigger.SIGNAL, [BEAT, tick(40)], "a heartbeat was received, the first one", "", ["signal"]),
+    (Trigger.SIGNAL, [BEAT, tick(40)], "a heartbeat message was received, the first one", "", ["signal"]),
     (
         Trigger.SIGNAL,
         [BEAT, signal(200, "d"), tick(240)],
-        "a heartbeat was received, 3m10s after the one before",
+        "a heartbeat message was received, 3m10s after the one before",
         "",
         ["signal"],
     ),
@@ -242,3 +242,32 @@ def test_a_transition_that_does_not_follow_from_the_rows_has_no_explanation() ->
     history = stamped_by_bridge([IN_FORCE, BEAT, tick(200)])
     [silence] = [one for one in outcome(history, DEPLOYMENT).judgements if _is(one, Trigger.SILENCE)]
     assert explain([one for one in history if one.device_id != "d"], DEPLOYMENT, silence) is None
+
+
+def test_the_end_of_a_flag_counts_from_the_policy_at_its_last_error() -> None:
+    shorter = {"rules": {**RULES["rules"], "flagged": {**RULES["rules"]["flagged"], "hold": "20s"}}}
+    errors = [signal(10, "d", "error", code="probe"), signal(30, "d", "error", code="login"), signal(100, "d")]
+    policy = row(35, "fleet/_/_/policy", policy=parse_policy(shorter).normalised(), effective_from_s=50)
+    found = _explained([*errors, policy, tick(160)], Trigger.HOLD_OVER)
+    assert [(term.at_ms, term.span_ms) for term in found.terms] == [
+        (START + 30_000, None),
+        (None, 80_000),
+        (START + 110_000, None),
+    ]
+    assert found.rule is not None
+    assert (found.rule.value, found.rule.dated.effective_from_ms) == ('hold = "1m20s"', START - 1_000_000)
+    assert found.otherwise == "", "the policy has changed since"
+
+
+def test_the_end_of_a_count_of_errors_counts_from_the_policy_at_its_last_error() -> None:
+    shorter = {"rules": {**RULES["rules"], "degraded": {"errors": 2, "window": "10s"}}}
+    errors = [signal(20, "d", "error", code="x"), signal(30, "d", "error", code="y"), signal(75, "d", "error", code="z")]
+    policy = row(32, "fleet/_/_/policy", policy=parse_policy(shorter).normalised(), effective_from_s=45)
+    found = _explained([BEAT, *errors, policy, tick(120)], Trigger.RECOVERED)
+    assert [(term.at_ms, term.span_ms) for term in found.terms] == [
+        (START + 20_000, None),
+        (None, 60_000),
+        (START + 80_000, None),
+    ]
+    assert found.sentence == "fewer than 2 errors are within 1m"
+    assert found.otherwise == ""

@@ -48,14 +48,14 @@ def _why(home: Home, device_id: str, newest_s: int, at_s: float | None = None) -
 def test_the_present_mode_is_explained_with_the_next_deadline(tmp_path: Path) -> None:
     home = _home(tmp_path, signal(10, "pump"), signal(60, "pump"), tick(100)).home
     found = _why(home, "pump", 100)
-    assert (found["mode"], found["sentence"], found["note"]) == ("online", "a heartbeat was received, the first one", "")
+    assert (found["mode"], found["sentence"], found["note"]) == ("online", "a heartbeat message was received, the first one", "")
     assert found["next"] == {"at_ms": START + 160_000, "trigger": "silence", "mode": "offline"}
     assert found["judged"]["judged_at_ms"] == START + 100_000
 
 
 def test_the_mode_at_an_earlier_instant_is_explained(tmp_path: Path) -> None:
     home = _home(tmp_path, signal(10, "pump"), signal(200, "pump"), tick(250)).home
-    assert _why(home, "pump", 250)["sentence"] == "a heartbeat was received, 3m10s after the one before"
+    assert _why(home, "pump", 250)["sentence"] == "a heartbeat message was received, 3m10s after the one before"
     earlier = _why(home, "pump", 250, at_s=150)
     assert (earlier["mode"], earlier["since_ms"], earlier["next"]) == ("offline", START + 110_000, None)
     assert earlier["rule"]["value"] == "1m40s"
