@@ -17,7 +17,7 @@ from fleetpulse.core.judgements import Judgement, JudgementKind
 from fleetpulse.core.lifecycle import Mode, Trigger
 from fleetpulse.core.policy import DEFAULT_CLASS, Dated, Rules
 from fleetpulse.core.replay import EMPTY_OUTCOME, Deployment, Outcome, outcome
-from fleetpulse.core.rows import SIGNALS, GatewayEvent, Kind, Row
+from fleetpulse.core.rows import SIGNALS, GatewayEvent, Kind, Row, for_everyone
 from fleetpulse.core.times import format_duration, format_instant
 
 
@@ -191,6 +191,8 @@ def explain(
     device = _with_entry(before.devices.get(transition.device_id), transition, known)
     case = _Case(transition, at_ms, device, context, known)
     assert transition.trigger is not None
+    if not _has_facts(device, transition.trigger):
+        return None
     return EXPLAINERS[transition.trigger](case)
 
 
@@ -206,6 +208,15 @@ def _with_entry(device: Device | None, transition: Judgement, rows: Sequence[Row
         limits = {"timeout_ms": timeout_ms, "death_grace_ms": death_grace_ms, "class_since_ms": at_ms}
         device = replace(device, device_class=transition.device_class, **limits)
     return device
+
+
+def _has_facts(device: Device | None, trigger: Trigger) -> bool:
+    """Return whether the state before a deadline has the facts from which the deadline counts."""
+    if trigger not in (_T.SILENCE, _T.DEATH, _T.GATEWAY_DEATH, _T.FORGET):
+        return True
+    if device is None or (trigger is _T.DEATH and device.death_covered_ms is None):
+        return False
+    return trigger is not _T.GATEWAY_DEATH or device.outage_covered_ms is not None
 
 
 def _is_same(one: Judgement, wanted: Judgement) -> bool:
@@ -237,6 +248,9 @@ def _deadline(case: _Case, start: Term, covered_ms: int | None, limit: Term, exc
     assert case.device is not None and covered_ms is not None and start.at_ms is not None and limit.span_ms is not None
     passed_ms = case.context.coverage(case.device).covered(case.at_ms) - covered_ms
     missed_ms, late_ms = case.at_ms - start.at_ms - passed_ms, passed_ms - limit.span_ms - excused_ms
+    end = Term(f"{case.transition.to_mode}", at_ms=case.at_ms)
+    if missed_ms < 0 or late_ms < 0:  # the coverage known at that time was another one
+        return (start, Term(f"until {limit.meaning} was reached", span_ms=case.at_ms - start.at_ms), end)
     terms = [start, limit]
     if excused_ms:
         terms.append(Term("time in which its gateway was dead, which is no silence", span_ms=excused_ms))
@@ -248,7 +262,7 @@ def _deadline(case: _Case, start: Term, covered_ms: int | None, limit: Term, exc
     terms += [Term(f"not listening {where}", span_ms=span_ms) for where, span_ms in named]
     if late_ms:
         terms.append(Term(_postponed(case), span_ms=late_ms))
-    return (*terms, Term(f"{case.transition.to_mode}", at_ms=case.at_ms))
+    return (*terms, end)
 
 
 def _postponed(case: _Case) -> str:
@@ -309,7 +323,7 @@ def _own_rows(case: _Case, *kinds: Kind) -> list[Row]:
 def _gateway_rows(case: _Case, event: GatewayEvent, at_ms: int) -> list[Evidence]:
     role = "death of the gateway" if event is GatewayEvent.DEATH else "return of the gateway"
     gateways = {case.transition.gateway, case.device.gateway if case.device else None}
-    found = (row for row in case.rows if row.gateway_event is event and row.at_ms == at_ms)
+    found = (row for row in case.rows if row.gateway_event is event and (for_everyone(row) or row).at_ms == at_ms)
     return [Evidence(role, row) for row in found if row.gateway in gateways or row.device_id in gateways]
 
 

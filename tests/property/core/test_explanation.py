@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetpulse.core.explanation import EXPLAINERS, Explanation, explain
@@ -50,7 +50,7 @@ def _signal_at(one: Judgement, rows: list[Row]) -> Row:
 
 @EXPLAINED.over_all_examples
 @PREVENTED.over_all_examples
-@settings(max_examples=60, phases=[Phase.generate])
+@settings(max_examples=60, derandomize=True)
 @given(histories(), DEPLOYMENTS, st.booleans())
 def test_each_transition_is_explained(rows: list[Row], deployment: Deployment, amending: bool) -> None:
     for one in _transitions(rows, deployment, amending=amending):
@@ -67,8 +67,10 @@ def test_each_transition_is_explained(rows: list[Row], deployment: Deployment, a
             assert found.terms
             assert found.otherwise
         if one.trigger in PREVENTED_BY_SIGNAL:
-            again = _transitions([*rows, _signal_at(one, rows)], deployment, amending=amending)
-            assert (one.device_id, one.event_time_ms, one.trigger) not in {
-                (other.device_id, other.event_time_ms, other.trigger) for other in again
-            }
+            added = _signal_at(one, rows)
+            judged = outcome([*rows, added], deployment, amending=amending).judgements
+            if any(other.kind is JudgementKind.LATE and other.received_at_ms == added.received_at_ms for other in judged):
+                continue  # a gap that began at that instant holds the frontier of its site beyond it
+            again = [other for other in judged if other.kind is JudgementKind.TRANSITION and other.device_id == one.device_id]
+            assert (one.event_time_ms, one.trigger) not in {(other.event_time_ms, other.trigger) for other in again}, (one, added)
             PREVENTED.met()
