@@ -191,7 +191,7 @@ def explain(
     device = _with_entry(before.devices.get(transition.device_id), transition, known)
     case = _Case(transition, at_ms, device, context, known)
     assert transition.trigger is not None
-    if not _has_facts(device, transition.trigger):
+    if not _has_facts(device, transition.trigger) or (device is not None and device.quiet_since_ms > at_ms):
         return None
     return EXPLAINERS[transition.trigger](case)
 
@@ -249,7 +249,7 @@ def _deadline(case: _Case, start: Term, covered_ms: int | None, limit: Term, exc
     passed_ms = case.context.coverage(case.device).covered(case.at_ms) - covered_ms
     missed_ms, late_ms = case.at_ms - start.at_ms - passed_ms, passed_ms - limit.span_ms - excused_ms
     end = Term(f"{case.transition.to_mode}", at_ms=case.at_ms)
-    if missed_ms < 0 or late_ms < 0:  # the coverage known at that time was another one
+    if min(missed_ms, late_ms, excused_ms) < 0:  # the coverage known at that time was another one
         return (start, Term(f"until {limit.meaning} was reached", span_ms=case.at_ms - start.at_ms), end)
     terms = [start, limit]
     if excused_ms:
