@@ -107,7 +107,7 @@ class Present:
         self.versions = versions
         self.position = position
         self._home = home
-        self._is_prepared = False
+        self._prepared_for: str | None = None  # wanted devices for which the new rows are prepared
 
     def judged(self, among: str = "") -> tuple[str, list[Any]]:
         """Return SQL and parameters for the facts of transitions and registry, see `parts.JUDGED`.
@@ -117,19 +117,17 @@ class Present:
         """
         if self.position is None:
             return judged_sql(self.limits, among)
-        if not self._is_prepared:
-            # The wanted devices of the first call limit what later calls can return: all, or the same devices.
+        if self._prepared_for not in ("", among):
             if fold.prepare(self.connection, self.position.limits.frontier_ms, self.limits, among):
                 tables.open_table_in(self.connection, self._home, JUDGEMENTS)
                 fold.read_anew(self.connection, self.limits)
-            self._is_prepared = True
+            self._prepared_for = among
         return fold.judged(among), []
 
     def facts(self, among: str = "") -> tuple[str, list[Any]]:
         """Return SQL and parameters for all facts, in the columns `fold.KEPT`; see `judged` for the argument."""
-        judged, values = self.judged()
-        chosen = f"SELECT * FROM ({judged}) SEMI JOIN {among} USING (device_id)" if among else judged
-        return fold.joined(chosen, self.heard(among)), values
+        judged, values = self.judged(among)
+        return fold.joined(judged, self.heard(among)), values
 
     def heard(self, among: str = "") -> str:
         """Return SQL for the facts of signals, see `parts.HEARD`; see `judged` for the argument."""
@@ -356,9 +354,7 @@ def _write(home: Home, present: Present, position: Position) -> int | None:
     table = home.table(DEVICE_CURRENT.name)
     try:
         tables.create(home, DEVICE_CURRENT)
-        old = {
-            str(path.relative_to(table)): path.stat().st_size if path.exists() else 0 for path in paths_of(home, DEVICE_CURRENT)
-        }
+        files = paths_of(home, DEVICE_CURRENT)
     except DamagedError:  # its log is damaged; all facts are read from other tables
         shutil.rmtree(table)
         tables.create(home, DEVICE_CURRENT)
