@@ -1,23 +1,25 @@
 """Explanation of a verdict: its sentence, arithmetic, rows and rule, from the definition.
 
-Rule 1: an explanation computes no verdict. The state before a transition, its deadlines and the policies
-in force are those of `core.replay`.
+Rule 1: an explanation computes no verdict. `_Recorder` records the definition while it judges the rows: the
+step that emitted the transition, the state and the coverage before it, and the rows that set this state.
 Rule 2: a transition is explained only if the definition emits it for the given rows; otherwise the rows
 are not complete, and `explain` returns None.
 Rule 3: each trigger has an explanation.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
 from fleetpulse.core.device import Device, EvaluationContext
+from fleetpulse.core.fold import NO_CODE, Fold
 from fleetpulse.core.judgements import Judgement, JudgementKind
 from fleetpulse.core.lifecycle import Mode, Trigger
-from fleetpulse.core.policy import DEFAULT_CLASS, Dated, Rules
+from fleetpulse.core.policy import Dated, Rules
 from fleetpulse.core.replay import EMPTY_OUTCOME, Deployment, Outcome, outcome
-from fleetpulse.core.rows import SIGNALS, GatewayEvent, Kind, Row, for_everyone
+from fleetpulse.core.rows import SIGNALS, Kind, Row
 from fleetpulse.core.times import format_duration, format_instant
 
 
@@ -88,23 +90,74 @@ class Explanation:
     otherwise: str = ""
 
 
+_FACTS: Final = (  # attributes of a device whose newest cause is recorded
+    "quiet_since_ms", "death_ms", "outage_ms", "held_until_ms", "degraded_until_ms", "flagged_until_ms",
+)  # fmt: skip
+_DECOMMISSIONED: Final = "decommissioned"  # key of the row that took the device out of service
+
+
+@dataclass(frozen=True, slots=True)
+class _Cause:
+    """Row that set a fact about a device, with the policy and the rules by which it was judged."""
+
+    row: Row
+    dated: Dated
+    rules: Rules
+
+
+@dataclass(slots=True)
+class _Record:
+    """Causes of the facts about one device.
+
+    Attributes:
+        causes: newest cause of each fact, by attribute of the device; a fact without a row has none.
+        errors: errors that were counted, oldest first.
+        gaps: rows that opened gaps, in any order.
+    """
+
+    causes: dict[str, _Cause] = field(default_factory=dict[str, _Cause])
+    errors: list[Row] = field(default_factory=list[Row])
+    gaps: list[Row] = field(default_factory=list[Row])
+
+    def step(self, before: Device | None, after: Device | None, row: Row | None, dated: Dated | None) -> None:
+        """Record one step of the definition: a row (with the policy in force), or a deadline."""
+        if after is None or before is None:
+            self.causes, self.errors = {}, []
+        if after is None or row is None or dated is None or before == after:
+            return
+        cause = _Cause(row, dated, after.rules(dated.policy))
+        changed = {name for name in _FACTS if before is None or getattr(before, name) != getattr(after, name)}
+        if row.kind in SIGNALS:
+            changed.add("quiet_since_ms")
+        if after.mode is Mode.DECOMMISSIONED and (before is None or before.mode is not after.mode):
+            changed.add(_DECOMMISSIONED)
+        self.causes |= dict.fromkeys(changed, cause)
+        if row.kind is Kind.ERROR:
+            self.errors.append(row)
+
+
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A transition with the state before it, and what the definition knows.
+    """A transition, and what the definition knew when it emitted it.
 
     Attributes:
         transition: the transition.
-        at_ms: its instant, epoch milliseconds.
-        device: state before the instant; None if the life begins with it.
+        device: state before the step; None if the life begins with it.
         context: coverage and policies.
-        rows: rows of the device and those that concern all devices.
+        row: row of the step; None if a deadline caused the transition.
+        record: causes of the facts, including this step.
     """
 
     transition: Judgement
-    at_ms: int
     device: Device | None
     context: EvaluationContext
-    rows: Sequence[Row]
+    row: Row | None
+    record: _Record
+
+    @property
+    def at_ms(self) -> int:
+        assert self.transition.event_time_ms is not None, "a transition has an instant"
+        return self.transition.event_time_ms
 
     @property
     def dated(self) -> Dated:
@@ -119,32 +172,10 @@ class _Case:
         """Return a rule in force at the transition, or that of an earlier policy; ``own`` if the registry sets it."""
         return RuleInForce(key, value, "this device" if own else f"class {self.transition.device_class}", dated or self.dated)
 
-    def errors(self) -> list[tuple[int, Row, Dated, Rules]]:
-        """Return the errors of the device up to the transition, with their instant and the policy then, oldest first."""
-        found: list[tuple[int, Row, Dated, Rules]] = []
-        for row in self.rows:
-            if row.kind is Kind.ERROR and row.device_id == self.transition.device_id:
-                for instant_ms in sorted(_possible_ms(row)):
-                    dated = self.context.policies.at(instant_ms)
-                    rules = dated.policy.of(self.transition.device_class or "")
-                    found.append((instant_ms, row, dated, rules))
-        return sorted((one for one in found if one[0] <= self.at_ms), key=lambda one: one[0])
-
-    def cause(self) -> Row | None:
-        """Return the row that the transition names; None if a deadline caused it."""
-        one = self.transition
-        if one.received_at_ms is None:
-            return None
-        named = (one.received_at_ms, one.message_kind, one.boot, one.seq)
-        found = (row for row in self.rows if row.device_id == one.device_id)
-        return next((row for row in found if (row.received_at_ms, row.kind.value, row.boot, row.seq) == named), None)
-
-    def signals_at(self, instants: Iterable[int], kinds: Iterable[Kind] = SIGNALS) -> list[Row]:
-        """Return the signals of the device that count at some instants, in their order."""
-        wanted, among = set(instants), set(kinds)
-        own = (row for row in self.rows if row.device_id == self.transition.device_id and row.kind in among)
-        found = [row for row in own if not wanted.isdisjoint(_possible_ms(row)) and row.received_at_ms >= min(wanted)]
-        return sorted(found, key=lambda row: (row.received_at_ms, row.position))
+    def evidence(self, fact: str, role: str) -> list[Evidence]:
+        """Return the row that set a fact; none if the rows begin after it."""
+        cause = self.record.causes.get(fact)
+        return [] if cause is None else [Evidence(role, cause.row)]
 
     def gaps(self, since_ms: int) -> list[tuple[int, int]]:
         """Return the spans since an instant in which the site was not covered, up to the transition."""
@@ -155,10 +186,50 @@ class _Case:
 
     def gap_rows(self, since_ms: int) -> list[Evidence]:
         """Return the rows that opened the gaps since an instant."""
-        rows = [row for row in self.rows if row.kind is Kind.GAP and row.contents().get("op") == "open"]
         spans = self.gaps(since_ms)
-        opened = [row for row in rows if any(begin <= _opened_ms(row) < end for begin, end in spans)]
+        opened = [row for row in self.record.gaps if any(begin <= _opened_ms(row) < end for begin, end in spans)]
         return [Evidence("the bridge was not listening", row) for row in opened]
+
+
+class _Recorder(Fold):
+    """Definition of the fold that also records the steps of one device, up to the emission of a transition.
+
+    Args:
+        context: coverage and policies.
+        judgements: judgements emitted so far.
+        wanted: transition to find.
+        gaps: rows that open gaps.
+    """
+
+    def __init__(self, context: EvaluationContext, judgements: list[Judgement], wanted: Judgement, gaps: list[Row]) -> None:
+        Fold.__init__(self, context, judgements)
+        self.case: _Case | None = None
+        self._wanted = wanted
+        self._record = _Record(gaps=gaps)
+
+    def apply(self, device: Device | None, row: Row) -> Device | None:
+        """Apply one row, and record the step."""
+        before, count = None if device is None else replace(device), len(self.judgements)
+        after = Fold.apply(self, device, row)
+        device_id = row.device_id if before is None else before.device_id
+        self._step(device_id, before, after, row, count)
+        return after
+
+    def fire(self, device: Device, at_ms: int, trigger: Trigger) -> Device | None:
+        """Fire one deadline, and record the step."""
+        before, count = replace(device), len(self.judgements)
+        after = Fold.fire(self, device, at_ms, trigger)
+        self._step(before.device_id, before, after, None, count)
+        return after
+
+    def _step(self, device_id: str, before: Device | None, after: Device | None, row: Row | None, count: int) -> None:
+        if device_id != self._wanted.device_id or self.case is not None:
+            return
+        found = any(_is_same(one, self._wanted) for one in self.judgements[count:])
+        if not found or after is not None:  # a device that is forgotten has no facts afterwards
+            self._record.step(before, after, row, None if row is None else self.context.policies.at(row.at_ms))
+        if found:
+            self.case = _Case(self._wanted, before, self.context, row, self._record)
 
 
 def explain(
@@ -181,42 +252,20 @@ def explain(
     Returns:
         The explanation; None if the definition does not emit the transition for these rows.
     """
-    assert transition.event_time_ms is not None, "a transition has an instant"
-    at_ms, known = transition.event_time_ms, list(rows)
-    before = outcome(known, deployment, amending=amending, through_ms=at_ms - 1, initial=initial)
-    after = outcome(known, deployment, amending=amending, through_ms=at_ms, initial=initial)
-    if before.shards is None or not any(_is_same(one, transition) for one in after.judgements):
+    known = list(rows)
+    gaps = [row for row in known if row.kind is Kind.GAP and row.contents().get("op") == "open"]
+    recorders: list[_Recorder] = []
+
+    def make_fold(context: EvaluationContext, judgements: list[Judgement]) -> Fold:
+        recorders.append(_Recorder(context, judgements, transition, gaps))
+        return recorders[-1]
+
+    outcome(known, deployment, amending=amending, initial=initial, make_fold=make_fold)
+    case = next((one.case for one in recorders if one.case is not None), None)
+    if case is None:
         return None
-    context = EvaluationContext(before.shards, before.policies)
-    device = _with_entry(before.devices.get(transition.device_id), transition, known)
-    case = _Case(transition, at_ms, device, context, known)
-    assert transition.trigger is not None
-    if not _has_facts(device, transition.trigger) or (device is not None and device.quiet_since_ms > at_ms):
-        return None
+    assert transition.trigger is not None, "a transition has a trigger"
     return EXPLAINERS[transition.trigger](case)
-
-
-def _with_entry(device: Device | None, transition: Judgement, rows: Sequence[Row]) -> Device | None:
-    """Return the state with the class and limits of a registry entry that takes effect at the transition."""
-    at_ms = transition.event_time_ms
-    own = (row for row in rows if row.kind is Kind.REGISTRY and row.device_id == transition.device_id)
-    for row in sorted((row for row in own if row.event_time_ms == at_ms), key=lambda row: row.arrival):
-        content = row.contents()
-        if device is None or content.get("op") != "add" or (content.get("class") or DEFAULT_CLASS) != transition.device_class:
-            continue
-        timeout_ms, death_grace_ms = content.get("timeout_ms"), content.get("death_grace_ms")
-        limits = {"timeout_ms": timeout_ms, "death_grace_ms": death_grace_ms, "class_since_ms": at_ms}
-        device = replace(device, device_class=transition.device_class, **limits)
-    return device
-
-
-def _has_facts(device: Device | None, trigger: Trigger) -> bool:
-    """Return whether the state before a deadline has the facts from which the deadline counts."""
-    if trigger not in (_T.SILENCE, _T.DEATH, _T.GATEWAY_DEATH, _T.FORGET):
-        return True
-    if device is None or (trigger is _T.DEATH and device.death_covered_ms is None):
-        return False
-    return trigger is not _T.GATEWAY_DEATH or device.outage_covered_ms is not None
 
 
 def _is_same(one: Judgement, wanted: Judgement) -> bool:
@@ -228,11 +277,6 @@ def _opened_ms(gap: Row) -> int:
     """Return the start of a gap as its row names it; a gap starts no earlier than the frontier, so maybe later."""
     since_ms = gap.contents().get("from")
     return since_ms if type(since_ms) is int else gap.received_at_ms
-
-
-def _possible_ms(row: Row) -> set[int]:
-    """Return the instants at which a signal may count: its event time, or its time of receipt."""
-    return {row.received_at_ms} if row.event_time_ms is None else {row.received_at_ms, min(row.event_time_ms, row.received_at_ms)}
 
 
 def _deadline(case: _Case, start: Term, covered_ms: int | None, limit: Term, excused_ms: int = 0) -> tuple[Term, ...]:
@@ -248,21 +292,22 @@ def _deadline(case: _Case, start: Term, covered_ms: int | None, limit: Term, exc
     assert case.device is not None and covered_ms is not None and start.at_ms is not None and limit.span_ms is not None
     passed_ms = case.context.coverage(case.device).covered(case.at_ms) - covered_ms
     missed_ms, late_ms = case.at_ms - start.at_ms - passed_ms, passed_ms - limit.span_ms - excused_ms
-    end = Term(f"{case.transition.to_mode}", at_ms=case.at_ms)
-    if min(missed_ms, late_ms, excused_ms) < 0:  # the coverage known at that time was another one
-        return (start, Term(f"until {limit.meaning} was reached", span_ms=case.at_ms - start.at_ms), end)
     terms = [start, limit]
     if excused_ms:
         terms.append(Term("time in which its gateway was dead, which is no silence", span_ms=excused_ms))
     gaps = case.gaps(start.at_ms)
     if sum(closed - opened for opened, closed in gaps) == missed_ms:
         named = [(f"from {format_instant(opened)} to {format_instant(closed)}", closed - opened) for opened, closed in gaps]
-    else:
+    else:  # covered time of a device that moved was that of another site
         named = [("at the site of the device, or at its site before", missed_ms)]
     terms += [Term(f"not listening {where}", span_ms=span_ms) for where, span_ms in named]
     if late_ms:
         terms.append(Term(_postponed(case), span_ms=late_ms))
-    return (*terms, end)
+    return (*terms, _end(case))
+
+
+def _end(case: _Case) -> Term:
+    return Term(f"{case.transition.to_mode}", at_ms=case.at_ms)
 
 
 def _postponed(case: _Case) -> str:
@@ -276,29 +321,6 @@ def _postponed(case: _Case) -> str:
     return f"the device is in mode {case.device.mode} since then"
 
 
-def _silence(case: _Case) -> Explanation:
-    device = case.device
-    assert device is not None
-    if device.outage_ms is not None:
-        limit_ms = case.rules.gateway_outage_limit_ms
-        limit = Term("gateway_outage_limit", span_ms=limit_ms)
-        sentence = f"gateway {device.gateway} was dead for {format_duration(limit_ms)} of covered time"
-        evidence = [*_gateway_rows(case, GatewayEvent.DEATH, device.outage_ms), *case.gap_rows(device.outage_ms)]
-        start, key, own = Term("death of the gateway", at_ms=device.outage_ms), "gateway_outage_limit", False
-        covered_ms, excused_ms = device.outage_covered_ms, 0
-        otherwise = "A signal of the device or of its gateway"
-    else:
-        limit_ms, key, own = case.rules.timeout_ms, "timeout", device.timeout_ms is not None
-        limit = Term(key, span_ms=limit_ms)
-        sentence = f"nothing was heard for {format_duration(limit_ms)} of covered time"
-        start, covered_ms, excused_ms = _quiet_since(device), device.quiet_covered_ms, device.excused_ms
-        evidence = [*_last_signals(case), *case.gap_rows(device.quiet_since_ms)]
-        otherwise = "A signal of the device"
-    terms = _deadline(case, start, covered_ms, limit, excused_ms)
-    rule = case.rule(key, format_duration(limit_ms), own=own)
-    return Explanation(case.transition, sentence, terms, rule, tuple(evidence), _prevented(otherwise, case))
-
-
 def _prevented(what: str, case: _Case) -> str:
     return f"{what} at or before {format_instant(case.at_ms)} would have prevented it"
 
@@ -309,77 +331,72 @@ def _quiet_since(device: Device) -> Term:
 
 def _last_signals(case: _Case) -> list[Evidence]:
     assert case.device is not None
-    if case.device.last_seen_ms is None:
-        return [Evidence("registration", row) for row in _own_rows(case, Kind.REGISTRY)[-1:]]
-    return [Evidence("last signal", row) for row in case.signals_at([case.device.last_seen_ms])[-1:]]
+    return case.evidence("quiet_since_ms", _quiet_since(case.device).meaning)
 
 
-def _own_rows(case: _Case, *kinds: Kind) -> list[Row]:
-    """Return the rows of the device of some kinds that counted before the transition, oldest first."""
-    own = [row for row in case.rows if row.device_id == case.transition.device_id and row.kind in kinds]
-    return sorted((row for row in own if row.at_ms <= case.at_ms), key=lambda row: (row.at_ms, row.received_at_ms))
+def _silence(case: _Case) -> Explanation:
+    """Explain by the last signal, or by the death of the gateway if it is dead."""
+    device = case.device
+    assert device is not None
+    if device.outage_ms is not None:
+        return _of_gateway(case, "gateway_outage_limit", "was dead for {} of covered time", case.rules.gateway_outage_limit_ms)
+    limit_ms = case.rules.timeout_ms
+    terms = _deadline(case, _quiet_since(device), device.quiet_covered_ms, Term("timeout", span_ms=limit_ms), device.excused_ms)
+    rule = case.rule("timeout", format_duration(limit_ms), own=device.timeout_ms is not None)
+    evidence = (*_last_signals(case), *case.gap_rows(device.quiet_since_ms))
+    sentence = f"nothing was heard for {format_duration(limit_ms)} of covered time"
+    return Explanation(case.transition, sentence, terms, rule, evidence, _prevented("A signal of the device", case))
 
 
-def _gateway_rows(case: _Case, event: GatewayEvent, at_ms: int) -> list[Evidence]:
-    role = "death of the gateway" if event is GatewayEvent.DEATH else "return of the gateway"
-    gateways = {case.transition.gateway, case.device.gateway if case.device else None}
-    found = (row for row in case.rows if row.gateway_event is event and (for_everyone(row) or row).at_ms == at_ms)
-    return [Evidence(role, row) for row in found if row.gateway in gateways or row.device_id in gateways]
+def _of_gateway(case: _Case, key: str, sentence: str, limit_ms: int, *, own: bool = False) -> Explanation:
+    """Explain by the death of the gateway; the braces in the sentence are replaced by the limit."""
+    device = case.device
+    assert device is not None and device.outage_ms is not None
+    start, limit = Term("death of the gateway", at_ms=device.outage_ms), Term(key, span_ms=limit_ms)
+    terms = _deadline(case, start, device.outage_covered_ms, limit)
+    evidence = (*case.evidence("outage_ms", start.meaning), *_last_signals(case), *case.gap_rows(device.outage_ms))
+    rule = case.rule(key, format_duration(limit_ms), own=own)
+    text = f"its gateway {device.gateway} {sentence.format(format_duration(limit_ms))}"
+    otherwise = _prevented("A signal of the device or of its gateway", case)
+    return Explanation(case.transition, text, terms, rule, evidence, otherwise)
 
 
 def _death(case: _Case) -> Explanation:
+    """Explain by the will that no later signal has voided."""
     device = case.device
     assert device is not None and device.death_ms is not None
-    grace_ms, own = case.rules.death_grace_ms, device.death_grace_ms is not None
-    wills = [row for row in _own_rows(case, Kind.DEATH) if row.received_at_ms == device.death_ms]
-    evidence = (*(Evidence("will", row) for row in wills), *_last_signals(case), *case.gap_rows(device.death_ms))
-    terms = _deadline(case, Term("will", at_ms=device.death_ms), device.death_covered_ms, Term("death_grace", span_ms=grace_ms))
+    grace_ms = case.rules.death_grace_ms
+    evidence = (*case.evidence("death_ms", "will"), *_last_signals(case), *case.gap_rows(device.death_ms))
+    start, limit = Term("will", at_ms=device.death_ms), Term("death_grace", span_ms=grace_ms)
+    terms = _deadline(case, start, device.death_covered_ms, limit)
     sentence = f"its connection ended with a will, and it was not heard again within {format_duration(grace_ms)}"
-    rule = case.rule("death_grace", format_duration(grace_ms), own=own)
-    return Explanation(
-        case.transition, sentence, terms, rule, evidence, _prevented("A signal sent after the will and judged", case)
-    )
+    rule = case.rule("death_grace", format_duration(grace_ms), own=device.death_grace_ms is not None)
+    return Explanation(case.transition, sentence, terms, rule, evidence, _prevented("A signal sent after the will", case))
 
 
 def _gateway_death(case: _Case) -> Explanation:
-    device = case.device
-    assert device is not None and device.outage_ms is not None
-    grace_ms = case.rules.death_grace_ms
-    evidence = (
-        *_gateway_rows(case, GatewayEvent.DEATH, device.outage_ms),
-        *_last_signals(case),
-        *case.gap_rows(device.outage_ms),
-    )
-    start, limit = Term("death of the gateway", at_ms=device.outage_ms), Term("death_grace", span_ms=grace_ms)
-    terms = _deadline(case, start, device.outage_covered_ms, limit)
-    sentence = f"its gateway {device.gateway} died and did not return within {format_duration(grace_ms)}"
-    rule = case.rule("death_grace", format_duration(grace_ms), own=device.death_grace_ms is not None)
-    otherwise = _prevented("A signal of the device or of its gateway", case)
-    return Explanation(case.transition, sentence, terms, rule, evidence, otherwise)
+    """Explain by the death of the gateway, after the grace period."""
+    assert case.device is not None
+    own = case.device.death_grace_ms is not None
+    return _of_gateway(case, "death_grace", "died and did not return within {}", case.rules.death_grace_ms, own=own)
 
 
-def _gateway_return(case: _Case) -> Explanation:
-    evidence = _gateway_rows(case, GatewayEvent.RETURN, case.at_ms)
-    return Explanation(case.transition, f"its gateway {case.transition.gateway} was heard again", evidence=tuple(evidence))
-
-
-def _by_row(sentence: Callable[[_Case, Row | None], str], role: str) -> Callable[[_Case], Explanation]:
+def _by_row(sentence: Callable[[_Case], str], role: str) -> Callable[[_Case], Explanation]:
     """Return an explanation of transitions that one row causes."""
 
     def explained(case: _Case) -> Explanation:
-        row = case.cause()
-        evidence = () if row is None else (Evidence(role, row),)
-        return Explanation(case.transition, sentence(case, row), evidence=evidence)
+        evidence = () if case.row is None else (Evidence(role, case.row),)
+        return Explanation(case.transition, sentence(case), evidence=evidence)
 
     return explained
 
 
-def _always(sentence: str) -> Callable[[_Case, Row | None], str]:
-    return lambda _case, _row: sentence
+def _always(sentence: str) -> Callable[[_Case], str]:
+    return lambda _case: sentence
 
 
-def _signal(case: _Case, row: Row | None) -> str:
-    kind = row.kind if row is not None else "signal"
+def _signal(case: _Case) -> str:
+    kind = "signal" if case.row is None else case.row.kind
     article = "an" if kind[0] in "aeiou" else "a"
     before = case.device.last_seen_ms if case.device is not None else None
     after = f", {format_duration(case.at_ms - before)} after the one before" if before is not None else ", the first one"
@@ -387,94 +404,80 @@ def _signal(case: _Case, row: Row | None) -> str:
 
 
 def _errors(case: _Case) -> Explanation:
-    rules, earlier = case.rules, case.device.error_times_ms if case.device is not None else ()
-    times = [at_ms for at_ms in (*earlier, case.at_ms) if case.at_ms - at_ms <= rules.degraded_window_ms]
-    rows = case.signals_at(times, [Kind.ERROR])[-rules.degraded_errors :]
+    """Explain by the errors within the window, of which the last one completed the count."""
+    rules = case.rules
     window = format_duration(rules.degraded_window_ms)
-    sentence = f"{rules.degraded_errors} errors are within {window}"
     rule = case.rule("degraded", f'errors = {rules.degraded_errors}, window = "{window}"')
-    return Explanation(case.transition, sentence, rule=rule, evidence=tuple(Evidence("error", row) for row in rows))
+    evidence = tuple(Evidence("error", row) for row in case.record.errors[-rules.degraded_errors :])
+    return Explanation(case.transition, f"{rules.degraded_errors} errors are within {window}", rule=rule, evidence=evidence)
 
 
 def _recovered(case: _Case) -> Explanation:
     """Explain by the error that completed the count: its policy set the instant at which the count ends."""
-    errors = case.errors()
-    instants = {at_ms for at_ms, _, _, _ in errors}
-    ends = [one for one in errors if case.at_ms - one[3].degraded_window_ms in instants]
-    if not ends:  # such as of a device that had another class then
+    cause = case.record.causes.get("degraded_until_ms")
+    if cause is None:  # it was degraded before the first of the rows
         return Explanation(case.transition, "the errors that degraded it no longer count")
-    last_ms, _, dated, rules = ends[-1]
-    start_ms, window = case.at_ms - rules.degraded_window_ms, format_duration(rules.degraded_window_ms)
-    counted = [row for at_ms, row, _, _ in errors if start_ms <= at_ms <= last_ms]
+    rules, window_ms = cause.rules, cause.rules.degraded_window_ms
+    start_ms, window = case.at_ms - window_ms, format_duration(window_ms)
+    counted = [row for row in case.record.errors if start_ms <= row.at_ms <= cause.row.at_ms]
     terms = (
         Term("oldest error that counted", at_ms=start_ms),
-        Term("degraded.window", span_ms=rules.degraded_window_ms),
-        Term(f"{case.transition.to_mode}", at_ms=case.at_ms),
+        Term("degraded.window", span_ms=window_ms),
+        _end(case),
     )
     sentence = f"fewer than {rules.degraded_errors} errors are within {window}"
-    rule = case.rule("degraded", f'errors = {rules.degraded_errors}, window = "{window}"', dated=dated)
-    evidence = tuple(Evidence("error", row) for row in dict.fromkeys(counted))
-    otherwise = _prevented("A further error", case) if dated == case.dated else ""
+    rule = case.rule("degraded", f'errors = {rules.degraded_errors}, window = "{window}"', dated=cause.dated)
+    evidence = tuple(Evidence("error", row) for row in counted[-rules.degraded_errors :])
+    otherwise = _prevented("A further error", case) if cause.rules == case.rules else ""
     return Explanation(case.transition, sentence, terms, rule, evidence, otherwise)
 
 
-def _sent(row: Row) -> tuple[int, int]:
-    return min(_possible_ms(row)), row.arrival
-
-
 def _sequence(case: _Case) -> Explanation:
-    rules, last = case.rules, case.cause()
-    found: list[Row] = [] if last is None else [last]
-    errors = [row for row in case.rows if row.kind is Kind.ERROR and row.device_id == case.transition.device_id]
-    for code in reversed(rules.flagged_codes[:-1]):
-        earlier = [row for row in errors if row.code == code and found and _sent(row) < _sent(found[0])]
-        if not earlier:
-            break
-        found = [max(earlier, key=_sent), *found]
+    """Explain by the newest errors with the codes of the sequence, in its order."""
+    rules = case.rules
+    found, left = list[Row](), list(rules.flagged_codes)
+    for row in reversed(case.record.errors):
+        if left and (row.code or NO_CODE) == left[-1]:
+            found, left = [row, *found], left[:-1]
     window, codes = format_duration(rules.flagged_window_ms), ", ".join(rules.flagged_codes)
-    rule = case.rule("flagged", f'codes = [{", ".join(f"{code!r}" for code in rules.flagged_codes)}], window = "{window}"')
+    rule = case.rule("flagged", f'codes = {json.dumps(rules.flagged_codes)}, window = "{window}"')
     sentence = f"the errors {codes} occurred in this order within {window}"
-    evidence = tuple(Evidence("error", row) for row in found)
-    return Explanation(case.transition, sentence, rule=rule, evidence=evidence)
+    return Explanation(case.transition, sentence, rule=rule, evidence=tuple(Evidence("error", row) for row in found))
 
 
 def _hold_over(case: _Case) -> Explanation:
     """Explain by the last error of the sequence: its policy set the instant at which the flag ends."""
-    ends = [
-        one for one in case.errors() if one[0] + one[3].flagged_hold_ms == case.at_ms and one[1].code == one[3].flagged_codes[-1]
-    ]
-    if not ends:
+    cause = case.record.causes.get("flagged_until_ms")
+    if cause is None:  # it was flagged before the first of the rows
         return Explanation(case.transition, "the flag ended, and nobody released it")
-    start_ms, row, dated, rules = ends[-1]
-    hold = format_duration(rules.flagged_hold_ms)
+    hold_ms, hold = cause.rules.flagged_hold_ms, format_duration(cause.rules.flagged_hold_ms)
     terms = (
-        Term("last error of the flagged sequence", at_ms=start_ms),
-        Term("flagged.hold", span_ms=rules.flagged_hold_ms),
-        Term(f"{case.transition.to_mode}", at_ms=case.at_ms),
+        Term("last error of the flagged sequence", at_ms=case.at_ms - hold_ms),
+        Term("flagged.hold", span_ms=hold_ms),
+        _end(case),
     )
-    rule = case.rule("flagged", f'hold = "{hold}"', dated=dated)
-    sentence = f"it was flagged for {hold}, and nobody released it"
-    evidence = (Evidence("last error of the sequence", row),)
-    otherwise = _prevented("The same sequence of errors again", case) if dated == case.dated else ""
-    return Explanation(case.transition, sentence, terms, rule, evidence, otherwise)
+    rule = case.rule("flagged", f'hold = "{hold}"', dated=cause.dated)
+    evidence = (Evidence("last error of the sequence", cause.row),)
+    otherwise = _prevented("The same sequence of errors again", case) if cause.rules == case.rules else ""
+    return Explanation(case.transition, f"it was flagged for {hold}, and nobody released it", terms, rule, evidence, otherwise)
 
 
-def _held(case: _Case, row: Row | None) -> str:
-    until = row.contents().get("until") if row is not None else None
+def _held(case: _Case) -> str:
+    until = None if case.row is None else case.row.contents().get("until")
     ends = f" until {format_instant(until)}" if type(until) is int else ""
     return f"an operator announced {'maintenance' if case.transition.to_mode is Mode.MAINTENANCE else 'an update'}{ends}"
 
 
 def _until(case: _Case) -> Explanation:
-    commands = [row for row in _own_rows(case, Kind.CONTROL) if row.contents().get("until") == case.at_ms]
-    terms = (Term("announced end", at_ms=case.at_ms), Term(f"{case.transition.to_mode}", at_ms=case.at_ms))
-    evidence = tuple(Evidence("announcement", row) for row in commands[-1:])
+    """Explain by the newest announcement."""
+    terms = (Term("announced end", at_ms=case.at_ms), _end(case))
+    evidence = tuple(case.evidence("held_until_ms", "announcement"))
     otherwise = _prevented("A later announced end, sent", case)
     return Explanation(case.transition, "the announced end was reached", terms, evidence=evidence, otherwise=otherwise)
 
 
-def _updated(case: _Case, row: Row | None) -> str:
-    device = case.device
+def _updated(case: _Case) -> str:
+    device, row = case.device, case.row
     if row is None or device is None:
         return "a signal shows that the update is done"
     if row.firmware is not None and row.firmware != device.firmware and device.firmware is not None:
@@ -482,17 +485,21 @@ def _updated(case: _Case, row: Row | None) -> str:
     return "a signal shows a restart" + (f": boot {row.boot} instead of {device.boot}" if row.boot != device.boot else "")
 
 
+def _gateway_return(case: _Case) -> str:
+    return f"its gateway {case.transition.gateway} was heard again"
+
+
 def _forget(case: _Case) -> Explanation:
+    """Explain by the end of service, or by the last signal of a device that was in service."""
     device = case.device
     assert device is not None
     limit_ms = case.rules.forget_after_ms
     rule, limit = case.rule("forget_after", format_duration(limit_ms)), Term("forget_after", span_ms=limit_ms)
     if device.mode is Mode.DECOMMISSIONED:
-        rows = [row for row in _own_rows(case, Kind.REGISTRY) if row.contents().get("op") == "decommission"]
-        evidence = tuple(Evidence("decommissioned", row) for row in rows[-1:])
-        start, late_ms = Term("decommissioned", at_ms=device.mode_since_ms), case.at_ms - device.mode_since_ms - limit_ms
+        late_ms = case.at_ms - device.mode_since_ms - limit_ms
         postponed = (Term(_postponed(case), span_ms=late_ms),) if late_ms else ()
-        terms = (start, limit, *postponed, Term("forgotten", at_ms=case.at_ms))
+        terms = (Term(_DECOMMISSIONED, at_ms=device.mode_since_ms), limit, *postponed, _end(case))
+        evidence = tuple(case.evidence(_DECOMMISSIONED, _DECOMMISSIONED))
         sentence = f"it has been out of service for {format_duration(limit_ms)}"
         return Explanation(case.transition, sentence, terms, rule, evidence, _prevented("A registration", case))
     terms = _deadline(case, _quiet_since(device), device.quiet_covered_ms, limit, device.excused_ms)
@@ -508,7 +515,7 @@ EXPLAINERS: Final[Mapping[Trigger, Callable[[_Case], Explanation]]] = MappingPro
         _T.SILENCE: _silence,
         _T.DEATH: _death,
         _T.GATEWAY_DEATH: _gateway_death,
-        _T.GATEWAY_RETURN: _gateway_return,
+        _T.GATEWAY_RETURN: _by_row(_gateway_return, "return of the gateway"),
         _T.ERRORS: _errors,
         _T.RECOVERED: _recovered,
         _T.SEQUENCE: _sequence,

@@ -157,7 +157,7 @@ class Fold:
             due = next_due(device, self.context)
             if due is None or due[0] >= before_ms:
                 return device
-            device = self._fire(device, *due)
+            device = self.fire(device, *due)
         return None
 
     def apply(self, device: Device | None, row: Row) -> Device | None:
@@ -245,7 +245,7 @@ class Fold:
             )
         )
 
-    def _fire(self, device: Device, at_ms: int, trigger: Trigger) -> Device | None:
+    def fire(self, device: Device, at_ms: int, trigger: Trigger) -> Device | None:
         """Fire one deadline."""
         if trigger is Trigger.RECOVERED:
             device.degraded_until_ms = None

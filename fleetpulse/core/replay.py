@@ -255,6 +255,7 @@ def outcome(
     amending: bool = False,
     through_ms: int | None = None,
     through_site: str | None = None,
+    make_fold: Callable[[EvaluationContext, list[Judgement]], Fold] = Fold,
 ) -> Outcome:
     """Judge a history up to its frontier.
 
@@ -267,6 +268,7 @@ def outcome(
         through_ms: instant to judge up to, epoch milliseconds, as if the frontier had reached it
             and no other row were received; None: the frontier that follows from the rows.
         through_site: site that has ``through_ms`` as its frontier; None: every site.
+        make_fold: function that creates the fold, such as one that also records its steps.
     """
     intake = LatenessFilter(deployment, initial.shards, initial.policies, [], amending, initial.frontier_ms)
     pending = [row for row in initial.pending if not (amending and row.kind is Kind.CORRECT)]
@@ -284,7 +286,7 @@ def outcome(
     advances.append(Advance.between(since, intake.shards, deployment.allowed_lateness_ms))
     if through_ms is not None:
         advances = [*(one.up_to(through_ms) for one in advances[:-1]), advances[-1].judged_to(through_ms, through_site)]
-    fold, devices = Fold(EvaluationContext(intake.shards, intake.policies), intake.judgements), dict(initial.devices)
+    fold, devices = make_fold(EvaluationContext(intake.shards, intake.policies), intake.judgements), dict(initial.devices)
     for advance in advances:
         fold.context = EvaluationContext(advance.shards, intake.policies)
         devices = _judged(fold, devices, pending, advance)

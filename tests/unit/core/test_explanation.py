@@ -99,9 +99,9 @@ CASES: list[tuple[Trigger, list[Row], str, str, list[str]]] = [
     (
         Trigger.SILENCE,
         [signal(5, "g", "birth"), _behind(10), row(30, "g/death", gateway="g"), tick(500)],
-        "gateway g was dead for 5m of covered time",
+        "its gateway g was dead for 5m of covered time",
         "gateway_outage_limit",
-        ["death of the gateway"],
+        ["death of the gateway", "last signal"],
     ),
     (
         Trigger.ERRORS,
