@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from fleetpulse.core.amendments import effective_transitions
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.explanation import Explanation, RuleInForce, explain
+from fleetpulse.core.explanation.explainers import Explanation, RuleInForce, explain
 from fleetpulse.core.judgements import Judgement, JudgementKind
 from fleetpulse.core.replay import EMPTY_OUTCOME, Outcome
 from fleetpulse.core.rows import Row

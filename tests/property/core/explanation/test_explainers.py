@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetpulse.core.explanation import EXPLAINERS, Explanation, explain
+from fleetpulse.core.explanation.explainers import EXPLAINERS, Explanation, explain
 from fleetpulse.core.judgements import Judgement, JudgementKind
 from fleetpulse.core.lifecycle import Trigger
 from fleetpulse.core.replay import Deployment, Outcome, outcome

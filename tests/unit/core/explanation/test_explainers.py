@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fleetpulse.core.explanation import Explanation, explain
+from fleetpulse.core.explanation.explainers import Explanation, explain
 from fleetpulse.core.judgements import Judgement, JudgementKind
 from fleetpulse.core.lifecycle import Trigger
 from fleetpulse.core.policy import parse_policy

@@ -1,6 +1,6 @@
 """Explanation of a verdict: its sentence, arithmetic, rows and rule, from the definition.
 
-Rule 1: an explanation computes no verdict. `_Recorder` records the definition while it judges the rows: the
+Rule 1: an explanation computes no verdict. `recorder` records the definition while it judges the rows: the
 step that emitted the transition, the state and the coverage before it, and the rows that set this state.
 Rule 2: a transition is explained only if the definition emits it for the given rows; otherwise the rows
 are not complete, and `explain` returns None.
@@ -9,17 +9,18 @@ Rule 3: each trigger has an explanation.
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 from fleetpulse.core.device import Device, EvaluationContext
+from fleetpulse.core.explanation.recorder import DECOMMISSIONED, Step, StepRecorder
 from fleetpulse.core.fold import NO_CODE, Fold
-from fleetpulse.core.judgements import Judgement, JudgementKind
+from fleetpulse.core.judgements import Judgement
 from fleetpulse.core.lifecycle import Mode, Trigger
 from fleetpulse.core.policy import Dated, Rules
 from fleetpulse.core.replay import EMPTY_OUTCOME, Deployment, Outcome, outcome
-from fleetpulse.core.rows import SIGNALS, Kind, Row
+from fleetpulse.core.rows import Kind, Row
 from fleetpulse.core.times import format_duration, format_instant
 
 
@@ -90,69 +91,10 @@ class Explanation:
     otherwise: str = ""
 
 
-_FACTS: Final = (  # attributes of a device whose newest cause is recorded
-    "quiet_since_ms", "death_ms", "outage_ms", "held_until_ms", "degraded_until_ms", "flagged_until_ms",
-)  # fmt: skip
-_DECOMMISSIONED: Final = "decommissioned"  # key of the row that took the device out of service
+class _Case(Step):
+    """A step with what the explainers read from it."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Cause:
-    """Row that set a fact about a device, with the policy and the rules by which it was judged."""
-
-    row: Row
-    dated: Dated
-    rules: Rules
-
-
-@dataclass(slots=True)
-class _Record:
-    """Causes of the facts about one device.
-
-    Attributes:
-        causes: newest cause of each fact, by attribute of the device; a fact without a row has none.
-        errors: errors that were counted, oldest first.
-        gaps: rows that opened gaps, in any order.
-    """
-
-    causes: dict[str, _Cause] = field(default_factory=dict[str, _Cause])
-    errors: list[Row] = field(default_factory=list[Row])
-    gaps: list[Row] = field(default_factory=list[Row])
-
-    def step(self, before: Device | None, after: Device | None, row: Row | None, dated: Dated | None) -> None:
-        """Record one step of the definition: a row (with the policy in force), or a deadline."""
-        if after is None or before is None:
-            self.causes, self.errors = {}, []
-        if after is None or row is None or dated is None or before == after:
-            return
-        cause = _Cause(row, dated, after.rules(dated.policy))
-        changed = {name for name in _FACTS if before is None or getattr(before, name) != getattr(after, name)}
-        if row.kind in SIGNALS:
-            changed.add("quiet_since_ms")
-        if after.mode is Mode.DECOMMISSIONED and (before is None or before.mode is not after.mode):
-            changed.add(_DECOMMISSIONED)
-        self.causes |= dict.fromkeys(changed, cause)
-        if row.kind is Kind.ERROR:
-            self.errors.append(row)
-
-
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """A transition, and what the definition knew when it emitted it.
-
-    Attributes:
-        transition: the transition.
-        device: state before the step; None if the life begins with it.
-        context: coverage and policies.
-        row: row of the step; None if a deadline caused the transition.
-        record: causes of the facts, including this step.
-    """
-
-    transition: Judgement
-    device: Device | None
-    context: EvaluationContext
-    row: Row | None
-    record: _Record
+    __slots__ = ()
 
     @property
     def at_ms(self) -> int:
@@ -191,47 +133,6 @@ class _Case:
         return [Evidence("the bridge was not listening", row) for row in opened]
 
 
-class _Recorder(Fold):
-    """Definition of the fold that also records the steps of one device, up to the emission of a transition.
-
-    Args:
-        context: coverage and policies.
-        judgements: judgements emitted so far.
-        wanted: transition to find.
-        gaps: rows that open gaps.
-    """
-
-    def __init__(self, context: EvaluationContext, judgements: list[Judgement], wanted: Judgement, gaps: list[Row]) -> None:
-        Fold.__init__(self, context, judgements)
-        self.case: _Case | None = None
-        self._wanted = wanted
-        self._record = _Record(gaps=gaps)
-
-    def apply(self, device: Device | None, row: Row) -> Device | None:
-        """Apply one row, and record the step."""
-        before, count = None if device is None else replace(device), len(self.judgements)
-        after = Fold.apply(self, device, row)
-        device_id = row.device_id if before is None else before.device_id
-        self._step(device_id, before, after, row, count)
-        return after
-
-    def fire(self, device: Device, at_ms: int, trigger: Trigger) -> Device | None:
-        """Fire one deadline, and record the step."""
-        before, count = replace(device), len(self.judgements)
-        after = Fold.fire(self, device, at_ms, trigger)
-        self._step(before.device_id, before, after, None, count)
-        return after
-
-    def _step(self, device_id: str, before: Device | None, after: Device | None, row: Row | None, count: int) -> None:
-        if device_id != self._wanted.device_id or self.case is not None:
-            return
-        found = any(_is_same(one, self._wanted) for one in self.judgements[count:])
-        if not found or after is not None:  # a device that is forgotten has no facts afterwards
-            self._record.step(before, after, row, None if row is None else self.context.policies.at(row.at_ms))
-        if found:
-            self.case = _Case(self._wanted, before, self.context, row, self._record)
-
-
 def explain(
     rows: Iterable[Row],
     deployment: Deployment,
@@ -254,23 +155,18 @@ def explain(
     """
     known = list(rows)
     gaps = [row for row in known if row.kind is Kind.GAP and row.contents().get("op") == "open"]
-    recorders: list[_Recorder] = []
+    recorders: list[StepRecorder] = []
 
     def make_fold(context: EvaluationContext, judgements: list[Judgement]) -> Fold:
-        recorders.append(_Recorder(context, judgements, transition, gaps))
+        recorders.append(StepRecorder(context, judgements, transition, gaps))
         return recorders[-1]
 
     outcome(known, deployment, amending=amending, initial=initial, make_fold=make_fold)
-    case = next((one.case for one in recorders if one.case is not None), None)
-    if case is None:
+    step = next((one.step for one in recorders if one.step is not None), None)
+    if step is None:
         return None
     assert transition.trigger is not None, "a transition has a trigger"
-    return EXPLAINERS[transition.trigger](case)
-
-
-def _is_same(one: Judgement, wanted: Judgement) -> bool:
-    names = ("device_id", "event_time_ms", "from_mode", "to_mode", "trigger")
-    return one.kind is JudgementKind.TRANSITION and all(getattr(one, name) == getattr(wanted, name) for name in names)
+    return EXPLAINERS[transition.trigger](_Case(step.transition, step.device, step.context, step.row, step.record))
 
 
 def _opened_ms(gap: Row) -> int:
@@ -498,8 +394,8 @@ def _forget(case: _Case) -> Explanation:
     if device.mode is Mode.DECOMMISSIONED:
         late_ms = case.at_ms - device.mode_since_ms - limit_ms
         postponed = (Term(_postponed(case), span_ms=late_ms),) if late_ms else ()
-        terms = (Term(_DECOMMISSIONED, at_ms=device.mode_since_ms), limit, *postponed, _end(case))
-        evidence = tuple(case.evidence(_DECOMMISSIONED, _DECOMMISSIONED))
+        terms = (Term(DECOMMISSIONED, at_ms=device.mode_since_ms), limit, *postponed, _end(case))
+        evidence = tuple(case.evidence(DECOMMISSIONED, DECOMMISSIONED))
         sentence = f"it has been out of service for {format_duration(limit_ms)}"
         return Explanation(case.transition, sentence, terms, rule, evidence, _prevented("A registration", case))
     terms = _deadline(case, _quiet_since(device), device.quiet_covered_ms, limit, device.excused_ms)
