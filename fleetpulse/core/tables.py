@@ -453,8 +453,8 @@ AUDIT: Final = Table(
 
 DEVICE_CURRENT: Final = Table(
     "device_current",
-    "Facts of each device, one row each, as of the last maintenance. `fleet status`, `devices` and `device` read it, and fold "
-    "newer rows into it. Each version is one file, whose footer has the versions of the other tables that it includes.",
+    "Facts of each device as of the last maintenance; `fleet status`, `devices` and `device` fold newer rows into them. "
+    "The footer of its file names the versions that it includes.",
     ("device_id",),
     (
         Column("device_id", "string", "id of the device", required=True),

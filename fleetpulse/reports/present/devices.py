@@ -6,7 +6,7 @@ not grow with history.
 
 from typing import TYPE_CHECKING, Any, Final
 
-from fleetpulse.core.judgements import AMENDMENTS, JudgementKind
+from fleetpulse.core.judgements import AMENDMENTS
 from fleetpulse.core.presence.presence_time import clock_description
 from fleetpulse.core.rows import Trust
 from fleetpulse.core.tables import MESSAGES
@@ -14,7 +14,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import fetch, files_of
 from fleetpulse.reports.messages import span
 from fleetpulse.reports.present.kept import Present, counted, open_present
-from fleetpulse.reports.present.parts import UNJUDGED, listed_sql, now, through, trust_of
+from fleetpulse.reports.present.parts import DOUBT, UNJUDGED, listed_sql, now, through, trust_of
 from fleetpulse.reports.time_travel import fleet_in
 
 if TYPE_CHECKING:
@@ -96,14 +96,12 @@ def counts(home: Home, frontier_ms: int | None) -> dict[str, Any]:
 def _clocks(present: Present) -> dict[str, int]:
     """Count the devices with a wrong clock.
 
-    A clock is wrong only after a message was listed as late or with a clock fault, so only such
-    devices are read.
+    Only devices with doubts are read: a message was listed as late, or with a clock fault.
     """
-    listed = f"kind IN ('{JudgementKind.LATE}', '{JudgementKind.CLOCK}')"
     source = "judgements" if present.position is None else "new_judgements"
-    sql = f"CREATE TEMP TABLE {_WANTED} AS SELECT DISTINCT device_id FROM {source} WHERE {listed}"
+    sql = f"CREATE TEMP TABLE {_WANTED} AS SELECT DISTINCT device_id FROM {source} WHERE {DOUBT} AND received_at IS NOT NULL"
     if present.position is not None:
-        sql += f" UNION SELECT device_id FROM kept WHERE {trust_of(present.limits)} != '{Trust.ON_TIME}'"
+        sql += " UNION SELECT device_id FROM kept WHERE doubt_received_at IS NOT NULL"
     present.connection.execute(sql)
     if not present.connection.execute(f"SELECT 1 FROM {_WANTED} LIMIT 1").fetchone():
         return {}

@@ -50,7 +50,8 @@ class Position:
     """What the kept facts include.
 
     Attributes:
-        versions: newest version that is folded, by table.
+        versions: newest version that is folded, by table; of bronze, whose rows are folded by ``received_at``, the
+            version at that time.
         commits: digest of the commit of that version, by table; None if the log no longer had it.
         received_ms: ``received_at`` up to which signals are folded, epoch milliseconds.
         limits: frontier and settings of the facts.
@@ -222,8 +223,7 @@ def open_present(home: Home, frontier_ms: int | None, *, from_all_rows: bool = F
     with tables.connect() as connection, reporting_corruption(f'a table of "{home.path}"'):
         found = None if from_all_rows else _read_kept(home, connection, limits)
         if found is None:
-            tables.open_table_in(connection, home, MESSAGES)
-            versions = {table.name: tables.open_table_in(connection, home, table) for table in _VERSIONED}
+            versions = {table.name: tables.open_table_in(connection, home, table) for table in (*_VERSIONED, MESSAGES)}
             yield Present(home, connection, limits, versions)
             return
         kept, position, new, versions = found
@@ -268,12 +268,13 @@ def _read_kept(home: Home, connection: "DuckDBPyConnection", limits: Limits) -> 
     if position is None or (position.limits.lead_ms, position.limits.backlog_ms) != (limits.lead_ms, limits.backlog_ms):
         return None
     new, versions = dict[str, list[Path]](), dict[str, int]()
-    for table in _VERSIONED:
-        log, folded = DeltaLog(home.table(table.name)), position.versions[table.name]
-        if (digest := log.digest(folded)) is not None and digest != position.commits[table.name]:
+    for name, folded in position.versions.items():
+        log = DeltaLog(home.table(name))
+        versions[name] = log.latest()
+        if versions[name] < folded or log.digest(folded) not in (None, position.commits[name]):
             return None  # the table is another one, such as after a restore
-        versions[table.name] = log.latest()
-        since = _appended(log, folded, versions[table.name])
+    for table in _VERSIONED:
+        since = _appended(DeltaLog(home.table(table.name)), position.versions[table.name], versions[table.name])
         if since is None:
             return None
         new[table.name] = since
@@ -282,8 +283,6 @@ def _read_kept(home: Home, connection: "DuckDBPyConnection", limits: Limits) -> 
 
 def _appended(log: DeltaLog, after: int, through_version: int) -> list[Path] | None:
     """Return the files that a table appended after a version; None if they are not all available."""
-    if through_version < after:
-        return None
     try:
         files = [
             log.table / unquote(added["path"])
@@ -324,7 +323,7 @@ def _keep(home: Home, frontier_ms: int | None, *, dry_run: bool, from_all_rows: 
         source = "messages" if present.position is None else "new_messages"
         [(newest_ms,)] = present.connection.execute(f"SELECT epoch_ms(max(received_at)) FROM {source}").fetchall()
         before = present.position
-        is_current = before is not None and before.versions == present.versions
+        is_current = before is not None and all(before.versions[one.name] == present.versions[one.name] for one in _VERSIONED)
         if newest_ms is None:
             if before is None or is_current:
                 return None

@@ -28,7 +28,8 @@ UNJUDGED: Final = "unjudged"  # shown in place of a mode
 _BEFORE_ALL: Final = -(2**62)  # frontier if nothing has been judged: no entry is in force
 SIGNAL_KINDS: Final = ", ".join(f"'{kind.value}'" for kind in sorted(SIGNALS))
 _OFFSET: Final = ", ".join(f"'{trust}'" for trust in (Trust.LATE, Trust.AHEAD, Trust.BEHIND))
-_DOUBT: Final = f"""(kind IN ('{JudgementKind.LATE}', '{JudgementKind.CLOCK}', '{JudgementKind.UNKNOWN_DEVICE}')
+# SQL: judgement about a message that may show a wrong clock, or explain why a device is not judged
+DOUBT: Final = f"""(kind IN ('{JudgementKind.LATE}', '{JudgementKind.CLOCK}', '{JudgementKind.UNKNOWN_DEVICE}')
     OR (kind = '{JudgementKind.REFUSED}' AND message_kind = 'registry'))"""
 SAME_SIGNAL: Final = """belated.device_id = signals.device_id AND belated.kind = signal_kind
         AND belated.received_at = last_received AND belated.event_time IS NOT DISTINCT FROM signal_event_time"""
@@ -129,7 +130,7 @@ def heard_sql(limits: Limits, messages: str = "messages", judgements: str = "jud
     belated AS ({belated_sql(judgements)}),
     doubted AS (
         SELECT device_id, max_by(reason, (received_at, reason)) AS doubt, max(received_at) AS doubt_received_at
-        FROM {judgements} WHERE {_DOUBT} AND received_at IS NOT NULL GROUP BY device_id)
+        FROM {judgements} WHERE {DOUBT} AND received_at IS NOT NULL GROUP BY device_id)
     SELECT device_id, coalesce(messages, 0) AS messages, last_received, last_heard, signal_kind, signal_clock,
            signal_event_time, signal_position, signal_bridge, signal_direct, signal_site,
            coalesce(signal_late, false) AS signal_late, doubt, doubt_received_at

@@ -10,7 +10,7 @@ import pytest
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row
-from fleetpulse.core.tables import DEVICE_CURRENT, DEVICES, JUDGEMENTS
+from fleetpulse.core.tables import DEVICE_CURRENT, DEVICES, JUDGEMENTS, MESSAGES, Table
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.tables import tables
 from fleetpulse.reports import judgements
@@ -122,18 +122,27 @@ def test_facts_are_read_from_all_rows_if_the_log_lacks_a_newer_version(live: _Li
     assert live.facts() == wanted
 
 
-def test_facts_are_read_from_all_rows_after_a_restore_of_another_table(live: _Live, tmp_path: Path) -> None:
+@pytest.mark.parametrize("table", [JUDGEMENTS, MESSAGES], ids=lambda table: table.name)
+def test_facts_are_read_from_all_rows_after_a_restore_of_another_table(live: _Live, tmp_path: Path, table: Table) -> None:
     backup = tmp_path / "backup"
-    shutil.copytree(live.home.table(JUDGEMENTS.name), backup)
+    shutil.copytree(live.home.table(table.name), backup)
     live.batch(signal(60, "a"), signal(250, "b"), tick(300))
     live.keep()
     assert live.is_kept()
-    shutil.rmtree(live.home.table(JUDGEMENTS.name))
-    shutil.copytree(backup, live.home.table(JUDGEMENTS.name))
+    shutil.rmtree(live.home.table(table.name))
+    shutil.copytree(backup, live.home.table(table.name))
     assert not live.is_kept(), "the version is missing"
-    other = tables.to_table(JUDGEMENTS, [{"kind": "late", "device_id": "z", "received_at_ms": START}])
-    tables.append(live.home, JUDGEMENTS, other, "other", 1)
+    other = tables.to_table(table, [{"kind": "late", "device_id": "z", "received_at_ms": START}])
+    tables.append(live.home, table, other, "other", 1)
     assert not live.is_kept(), "the version has other rows"
+
+
+def test_a_wrong_clock_that_is_not_judged_yet_is_counted_like_from_all_rows(live: _Live) -> None:
+    live.batch(signal(1_000, "a", received_s=50), signal(60, "a"), tick(80))
+    live.keep()
+    live.batch(signal(2_000, "a", received_s=85), tick(86))
+    assert live.facts() == live.without_kept()
+    assert live.facts()[0]["clocks"] == {"ahead": 1}
 
 
 def test_facts_are_read_from_all_rows_after_a_change_of_their_settings(live: _Live) -> None:
