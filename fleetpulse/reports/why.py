@@ -13,17 +13,20 @@ from fleetpulse.core.amendments import effective_transitions
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.explanation.explainers import Explanation, RuleInForce, explain
 from fleetpulse.core.judgements import Judgement, JudgementKind
+from fleetpulse.core.lifecycle import Mode
 from fleetpulse.core.replay import EMPTY_OUTCOME, Outcome
 from fleetpulse.core.rows import Row
 from fleetpulse.core.tables import STREAM_HEALTH
-from fleetpulse.core.times import format_instant
+from fleetpulse.core.times import END_OF_TIME_MS, format_instant
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import query
 from fleetpulse.reports.device_judgements import judgements_by_device
-from fleetpulse.reports.judgements import frontier_ms
+from fleetpulse.reports.judgements import frontier_ms, require_known
 from fleetpulse.reports.messages import rows_through
 from fleetpulse.reports.present.devices import devices
+from fleetpulse.reports.present.parts import through
 from fleetpulse.reports.replay_origin import StartingPoint, complete_snapshots, removed_below
+from fleetpulse.reports.time_travel import Moment, life
 from fleetpulse.reports.upcoming import upcoming
 
 _ROW: Final = (
@@ -68,16 +71,17 @@ def why(home: Home, device_id: str, judged_ms: int | None, at_ms: int | None = N
     Raises:
         FleetError: the device was never registered or heard, or had no mode at the instant.
     """
+    reached_ms = frontier_ms(home, judged_ms)
+    spans = life(home, device_id, Moment(END_OF_TIME_MS if at_ms is None else at_ms, judged_to_ms=through(reached_ms)))
+    if not spans or spans[-1]["trigger"] is None:
+        return _without_transition(home, device_id, reached_ms, at_ms, spans)
     emitted = judgements_by_device(home, [device_id])[device_id]
     changes = [one for one in effective_transitions(emitted) if at_ms is None or (one.event_time_ms or 0) <= at_ms]
-    is_present = at_ms is None
-    if not changes:
-        return _without_transition(home, device_id, judged_ms, at_ms)
     transition = changes[-1]
-    assert transition.event_time_ms is not None
+    assert transition.event_time_ms is not None, "a transition has an instant"
     known = _known(home, device_id, judged_ms, transition.event_time_ms)
     found = None if known is None else _explained(home, known, transition)
-    coming = upcoming(home, known.rows, device_id, known.initial) if known and found and is_present else None
+    coming = upcoming(home, known.rows, device_id, known.initial) if known and found and at_ms is None else None
     return {
         "device_id": device_id,
         "mode": transition.to_mode,
@@ -92,7 +96,7 @@ def why(home: Home, device_id: str, judged_ms: int | None, at_ms: int | None = N
         "amendments": _amendments(emitted, transition),
         "late": _late(home, device_id, transition) if transition.kind is JudgementKind.ADD else [],
         "next": coming,
-        "note": _note(known, found),
+        "note": _note(known, found) or _beyond(reached_ms, at_ms),
     }
 
 
@@ -115,25 +119,39 @@ def _explained(home: Home, known: _Known, transition: Judgement) -> Explanation 
     return explain(known.rows, home.deployment(), transition, initial=known.initial, amending=amending)
 
 
-def _without_transition(home: Home, device_id: str, judged_ms: int | None, at_ms: int | None) -> dict[str, Any]:
-    listed = devices(home, frontier_ms(home, judged_ms), device_id=device_id)
-    if not listed:
-        raise FleetError(
-            f'no device "{device_id}" was registered or heard in "{home.path}"; '
-            f"list the devices with: ./fleet devices --home {home.path}",
-            code="device-unknown",
-        )
-    if at_ms is not None:
-        raise FleetError(
-            f"device {device_id} had no transition up to {format_instant(at_ms)}; name a later instant with --at",
-            code="why-without-transition",
-        )
-    [one] = listed
-    since_ms = None if one["since"] is None else round(one["since"].timestamp() * 1000)
-    sentence = one["reason"] or "it was registered, and no signal has been judged yet"
+def _without_transition(
+    home: Home, device_id: str, reached_ms: int | None, at_ms: int | None, spans: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Explain a mode that no transition began: the registry, the initial list, or no verdict yet."""
+    if spans:
+        mode, since_ms, sentence = spans[-1]["mode"], spans[-1]["since_ms"], _begun(spans[-1])
+    else:
+        require_known(home, device_id)
+        if at_ms is not None:
+            raise FleetError(
+                f"device {device_id} had no mode at {format_instant(at_ms)}; see its life with: "
+                f"./fleet rewind --to INSTANT --device {device_id} --home {home.path}",
+                code="why-without-mode",
+            )
+        [one] = devices(home, reached_ms, device_id=device_id)
+        mode, since_ms, sentence = one["mode"], None, one["reason"]
     nothing: dict[str, Any] = {"transition": None, "rule": None, "judged": None, "next": None}
-    empty: dict[str, Any] = {"terms": [], "evidence": [], "amendments": [], "late": [], "otherwise": "", "note": ""}
-    return {"device_id": device_id, "mode": one["mode"], "since_ms": since_ms, "sentence": sentence, **nothing, **empty}
+    empty: dict[str, Any] = {"terms": [], "evidence": [], "amendments": [], "late": [], "otherwise": ""}
+    known = {"device_id": device_id, "mode": mode, "since_ms": since_ms, "sentence": sentence, "note": _beyond(reached_ms, at_ms)}
+    return {**known, **nothing, **empty}
+
+
+def _begun(span: Mapping[str, Any]) -> str:
+    """Return the reason of a mode with which a life begins."""
+    if span["mode"] == Mode.PROVISIONED:
+        return "it was registered, and no signal has been judged since"
+    return f"{span['reason']}, with this mode"
+
+
+def _beyond(reached_ms: int | None, at_ms: int | None) -> str:
+    if at_ms is None or (reached_ms is not None and at_ms <= reached_ms):
+        return ""
+    return f"Verdicts are final up to {'no instant yet' if reached_ms is None else format_instant(reached_ms)} only."
 
 
 def _own_sentence(one: Judgement) -> str:

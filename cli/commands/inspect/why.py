@@ -7,7 +7,8 @@ import typer
 
 from cli.common.options import DEFAULT_HOME, HomeOption, RowsOption
 from cli.common.output import as_json, as_table, console, plain_row
-from fleetpulse.core.times import format_duration, format_instant, parse_instant_ms
+from fleetpulse.core.lifecycle import Trigger
+from fleetpulse.core.times import DAY_MS, format_duration, format_instant, parse_instant_ms
 from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.home.home import Home
 
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 
 _ROWS = ("role", "received_at", "event_time", "kind", "device_id", "site", "seq", "boot", "code", "firmware", "gateway", "body")
 _AMENDED = ("kind", "event_time", "from_mode", "to_mode", "trigger", "reason")
+_NEXT = {  # deadlines that lead to a mode which depends on the facts about the device
+    Trigger.UNTIL: "end of maintenance or update",
+    Trigger.RECOVERED: "end of the count of errors",
+    Trigger.HOLD_OVER: "end of the flag",
+}
 _LATE = ("received_at", "event_time", "message_kind", "seq", "late_by_ms")
 
 
@@ -82,9 +88,8 @@ def _show(shown: "Console", found: Mapping[str, Any]) -> None:
     if found["otherwise"]:
         _print(shown, f"{found['otherwise']}.")
     if coming := found["next"]:
-        leads_to = f"{coming['mode']} by " if coming["mode"] else ""
-        text = f"next: {leads_to}{coming['trigger']} at {format_instant(coming['at_ms'])}, unless a message changes it"
-        _print(shown, text)
+        what = coming["mode"] or _NEXT[coming["trigger"]]
+        _print(shown, f"next: {what} at {format_instant(coming['at_ms'])}, unless a message changes it")
     if found["note"]:
         _print(shown, f"note: {found['note']}")
 
@@ -100,6 +105,7 @@ def _term(term: Mapping[str, Any], *, is_first: bool) -> str:
 
 
 def _judged(judged: Mapping[str, Any], since_ms: int) -> str:
-    delay = format_duration(max(0, judged["judged_at_ms"] - since_ms) // 1000 * 1000)
-    batch = "" if judged["batch"] is None else f", batch {judged['batch']:,}"
-    return f"judged: {format_instant(judged['judged_at_ms'])} ({delay} later), generation {judged['generation']}{batch}"
+    delay_ms = judged["judged_at_ms"] - since_ms
+    later = f" ({format_duration(delay_ms // 1000 * 1000)} later)" if 0 <= delay_ms < DAY_MS else ""  # more of a recording
+    parts = [f"{name} {judged[name]:,}" for name in ("generation", "batch") if judged[name] is not None]
+    return ", ".join([f"judged: {format_instant(judged['judged_at_ms'])}{later}", *parts])

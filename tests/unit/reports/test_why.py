@@ -21,13 +21,13 @@ from tests.support.homes.homes import JudgedHome, empty
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.unit
-RULES: dict[str, Any] = {"rules": {"timeout": "100s"}}
-IN_FORCE = row(0, "fleet/_/_/policy", policy=parse_policy(RULES).normalised(), effective_from_s=-1000)
+RULES = {"timeout": "100s"}
 
 
-def _home(path: Path, *rows: Row) -> JudgedHome:
+def _home(path: Path, *rows: Row, rules: dict[str, str] = RULES) -> JudgedHome:
     judged = JudgedHome(empty(path / "home", Deployment(10_000)))
-    judged.land_and_judge(IN_FORCE, *rows)
+    policy = parse_policy({"rules": rules}).normalised()
+    judged.land_and_judge(row(0, "fleet/_/_/policy", policy=policy, effective_from_s=-1000), *rows)
     tables.append(judged.home, DEVICES, tables.to_table(DEVICES, registry_entries(rows)), "test", 1)
     return judged
 
@@ -59,7 +59,7 @@ def test_the_mode_at_an_earlier_instant_is_explained(tmp_path: Path) -> None:
     earlier = _why(home, "pump", 250, at_s=150)
     assert (earlier["mode"], earlier["since_ms"], earlier["next"]) == ("offline", START + 110_000, None)
     assert earlier["rule"]["value"] == "1m40s"
-    with refused("why-without-transition"):
+    with refused("why-without-mode"):
         _why(home, "pump", 250, at_s=5)
 
 
@@ -77,10 +77,25 @@ def test_an_added_transition_is_explained_with_its_late_messages(tmp_path: Path)
 def test_a_device_without_transition_has_a_sentence(tmp_path: Path) -> None:
     added = row(5, "fleet/site/silent/registry", op="add")
     home = _home(tmp_path, added, signal(10, "pump"), signal(58, "new"), tick(60)).home
-    assert _why(home, "silent", 60)["sentence"] == "it was registered, and no signal has been judged yet"
+    assert _why(home, "silent", 60)["sentence"] == "it was registered, and no signal has been judged since"
     assert (_why(home, "new", 60)["mode"], _why(home, "new", 60)["sentence"]) == ("unjudged", "waiting for the frontier")
     with refused("device-unknown"):
         _why(home, "nobody", 60)
+
+
+def test_a_device_that_was_registered_again_is_provisioned(tmp_path: Path) -> None:
+    again = row(1010, "fleet/site/pump/registry", op="add")
+    home = _home(tmp_path, signal(10, "pump"), again, tick(1040), rules={"timeout": "100s", "forget_after": "500s"}).home
+    found = _why(home, "pump", 1040)
+    assert (found["mode"], found["since_ms"], found["transition"]) == ("provisioned", START + 1_010_000, None)
+    assert found["sentence"] == "it was registered, and no signal has been judged since"
+    assert _why(home, "pump", 1040, at_s=600)["mode"] == "forgotten"
+
+
+def test_an_instant_beyond_the_frontier_has_a_note(tmp_path: Path) -> None:
+    home = _home(tmp_path, signal(10, "pump"), tick(60)).home
+    assert _why(home, "pump", 60, at_s=40)["note"] == ""
+    assert _why(home, "pump", 60, at_s=5_000)["note"] == "Verdicts are final up to 2023-11-14T22:14:10.000Z only."
 
 
 def test_the_command_shows_arithmetic_rows_and_rule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
