@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fleetpulse.core.judgements import Judgement, JudgementKind
 from fleetpulse.core.lifecycle import Mode, Trigger
-from fleetpulse.core.tables import JUDGEMENTS
+from fleetpulse.core.tables import DEVICES, JUDGEMENTS
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import fetch, reading
 
@@ -40,12 +40,13 @@ def judgements_of(tables: "DuckDBPyConnection", device_ids: Sequence[str]) -> di
 
 @contextmanager
 def reading_device(home: Home, device_id: str) -> "Iterator[DuckDBPyConnection]":
-    """Open the transitions, retractions and additions of one device as the table ``judgements``, with its views.
+    """Open the history of one device: its rows in ``judgements``, with the views, and in ``devices``.
 
-    The files are read once, however many queries follow.
+    Of the judgements about messages, only refusals are included. The files are read once, however many
+    queries follow.
     """
-    with reading(home, device_id=device_id) as tables:
-        tables.execute(f"CREATE TEMP TABLE own AS SELECT * FROM judgements WHERE {_CHANGES}")
+    with reading(home, (JUDGEMENTS.name, DEVICES.name), device_id=device_id) as tables:
+        tables.execute(f"CREATE TEMP TABLE own AS SELECT * FROM judgements WHERE {_CHANGES} OR kind = 'refused'")
         tables.execute("CREATE OR REPLACE VIEW judgements AS FROM own")
         yield tables
 

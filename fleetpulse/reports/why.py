@@ -7,7 +7,7 @@ the transition. Without such a snapshot, only the row of the transition is shown
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fleetpulse.core.amendments import effective_transitions
 from fleetpulse.core.errors import FleetError
@@ -19,15 +19,18 @@ from fleetpulse.core.rows import Row
 from fleetpulse.core.tables import STREAM_HEALTH
 from fleetpulse.core.times import END_OF_TIME_MS, format_instant
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.tables.tables import query
-from fleetpulse.reports.device_judgements import judgements_by_device
+from fleetpulse.io.tables.tables import fetch, query
+from fleetpulse.reports.device_judgements import judgements_of, reading_device
 from fleetpulse.reports.judgements import frontier_ms, require_known
 from fleetpulse.reports.messages import rows_through
 from fleetpulse.reports.present.devices import devices
 from fleetpulse.reports.present.parts import through
 from fleetpulse.reports.replay_origin import StartingPoint, complete_snapshots, removed_below
-from fleetpulse.reports.time_travel import Moment, life
+from fleetpulse.reports.time_travel import Moment, life_of
 from fleetpulse.reports.upcoming import upcoming
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 _ROW: Final = (
     "received_at_ms",
@@ -72,12 +75,14 @@ def why(home: Home, device_id: str, judged_ms: int | None, at_ms: int | None = N
         FleetError: the device was never registered or heard, or had no mode at the instant.
     """
     reached_ms = frontier_ms(home, judged_ms)
-    spans = life(home, device_id, Moment(END_OF_TIME_MS if at_ms is None else at_ms, judged_to_ms=through(reached_ms)))
-    if not spans or spans[-1]["trigger"] is None:
-        return _without_transition(home, device_id, reached_ms, at_ms, spans)
-    emitted = judgements_by_device(home, [device_id])[device_id]
-    changes = [one for one in effective_transitions(emitted) if at_ms is None or (one.event_time_ms or 0) <= at_ms]
-    transition = changes[-1]
+    moment = Moment(END_OF_TIME_MS if at_ms is None else at_ms, judged_to_ms=through(reached_ms))
+    with reading_device(home, device_id) as history:
+        spans = life_of(history, device_id, moment)
+        emitted = judgements_of(history, [device_id])[device_id]
+        if not spans or spans[-1]["trigger"] is None:
+            return _without_transition(home, device_id, reached_ms, at_ms, spans)
+        transition = [one for one in effective_transitions(emitted) if (one.event_time_ms or 0) <= moment.at_ms][-1]
+        judged = _judged(home, history, transition)
     assert transition.event_time_ms is not None, "a transition has an instant"
     known = _known(home, device_id, judged_ms, transition.event_time_ms)
     found = None if known is None else _explained(home, known, transition)
@@ -92,7 +97,7 @@ def why(home: Home, device_id: str, judged_ms: int | None, at_ms: int | None = N
         "rule": None if found is None or found.rule is None else _rule(found.rule),
         "evidence": [] if found is None else [{"role": one.role, **_row(one.row)} for one in found.evidence],
         "otherwise": "" if found is None else found.otherwise,
-        "judged": _judged(home, transition),
+        "judged": judged,
         "amendments": _amendments(emitted, transition),
         "late": _late(home, device_id, transition) if transition.kind is JudgementKind.ADD else [],
         "next": coming,
@@ -203,11 +208,11 @@ def _row(row: Row) -> dict[str, Any]:
     return {name: getattr(row, name) for name in _ROW if getattr(row, name) is not None}
 
 
-def _judged(home: Home, one: Judgement) -> dict[str, Any] | None:
+def _judged(home: Home, history: "DuckDBPyConnection", one: Judgement) -> dict[str, Any] | None:
     """Return when and by which generation and batch a transition was judged; None if its row is unknown."""
     number = "amendment_no" if one.kind is JudgementKind.ADD else "transition_no"
-    found = query(
-        home,
+    found = fetch(
+        history,
         f"""SELECT epoch_ms(judged_at) AS judged_at_ms, generation FROM judgements
             WHERE device_id = ? AND kind = ? AND epoch_ms(life) = ? AND {number} = ?""",
         [one.device_id, one.kind.value, one.life_ms, getattr(one, number)],
