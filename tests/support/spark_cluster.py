@@ -15,15 +15,22 @@ from pathlib import Path
 
 import psutil
 
+from fleetpulse.core.rows import Row
+from fleetpulse.core.tables import MESSAGES
+from fleetpulse.io.checkpoints.checkpoint import judged_ms
+from fleetpulse.io.home.home import Home
 from fleetpulse.io.spark.cluster import PORTS
 from fleetpulse.io.spark.java import find_java
 from fleetpulse.io.spark.standalone import EXECUTOR_MEMORY, StandaloneCluster
 from fleetpulse.io.system.secret_files import write_secret
+from fleetpulse.io.tables import tables
 from fleetpulse.paths import ROOT, cache_dir
+from tests.support.fleet_command import fleet_command
 from tests.support.foreign_host import NO_HOME, ForeignHost, Unavailable
+from tests.support.histories.streams import DEPLOYMENT, history, land
 from tests.support.kubernetes_api import FakeKubernetes
 from tests.support.processes import register_process
-from tests.support.wait import PATIENCE_S
+from tests.support.wait import PATIENCE_S, await_that
 
 FIRST_PORT = 20_000  # first port of drivers and executors
 NAMESPACE, DRIVER_POD, IMAGE = "fleetpulse", "lifecycle-0", "registry.example/fleetpulse:0.1.0"
@@ -223,3 +230,25 @@ def pod_cluster(place: Path) -> Iterator[PodCluster]:
             {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": DRIVER_POD}, "status": {"phase": "Running"}},
         )
         yield PodCluster(hosts.shared, hosts.driver, hosts.host, hosts.unavailable, kubernetes, secret, template)
+
+
+def has_judged(home: Home, received_at_ms: int) -> bool:
+    """Return whether the job has judged all rows received up to an instant."""
+    return (judged_ms(home.checkpoint) or 0) >= received_at_ms
+
+
+def start_job(cluster: "SparkCluster | PodCluster") -> tuple[Home, list[Row], int, subprocess.Popen[str]]:
+    """Start a job on a cluster, and wait until it has judged the first half of a history.
+
+    Returns:
+        Home of the job, rows of the history, number of rows that have landed, and the job.
+    """
+    home, rows = Home(cluster.shared / "home"), history(7)
+    home.prepare(DEPLOYMENT)
+    tables.create(home, MESSAGES)
+    cut = len(rows) // 2
+    land(home, rows[:cut], 1)
+    cluster.share(home.path)
+    job = cluster.start_driver(fleet_command("job", "lifecycle", "--home", str(home.path)), cluster.settings())
+    await_that(lambda: has_judged(home, rows[cut - 1].received_at_ms), what="the first batch", by=job)
+    return home, rows, cut, job

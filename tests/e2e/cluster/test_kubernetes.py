@@ -19,7 +19,6 @@ import pytest
 import yaml
 
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io.checkpoints.checkpoint import judged_up_to
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.spark.jars import spark_home
 from fleetpulse.io.spark.java import find_java
@@ -28,8 +27,8 @@ from fleetpulse.io.tables.snapshots import snapshots
 from fleetpulse.paths import ROOT
 from fleetpulse.reports.agreement import defined, emitted
 from tests.support.fleet_command import await_none_left, fleet_command
-from tests.support.histories.streams import DEPLOYMENT, history, land
-from tests.support.spark_cluster import DRIVER_POD, IMAGE, NAMESPACE, PodCluster, localized, pod_cluster
+from tests.support.histories.streams import DEPLOYMENT, land
+from tests.support.spark_cluster import DRIVER_POD, IMAGE, NAMESPACE, PodCluster, has_judged, localized, pod_cluster, start_job
 from tests.support.wait import PATIENCE_S, await_that
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(2400)]  # each step has its own, shorter limit
@@ -138,11 +137,6 @@ def take_snapshot_by_an_application(cluster: PodCluster, home: Home) -> None:
     assert tables.query(home, query, tables=["device_snapshots"])[0]["found"] == snapshot.devices > 0
 
 
-def _reached(home: Home, received_at_ms: int) -> bool:
-    reached = judged_up_to(home.checkpoint)
-    return reached is not None and reached[1] >= received_at_ms
-
-
 def test_executors_run_as_another_user_who_sees_none_of_the_drivers_folders(cluster: PodCluster) -> None:
     if cluster.host is None:
         pytest.skip(cluster.unavailable)
@@ -178,14 +172,7 @@ def test_pods_that_fail_at_once_are_an_error_of_the_command(cluster: PodCluster)
 
 
 def test_job_and_snapshot_on_pods_equal_the_definition_and_a_killed_pod_costs_nothing(cluster: PodCluster) -> None:
-    home, rows = Home(cluster.shared / "home"), history(7)
-    home.prepare(DEPLOYMENT)
-    tables.create(home, MESSAGES)
-    cut = len(rows) // 2
-    land(home, rows[:cut], 1)
-    cluster.share(home.path)
-    job = cluster.start_driver(fleet_command("job", "lifecycle", "--home", str(home.path)), cluster.settings())
-    await_that(lambda: _reached(home, rows[cut - 1].received_at_ms), what="the first batch", by=job)
+    home, rows, cut, job = start_job(cluster)
     executors = running_executors(cluster)
     assert len(executors) == 2
     assert all(cluster.ports(2, one) for one in executors.values()), "a policy of the network knows the ports"
@@ -194,7 +181,7 @@ def test_job_and_snapshot_on_pods_equal_the_definition_and_a_killed_pod_costs_no
     await_that((home.checkpoint / "offsets" / "1").exists, what="the second batch", by=job, pause_s=0.02)
     killed = min(executors)
     executors[killed].kill()
-    await_that(lambda: _reached(home, rows[-1].received_at_ms), what="the end of the rows", by=job)
+    await_that(lambda: has_judged(home, rows[-1].received_at_ms), what="the end of the rows", by=job)
     replaced = await_that(lambda: {*running_executors(cluster)} - {*executors}, what="another pod", by=job)
     assert len(replaced) == 1 and killed not in running_executors(cluster)
     job.send_signal(signal.SIGTERM)

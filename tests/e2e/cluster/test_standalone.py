@@ -20,8 +20,6 @@ import pytest
 
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io.checkpoints.checkpoint import judged_up_to
-from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import snapshots
 from fleetpulse.orchestration.config import backtest_folder
@@ -29,9 +27,9 @@ from fleetpulse.paths import ROOT
 from fleetpulse.reports.agreement import defined, emitted
 from tests.support.fleet_command import await_none_left, fleet_command
 from tests.support.histories import histories
-from tests.support.histories.streams import DEPLOYMENT, history, land
+from tests.support.histories.streams import DEPLOYMENT, land
 from tests.support.homes.homes import landed_home
-from tests.support.spark_cluster import SparkCluster, spark_cluster
+from tests.support.spark_cluster import SparkCluster, has_judged, spark_cluster, start_job
 from tests.support.wait import await_that
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(2400)]  # each step has its own, shorter limit
@@ -120,14 +118,7 @@ def command_lines() -> list[str]:
 
 
 def test_job_and_snapshot_on_a_cluster_equal_the_definition_and_a_killed_worker_costs_nothing(cluster: SparkCluster) -> None:
-    home, rows = Home(cluster.shared / "home"), history(7)
-    home.prepare(DEPLOYMENT)
-    tables.create(home, MESSAGES)
-    cut = len(rows) // 2
-    land(home, rows[:cut], 1)
-    cluster.share(home.path)
-    job = cluster.start_driver(fleet_command("job", "lifecycle", "--home", str(home.path)), cluster.settings())
-    await_that(lambda: _reached(home, rows[cut - 1].received_at_ms), what="the first batch", by=job)
+    home, rows, cut, job = start_job(cluster)
     assert all(cluster.parts.executors(one) for one in range(2)), "both workers run an executor"
     executors = [one for number in range(2) for one in cluster.parts.executors(number)]
     assert all(cluster.ports(2, one) for one in executors), "a firewall knows the ports"
@@ -140,7 +131,7 @@ def test_job_and_snapshot_on_a_cluster_equal_the_definition_and_a_killed_worker_
     cluster.share(home.table(MESSAGES.name))
     await_that((home.checkpoint / "offsets" / "1").exists, what="the second batch", by=job, pause_s=0.02)
     cluster.parts.kill_worker(0)
-    await_that(lambda: _reached(home, rows[-1].received_at_ms), what="the end of the rows", by=job)
+    await_that(lambda: has_judged(home, rows[-1].received_at_ms), what="the end of the rows", by=job)
     job.send_signal(signal.SIGTERM)
     assert job.wait(120) == 0, job.communicate()[0]
     assert emitted(home) == defined(rows, DEPLOYMENT)
@@ -153,8 +144,3 @@ def test_job_and_snapshot_on_a_cluster_equal_the_definition_and_a_killed_worker_
     query = "SELECT count(*) AS found FROM device_snapshots WHERE part = 'device'"
     assert tables.query(home, query, tables=["device_snapshots"])[0]["found"] == snapshot.devices > 0
     await_none_left(home.path)
-
-
-def _reached(home: Home, received_at_ms: int) -> bool:
-    reached = judged_up_to(home.checkpoint)
-    return reached is not None and reached[1] >= received_at_ms
