@@ -8,7 +8,16 @@ from typing import Final
 from batch import amend
 from batch.maintenance.plan import BUSY, Keep, Step, since, unless_disk_full
 from fleetpulse.core.judgements import AMENDMENTS, JudgementKind
-from fleetpulse.core.tables import AUDIT, GATEWAYS, JUDGEMENTS, QUALITY_FAILURES, QUALITY_RESULTS, QUARANTINE, STREAM_HEALTH
+from fleetpulse.core.tables import (
+    AUDIT,
+    GATEWAYS,
+    JUDGEMENTS,
+    QUALITY_FAILURES,
+    QUALITY_RESULTS,
+    QUARANTINE,
+    STREAM_HEALTH,
+    literals,
+)
 from fleetpulse.core.times import DAY_MS, format_instant
 from fleetpulse.io.checkpoints.generations import load_generations
 from fleetpulse.io.delta.corruption import open_table
@@ -48,7 +57,7 @@ class _Aged:
 
 
 def _aged(keep: Keep) -> tuple[_Aged, ...]:
-    kinds = ", ".join(f"'{kind.value}'" for kind in _OF_MESSAGES)
+    kinds = literals(_OF_MESSAGES)
     return (
         _Aged(QUARANTINE.name, "received_at", keep.quarantine_ms, QUARANTINE.name),
         _Aged(GATEWAYS.name, "received_at", keep.messages_ms, GATEWAYS.name, "", _newest_of_gateways),

@@ -23,7 +23,7 @@ from batch.state.generation import GenerationSpec, ReportProgress, build, discar
 from batch.state.transfer import pack_by_key_group
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import AMENDMENTS, COMPARED, MINUTE_MS, JudgementKind
-from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
+from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, literals
 from fleetpulse.core.times import DAY_MS, format_instant
 from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition, committed_batches, is_settled, position_after, query_id
 from fleetpulse.io.checkpoints.generations import (
@@ -53,7 +53,7 @@ _LONGEST_DELAY_MS: Final = DAY_MS  # from a batch to its snapshot while the job 
 _DURATIONS: Final = ("runtime_ms", "late_by_ms")
 _SAME: Final = ", ".join(f'"{name if name in _DURATIONS else name.removesuffix("_ms")}"' for name in COMPARED)
 _GROUP: Final = "kind, device_id, message_kind, minute"  # equal in a row for several messages and in its judgements
-_OF_THE_JOB: Final = "kind NOT IN (" + ", ".join(f"'{kind.value}'" for kind in (JudgementKind.SUMMARY, *AMENDMENTS)) + ")"
+_OF_THE_JOB: Final = f"kind NOT IN ({literals((JudgementKind.SUMMARY, *AMENDMENTS))})"
 
 
 def where_it_stopped(home: Home) -> tuple[CheckpointPosition | None, str]:

@@ -4,6 +4,7 @@ docs/reference/tables.md is generated from them. The types are those that every 
 string, long, int, double, timestamp (UTC, microseconds), binary.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -521,6 +522,11 @@ class View:
 
 def _of_kind(name: str, kind: str) -> View:
     return View(name, f"kind {kind}", f"SELECT * FROM judgements WHERE kind = '{kind}'")
+
+
+def literals(words: Iterable[str]) -> str:
+    """Return words as a list of SQL strings, sorted."""
+    return ", ".join(f"'{word}'" for word in sorted(words))
 
 
 def transitions_in(judgements: str) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fleetpulse.core.lifecycle import OUT_OF_SERVICE, Mode
 from fleetpulse.core.presence.coverage import Coverage
 from fleetpulse.core.presence.shards import Shards
-from fleetpulse.core.tables import JUDGEMENTS
+from fleetpulse.core.tables import JUDGEMENTS, literals
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import fetch, reading
 
@@ -108,8 +108,8 @@ def availability_of(tables: "DuckDBPyConnection", when: CoveredSpans, by: Sequen
     """Like `availability`, but read judgements through an open connection."""
     names = ", ".join(by)
     shares = ", ".join(f"sum(ms) FILTER (mode = '{mode}') / sum(ms) AS {mode}" for mode in COUNTED)
-    heard = ", ".join(f"'{mode}'" for mode in HEARD)
-    counted = ", ".join(f"'{mode}'" for mode in COUNTED)
+    heard = literals(HEARD)
+    counted = literals(COUNTED)
     sql = f"""
     WITH changes AS (
         SELECT *, epoch_ms(event_time) AS at_ms, epoch_ms(life) AS life_ms,

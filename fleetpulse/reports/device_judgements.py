@@ -6,16 +6,16 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
-from fleetpulse.core.judgements import Judgement, JudgementKind
+from fleetpulse.core.judgements import CHANGES, Judgement, JudgementKind
 from fleetpulse.core.lifecycle import Mode, Trigger
-from fleetpulse.core.tables import DEVICES, JUDGEMENTS
+from fleetpulse.core.tables import DEVICES, JUDGEMENTS, literals
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import fetch, reading
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-_CHANGES: Final = "kind IN ('transition', 'retract', 'add')"
+_CHANGES: Final = f"kind IN ({literals(CHANGES)})"
 _INSTANTS: Final = {f"{column.name}_ms" for column in JUDGEMENTS.columns if column.type == "timestamp"}
 _COLUMNS: Final = ", ".join(
     f"epoch_ms({name.removesuffix('_ms')}) AS {name}" if name in _INSTANTS else f'"{name}"'

@@ -21,7 +21,7 @@ from fleetpulse.core.presence.presence_time import clock_description
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Outcome, outcome
 from fleetpulse.core.rows import SIGNALS, Row
-from fleetpulse.core.tables import MESSAGES, STREAM_HEALTH
+from fleetpulse.core.tables import MESSAGES, STREAM_HEALTH, literals
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.home.home import Home
@@ -35,7 +35,7 @@ from fleetpulse.reports.upcoming import LEADS_TO, due_of
 if TYPE_CHECKING:
     from fleetpulse.io.tables.tables import DuckDBPyConnection
 
-_SIGNALS: Final = ", ".join(f"'{kind.value}'" for kind in sorted(SIGNALS))
+_SIGNALS: Final = literals(SIGNALS)
 _TRANSITION: Final = """
     device_id, life, transition_no, from_mode, to_mode, "trigger", event_time, site, device_class, gateway, last_seen,
     runtime_ms, last_errors, reason, policy_version, received_at, judged_at, kind, amendment_no

@@ -19,7 +19,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import AMENDMENTS, MINUTE_MS, JudgementKind
 from fleetpulse.core.replay import EMPTY_OUTCOME, Outcome
 from fleetpulse.core.rows import EVERYONE, Kind, Row
-from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, literals
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.delta.compacted import remainder_end
 from fleetpulse.io.delta.log import holds_table
@@ -240,7 +240,7 @@ def _amended_before(home: Home, device_ids: Sequence[str], at_ms: int) -> set[st
 
     The late messages that caused it may be neither listed nor retained.
     """
-    kinds = ", ".join(f"'{kind}'" for kind in AMENDMENTS)
+    kinds = literals(AMENDMENTS)
     sql = f"""SELECT DISTINCT device_id FROM judgements
         WHERE kind IN ({kinds}) AND list_contains(?, device_id) AND epoch_ms(event_time) < ?"""
     return {row["device_id"] for row in tables.query(home, sql, [list(device_ids), at_ms])}

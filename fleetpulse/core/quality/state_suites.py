@@ -8,8 +8,9 @@ from typing import Final
 
 from fleetpulse.core.lifecycle import HELD, PRESENT, Mode
 from fleetpulse.core.presence.presence_time import presence_sql
-from fleetpulse.core.quality.suites import CORRECTED, Severity, Suite, among, holds
+from fleetpulse.core.quality.suites import CORRECTED, Severity, Suite, holds
 from fleetpulse.core.rows import EVERYONE, FROM_DEVICES, SIGNALS, Kind
+from fleetpulse.core.tables import literals
 
 _EMITTED_COLUMNS: Final = (
     "kind, device_id, site, life, transition_no, event_time, to_mode, runtime_ms, message_kind, received_at, boot, seq"
@@ -29,7 +30,7 @@ _NOT_JUDGED: Final = """
 _LATE: Final = """late AS (SELECT DISTINCT device_id AS late_id, message_kind AS late_kind, received_at AS late_at,
                  event_time AS late_time FROM judgements WHERE kind = 'late')"""
 _SUMMED: Final = "SELECT DISTINCT device_id AS summed_id FROM judgements WHERE messages IS NOT NULL"  # a sum names no message
-_PRESENCE: Final = f"""CASE WHEN kind IN ({among(SIGNALS)}) THEN {presence_sql("checked.lead_ms", "checked.backlog_ms")}
+_PRESENCE: Final = f"""CASE WHEN kind IN ({literals(SIGNALS)}) THEN {presence_sql("checked.lead_ms", "checked.backlog_ms")}
                  ELSE event_time END"""
 _IS_LATE: Final = "late_id = device_id AND late_kind = kind AND late_at = received_at AND late_time = event_time"
 _REQUIRED_COLUMNS: Final = (
@@ -56,8 +57,9 @@ _STATE: Final = Suite(
     received AS (SELECT device_id, site, kind, received_at, event_time, coalesce(late_at, {_PRESENCE}) AS presence,
                   late_at IS NULL OR gateway IS NULL OR gateway = device_id AS proves
               FROM messages CROSS JOIN checked LEFT JOIN late ON {_IS_LATE}
-              WHERE kind IN ({among([*SIGNALS, "registry"])}) AND received_at <= checked.newest_received),
-    last_judged AS (SELECT device_id AS judged_id, max(CASE WHEN kind IN ({among(SIGNALS)}) THEN presence END) AS last_signal_at
+              WHERE kind IN ({literals([*SIGNALS, "registry"])}) AND received_at <= checked.newest_received),
+    last_judged AS (SELECT device_id AS judged_id,
+                    max(CASE WHEN kind IN ({literals(SIGNALS)}) THEN presence END) AS last_signal_at
              FROM received CROSS JOIN checked LEFT JOIN not_judged
              ON skipped_id = device_id AND skipped_kind = kind AND skipped_at = received_at
                  AND skipped_time IS NOT DISTINCT FROM event_time
@@ -78,11 +80,11 @@ _STATE: Final = Suite(
             AS is_known,
         occurrence = 1 AS is_unique,
         CASE WHEN device.device_id IS NOT NULL THEN {" AND ".join(f"device.{name} IS NOT NULL" for name in _REQUIRED_COLUMNS)}
-             AND (last_seen IS NOT NULL OR mode NOT IN ({among(PRESENT)})) END AS has_its_required_values,
+             AND (last_seen IS NOT NULL OR mode NOT IN ({literals(PRESENT)})) END AS has_its_required_values,
         CASE WHEN device.device_id IS NOT NULL
              THEN coalesce((device_hash % checked.key_groups + checked.key_groups) % checked.key_groups = key_group, false) END
             AS is_in_its_key_group,
-        mode IN ({among([mode for mode in Mode if mode is not Mode.FORGOTTEN])}) AS mode_is_known,
+        mode IN ({literals([mode for mode in Mode if mode is not Mode.FORGOTTEN])}) AS mode_is_known,
         CASE WHEN device.device_id IS NULL OR corrected.id IS NOT NULL OR checked.has_chosen_devices THEN NULL
              WHEN transition_no = 0 THEN mode = 'provisioned'
              ELSE named_mode IS NULL OR (mode IS NOT DISTINCT FROM named_mode AND mode_since IS NOT DISTINCT FROM named_time) END
@@ -90,7 +92,7 @@ _STATE: Final = Suite(
         CASE WHEN corrected.id IS NOT NULL THEN NULL
              WHEN mode = 'degraded' THEN degraded_until IS NOT NULL
              WHEN mode = 'flagged' THEN flagged_until IS NOT NULL
-             WHEN mode IN ({among(HELD)}) THEN held_until IS NOT NULL END AS temporary_mode_has_an_end,
+             WHEN mode IN ({literals(HELD)}) THEN held_until IS NOT NULL END AS temporary_mode_has_an_end,
         CASE WHEN device.device_id IS NULL OR newest_id IS NULL OR corrected.id IS NOT NULL OR checked.has_chosen_devices
              THEN NULL
              ELSE life > newest_life OR (life = newest_life AND transition_no >= newest_no) END AS is_not_stale,
@@ -203,12 +205,12 @@ _PENDING: Final = Suite(
         SELECT device_id, CASE message_kind {_NAMED} END AS kind, received_at, event_time, seq, boot, 1 AS in_state, 0 AS expected
         FROM state CROSS JOIN checked WHERE part = 'signal' AND NOT checked.has_chosen_devices
         UNION ALL SELECT device_id, kind, received_at, event_time, seq, boot, 0 AS in_state, 1 AS expected FROM beyond
-        WHERE device_id <> '{EVERYONE}' AND kind IN ({among(FROM_DEVICES)})
+        WHERE device_id <> '{EVERYONE}' AND kind IN ({literals(FROM_DEVICES)})
         UNION ALL SELECT device_id, kind, received_at, event_time, NULL AS seq, NULL AS boot, 1 AS in_state, 0 AS expected
         FROM reserved_rows CROSS JOIN checked WHERE NOT checked.has_chosen_devices
         UNION ALL SELECT device_id, kind, received_at, event_time, NULL AS seq, NULL AS boot, 0 AS in_state, 1 AS expected
         FROM beyond
-        WHERE device_id <> '{EVERYONE}' AND kind IN ({among(_OWN)})
+        WHERE device_id <> '{EVERYONE}' AND kind IN ({literals(_OWN)})
         UNION ALL SELECT '{EVERYONE}' AS device_id, kind, received_at, received_at AS event_time, NULL AS seq, NULL AS boot,
             0 AS in_state, checked.key_groups AS expected FROM messages CROSS JOIN checked
         WHERE gateway_event IS NOT NULL AND received_at > checked.least_frontier

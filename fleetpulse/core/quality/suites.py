@@ -9,7 +9,7 @@ Rule 3: DuckDB and Spark run the same SQL. Instants are compared, or converted b
 Source: ADR 16.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -185,11 +185,6 @@ COLUMNS: Final = Suite(
 def holds(column: str, meaning: str, severity: Severity = Severity.CRITICAL) -> Expectation:
     """Return an expectation that a boolean column is true, named after the column."""
     return Expectation(column.replace("_", " "), Form.HOLDS, column, meaning, severity)
-
-
-def among(values: Iterable[str]) -> str:
-    """Return words as a list of SQL strings."""
-    return ", ".join(f"'{value}'" for value in sorted(values))
 
 
 CORRECTED: Final = "corrected AS (SELECT DISTINCT device_id FROM messages WHERE kind = 'correct')"  # see Rule 3 of `table_suites`

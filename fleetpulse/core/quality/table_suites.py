@@ -17,8 +17,9 @@ from typing import Final
 from fleetpulse.core.judgements import LISTED, MINUTE_MS
 from fleetpulse.core.lifecycle import HELD, PRESENT, TRANSITIONS, Mode
 from fleetpulse.core.quality.state_suites import OF_STATE
-from fleetpulse.core.quality.suites import CORRECTED, STRUCTURE, Severity, Suite, among, holds
+from fleetpulse.core.quality.suites import CORRECTED, STRUCTURE, Severity, Suite, holds
 from fleetpulse.core.rows import SIGNALS
+from fleetpulse.core.tables import literals
 
 _LIVE: Final = sorted({Mode.PROVISIONED, *PRESENT})  # modes for the target ONLINE, see `core.lifecycle`
 ALLOWED_TRANSITIONS: Final = sorted(
@@ -42,7 +43,7 @@ _TRANSITIONS: Final = Suite(
             lag(event_time) OVER {_LIFE} AS time_before, lag(runtime_ms) OVER {_LIFE} AS runtime_before
         FROM judgements WHERE kind = 'transition')
     SELECT device_id, life, transition_no, event_time, from_mode, to_mode, trigger, number_before, mode_before, last_seen,
-        trigger = 'amended' OR coalesce(concat_ws(' ', from_mode, trigger, to_mode) IN ({among(ALLOWED_TRANSITIONS)}), false)
+        trigger = 'amended' OR coalesce(concat_ws(' ', from_mode, trigger, to_mode) IN ({literals(ALLOWED_TRANSITIONS)}), false)
             AS allowed_by_the_table,
         CASE WHEN corrected.id IS NOT NULL THEN NULL
              WHEN job.has_listed_devices AND number_before IS NULL AND transition_no = 2
@@ -215,7 +216,7 @@ _ACCOUNTS: Final = Suite(
     ("judgements", "expected_judgements", "job"),
     _with_sums(
         _emitted_and_defined(
-            f"messages IS NULL AND kind IN ({among(LISTED)}) "
+            f"messages IS NULL AND kind IN ({literals(LISTED)}) "
             "AND received_at <= job.newest_received AND received_at >= job.listed_since "
             "AND received_at > job.replayed_after_received "
             "AND (kind IN ('late', 'clock', 'identity_conflict') OR event_time <= job.frontier)",
@@ -243,7 +244,7 @@ _LISTED: Final = Suite(
         reason IS NOT NULL AS has_a_reason,
         CASE WHEN judgements.kind = 'late' THEN coalesce(late_by_ms >= 0, false) END AS has_its_lateness
     FROM judgements CROSS JOIN job LEFT JOIN stored ON id = device_id AND stored_kind = message_kind AND stored_at = received_at
-    WHERE judgements.kind IN ({among(LISTED)})
+    WHERE judgements.kind IN ({literals(LISTED)})
         AND received_at <= job.newest_received
     """,
     ("kind", "device_id", "message_kind", "event_time", "seq"),
@@ -343,7 +344,8 @@ _CLOCKS: Final = Suite(
     f"""
     WITH ahead AS (
         SELECT device_id, min(received_at) AS received_at, count(*) AS messages FROM messages CROSS JOIN job
-        WHERE clock = 'device' AND kind IN ({among(SIGNALS)}) AND received_at <= job.settled AND received_at >= job.listed_since
+        WHERE clock = 'device' AND kind IN ({literals(SIGNALS)})
+            AND received_at <= job.settled AND received_at >= job.listed_since
             AND unix_millis(event_time) - unix_millis(received_at) > job.lead_ms GROUP BY 1),
     listed AS (SELECT device_id AS id, min(received_at) AS listed_at FROM judgements
                WHERE kind IN ('clock', 'unknown_device', 'after_decommission', 'duplicate') GROUP BY 1)
@@ -364,7 +366,8 @@ _VOLUME: Final = Suite(
     f"""
     WITH recent AS (SELECT site, received_at, unix_millis(job.landed_before) - unix_millis(received_at) AS age_ms
                     FROM messages CROSS JOIN job
-                    WHERE kind IN ({among(SIGNALS)}) AND unix_millis(job.landed_before) - unix_millis(received_at) < 691200000),
+                    WHERE kind IN ({literals(SIGNALS)})
+                        AND unix_millis(job.landed_before) - unix_millis(received_at) < 691200000),
     known_site AS (SELECT site, max(received_at) AS last_received, min(age_ms) AS silent_ms,
                        count(DISTINCT floor(age_ms / 3600000)) AS hours_heard
                    FROM recent GROUP BY 1),

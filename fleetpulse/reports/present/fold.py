@@ -15,8 +15,9 @@ The SQL reads these tables of a connection: ``kept`` (columns `KEPT`), the new r
 
 from typing import TYPE_CHECKING, Final
 
-from fleetpulse.core.judgements import AMENDMENTS, JudgementKind
+from fleetpulse.core.judgements import CHANGES, JudgementKind
 from fleetpulse.core.lifecycle import Mode
+from fleetpulse.core.tables import literals
 from fleetpulse.reports.present.parts import HEARD, JUDGED, SAME_SIGNAL, Limits, belated_sql, heard_sql, judged_sql
 from fleetpulse.reports.time_travel import only
 
@@ -27,7 +28,7 @@ KEPT: Final = (*JUDGED, *HEARD[1:])  # columns of the kept facts
 REREAD: Final = "reread"  # table with the ids of the devices that are read anew
 _ANEW: Final = "read_anew"  # table with their facts
 _CHANGED: Final = "changed"  # table with the new transitions of the other devices, one row a device
-_CHANGES: Final = ", ".join(f"'{kind.value}'" for kind in (JudgementKind.TRANSITION, *AMENDMENTS))
+_CHANGES: Final = literals(CHANGES)
 _ORDER: Final = "(event_time, transition_no)"
 _OF_TRANSITION: Final = (  # columns of a transition, by name in `JUDGED`
     ("mode", "to_mode"), ("since", "event_time"), ("trigger", '"trigger"'), ("site", "site"), ("device_class", "device_class"),

@@ -21,9 +21,9 @@ from urllib.parse import unquote
 from uuid import uuid4
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.judgements import AMENDMENTS, JudgementKind
+from fleetpulse.core.judgements import CHANGES, JudgementKind
 from fleetpulse.core.rows import hash64
-from fleetpulse.core.tables import DEVICE_CURRENT, DEVICES, JUDGEMENTS, MESSAGES, QUARANTINE
+from fleetpulse.core.tables import DEVICE_CURRENT, DEVICES, JUDGEMENTS, MESSAGES, QUARANTINE, literals
 from fleetpulse.io.delta.corruption import DamagedError, reporting_corruption
 from fleetpulse.io.delta.log import DeltaLog, appended_files, holds_table
 from fleetpulse.io.home.home import Home
@@ -42,7 +42,7 @@ _FOOTER: Final = "fleetpulse.present"
 _FEW: Final = 1_000  # devices whose hashes are named in a query
 _ROW_GROUP: Final = 50_000  # rows: the unit that a search for one device reads
 _VERSIONED: Final = (JUDGEMENTS, DEVICES, QUARANTINE)
-_CHANGES: Final = ", ".join(f"'{kind.value}'" for kind in (JudgementKind.TRANSITION, *AMENDMENTS))
+_CHANGES: Final = literals(CHANGES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-from fleetpulse.core.judgements import AMENDMENTS, JudgementKind
+from fleetpulse.core.judgements import AMENDMENTS, CHANGES
 from fleetpulse.core.lifecycle import OUT_OF_SERVICE, Mode
 from fleetpulse.core.messages.verdicts import PresentMode
-from fleetpulse.core.tables import JUDGEMENTS
+from fleetpulse.core.tables import JUDGEMENTS, literals
 from fleetpulse.io.delta.corruption import reporting_corruption
 from fleetpulse.io.delta.log import DeltaLog, appended_files
 from fleetpulse.io.home.home import Home
@@ -25,9 +25,8 @@ from fleetpulse.reports.time_travel import NEWEST
 if TYPE_CHECKING:
     from fleetpulse.io.tables.tables import DuckDBPyConnection
 
-_CHANGING: Final = (JudgementKind.TRANSITION, *AMENDMENTS)  # kinds that change the mode of a device
-_KINDS: Final = ", ".join(f"'{kind.value}'" for kind in _CHANGING)
-_OUT_OF_SERVICE: Final = ", ".join(f"'{mode.value}'" for mode in sorted(OUT_OF_SERVICE))
+_KINDS: Final = literals(CHANGES)
+_OUT_OF_SERVICE: Final = literals(OUT_OF_SERVICE)
 _COLUMNS: Final = (
     """device_id, to_mode AS mode, epoch_ms(event_time) AS since_ms, epoch_ms(last_seen) AS last_seen_ms, "trigger" """
 )
@@ -97,7 +96,7 @@ def _files(log: DeltaLog, first: int, through: int) -> tuple[list[Path], list[Pa
         is_late = any(is_outbox(action["txn"]["appId"]) for action in actions if "txn" in action)
         for added in appended_files(actions):
             kind = added["partitionValues"].get("kind")
-            if kind in _CHANGING:
+            if kind in CHANGES:
                 files = amended if is_late or kind in AMENDMENTS else appended
                 files.append(log.table / unquote(added["path"]))
     return appended, amended

@@ -21,13 +21,14 @@ from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.policy import DEFAULT_CLASS
 from fleetpulse.core.presence.presence_time import presence_sql, trust_sql
 from fleetpulse.core.rows import SIGNALS, Trust
+from fleetpulse.core.tables import literals
 from fleetpulse.core.times import END_OF_TIME_MS
 from fleetpulse.reports.time_travel import Moment, fleet_in, only
 
 UNJUDGED: Final = "unjudged"  # shown in place of a mode
 _BEFORE_ALL: Final = -(2**62)  # frontier if nothing has been judged: no entry is in force
-SIGNAL_KINDS: Final = ", ".join(f"'{kind.value}'" for kind in sorted(SIGNALS))
-_OFFSET: Final = ", ".join(f"'{trust}'" for trust in (Trust.LATE, Trust.AHEAD, Trust.BEHIND))
+SIGNAL_KINDS: Final = literals(SIGNALS)
+_OFFSET: Final = literals((Trust.LATE, Trust.AHEAD, Trust.BEHIND))
 # SQL: judgement about a message that may show a wrong clock, or explain why a device is not judged
 DOUBT: Final = f"""(kind IN ('{JudgementKind.LATE}', '{JudgementKind.CLOCK}', '{JudgementKind.UNKNOWN_DEVICE}')
     OR (kind = '{JudgementKind.REFUSED}' AND message_kind = 'registry'))"""
