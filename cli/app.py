@@ -91,6 +91,7 @@ VERBS: Final = {
     "map": Verb("commands.fleet.mapping", "Add, test and watch mappings for devices with their own topics and payloads."),
     "access": Verb("commands.fleet.access", "Manage users of the embedded broker, and their topics."),
     "state": Verb("commands.state.commands", "Inspect, snapshot, migrate and roll back the lifecycle job's state."),
+    "serve": Verb("commands.run.serve", "Serve the API, the metrics and the operations page of a home."),
     "stream": Verb("commands.run.stream", "Stop and start the lifecycle job alone; all other processes keep running."),
     "quality": Verb("commands.batch.quality", "Run data-quality suites over tables and state, and show results."),
     "bench": Verb("dev.commands", "Measure this project, and compare it with its peers."),

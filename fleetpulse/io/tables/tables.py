@@ -211,7 +211,8 @@ def reading(
             if files:
                 rows = _from_files(connection, table, files)
                 (rows if device_id is None else rows.filter(_of_device(device_id))).create_view(name, replace=True)
-        _name_readings(connection, tables)
+        if JUDGEMENTS.name in tables:
+            open_views_in(connection)
         yield connection
 
 
@@ -239,7 +240,8 @@ def open_table_in(connection: "DuckDBPyConnection", home: Home, table: Table) ->
     """Open the newest version of a table as a view, as `reading` does; return the version, -1 if there is none."""
     opened = newest(home, table)
     open_files(connection, table.name, table, [] if opened is None else paths_in(home, table, opened))
-    _name_readings(connection, [table.name])
+    if table == JUDGEMENTS:
+        open_views_in(connection)
     return -1 if opened is None else opened.version()
 
 
@@ -276,7 +278,8 @@ class Mirror:
         self._known: dict[str, set[Path]] = {name: set() for name in tables}
         for name in tables:
             self.connection.execute(f"CREATE TABLE {name} AS SELECT * FROM {_no_rows(declared(name))}")
-        _name_readings(self.connection, tables)
+        if JUDGEMENTS.name in tables:
+            open_views_in(self.connection)
 
     def refresh(self) -> None:
         """Read files added since the last refresh; reload a table if files were removed."""
@@ -301,10 +304,10 @@ def _no_rows(table: Table) -> str:
     return f"(SELECT {nothing} WHERE false)"
 
 
-def _name_readings(connection: "DuckDBPyConnection", tables: Iterable[str]) -> None:
-    if JUDGEMENTS.name in tables:
-        for one in VIEWS:
-            connection.execute(f"CREATE VIEW {one.name} AS {one.sql}")
+def open_views_in(connection: "DuckDBPyConnection") -> None:
+    """Open the views of ``judgements``, which must be open."""
+    for one in VIEWS:
+        connection.execute(f"CREATE OR REPLACE VIEW {one.name} AS {one.sql}")
 
 
 def _from_files(

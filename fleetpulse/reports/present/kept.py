@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import unquote
 from uuid import uuid4
 
@@ -41,7 +41,7 @@ FORM: Final = 1  # version of the position's form; a table with another one is n
 _FOOTER: Final = "fleetpulse.present"
 _FEW: Final = 1_000  # devices whose hashes are named in a query
 _ROW_GROUP: Final = 50_000  # rows: the unit that a search for one device reads
-_VERSIONED: Final = (JUDGEMENTS, DEVICES, QUARANTINE)
+VERSIONED: Final = (JUDGEMENTS, DEVICES, QUARANTINE)  # tables whose new rows are known by version
 _CHANGES: Final = literals(CHANGES)
 
 
@@ -83,6 +83,25 @@ def _position(text: str) -> Position | None:
         return Position(**{**content, "limits": Limits(**content["limits"]), "waiting": tuple(content["waiting"])})
     except (KeyError, TypeError, ValueError):
         return None
+
+
+class Counts(Protocol):
+    """Counts of rows: numbers of judgements by kind, of transitions by mode, and of refused messages by reason."""
+
+    @property
+    def kinds(self) -> Mapping[str, int]:
+        """Number of judgements by kind."""
+        ...
+
+    @property
+    def modes(self) -> Mapping[str, int]:
+        """Number of transitions by mode, after amendments."""
+        ...
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """Number of refused messages by reason."""
+        ...
 
 
 class Present:
@@ -174,7 +193,7 @@ class Present:
 
 
 def counted(
-    connection: "DuckDBPyConnection", judgements: str, quarantine: str, before: Position | None = None
+    connection: "DuckDBPyConnection", judgements: str, quarantine: str, before: "Counts | None" = None
 ) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
     """Count rows, see `Present.counts`.
 
@@ -182,7 +201,7 @@ def counted(
         connection: connection with the tables.
         judgements: table of the judgements to count.
         quarantine: table of the refused messages to count.
-        before: position with the counts to which these are added.
+        before: counts to which these are added.
     """
     sign = f"CASE WHEN kind = '{JudgementKind.RETRACT}' THEN -1 ELSE 1 END"
     queries = (
@@ -219,34 +238,36 @@ def open_present(home: Home, frontier_ms: int | None, *, from_all_rows: bool = F
     Raises:
         DamagedError: a file is damaged or missing. The error may also occur while SQL runs.
     """
-    limits = limits_of(home, frontier_ms)
     with tables.connect() as connection, reporting_corruption(f'a table of "{home.path}"'):
-        found = None if from_all_rows else _read_kept(home, connection, limits)
-        if found is None:
-            versions = {table.name: tables.open_table_in(connection, home, table) for table in (*_VERSIONED, MESSAGES)}
-            yield Present(home, connection, limits, versions)
-            return
-        kept, position, new, versions = found
-        tables.open_files(connection, "kept", DEVICE_CURRENT, [kept])
-        tables.open_table_in(connection, home, DEVICES)
-        tables.open_files(connection, "new_devices", DEVICES, new[DEVICES.name])
-        tables.open_files(connection, "appended_quarantine", QUARANTINE, new[QUARANTINE.name])
-        tables.open_files(connection, "appended_judgements", JUDGEMENTS, new[JUDGEMENTS.name])
-        waiting = ""
-        if position.waiting:
-            connection.register("waiting", tables.to_table(JUDGEMENTS, position.waiting))
-            waiting = "UNION ALL BY NAME FROM waiting"
-        connection.execute(f"CREATE VIEW new_judgements AS FROM appended_judgements {waiting}")
-        newer = [
-            file.path
-            for file in files_of(home, MESSAGES, "received_at")
-            if file.greatest is None or file.greatest.timestamp() * 1000 > position.received_ms
-        ]
-        tables.open_files(connection, "landed_messages", MESSAGES, newer)
-        connection.execute(
-            f"CREATE VIEW new_messages AS FROM landed_messages WHERE epoch_ms(received_at) > {position.received_ms}"
-        )
-        yield Present(home, connection, limits, versions, position)
+        yield present_in(connection, home, frontier_ms, from_all_rows=from_all_rows)
+
+
+def present_in(connection: "DuckDBPyConnection", home: Home, frontier_ms: int | None, *, from_all_rows: bool = False) -> Present:
+    """Open the facts of a home's devices through a connection, see `open_present`."""
+    limits = limits_of(home, frontier_ms)
+    found = None if from_all_rows else _read_kept(home, connection, limits)
+    if found is None:
+        versions = {table.name: tables.open_table_in(connection, home, table) for table in (*VERSIONED, MESSAGES)}
+        return Present(home, connection, limits, versions)
+    kept, position, new, versions = found
+    tables.open_files(connection, "kept", DEVICE_CURRENT, [kept])
+    tables.open_table_in(connection, home, DEVICES)
+    tables.open_files(connection, "new_devices", DEVICES, new[DEVICES.name])
+    tables.open_files(connection, "appended_quarantine", QUARANTINE, new[QUARANTINE.name])
+    tables.open_files(connection, "appended_judgements", JUDGEMENTS, new[JUDGEMENTS.name])
+    waiting = ""
+    if position.waiting:
+        connection.register("waiting", tables.to_table(JUDGEMENTS, position.waiting))
+        waiting = "UNION ALL BY NAME FROM waiting"
+    connection.execute(f"CREATE VIEW new_judgements AS FROM appended_judgements {waiting}")
+    newer = [
+        file.path
+        for file in files_of(home, MESSAGES, "received_at")
+        if file.greatest is None or file.greatest.timestamp() * 1000 > position.received_ms
+    ]
+    tables.open_files(connection, "landed_messages", MESSAGES, newer)
+    connection.execute(f"CREATE VIEW new_messages AS FROM landed_messages WHERE epoch_ms(received_at) > {position.received_ms}")
+    return Present(home, connection, limits, versions, position)
 
 
 _Kept = tuple[Path, Position, dict[str, list[Path]], dict[str, int]]
@@ -273,15 +294,15 @@ def _read_kept(home: Home, connection: "DuckDBPyConnection", limits: Limits) -> 
         versions[name] = log.latest()
         if versions[name] < folded or log.digest(folded) not in (None, position.commits[name]):
             return None  # the table is another one, such as after a restore
-    for table in _VERSIONED:
-        since = _appended(DeltaLog(home.table(table.name)), position.versions[table.name], versions[table.name])
+    for table in VERSIONED:
+        since = appended_since(DeltaLog(home.table(table.name)), position.versions[table.name], versions[table.name])
         if since is None:
             return None
         new[table.name] = since
     return files[0], position, new, versions
 
 
-def _appended(log: DeltaLog, after: int, through_version: int) -> list[Path] | None:
+def appended_since(log: DeltaLog, after: int, through_version: int) -> list[Path] | None:
     """Return the files that a table appended after a version; None if they are not all available."""
     try:
         files = [
@@ -323,7 +344,7 @@ def _keep(home: Home, frontier_ms: int | None, *, dry_run: bool, from_all_rows: 
         source = "messages" if present.position is None else "new_messages"
         [(newest_ms,)] = present.connection.execute(f"SELECT epoch_ms(max(received_at)) FROM {source}").fetchall()
         before = present.position
-        is_current = before is not None and all(before.versions[one.name] == present.versions[one.name] for one in _VERSIONED)
+        is_current = before is not None and all(before.versions[one.name] == present.versions[one.name] for one in VERSIONED)
         if newest_ms is None:
             if before is None or is_current:
                 return None

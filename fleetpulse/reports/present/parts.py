@@ -157,13 +157,14 @@ def trust_of(limits: Limits) -> str:
     return f"CASE WHEN signal_kind IS NOT NULL THEN {trust} END"
 
 
-def listed_sql(limits: Limits, present: str) -> str:
+def listed_sql(limits: Limits, present: str, more: str = "") -> str:
     """Return SQL that shows devices: mode, times, clock, location, and the reason if there is no mode.
 
     Args:
         limits: clock lead and backlog.
         present: table with the columns `JUDGED` and `HEARD`, or a query in parentheses. Devices with
             doubts only are left out.
+        more: further columns of ``present`` to show, as SQL.
     """
     is_newer = "entry_from >= since"
     return f"""
@@ -176,7 +177,7 @@ def listed_sql(limits: Limits, present: str) -> str:
            transitions, runtime_ms, messages,
            CASE WHEN mode IS NULL THEN coalesce(
                 'registered from ' || strftime(begins, '%Y-%m-%dT%H:%M:%SZ'), doubt, 'waiting for the frontier')
-                WHEN never_seen THEN 'never seen' END AS reason
+                WHEN never_seen THEN 'never seen' END AS reason{f", {more}" if more else ""}
     FROM (SELECT *, {trust_of(limits)} AS trust FROM {present}
           WHERE is_known OR signal_kind IS NOT NULL)
     """

@@ -20,5 +20,5 @@ def judgements_in_duckdb(judgements: Sequence[dict[str, Any]], rows: Sequence[Ro
             held = delta.to_table(table, content)
             connection.register(f"{table.name}_held", held)
             connection.execute(f"CREATE TABLE {table.name} AS SELECT * FROM {table.name}_held")
-        delta._name_readings(connection, [JUDGEMENTS.name])
+        delta.open_views_in(connection)
         yield connection

@@ -68,7 +68,7 @@ class _Tables:
         self._newest_ms = 0
         self._rows: Sequence[Row] = []
         self.create("judgements", JUDGEMENTS, [])
-        delta._name_readings(connection, [JUDGEMENTS.name])
+        delta.open_views_in(connection)
 
     def create(self, name: str, table: Table, content: Sequence[dict[str, Any]]) -> None:
         held = delta.to_table(table, content)

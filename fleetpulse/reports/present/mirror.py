@@ -1,0 +1,237 @@
+"""The fleet at present in memory, for programs that answer many questions: the API, the metrics and the page.
+
+Rule 1: facts come from `kept` and `fold` only. A refresh folds the rows of newer versions into the facts in
+memory, as a report folds them into `device_current`.
+Rule 2: signals are read at each load, not at each refresh. Between two loads, a device that was heard and not
+judged yet is not listed, and its clock is that of the load. `PresentMirror.refresh` loads again after a
+maintenance, and at intervals that depend on the cost of a load.
+Rule 3: one thread refreshes; others read through cursors of their own, and see the last complete refresh.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from threading import Lock
+from typing import TYPE_CHECKING, Final
+
+from fleetpulse.core.judgements import AMENDMENTS, CHANGES
+from fleetpulse.core.tables import DEVICE_CURRENT, DEVICES, JUDGEMENTS, literals
+from fleetpulse.core.times import DAY_MS
+from fleetpulse.io.delta.corruption import reporting_corruption
+from fleetpulse.io.delta.log import DeltaLog
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.tables import files_of
+from fleetpulse.reports.judgements import judged_frontier_ms
+from fleetpulse.reports.present import fold
+from fleetpulse.reports.present.kept import VERSIONED, appended_since, counted, limits_of, present_in
+from fleetpulse.reports.present.parts import HEARD, Limits, listed_sql
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+CHANGES_MS: Final = DAY_MS  # event time before the frontier of which the transitions are in memory
+LISTED: Final = (  # columns of the table `live.devices`
+    "device_id", "mode", "since", "trigger", "site", "device_class", "gateway", "last_seen", "never_seen", "clock",
+    "clock_offset_ms", "transitions", "runtime_ms", "reason",
+)  # fmt: skip
+CHANGED: Final = (  # columns of the table `live.changes`
+    "event_time", "device_id", "from_mode", "to_mode", "trigger", "site", "device_class", "gateway", "last_seen", "runtime_ms",
+    "reason", "policy_version", "judged_at", "life", "transition_no", "amendment_no",
+)  # fmt: skip
+_LOADS: Final = 500  # a load is repeated after this multiple of its duration
+_LEAST_INTERVAL_S: Final = 30.0
+_AFFECTED: Final = "affected"  # table with the ids of the devices whose facts a refresh replaces
+_KINDS: Final = literals(CHANGES)
+_MEMORY: Final = "400MB"  # for the tables and the sorts of queries
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Version of the facts in memory.
+
+    Attributes:
+        versions: newest version of each table that the facts include.
+        frontier_ms: event time up to which the job has judged, epoch milliseconds; None before the first batch.
+        kinds: number of judgements by kind.
+        modes: number of transitions by mode, after amendments.
+        refused: number of quarantined messages by reason.
+        at_ms: instant of the refresh, epoch milliseconds.
+    """
+
+    versions: Mapping[str, int]
+    frontier_ms: int | None
+    kinds: Mapping[str, int]
+    modes: Mapping[str, int]
+    refused: Mapping[str, int]
+    at_ms: int
+
+    @property
+    def tag(self) -> str:
+        """Short text that differs for different facts."""
+        return "-".join(str(self.versions.get(table.name, -1)) for table in VERSIONED) + f"-{self.frontier_ms or 0}"
+
+
+class PresentMirror:
+    """Facts of the devices in memory: the tables ``live.devices`` and ``live.changes``.
+
+    ``live.devices`` has a row for each device, with the columns `LISTED`; ``last_seen`` is the last signal as of
+    the newest transition. ``live.changes`` has the transitions of the last day before the frontier, after
+    amendments, with the columns `CHANGED`.
+
+    Args:
+        home: home to read.
+    """
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self._lock = Lock()
+        self._logs = {table.name: DeltaLog(home.table(table.name)) for table in (*VERSIONED, DEVICE_CURRENT)}
+        self._connection = _connect()
+        self._limits: Limits | None = None
+        self._reached: Reached | None = None
+        self._kept_version = -1
+        self._load_s = self._loaded_s = 0.0
+
+    @property
+    def reached(self) -> Reached:
+        """Version of the facts; `refresh` must have been called."""
+        assert self._reached is not None, "the mirror is empty until its first refresh"
+        return self._reached
+
+    def cursor(self) -> "DuckDBPyConnection":
+        """Return a connection to the tables, for one thread."""
+        return self._connection.cursor()
+
+    def refresh(self, now_ms: int) -> bool:
+        """Fold the rows of newer versions into the facts; return whether the facts differ.
+
+        Args:
+            now_ms: present instant, epoch milliseconds.
+
+        Raises:
+            DamagedError: a file of a table is damaged or missing.
+        """
+        with self._lock, reporting_corruption(f'a table of "{self.home.path}"'):
+            frontier_ms = judged_frontier_ms(self.home)
+            versions = {table.name: self._logs[table.name].latest() for table in VERSIONED}
+            known = self._reached
+            if known is None or self._is_due(now_ms) or not self._fold(known, versions, frontier_ms, now_ms):
+                self._load(frontier_ms, now_ms)
+            return known is None or known.tag != self.reached.tag
+
+    def _is_due(self, now_ms: int) -> bool:
+        """Return whether the facts are loaded again: after a maintenance, or for new signals."""
+        if self._logs[DEVICE_CURRENT.name].latest() != self._kept_version:
+            return True
+        return now_ms / 1000 - self._loaded_s > max(_LEAST_INTERVAL_S, _LOADS * self._load_s)
+
+    def _load(self, frontier_ms: int | None, now_ms: int) -> None:
+        began_s = time.monotonic()
+        self._kept_version = self._logs[DEVICE_CURRENT.name].latest()
+        fresh = _connect()
+        present = present_in(fresh, self.home, frontier_ms)
+        judged, values = present.judged()
+        fresh.execute(f"CREATE TABLE live.kept AS FROM ({judged}) ORDER BY device_id", values)
+        facts, values = present.facts()
+        fresh.execute(f"CREATE TABLE live.devices AS {_listed(present.limits, f'({facts})')} ORDER BY device_id", values)
+        self._load_changes(fresh, frontier_ms)
+        kinds, modes, refused = present.counts()
+        _forget(fresh)
+        fresh.execute("CHECKPOINT live")
+        earlier, self._connection = self._connection, fresh
+        self._limits = present.limits
+        self._reached = Reached(present.versions, frontier_ms, kinds, modes, refused, now_ms)
+        self._load_s, self._loaded_s = time.monotonic() - began_s, now_ms / 1000
+        del earlier  # cursors of other threads keep it open until they end
+
+    def _load_changes(self, connection: "DuckDBPyConnection", frontier_ms: int | None) -> None:
+        since_ms = (frontier_ms or 0) - CHANGES_MS
+        files = [
+            file.path
+            for file in files_of(self.home, JUDGEMENTS, "event_time")
+            if file.greatest is None or file.greatest >= datetime.fromtimestamp(max(since_ms, 0) / 1000, UTC)
+        ]
+        tables.open_files(connection, JUDGEMENTS.name, JUDGEMENTS, files)
+        tables.open_views_in(connection)
+        names = ", ".join(f'"{name}"' for name in CHANGED)
+        connection.execute(
+            f"""CREATE OR REPLACE TABLE live.changes AS SELECT {names} FROM transitions
+                WHERE epoch_ms(event_time) >= {since_ms} ORDER BY event_time, device_id, transition_no"""
+        )
+
+    def _fold(self, known: Reached, versions: Mapping[str, int], frontier_ms: int | None, now_ms: int) -> bool:
+        """Fold newer rows; return False if the facts must be loaded again."""
+        limits = limits_of(self.home, frontier_ms)
+        if self._limits is None or (limits.lead_ms, limits.backlog_ms) != (self._limits.lead_ms, self._limits.backlog_ms):
+            return False
+        if {name: known.versions[name] for name in versions} == versions and known.frontier_ms == frontier_ms:
+            return True
+        connection = self._connection
+        for table in VERSIONED:
+            if versions[table.name] < known.versions[table.name]:
+                return False
+            files = appended_since(self._logs[table.name], known.versions[table.name], versions[table.name])
+            if files is None:
+                return False
+            tables.open_files(connection, f"new_{table.name}", table, files)
+        if connection.execute(f"SELECT 1 FROM new_judgements WHERE kind IN ({literals(AMENDMENTS)}) LIMIT 1").fetchone():
+            return False  # changes of the last day may be retracted
+        tables.open_table_in(connection, self.home, DEVICES)
+        connection.execute("CREATE OR REPLACE VIEW kept AS FROM live.kept")
+        if fold.prepare(connection, self._limits.frontier_ms, limits):
+            tables.open_table_in(connection, self.home, JUDGEMENTS)
+            fold.read_anew(connection, limits)
+        connection.execute(f"CREATE OR REPLACE TEMP TABLE {_AFFECTED} AS {fold.new_devices()} UNION FROM {fold.REREAD}")
+        connection.execute(f"CREATE OR REPLACE TEMP TABLE fresh AS {fold.judged(_AFFECTED)}")
+        self._replace(connection, limits, frontier_ms)
+        kinds, modes, refused = counted(connection, "new_judgements", "new_quarantine", before=known)
+        _forget(connection)
+        self._limits = limits
+        self._reached = Reached(dict(versions), frontier_ms, kinds, modes, refused, now_ms)
+        return True
+
+    def _replace(self, connection: "DuckDBPyConnection", limits: Limits, frontier_ms: int | None) -> None:
+        """Replace the facts of the affected devices, and append their transitions, in one transaction."""
+        tables.open_files(connection, "unheard", DEVICE_CURRENT, [])  # no rows, with the types of the columns
+        heard = ", ".join(f"unheard.{name}" for name in HEARD[1:])
+        facts = f"(SELECT fresh.*, {heard} FROM fresh LEFT JOIN unheard USING (device_id))"
+        names = ", ".join(f'"{name}"' for name in CHANGED)
+        connection.execute(f"CREATE OR REPLACE TEMP TABLE listed AS {_listed(limits, facts)}")
+        connection.execute("""UPDATE listed SET clock = devices.clock, clock_offset_ms = devices.clock_offset_ms
+            FROM live.devices AS devices WHERE listed.device_id = devices.device_id""")
+        connection.execute("BEGIN")
+        try:
+            connection.execute(f"DELETE FROM live.kept WHERE device_id IN (FROM {_AFFECTED})")
+            connection.execute("INSERT INTO live.kept BY NAME FROM fresh")
+            connection.execute(f"DELETE FROM live.devices WHERE device_id IN (FROM {_AFFECTED})")
+            connection.execute("INSERT INTO live.devices BY NAME FROM listed")
+            connection.execute(f"INSERT INTO live.changes BY NAME SELECT {names} FROM new_judgements WHERE kind IN ({_KINDS})")
+            connection.execute(f"DELETE FROM live.changes WHERE epoch_ms(event_time) < {(frontier_ms or 0) - CHANGES_MS}")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
+
+
+def _connect() -> "DuckDBPyConnection":
+    connection = tables.connect()
+    connection.execute("SET threads = 1")  # requests run in threads of their own
+    connection.execute(f"SET memory_limit = '{_MEMORY}'")
+    connection.execute("ATTACH ':memory:' AS live (COMPRESS)")
+    return connection
+
+
+def _listed(limits: Limits, facts: str) -> str:
+    """Return SQL for the columns `LISTED` of facts in the columns `fold.KEPT`."""
+    names = ", ".join(f'"{name}"' for name in LISTED)
+    shown = listed_sql(limits, facts, more='"trigger", last_seen AS last_seen_judged')
+    return f"SELECT {names} FROM (SELECT * REPLACE (last_seen_judged AS last_seen) FROM ({shown}))"
+
+
+def _forget(connection: "DuckDBPyConnection") -> None:
+    """Drop the views of files, which maintenance may remove."""
+    views = connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal AND database_name = 'memory'").fetchall()
+    for (name,) in views:
+        connection.execute(f'DROP VIEW IF EXISTS "{name}"')

@@ -1,0 +1,167 @@
+"""Facts of a fleet in memory, refreshed while somebody asks, and queries over them with limits.
+
+Rule 1: while nobody asks, nothing is read. The first request after a pause refreshes the facts itself.
+Rule 2: a query that takes longer than `QUERY_S` is interrupted, and the answer is an error.
+Rule 3: at most as many queries run at once as there are cores; others wait, at most `QUERY_S`.
+"""
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from threading import Condition, Event, Semaphore, Thread, Timer
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.system.wall_clock import wall_clock_ms
+from fleetpulse.io.tables.tables import fetch
+from fleetpulse.reports.present.mirror import PresentMirror, Reached
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+QUERY_S: Final = 10.0
+REFRESH_S: Final = 1.0  # interval of refreshes while somebody asks
+STALE_S: Final = 15.0  # age of the newest refresh from which the facts are stale
+_WATCHED_S: Final = 20.0  # after the newest request, refreshes stop
+_FIRST_S: Final = 60.0  # limit of the first load
+
+
+class QueryTooLong(FleetError):
+    """A query was interrupted."""
+
+
+class LiveFleet:
+    """Facts of a fleet in memory; see `PresentMirror` for the tables.
+
+    Args:
+        home: home to read.
+    """
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.mirror = PresentMirror(home)
+        self.fault = ""  # why the newest refresh failed; empty if it did not
+        self._cores = Semaphore(os.cpu_count() or 1)
+        self._asked_s = float("-inf")
+        self._refreshed_s = float("-inf")
+        self._changed = Condition()
+        self._wanted, self._stopping = Event(), Event()
+        self._thread = Thread(target=self._refresh_while_watched, name="refresh", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread that refreshes."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread."""
+        self._stopping.set()
+        self._wanted.set()
+        with self._changed:
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(QUERY_S)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the newest complete refresh."""
+        return time.monotonic() - self._refreshed_s
+
+    def reached(self) -> Reached:
+        """Return the version of the facts, at most a few seconds old.
+
+        Raises:
+            FleetError: the facts cannot be read.
+        """
+        pause_s = time.monotonic() - self._asked_s
+        self._asked_s = time.monotonic()
+        self._wanted.set()
+        if self.age_s > max(2 * REFRESH_S, 3.0) and (pause_s > REFRESH_S or self.age_s == float("inf")):
+            self._await_refresh(_FIRST_S if self.age_s == float("inf") else QUERY_S)
+        if self.age_s == float("inf"):
+            raise FleetError(
+                f"the facts of the fleet are not loaded yet{f': {self.fault}' if self.fault else ''}; try again later",
+                code="facts-not-loaded",
+            )
+        return self.mirror.reached
+
+    def _await_refresh(self, limit_s: float) -> None:
+        until_s, before_s = time.monotonic() + limit_s, self._refreshed_s
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._refreshed_s > before_s or bool(self.fault) or self._stopping.is_set(), until_s - time.monotonic()
+            )
+
+    def await_change(self, tag: str, limit_s: float) -> bool:
+        """Wait until the facts differ from a version; return whether they do.
+
+        Args:
+            tag: tag of the known version, see `Reached.tag`.
+            limit_s: limit of the wait, seconds.
+        """
+        until_s = time.monotonic() + limit_s
+        with self._changed:
+            while not self._stopping.is_set() and self.reached_tag() == tag and time.monotonic() < until_s:
+                self._asked_s = time.monotonic()
+                self._wanted.set()
+                self._changed.wait(min(5.0, max(0.0, until_s - time.monotonic())))
+        return self.reached_tag() != tag
+
+    def reached_tag(self) -> str:
+        """Return the tag of the facts in memory; empty before the first load."""
+        return "" if self.age_s == float("inf") else self.mirror.reached.tag
+
+    @contextmanager
+    def reading(self) -> "Iterator[DuckDBPyConnection]":
+        """Open the facts for queries of one request, with the limits of this module.
+
+        Raises:
+            QueryTooLong: the queries took too long.
+        """
+        import duckdb
+
+        if not self._cores.acquire(timeout=QUERY_S):
+            raise QueryTooLong(f"the server answers other requests; no core was free for {QUERY_S:g} s; try again", code="busy")
+        cursor = self.mirror.cursor()
+        timer = Timer(QUERY_S, cursor.interrupt)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield cursor
+        except duckdb.InterruptException:
+            raise QueryTooLong(
+                f"the query took longer than {QUERY_S:g} s and was interrupted; ask for less", code="query-too-long"
+            ) from None
+        finally:
+            timer.cancel()
+            cursor.close()
+            self._cores.release()
+
+    def query(self, sql: str, parameters: Iterable[Any] = ()) -> list[dict[str, Any]]:
+        """Run SQL over the facts in memory; return rows by column name."""
+        with self.reading() as cursor:
+            return fetch(cursor, sql, parameters)
+
+    def _refresh_while_watched(self) -> None:
+        while not self._stopping.is_set():
+            self._wanted.wait()
+            if time.monotonic() - self._asked_s > _WATCHED_S:
+                self._wanted.clear()
+                continue
+            self._refresh()
+            self._stopping.wait(REFRESH_S)
+
+    def _refresh(self) -> None:
+        try:
+            self.mirror.refresh(wall_clock_ms())
+        except Exception as error:  # noqa: BLE001 - shown on the page; the next refresh tries again
+            self.fault = str(error) or type(error).__name__
+            structlog.get_logger().warning("refresh failed", error=self.fault)
+        else:
+            self.fault = ""
+            self._refreshed_s = time.monotonic()
+        with self._changed:
+            self._changed.notify_all()
