@@ -61,6 +61,7 @@ def register(app: typer.Typer) -> None:
     bench.command("state")(bench_state)
     bench.command("quality")(bench_quality)
     bench.command("present")(bench_present)
+    bench.command("page")(bench_page)
     app.add_typer(bench, name="bench")
 
 
@@ -422,6 +423,23 @@ def bench_present(
 
     measured = run(devices, history or [1, 4], _print_progress, unkept=unkept)
     _show_measured(measured, "reading the present", json_lines=json_lines)
+
+
+def bench_page(
+    devices: Annotated[int, typer.Option("--devices", min=2_000, help="Number of devices.")] = 1_000_000,
+    history: Annotated[
+        list[int] | None,
+        typer.Option("--history", min=1, max=30, help="Length of history: times 4.5 transitions; repeatable."),
+    ] = None,
+    viewers: Annotated[int, typer.Option("--viewers", min=1, max=100, help="Number of viewers.")] = 10,
+    for_s: Annotated[float, typer.Option("--for", min=5, help="Duration of the load, seconds.")] = 120.0,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """Measure the page and the API of a large fleet: latency by route, memory, and CPU while nobody looks."""
+    from bench.page import bench_page as run
+
+    measured = run(devices, history or [1, 4], viewers, for_s, _print_progress)
+    _show_measured(measured, "page and API", json_lines=json_lines)
 
 
 def _print_progress(line: str) -> None:
