@@ -4,7 +4,7 @@ Rule 1: the values are those of `fleet status`. Nothing is counted here but requ
 the facts in memory, batches from `reports.judgements.health`, the rest from logs and status files.
 Rule 2: a scrape reads no history. Devices are counted again only if the facts differ, and a table is read at most
 every `SLOW_S` seconds, if it has a new version.
-Rule 3: a part that cannot be read is left out, and ``fleetpulse_part_failed`` says so. The other parts are answered.
+Rule 3: a part that cannot be read is left out, and ``fleetpulse_part_failed`` reports it. The other parts are answered.
 Rule 4: there is no state of the process: each application has its own registry.
 """
 
@@ -343,9 +343,9 @@ def _by_mode_and_name(rows: Iterable[tuple[Any, ...]]) -> dict[tuple[str, ...], 
 
 
 def label_text(name: str) -> str:
-    r"""Return a name as the value of a label, with characters that are not shown, or that turn the text around, as ``\u202e``.
+    r"""Return a name as the value of a label.
 
-    The exposition escapes quotes, backslashes and line feeds itself.
+    Characters that are not printable become escapes such as ``\u202e``. The exposition escapes quotes and backslashes.
     """
     if name.isprintable():
         return name

@@ -128,7 +128,7 @@ def test_names_follow_the_rules_of_prometheus() -> None:
         assert not metric.name.endswith(("_total", "_ms", "_count", "_sum", "_bucket", "_info", "_created"))
         assert metric.name.endswith(f"_{metric.unit}") or not metric.unit
         assert metric.unit in ("", "seconds", "bytes")
-        assert metric.kind is not MetricKind.COUNTER or "since" in metric.meaning, "a counter says when it began"
+        assert metric.kind is not MetricKind.COUNTER or "since" in metric.meaning, "the meaning of a counter has its beginning"
         assert "\n" not in metric.meaning and not metric.meaning.endswith(".")
 
 
@@ -321,6 +321,16 @@ def test_a_fleet_that_cannot_be_read_is_reported(tmp_path: Path, serve: Serve) -
     assert alone(values, "fleetpulse_refresh_failing") == 1
     assert alone(values, "fleetpulse_refresh_age_seconds") == float("inf")
     assert "fleetpulse_devices" not in values
+
+
+def test_a_home_without_tables_is_a_fleet_without_devices(tmp_path: Path, serve: Serve) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(None)
+    values = scraped(serve(home))
+    assert by_label(values, "fleetpulse_part_failed") == {}
+    assert set(values["fleetpulse_devices"].values()) == {0}
+    assert alone(values, "fleetpulse_messages_landed_total") == 0
+    assert "fleetpulse_frontier_lag_seconds" not in values and "fleetpulse_batch_number" not in values
 
 
 def test_devices_are_counted_again_only_if_the_facts_differ(
