@@ -1,7 +1,7 @@
 """Generator of reference documents, third-party notices and the Sparkplug codec.
 
-The documents are the commands, data dictionary, lifecycle, policy, settings, runbooks, suites and
-the message schema. ``python -m cli.dev.docgen`` writes them; ``--check`` lists the stale ones.
+The documents are the commands, data dictionary, lifecycle, policy, settings, runbooks, suites,
+metrics and the message schema. ``python -m cli.dev.docgen`` writes them; ``--check`` lists the stale ones.
 """
 
 import ast
@@ -28,6 +28,7 @@ from fleetpulse.core.text import MAX_TEXT
 from fleetpulse.core.times import format_duration
 from fleetpulse.paths import ROOT
 from fleetpulse.settings import Settings
+from fleetpulse.web import metric_table
 
 _COMMANDED: Final = (Trigger.MAINTAIN, Trigger.UPDATE, Trigger.DECOMMISSION)
 CODEC: Final = "fleetpulse/io/mqtt/sparkplug/sparkplug_b"
@@ -176,6 +177,27 @@ def suites() -> str:
     return text
 
 
+def metrics() -> str:
+    """Return the table of metrics."""
+    text = _MARK.format("fleetpulse/web/metric_table.py") + "# Metrics\n\n"
+    text += "The route `/metrics` of `./fleet serve` answers with these metrics; see [Monitor a fleet](../how-to/monitor.md).\n\n"
+    _, _, rules = inspect.cleandoc(metric_table.__doc__ or "").partition("\n\n")
+    for rule in re.split(r"^Rule \d+: ", rules, flags=re.MULTILINE)[1:]:
+        line = " ".join(rule.replace("``", "`").split())
+        text += f"- {line[0].upper()}{line[1:]}\n"
+    titles = ("Devices and judgements", "Messages", "Newest batch of the lifecycle job", "Processes and bridges")
+    parts = [*zip(titles, metric_table.PARTS.items(), strict=True), ("Server", ("", metric_table.SERVER))]
+    for title, (part, declared) in parts:
+        text += f"\n## {title}\n\n"
+        text += f"Part `{part}` of `fleetpulse_part_failed`.\n\n" if part else ""
+        text += "| sample | kind | labels | meaning |\n| --- | --- | --- | --- |\n"
+        for one in declared:
+            labels = ", ".join(f"`{label}`" for label in one.labels)
+            samples = ", ".join(f"`{sample}`" for sample in one.samples)
+            text += f"| {samples} | {one.kind.value} | {labels} | {one.meaning} |\n"
+    return text
+
+
 def commands() -> str:
     """Return the commands of ``./fleet`` with their arguments and options."""
     text = _MARK.format("the commands in cli/") + "# Commands\n\n"
@@ -232,6 +254,7 @@ FILES: Final = {
     "docs/reference/settings.md": settings,
     "docs/reference/dags.md": dags,
     "docs/reference/suites.md": suites,
+    "docs/reference/metrics.md": metrics,
     "docs/reference/message-v1.schema.json": schema,
     f"{CODEC}_pb2.py": partial(codec, "_pb2.py"),
     f"{CODEC}_pb2.pyi": partial(codec, "_pb2.pyi"),

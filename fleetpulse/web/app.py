@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
-from fleetpulse.web import api
+from fleetpulse.web import api, metrics, readiness
 from fleetpulse.web.access import SESSION_S, Access, User
 from fleetpulse.web.live import LiveFleet, QueryTooLong
 
@@ -57,6 +57,7 @@ def create_app(home: Home, *, hosts: tuple[str, ...], authenticate: Authenticate
         authenticate: function that returns the user of a request; None: tokens and sessions of the home.
     """
     live, access = LiveFleet(home), Access(home)
+    measured = metrics.Metrics(live)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -68,7 +69,8 @@ def create_app(home: Home, *, hosts: tuple[str, ...], authenticate: Authenticate
 
     routes = [
         Route("/healthz", _healthz),
-        Route("/readyz", _readyz),
+        Route("/readyz", readiness.answer),
+        Route("/metrics", metrics.answer),
         Route("/login", _login),
         *api.routes(),
     ]
@@ -77,9 +79,12 @@ def create_app(home: Home, *, hosts: tuple[str, ...], authenticate: Authenticate
         routes=routes,
         lifespan=lifespan,
         exception_handlers=handlers,
-        middleware=[Middleware(_Guard, hosts=hosts, authenticate=authenticate or _of_home(access))],
+        middleware=[
+            Middleware(metrics.Measured, requests=measured.requests),
+            Middleware(_Guard, hosts=hosts, authenticate=authenticate or _of_home(access)),
+        ],
     )
-    app.state.home, app.state.live, app.state.access = home, live, access
+    app.state.home, app.state.live, app.state.access, app.state.metrics = home, live, access, measured
     return app
 
 
@@ -177,15 +182,6 @@ async def _http_error(request: Request, found: Exception) -> Response:
 
 async def _healthz(_request: Request) -> Response:
     return JSONResponse({"status": "ok"})
-
-
-async def _readyz(request: Request) -> Response:
-    """Answer 200 if the facts can be read, otherwise 503."""
-    live: LiveFleet = request.app.state.live
-    await run_in_threadpool(live.reached)
-    if live.fault:
-        return error(request, 503, "facts-stale", live.fault)
-    return JSONResponse({"status": "ready"})
 
 
 async def _login(request: Request) -> Response:

@@ -47,6 +47,7 @@ class LiveFleet:
         self.fault = ""  # why the newest refresh failed; empty if it did not
         self._cores = Semaphore(os.cpu_count() or 1)
         self._asked_s = float("-inf")
+        self._once = False  # whether one refresh is wanted although nobody watches
         self._refreshed_s = float("-inf")
         self._changed = Condition()
         self._wanted, self._stopping = Event(), Event()
@@ -70,16 +71,19 @@ class LiveFleet:
         """Seconds since the newest complete refresh."""
         return time.monotonic() - self._refreshed_s
 
-    def reached(self) -> Reached:
+    def reached(self, *, watching: bool = True) -> Reached:
         """Return the version of the facts, at most a few seconds old.
+
+        Args:
+            watching: whether to refresh again each second for a while; otherwise once, if the facts are older.
 
         Raises:
             FleetError: the facts cannot be read.
         """
         pause_s = time.monotonic() - self._asked_s
-        self._asked_s = time.monotonic()
-        self._wanted.set()
-        if self.age_s > max(2 * REFRESH_S, 3.0) and (pause_s > REFRESH_S or self.age_s == float("inf")):
+        is_old = self.age_s > max(2 * REFRESH_S, 3.0)
+        self._want(watching=watching, once=is_old)
+        if is_old and (pause_s > REFRESH_S or self.age_s == float("inf")):
             self._await_refresh(_FIRST_S if self.age_s == float("inf") else QUERY_S)
         if self.age_s == float("inf"):
             raise FleetError(
@@ -88,12 +92,39 @@ class LiveFleet:
             )
         return self.mirror.reached
 
+    def _want(self, *, watching: bool, once: bool) -> None:
+        if watching:
+            self._asked_s = time.monotonic()
+        elif once:
+            self._once = True
+        if watching or once:
+            self._wanted.set()
+
+    def _is_wanted(self) -> bool:
+        return self._once or time.monotonic() - self._asked_s <= _WATCHED_S
+
     def _await_refresh(self, limit_s: float) -> None:
         until_s, before_s = time.monotonic() + limit_s, self._refreshed_s
         with self._changed:
             self._changed.wait_for(
                 lambda: self._refreshed_s > before_s or bool(self.fault) or self._stopping.is_set(), until_s - time.monotonic()
             )
+
+    def await_fresh(self, limit_s: float) -> bool:
+        """Wait until the newest refresh succeeded less than `STALE_S` ago; return whether it did.
+
+        Args:
+            limit_s: limit of the wait, seconds.
+        """
+        self._want(watching=False, once=not self.is_fresh)
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_fresh or self._stopping.is_set(), limit_s)
+        return self.is_fresh
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the newest refresh succeeded less than `STALE_S` ago."""
+        return not self.fault and self.age_s < STALE_S
 
     def await_change(self, tag: str, limit_s: float) -> bool:
         """Wait until the facts differ from a version; return whether they do.
@@ -148,9 +179,12 @@ class LiveFleet:
     def _refresh_while_watched(self) -> None:
         while not self._stopping.is_set():
             self._wanted.wait()
-            if time.monotonic() - self._asked_s > _WATCHED_S:
+            if not self._is_wanted():
                 self._wanted.clear()
+                if self._is_wanted() or self._stopping.is_set():  # the flag was set again before it was cleared
+                    self._wanted.set()
                 continue
+            self._once = False
             self._refresh()
             self._stopping.wait(REFRESH_S)
 

@@ -136,8 +136,8 @@ class PresentMirror:
         fresh.execute(f"CREATE TABLE live.kept AS FROM ({judged}) ORDER BY device_id", values)
         facts, values = present.facts()
         fresh.execute(f"CREATE TABLE live.devices AS {_listed(present.limits, f'({facts})')} ORDER BY device_id", values)
-        self._load_changes(fresh, frontier_ms)
         kinds, modes, refused = present.counts()
+        self._load_changes(fresh, frontier_ms)  # afterwards the view of the judgements has the recent files only
         _forget(fresh)
         fresh.execute("CHECKPOINT live")
         earlier, self._connection = self._connection, fresh
