@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
-from fleetpulse.web import api
+from fleetpulse.web import api, api_modes
 from fleetpulse.web.access import SESSION_S, Access, User
 from fleetpulse.web.live import LiveFleet, QueryTooLong
 
@@ -71,6 +71,7 @@ def create_app(home: Home, *, hosts: tuple[str, ...], authenticate: Authenticate
         Route("/readyz", _readyz),
         Route("/login", _login),
         *api.routes(),
+        *api_modes.routes(),
     ]
     handlers: dict[Any, Any] = {FleetError: _refused, HTTPException: _http_error}
     app = Starlette(
