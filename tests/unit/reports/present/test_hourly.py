@@ -82,7 +82,7 @@ def test_modes_by_hour_are_the_kept_ones_with_newer_transitions(live: _Live) -> 
     assert live.is_kept() and live.shown() == live.defined()
     live.batch(signal(3 * HOUR_S, "a"), signal(3 * HOUR_S + 5, "d"), tick(4 * HOUR_S))
     assert live.shown() == live.defined()
-    live.batch(signal(4 * HOUR_S + 60, "new"), tick(9 * HOUR_S))
+    live.batch(signal(6 * HOUR_S + 60, "new"), tick(9 * HOUR_S))
     assert live.shown() == live.defined()
     assert live.shown()[-1]["devices"] == {"forgotten": 3, "offline": 1}
     assert len(live.shown()) == 11
@@ -91,7 +91,7 @@ def test_modes_by_hour_are_the_kept_ones_with_newer_transitions(live: _Live) -> 
 def test_counts_are_of_one_site_and_class(live: _Live) -> None:
     frontier_ms = judged_frontier_ms(live.home)
     [hour] = modes_over_time(live.home, frontier_ms, START, START + 1, site="site", device_class="default")
-    assert hour == {"hour_ms": START // HOUR_MS * HOUR_MS, "devices": {"online": 2}}
+    assert hour == {"hour_ms": START // HOUR_MS * HOUR_MS, "devices": {"offline": 2}}
     assert modes_over_time(live.home, frontier_ms, START, START + 1, site="elsewhere")[0]["devices"] == {}
     assert modes_over_time(live.home, None, START, START + HOUR_MS) == []
 

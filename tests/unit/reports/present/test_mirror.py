@@ -123,7 +123,14 @@ def test_facts_are_loaded_again_after_a_restore_of_a_table(watched: _Watched, tm
     watched.refresh()
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "backup", folder)
-    other = {"kind": "transition", "device_id": "z", "to_mode": "online", "event_time_ms": START, "transition_no": 1}
+    other = {
+        "kind": "transition",
+        "device_id": "z",
+        "to_mode": "online",
+        "event_time_ms": START,
+        "judged_at_ms": START,
+        "transition_no": 1,
+    }
     tables.append(watched.home, JUDGEMENTS, tables.to_table(JUDGEMENTS, [other]), "other", 1)
     assert watched.refresh().facts() == watched.loaded()
     assert any("'z'" in row for row in watched.facts()[0])
