@@ -5,8 +5,8 @@ when the disk fills up.
 
 **What it changes**: compacts small files, deletes rows past their retention (the settings
 `keep_...`), deletes files that no reader needs, and writes the facts of each device at present to the
-table `device_current`. The stream keeps running. Airflow's own rows
-and logs are removed by `fleet_tidy`.
+table `device_current`, and the modes by hour and site to `mode_hourly_site`. The stream keeps running.
+Airflow's own rows and logs are removed by `fleet_tidy`.
 
 **If it is red**: the command refused or died. The first line of the failure gives the reason. The
 next run resumes where this one stopped.
@@ -27,6 +27,7 @@ from fleetpulse.orchestration.assets import (
     GATEWAYS,
     JUDGEMENTS,
     MESSAGES,
+    MODE_HOURLY_SITE,
     QUARANTINE,
     STREAM_HEALTH,
 )
@@ -46,7 +47,18 @@ def build(*, alarmed: bool = True) -> DAG:
             gives="rows",
             pool=STATE_POOL,
             execution_timeout=timedelta(hours=2),
-            outlets=[MESSAGES, QUARANTINE, COVERAGE, DEVICES, GATEWAYS, JUDGEMENTS, DEVICE_CURRENT, STREAM_HEALTH, AUDIT],
+            outlets=[
+                MESSAGES,
+                QUARANTINE,
+                COVERAGE,
+                DEVICES,
+                GATEWAYS,
+                JUDGEMENTS,
+                DEVICE_CURRENT,
+                MODE_HOURLY_SITE,
+                STREAM_HEALTH,
+                AUDIT,
+            ],
         )
     return made
 

@@ -23,6 +23,7 @@ from fleetpulse.core.tables import (
     DEVICE_SNAPSHOTS,
     JUDGEMENTS,
     MESSAGES,
+    MODE_HOURLY_SITE,
     TABLES,
 )
 from fleetpulse.core.times import HOUR_MS, format_instant
@@ -36,6 +37,7 @@ from fleetpulse.io.maintenance import compaction, disk_cleanup, vacuum
 from fleetpulse.io.maintenance.readers import ReaderPin, newest_job_commit, oldest_live_pin, reader_pins
 from fleetpulse.io.maintenance.sorted_join import join_sorted
 from fleetpulse.io.spark import scratch
+from fleetpulse.io.tables.tables import files_of
 from fleetpulse.reports.judgements import judged_frontier_ms
 from fleetpulse.reports.present.kept import keep_present
 
@@ -184,10 +186,12 @@ def _joined(table: Path, small: vacuum.SmallFiles) -> bool:
 
 
 def _keep_present(home: Home, *, dry_run: bool) -> Iterator[Step]:
-    """Write the facts of the devices at present, from which reports fold newer rows."""
+    """Write the facts of the devices at present, and the modes by hour, to which reports add newer rows."""
     devices = keep_present(home, judged_frontier_ms(home), dry_run=dry_run)
     if devices is not None:
         yield Step(DEVICE_CURRENT.name, "keep", rows=devices, note="one row for each device at present")
+        differences = sum(file.rows or 0 for file in files_of(home, MODE_HOURLY_SITE, "hour"))
+        yield Step(MODE_HOURLY_SITE.name, "keep", rows=differences, note="differences by hour, site, class and mode")
 
 
 def _delete_snapshots(home: Home, keep: Keep, now_ms: int, *, dry_run: bool) -> Iterator[Step]:

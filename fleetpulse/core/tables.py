@@ -499,9 +499,23 @@ DEVICE_CURRENT: Final = Table(
     ),
 )
 
+MODE_HOURLY_SITE: Final = Table(
+    "mode_hourly_site",
+    "Differences of the number of devices by hour, site, class and mode, as of the last maintenance. Their sum up to an hour "
+    "is the number of devices at its end. The footer of its file names the versions that it includes.",
+    ("hour", "site", "device_class", "mode"),
+    (
+        Column("hour", "timestamp", "start of the hour, UTC", required=True),
+        Column("site", "string", "site of the devices at their newest transition, or of their registration"),
+        Column("device_class", "string", "class of the devices at their newest transition, or of their registration"),
+        Column("mode", "string", "mode; forgotten devices stay in that mode", required=True),
+        Column("devices_delta", "long", "number of devices at the end of the hour less that at its start", required=True),
+    ),
+)
+
 TABLES: Final = (
     MESSAGES, QUARANTINE, COVERAGE, DEVICES, GATEWAYS, JUDGEMENTS, STREAM_HEALTH, DEVICE_SNAPSHOTS, DEVICE_CURRENT,
-    QUALITY_RESULTS, QUALITY_FAILURES, AUDIT,
+    MODE_HOURLY_SITE, QUALITY_RESULTS, QUALITY_FAILURES, AUDIT,
 )  # fmt: skip
 
 

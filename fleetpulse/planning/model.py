@@ -31,6 +31,7 @@ _REMEMBERED_CODES: Final = 16  # maximum number of errors kept for a device, see
 _PIECE_ROWS: Final = 2_000_000
 SNAPSHOTS_A_DAY: Final = 24  # taken by the DAG fleet_snapshot; maintenance keeps one of each earlier day
 _CHECKPOINTS: Final = 2  # of the active generation, and of the previous one for a rollback
+_STATES_A_CHANGE: Final = 2  # counts that a mode change alters: of the mode before, and of the mode after
 _MB: Final = 1_000_000
 
 
@@ -76,6 +77,8 @@ class Figures:
         snapshot_waiting_bytes: pending message in a snapshot, bytes.
         health_bytes: row of ``stream_health``, bytes.
         quarantined_bytes: row of ``quarantine`` without its payload, bytes.
+        current_bytes: row of ``device_current``, bytes.
+        hourly_bytes: row of ``mode_hourly_site``, bytes.
         message_us: CPU time of the lifecycle job per message, microseconds.
         touched_us: CPU time of the lifecycle job per device heard in a batch, microseconds.
         batch_s: fixed CPU time of the lifecycle job per batch, seconds.
@@ -103,6 +106,8 @@ class Figures:
     snapshot_waiting_bytes: float = 30.8
     health_bytes: float = 254
     quarantined_bytes: float = 60
+    current_bytes: float = 25
+    hourly_bytes: float = 1.7
     message_us: float = 1.4
     touched_us: float = 1.2
     batch_s: float = 0.6
@@ -406,5 +411,7 @@ def storage(fleet: Fleet, figures: Figures, groups: int, batch_s: float, days: i
         "judgements": (found + summaries) * figures.judgements.row_bytes,
         "quarantine": a_day * kept_days * fleet.refused_share * (figures.quarantined_bytes + payload),
         "device_snapshots": snapshots_kept(fleet, days) * snapshot_bytes(fleet, figures),
+        "device_current": fleet.devices * (figures.current_bytes + max(0.0, fleet.id_bytes - figures.id_bytes)),
+        "mode_hourly_site": _STATES_A_CHANGE * fleet.devices * fleet.changes_a_day * days * figures.hourly_bytes,
         "stream_health": min(batches, 7 * DAY_S / batch_s if batch_s else 0.0) * figures.health_bytes,
     }

@@ -5,7 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEALTH
+from fleetpulse.core.tables import (
+    DEVICE_CURRENT,
+    DEVICE_SNAPSHOTS,
+    JUDGEMENTS,
+    MESSAGES,
+    MODE_HOURLY_SITE,
+    QUARANTINE,
+    STREAM_HEALTH,
+)
 from fleetpulse.core.times import DAY_MS
 from fleetpulse.io.checkpoints.checkpoint import committed_batches, position_after
 from fleetpulse.io.home.home import Home
@@ -14,7 +22,7 @@ from fleetpulse.planning.model import Fleet
 from fleetpulse.planning.partition_skew import busiest
 from fleetpulse.reports.present.kept import COUNT
 
-_PLANNED = (MESSAGES, JUDGEMENTS, QUARANTINE, DEVICE_SNAPSHOTS, STREAM_HEALTH)
+_PLANNED = (MESSAGES, JUDGEMENTS, QUARANTINE, DEVICE_SNAPSHOTS, DEVICE_CURRENT, MODE_HOURLY_SITE, STREAM_HEALTH)
 
 
 def fleet_of(home: Home, keep_ms: int | None) -> Fleet:

@@ -66,7 +66,7 @@ def _registered(moment: Moment, among: str = "") -> tuple[str, list[Any]]:
 
     Refused ones are excluded.
     """
-    sql = f"""SELECT device_id, site, device_class, gateway, effective_from FROM devices {only(among)}
+    sql = f"""SELECT device_id, site, device_class, gateway, effective_from, received_at FROM devices {only(among)}
              WHERE op = 'add' AND epoch_ms(effective_from) <= ? AND epoch_ms(received_at) <= ?
              AND (device_id, effective_from, received_at) NOT IN (SELECT (device_id, event_time, received_at) FROM refusals
              WHERE message_kind = 'registry' AND event_time IS NOT NULL AND received_at IS NOT NULL)"""
@@ -97,6 +97,7 @@ def fleet_in(moment: Moment, among: str = "") -> tuple[str, list[Any]]:
     """
     known, known_values = _known(moment, among)
     registered, registered_values = _registered(moment, among)
+    newest_entry = "(effective_from, received_at)"
     sql = f"""
     WITH known AS ({known}),
     newest AS MATERIALIZED (SELECT * FROM known QUALIFY row_number() OVER (PARTITION BY device_id ORDER BY {NEWEST}) = 1),
@@ -109,9 +110,9 @@ def fleet_in(moment: Moment, among: str = "") -> tuple[str, list[Any]]:
     FROM newest WHERE device_id NOT IN (SELECT device_id FROM begun)
     UNION ALL BY NAME
     SELECT device_id, 'provisioned' AS mode, false AS never_seen, min(effective_from) AS since,
-           arg_max(site, effective_from) AS site,
-           coalesce(arg_max(nullif(device_class, ''), effective_from), '{DEFAULT_CLASS}') AS device_class,
-           arg_max(gateway, effective_from) AS gateway FROM begun GROUP BY device_id
+           arg_max(site, {newest_entry}) AS site,
+           coalesce(arg_max(nullif(device_class, ''), {newest_entry}), '{DEFAULT_CLASS}') AS device_class,
+           arg_max(gateway, {newest_entry}) AS gateway FROM begun GROUP BY device_id
     """
     return sql, [*known_values, *registered_values]
 

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
-from fleetpulse.web import api, metrics, readiness
+from fleetpulse.web import api, api_modes, metrics, readiness
 from fleetpulse.web.access import SESSION_S, Access, User
 from fleetpulse.web.live import LiveFleet, QueryTooLong
 
@@ -73,6 +73,7 @@ def create_app(home: Home, *, hosts: tuple[str, ...], authenticate: Authenticate
         Route("/metrics", metrics.answer),
         Route("/login", _login),
         *api.routes(),
+        *api_modes.routes(),
     ]
     handlers: dict[Any, Any] = {FleetError: _refused, HTTPException: _http_error}
     app = Starlette(

@@ -10,7 +10,6 @@ are those of the definition over all rows.
 """
 
 import json
-import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import unquote
-from uuid import uuid4
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import CHANGES, JudgementKind
@@ -28,9 +26,11 @@ from fleetpulse.io.delta.corruption import DamagedError, reporting_corruption
 from fleetpulse.io.delta.log import DeltaLog, appended_files, holds_table
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
-from fleetpulse.io.tables.tables import fetch, files_of, paths_of
+from fleetpulse.io.tables.tables import fetch, files_of
 from fleetpulse.reports.present import fold
+from fleetpulse.reports.present.hourly import is_kept, keep_hourly
 from fleetpulse.reports.present.parts import SIGNAL_KINDS, UNJUDGED, Limits, heard_sql, judged_sql, through
+from fleetpulse.reports.present.replaced import read_file, replace_file
 from fleetpulse.reports.time_travel import only
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ COUNT: Final = "sum(coalesce(messages, 1))::BIGINT"  # SQL: number of judgements
 FORM: Final = 1  # version of the position's form; a table with another one is not read
 _FOOTER: Final = "fleetpulse.present"
 _FEW: Final = 1_000  # devices whose hashes are named in a query
-_ROW_GROUP: Final = 50_000  # rows: the unit that a search for one device reads
 VERSIONED: Final = (JUDGEMENTS, DEVICES, QUARANTINE)  # tables whose new rows are known by version
 _CHANGES: Final = literals(CHANGES)
 
@@ -278,14 +277,11 @@ def _read_kept(home: Home, connection: "DuckDBPyConnection", limits: Limits) -> 
 
     Damaged ones count as missing: maintenance writes them again.
     """
-    try:
-        with reporting_corruption(f'table "{DEVICE_CURRENT.name}" of "{home.path}"'):
-            files = paths_of(home, DEVICE_CURRENT)
-            sql = "SELECT decode(value) FROM parquet_kv_metadata(?) WHERE decode(key) = ?"
-            found = connection.execute(sql, [str(files[0]), _FOOTER]).fetchone() if len(files) == 1 else None
-    except DamagedError:
+    found = read_file(home, connection, DEVICE_CURRENT, _FOOTER)
+    if found is None:
         return None
-    position = _position(found[0]) if found else None
+    path, text = found
+    position = _position(text)
     if position is None or (position.limits.lead_ms, position.limits.backlog_ms) != (limits.lead_ms, limits.backlog_ms):
         return None
     new, versions = dict[str, list[Path]](), dict[str, int]()
@@ -299,7 +295,7 @@ def _read_kept(home: Home, connection: "DuckDBPyConnection", limits: Limits) -> 
         if since is None:
             return None
         new[table.name] = since
-    return files[0], position, new, versions
+    return path, position, new, versions
 
 
 def appended_since(log: DeltaLog, after: int, through_version: int) -> list[Path] | None:
@@ -316,7 +312,7 @@ def appended_since(log: DeltaLog, after: int, through_version: int) -> list[Path
 
 
 def keep_present(home: Home, frontier_ms: int | None, *, dry_run: bool = False) -> int | None:
-    """Write the facts of the present to the table `device_current`.
+    """Write the facts of the present to the tables `device_current` and `mode_hourly_site`.
 
     Only one process of a home may do so at a time.
 
@@ -344,7 +340,11 @@ def _keep(home: Home, frontier_ms: int | None, *, dry_run: bool, from_all_rows: 
         source = "messages" if present.position is None else "new_messages"
         [(newest_ms,)] = present.connection.execute(f"SELECT epoch_ms(max(received_at)) FROM {source}").fetchall()
         before = present.position
-        is_current = before is not None and all(before.versions[one.name] == present.versions[one.name] for one in VERSIONED)
+        is_current = (
+            before is not None
+            and all(before.versions[one.name] == present.versions[one.name] for one in VERSIONED)
+            and is_kept(home, present)
+        )
         if newest_ms is None:
             if before is None or is_current:
                 return None
@@ -353,7 +353,9 @@ def _keep(home: Home, frontier_ms: int | None, *, dry_run: bool, from_all_rows: 
             return None
         if dry_run:
             return present.device_count(None)
-        return _write(home, present, _position_through(home, present, newest_ms - 1))
+        position = _position_through(home, present, newest_ms - 1)
+        keep_hourly(home, present, position)
+        return _write(home, present, position)
 
 
 def _position_through(home: Home, present: Present, received_ms: int) -> Position:
@@ -368,36 +370,9 @@ def _position_through(home: Home, present: Present, received_ms: int) -> Positio
 
 
 def _write(home: Home, present: Present, position: Position) -> int | None:
-    from fleetpulse.io.delta.commits import Added, replace_files
-    from fleetpulse.io.system.fsync import replace_durably
-
-    table = home.table(DEVICE_CURRENT.name)
-    try:
-        tables.create(home, DEVICE_CURRENT)
-        files = paths_of(home, DEVICE_CURRENT)
-    except DamagedError:  # its log is damaged; all facts are read from other tables
-        shutil.rmtree(table)
-        tables.create(home, DEVICE_CURRENT)
-        files = []
-    old = {str(path.relative_to(table)): path.stat().st_size if path.exists() else 0 for path in files}
-    name = f"part-{uuid4().hex}.parquet"
-    temporary = table / f".{name}.tmp"
-    facts, values = _facts_through(present, position.received_ms)
-    footer = json.dumps(asdict(position)).replace("'", "''")
-    columns = ", ".join(f'"{column.name}"' for column in DEVICE_CURRENT.columns)
-    options = f"FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {_ROW_GROUP}, KV_METADATA {{'{_FOOTER}': '{footer}'}}"
-    try:
-        sql = f"COPY (SELECT {columns} FROM ({facts}) ORDER BY device_id) TO '{str(temporary).replace(chr(39), chr(39) * 2)}'"
-        [(devices,)] = present.connection.execute(f"{sql} ({options})", values).fetchall()
-        replace_durably(temporary, table / name)
-    except BaseException:
-        temporary.unlink(missing_ok=True)  # on a full disk, it would keep occupying space
-        raise
-    added = Added(name, (table / name).stat().st_size, {"numRecords": devices})
-    if replace_files(table, old, [added], "WRITE", data_change=True) is None:
-        (table / name).unlink()
-        return None
-    return devices
+    rows = _facts_through(present, position.received_ms)
+    footer = (_FOOTER, json.dumps(asdict(position)))
+    return replace_file(home, present.connection, DEVICE_CURRENT, rows, "device_id", footer)
 
 
 def _facts_through(present: Present, received_ms: int) -> tuple[str, list[Any]]:

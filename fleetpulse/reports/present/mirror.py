@@ -10,7 +10,7 @@ Rule 3: one thread refreshes; others read through cursors of their own, and see 
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from threading import Lock
 from typing import TYPE_CHECKING, Final
@@ -43,6 +43,9 @@ CHANGED: Final = (  # columns of the table `live.changes`
 _LOADS: Final = 500  # a load is repeated after this multiple of its duration
 _LEAST_INTERVAL_S: Final = 30.0
 _AFFECTED: Final = "affected"  # table with the ids of the devices whose facts a refresh replaces
+_SAME: Final = " AND ".join(
+    f"new.{name} IS NOT DISTINCT FROM known.{name}" for name in ("device_id", "life", "transition_no", "amendment_no")
+)
 _KINDS: Final = literals(CHANGES)
 _MEMORY: Final = "400MB"  # for the tables and the sorts of queries
 
@@ -92,6 +95,7 @@ class PresentMirror:
         self._limits: Limits | None = None
         self._reached: Reached | None = None
         self._kept_version = -1
+        self._commits: dict[str, str | None] = dict.fromkeys(table.name for table in VERSIONED)  # of the known versions
         self._load_s = self._loaded_s = 0.0
 
     @property
@@ -101,8 +105,10 @@ class PresentMirror:
         return self._reached
 
     def cursor(self) -> "DuckDBPyConnection":
-        """Return a connection to the tables, for one thread."""
-        return self._connection.cursor()
+        """Return a connection to the tables, for one thread, with the time zone UTC."""
+        cursor = self._connection.cursor()
+        cursor.execute("SET TimeZone='UTC'")  # a cursor has settings of its own
+        return cursor
 
     def refresh(self, now_ms: int) -> bool:
         """Fold the rows of newer versions into the facts; return whether the facts differ.
@@ -125,24 +131,26 @@ class PresentMirror:
         """Return whether the facts are loaded again: after a maintenance, or for new signals."""
         if self._logs[DEVICE_CURRENT.name].latest() != self._kept_version:
             return True
-        return now_ms / 1000 - self._loaded_s > max(_LEAST_INTERVAL_S, _LOADS * self._load_s)
+        elapsed_s = abs(now_ms / 1000 - self._loaded_s)  # a clock that was set back must not put it off
+        return elapsed_s > max(_LEAST_INTERVAL_S, _LOADS * self._load_s)
 
     def _load(self, frontier_ms: int | None, now_ms: int) -> None:
         began_s = time.monotonic()
-        self._kept_version = self._logs[DEVICE_CURRENT.name].latest()
+        kept_version = self._logs[DEVICE_CURRENT.name].latest()
         fresh = _connect()
         present = present_in(fresh, self.home, frontier_ms)
         judged, values = present.judged()
         fresh.execute(f"CREATE TABLE live.kept AS FROM ({judged}) ORDER BY device_id", values)
         facts, values = present.facts()
         fresh.execute(f"CREATE TABLE live.devices AS {_listed(present.limits, f'({facts})')} ORDER BY device_id", values)
-        kinds, modes, refused = present.counts()
+        counts = present.counts()
         self._load_changes(fresh, frontier_ms)  # afterwards the view of the judgements has the recent files only
         _forget(fresh)
         fresh.execute("CHECKPOINT live")
         earlier, self._connection = self._connection, fresh
-        self._limits = present.limits
-        self._reached = Reached(present.versions, frontier_ms, kinds, modes, refused, now_ms)
+        self._limits, self._kept_version = present.limits, kept_version
+        self._commits = {name: self._logs[name].digest(present.versions[name]) for name in self._commits}
+        self._reached = Reached(present.versions, frontier_ms, *counts, now_ms)
         self._load_s, self._loaded_s = time.monotonic() - began_s, now_ms / 1000
         del earlier  # cursors of other threads keep it open until they end
 
@@ -166,31 +174,52 @@ class PresentMirror:
         limits = limits_of(self.home, frontier_ms)
         if self._limits is None or (limits.lead_ms, limits.backlog_ms) != (self._limits.lead_ms, self._limits.backlog_ms):
             return False
+        if not self._continues(known, versions, frontier_ms):
+            return False
         if {name: known.versions[name] for name in versions} == versions and known.frontier_ms == frontier_ms:
+            self._reached = replace(known, at_ms=now_ms)
             return True
         connection = self._connection
-        for table in VERSIONED:
-            if versions[table.name] < known.versions[table.name]:
+        try:
+            for table in VERSIONED:
+                files = appended_since(self._logs[table.name], known.versions[table.name], versions[table.name])
+                if files is None:
+                    return False
+                tables.open_files(connection, f"new_{table.name}", table, files)
+            if connection.execute(f"SELECT 1 FROM new_judgements WHERE kind IN ({literals(AMENDMENTS)}) LIMIT 1").fetchone():
+                return False  # changes of the last day may be retracted
+            counts = counted(connection, "new_judgements", "new_quarantine", before=known)
+            commits = {name: self._logs[name].digest(version) for name, version in versions.items()}
+            if not self._prepare(connection, self._limits.frontier_ms, limits):
                 return False
-            files = appended_since(self._logs[table.name], known.versions[table.name], versions[table.name])
-            if files is None:
-                return False
-            tables.open_files(connection, f"new_{table.name}", table, files)
-        if connection.execute(f"SELECT 1 FROM new_judgements WHERE kind IN ({literals(AMENDMENTS)}) LIMIT 1").fetchone():
-            return False  # changes of the last day may be retracted
+            self._replace(connection, limits, frontier_ms)
+            self._limits, self._commits = limits, commits
+            self._reached = Reached(dict(versions), frontier_ms, *counts, now_ms)
+        finally:
+            _forget(connection)
+        return True
+
+    def _continues(self, known: Reached, versions: Mapping[str, int], frontier_ms: int | None) -> bool:
+        """Return whether the tables have the known versions, and the frontier is not before the known one."""
+        if known.frontier_ms is not None and (frontier_ms is None or frontier_ms < known.frontier_ms):
+            return False  # transitions of more than a day before the known frontier are not in memory
+        return all(
+            versions[name] >= known.versions[name]
+            and (commit is None or self._logs[name].digest(known.versions[name]) in (None, commit))
+            for name, commit in self._commits.items()
+        )
+
+    def _prepare(self, connection: "DuckDBPyConnection", known_frontier_ms: int, limits: Limits) -> bool:
+        """Create the tables `_AFFECTED` and ``fresh``; return False if an affected device has no facts of this kind now."""
         tables.open_table_in(connection, self.home, DEVICES)
         connection.execute("CREATE OR REPLACE VIEW kept AS FROM live.kept")
-        if fold.prepare(connection, self._limits.frontier_ms, limits):
+        if fold.prepare(connection, known_frontier_ms, limits):
             tables.open_table_in(connection, self.home, JUDGEMENTS)
             fold.read_anew(connection, limits)
-        connection.execute(f"CREATE OR REPLACE TEMP TABLE {_AFFECTED} AS {fold.new_devices()} UNION FROM {fold.REREAD}")
-        connection.execute(f"CREATE OR REPLACE TEMP TABLE fresh AS {fold.judged(_AFFECTED)}")
-        self._replace(connection, limits, frontier_ms)
-        kinds, modes, refused = counted(connection, "new_judgements", "new_quarantine", before=known)
-        _forget(connection)
-        self._limits = limits
-        self._reached = Reached(dict(versions), frontier_ms, kinds, modes, refused, now_ms)
-        return True
+        connection.execute(f"CREATE OR REPLACE TEMP TABLE fresh AS {fold.judged(f'({fold.new_devices()})')}")
+        connection.execute(f"CREATE OR REPLACE TEMP TABLE {_AFFECTED} AS SELECT device_id FROM fresh")
+        vanished = f"SELECT 1 FROM {fold.REREAD} SEMI JOIN live.kept USING (device_id) ANTI JOIN fresh USING (device_id) LIMIT 1"
+        return connection.execute(vanished).fetchone() is None
 
     def _replace(self, connection: "DuckDBPyConnection", limits: Limits, frontier_ms: int | None) -> None:
         """Replace the facts of the affected devices, and append their transitions, in one transaction."""
@@ -201,13 +230,15 @@ class PresentMirror:
         connection.execute(f"CREATE OR REPLACE TEMP TABLE listed AS {_listed(limits, facts)}")
         connection.execute("""UPDATE listed SET clock = devices.clock, clock_offset_ms = devices.clock_offset_ms
             FROM live.devices AS devices WHERE listed.device_id = devices.device_id""")
+        new = f"SELECT {names} FROM new_judgements AS new WHERE kind IN ({_KINDS})"
         connection.execute("BEGIN")
         try:
             connection.execute(f"DELETE FROM live.kept WHERE device_id IN (FROM {_AFFECTED})")
             connection.execute("INSERT INTO live.kept BY NAME FROM fresh")
             connection.execute(f"DELETE FROM live.devices WHERE device_id IN (FROM {_AFFECTED})")
             connection.execute("INSERT INTO live.devices BY NAME FROM listed")
-            connection.execute(f"INSERT INTO live.changes BY NAME SELECT {names} FROM new_judgements WHERE kind IN ({_KINDS})")
+            # The load may have read transitions that were committed after its version.
+            connection.execute(f"INSERT INTO live.changes BY NAME FROM ({new}) AS new ANTI JOIN live.changes AS known ON {_SAME}")
             connection.execute(f"DELETE FROM live.changes WHERE epoch_ms(event_time) < {(frontier_ms or 0) - CHANGES_MS}")
         except BaseException:
             connection.execute("ROLLBACK")
@@ -231,7 +262,9 @@ def _listed(limits: Limits, facts: str) -> str:
 
 
 def _forget(connection: "DuckDBPyConnection") -> None:
-    """Drop the views of files, which maintenance may remove."""
+    """Drop the views of files, which maintenance may remove, and the tables of one refresh."""
     views = connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal AND database_name = 'memory'").fetchall()
     for (name,) in views:
         connection.execute(f'DROP VIEW IF EXISTS "{name}"')
+    for (name,) in connection.execute("SELECT table_name FROM duckdb_tables() WHERE temporary").fetchall():
+        connection.execute(f'DROP TABLE temp."{name}"')

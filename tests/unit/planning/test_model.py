@@ -9,7 +9,7 @@ from batch.calibrate import load, newest_file, piece_bytes, sample_key_group, sa
 from cli.commands.inspect.plan import show_plan
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Origin
-from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEALTH
+from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, MODE_HOURLY_SITE, QUARANTINE, STREAM_HEALTH
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.ingest.segments import SegmentRow, rows_table, write_segment
 from fleetpulse.io.tables import tables
@@ -29,6 +29,7 @@ from fleetpulse.planning.model import (
     snapshots_kept,
 )
 from fleetpulse.planning.partition_skew import busiest
+from fleetpulse.reports.present.replaced import replace_file
 from streaming.landing.landing import Landing
 from tests.support.histories.histories import START, signal
 from tests.support.homes.homes import commit_batch, landed_home
@@ -195,6 +196,21 @@ def test_larger_load_never_needs_fewer_resources() -> None:
         assert planned.cores >= small.cores
         assert sum(planned.storage.values()) >= 0.99 * sum(small.storage.values())
     assert plan(Fleet(50_000, keep_days=1), FIGURES).storage["messages"] < small.storage["messages"] / 20
+
+
+def test_bytes_of_the_modes_by_hour_are_an_upper_bound(tmp_path: Path) -> None:
+    home, days, changes = Home(tmp_path / "home"), 2, 40_000
+    fleet = Fleet(10_000, changes_a_day=changes / 10_000 / days)
+    planned = plan(fleet, FIGURES, days).storage
+    sql = f"""SELECT to_timestamp(3600 * (n * 7919 % {24 * days})) AS hour, 's' || n * 104729 % 50 AS site,
+              'default' AS device_class, ['online', 'offline'][1 + n % 2] AS mode, sum(1 - 2 * (n % 2)) AS devices_delta
+              FROM range({2 * changes}) AS t(n) GROUP BY ALL"""
+    with tables.connect() as connection:
+        rows = replace_file(home, connection, MODE_HOURLY_SITE, (sql, []), "site, device_class, mode, hour", ("test", ""))
+    assert rows
+    stored = sum(path.stat().st_size for path in home.table(MODE_HOURLY_SITE.name).glob("*.parquet"))
+    assert planned["mode_hourly_site"] * rows / (2 * changes) * 0.2 < stored < planned["mode_hourly_site"]
+    assert planned["device_current"] == 10_000 * FIGURES.current_bytes
 
 
 def test_calibration_figures_round_trip(tmp_path: Path) -> None:

@@ -9,10 +9,7 @@ from duckdb import DuckDBPyConnection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetpulse.core.amendments import amend
-from fleetpulse.core.amendments import histories as both_histories
-from fleetpulse.core.judgements import Judgement, compared
-from fleetpulse.core.replay import Deployment, outcome, replay
+from fleetpulse.core.replay import Deployment, outcome
 from fleetpulse.core.rows import Row, hash64
 from fleetpulse.core.tables import DEVICES, JUDGEMENTS, MESSAGES, Table
 from fleetpulse.io.tables import tables as delta
@@ -20,38 +17,12 @@ from fleetpulse.reports.present import fold
 from fleetpulse.reports.present.fold import KEPT
 from fleetpulse.reports.present.parts import Limits, heard_sql, judged_sql, listed_sql, through
 from tests.support.floors import Floor
-from tests.support.histories.histories import judgement_entry, registry_entries
+from tests.support.histories.emitted import Emitted
+from tests.support.histories.histories import registry_entries
 from tests.support.histories.strategies import DEPLOYMENTS, histories
 
 CUTS = st.lists(st.integers(0, 60), min_size=1, max_size=3)
 READ_ANEW, FOLDED = Floor(5), Floor(10)
-
-
-class _Emitted:
-    """Judgements as the job and amendments emit them, batch by batch."""
-
-    def __init__(self, rows: Sequence[Row], deployment: Deployment) -> None:
-        self._rows, self._deployment = rows, deployment
-        self._before = compared([])
-        self._amended: dict[str, list[Judgement]] = {one.device_id: [] for one in rows}
-
-    def batch(self, cut: int, *, amending: bool) -> list[dict[str, Any]]:
-        """Return the new judgements of the rows up to a cut."""
-        judgements = replay(self._rows[:cut], self._deployment)
-        fresh = compared(judgements) - self._before
-        self._before = compared(judgements)
-        found: list[Judgement] = []
-        for one in judgements:
-            key = next(iter(compared([one])))
-            if fresh[key] > 0:
-                fresh[key] -= 1
-                found.append(one)
-        if amending:
-            amended = amend(both_histories(self._rows[:cut], self._deployment), self._amended)
-            for device_id, more in amended.items():
-                self._amended[device_id] += more
-                found += more
-        return [judgement_entry(one, self._rows[cut - 1].received_at_ms) for one in found]
 
 
 class _Tables:
@@ -126,7 +97,7 @@ def test_folded_facts_equal_the_definition(
     rows: list[Row], drawn_cuts: list[int], deployment: Deployment, data: st.DataObject
 ) -> None:
     cuts = sorted({len(rows), *(1 + cut % len(rows) for cut in drawn_cuts)})
-    emitted = _Emitted(rows, deployment)
+    emitted = Emitted(rows, deployment)
     columns = ", ".join(f'"{name}"' for name in KEPT)
     with delta.connect() as connection:
         tables = _Tables(connection)

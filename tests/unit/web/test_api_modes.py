@@ -1,0 +1,89 @@
+"""Route of the modes over time: range, filters and errors."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.times import HOUR_MS
+from fleetpulse.web import api_modes
+from fleetpulse.web.access import User, WebRole
+from fleetpulse.web.api_modes import PATH
+from fleetpulse.web.app import create_app
+from tests.support.histories.histories import START, row, signal, tick
+from tests.support.homes.homes import JudgedHome, empty
+
+pytestmark = pytest.mark.unit
+RULES = parse_policy({"rules": {"timeout": "30m"}}).normalised()
+IN_FORCE = row(0, "fleet/_/_/policy", policy=RULES, effective_from_s=-1000)
+FIRST_MS = START // HOUR_MS * HOUR_MS
+
+
+class _Client:
+    """Client of an application."""
+
+    def __init__(self, app: Starlette) -> None:
+        self._app = app
+
+    def get(self, path: str, params: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None) -> httpx.Response:
+        async def answer() -> httpx.Response:
+            transport = httpx.ASGITransport(self._app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                return await client.get(path, params=params, headers=headers)
+
+        return asyncio.run(answer())
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[_Client]:
+    judged = JudgedHome(empty(tmp_path / "home", Deployment(10_000)))
+    judged.land_and_judge(IN_FORCE, signal(10, "a"), signal(20, "b"), signal(6_000, "a"), tick(2 * 3_600))
+    app = create_app(judged.home, hosts=("localhost",), authenticate=lambda _: User("test", WebRole.API_READER))
+    app.state.live.start()
+    try:
+        yield _Client(app)
+    finally:
+        app.state.live.stop()
+
+
+def test_modes_are_those_of_the_last_day_before_the_frontier(client: _Client) -> None:
+    answer = client.get(PATH)
+    content = answer.json()
+    hours = content["hours"]
+    assert len(hours) == 25 and hours[-1]["hour_ms"] == content["frontier_ms"] // HOUR_MS * HOUR_MS
+    assert hours[-3:] == [
+        {"hour_ms": FIRST_MS, "devices": {"offline": 2}},
+        {"hour_ms": FIRST_MS + HOUR_MS, "devices": {"offline": 1, "online": 1}},
+        {"hour_ms": FIRST_MS + 2 * HOUR_MS, "devices": {"offline": 1, "online": 1}},
+    ]
+    assert client.get(PATH, headers={"If-None-Match": answer.headers["ETag"]}).status_code == 304
+
+
+def test_range_and_filters_are_parameters(client: _Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"from": str(START), "to": str(START + 1), "site": "site", "class": "default"}
+    first = client.get(PATH, params=given).json()["hours"]
+    assert [one["hour_ms"] for one in first] == [FIRST_MS] and sum(first[0]["devices"].values()) == 2
+    assert client.get(PATH, params={**given, "site": "other"}).json()["hours"][0]["devices"] == {}
+    monkeypatch.setattr(api_modes, "modes_over_time", None)
+    assert client.get(PATH, params=given).json()["hours"] == first, "equal requests are read once"
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({"from": "noon"}, "instant-invalid"),
+        ({"from": "5", "to": "4"}, "parameter-invalid"),
+        ({"from": "0", "to": str(START)}, "parameter-invalid"),
+        ({"site": "x" * 201}, "parameter-invalid"),
+        ({"from": "9" * 30}, "instant-invalid"),
+        ({"to": "9" * 15}, "parameter-invalid"),
+    ],
+)
+def test_invalid_parameters_are_refused(client: _Client, given: dict[str, str], code: str) -> None:
+    answer = client.get(PATH, params={"from": str(START), **given})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
