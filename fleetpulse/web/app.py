@@ -213,5 +213,6 @@ async def _login(request: Request) -> Response:
         return error(request, 401, "login-invalid", text)
     answer = RedirectResponse(f"{request.scope.get('root_path', '')}/", 303, headers={"Referrer-Policy": "no-referrer"})
     is_secure = request.url.scheme == "https"
-    answer.set_cookie(COOKIE, session, max_age=SESSION_S, httponly=True, samesite="strict", secure=is_secure)
+    # Lax, not strict: an address that somebody shares opens from another site, and no GET changes anything.
+    answer.set_cookie(COOKIE, session, max_age=SESSION_S, httponly=True, samesite="lax", secure=is_secure)
     return answer
