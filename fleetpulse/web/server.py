@@ -255,9 +255,9 @@ def _watch(
         now_s = time.monotonic()
         if not thread.is_alive() or (not server.started and now_s - began_s > _START_S):
             raise FleetError(f"the HTTP server at {url} did not start, or ended; see its output", code="serve-ended")
-        if server.started and state == "starting":
-            state, written_s = "running", 0.0
-            on_start(url)
-        if now_s - written_s >= _STATUS_S:
+        is_new = server.started and state == "starting"
+        if is_new or now_s - written_s >= _STATUS_S:
+            state, written_s = "running" if server.started else state, now_s
             write_status(home.run(PAGE), {"pid": os.getpid(), "state": state, "url": url})
-            written_s = now_s
+        if is_new:
+            on_start(url)
