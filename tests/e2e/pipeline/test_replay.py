@@ -182,7 +182,7 @@ def page_of(running: "subprocess.Popen[str]") -> tuple[SplitResult, str]:
         return connection.getresponse()
 
     found = await_that(answer, by=running, what="the page")
-    assert found.status == 303, found.read()
+    assert found is not None and found.status == 303
     return address, str(found.headers["Set-Cookie"]).partition(";")[0]
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -90,7 +90,7 @@ async def _failing(_request: Request) -> Response:
 
 
 async def _breaking(_request: Request) -> Response:
-    async def parts() -> Any:
+    async def parts() -> AsyncIterator[bytes]:
         yield b"the first half"
         raise RuntimeError("detail of the fault")
 
