@@ -89,7 +89,7 @@ VERBS: Final = {
     "device": Verb("commands.fleet.device", "Show a device (fleet device ID), or register and control devices."),
     "policy": Verb("commands.fleet.policy", "Check and apply policies: timeouts, error limits and other rules."),
     "map": Verb("commands.fleet.mapping", "Add, test and watch mappings for devices with their own topics and payloads."),
-    "access": Verb("commands.fleet.access", "Manage users of the embedded broker, and their topics."),
+    "access": Verb("commands.fleet.access", "Manage users of the embedded broker and their topics, and tokens of the HTTP API."),
     "state": Verb("commands.state.commands", "Inspect, snapshot, migrate and roll back the lifecycle job's state."),
     "serve": Verb("commands.run.serve", "Serve the API, the metrics and the operations page of a home."),
     "stream": Verb("commands.run.stream", "Stop and start the lifecycle job alone; all other processes keep running."),

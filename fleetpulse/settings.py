@@ -159,6 +159,16 @@ def _is_first_port(value: int) -> int:
     return value
 
 
+def _are_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    for host in hosts:
+        if not _DNS_NAME.fullmatch(host):
+            raise ValueError(
+                f"a host name of the HTTP server has a-z, 0-9, - and ., without a port; got {host!a}; write a name such as "
+                '"fleet.example.com"'
+            )
+    return hosts
+
+
 def _is_prefix(value: str) -> str:
     if fault := prefix_fault(value):
         raise ValueError(f'{fault}; write a prefix such as "{DISCOVERY_PREFIX}"')
@@ -264,6 +274,14 @@ class Settings(BaseSettings):
         broker_own_certificate: PEM file of the client certificate of fleetpulse's own connections,
             with the DNS name ``fleet``; required with ``broker_client_authority``.
         broker_own_key: PEM file of the key of that certificate, if it does not contain the key.
+        serve_certificate: PEM file of the certificate of the HTTP server (``fleet serve``), followed by
+            intermediate ones. With it, the server accepts TLS only. A relative path is relative to the
+            home.
+        serve_key: PEM file of the key of that certificate, unencrypted, if the first file does not
+            contain the key.
+        serve_hosts: further names by which clients address the HTTP server, for example the name at a
+            proxy. Requests for other names than these, the listening address and the loopback are
+            refused. In the file it is a list; in the environment it is JSON.
         bridges: further bridges of a large fleet by name, each with its sites. ``bridge-1``
             receives all other messages, history and commands. In the file it is a table:
             ``[bridges]``, ``north = ["oslo", "turku"]``; in the environment it is JSON. Bridges
@@ -379,6 +397,9 @@ class Settings(BaseSettings):
     broker_client_authority: str = ""
     broker_own_certificate: str = ""
     broker_own_key: str = ""
+    serve_certificate: str = ""
+    serve_key: str = ""
+    serve_hosts: Annotated[tuple[str, ...], AfterValidator(_are_hosts)] = ()
     bridges: Annotated[dict[str, tuple[str, ...]], AfterValidator(_are_bridges)] = {}
     identity: DeviceIdentity = DeviceIdentity.ID
     kafka: Annotated[dict[str, str], BeforeValidator(_flat), Field(repr=False)] = {}
@@ -424,6 +445,7 @@ class Settings(BaseSettings):
         """Return the files that settings name; a relative path is relative to the home."""
         named = [self.broker_certificate, self.broker_key, self.broker_authority, self.broker_client_authority]
         named += [self.broker_own_certificate, self.broker_own_key, self.spark_key, self.executor_template]
+        named += [self.serve_certificate, self.serve_key]
         return [file for file in named if file]
 
     @classmethod
@@ -501,7 +523,7 @@ def load_settings(home: Path) -> Settings:
         return Settings(**content)
     except SettingsError as error:
         raise FleetError(
-            f"invalid settings: {error}; write bridges and kafka as JSON in the environment", code="settings-faulty"
+            f"invalid settings: {error}; write bridges, kafka and serve_hosts as JSON in the environment", code="settings-faulty"
         ) from None
     except ValidationError as error:
         faults = [f"  {'.'.join(map(str, one['loc']))}: {_rule(one)}{_got(one)}" for one in error.errors()]

@@ -32,6 +32,7 @@ class IfUnwritable(Enum):
 # No access is granted without a record. All other commands may be needed in an emergency.
 AUDITED: Final[Mapping[str, IfUnwritable]] = {
     "access grant": IfUnwritable.REFUSE,
+    "access login": IfUnwritable.REFUSE,
     **dict.fromkeys(
         (
             "access reload",
@@ -97,6 +98,7 @@ NOT_AUDITED: Final[Mapping[str, str]] = {  # command, or its first word -> reaso
     "up": "starts processes, which have logs; a policy given to it is a row of messages",
     "down": "stops the processes of up",
     "replay": "judges a recording, normally in a home of its own",
+    "serve": "changes nothing; logins that others need are printed by access login, which is audited",
     "service": "is run by a supervisor, which has logs",
     "job": "is run by other commands",
     "stream supervise": "runs every minute and only restores the desired state, which is audited",

@@ -1,6 +1,6 @@
-"""Optional processes of a run: Airflow, the publisher, the creation of Spark's class archive.
+"""Optional processes of a run: the HTTP server, Airflow, the publisher, the creation of Spark's class archive.
 
-They start after the first verdicts, and the stream does not depend on them.
+The stream does not depend on them. The HTTP server starts with the run, the others after the first verdicts.
 """
 
 from collections.abc import Sequence
@@ -9,10 +9,13 @@ from cli.supervisor.airflow_env import HOST, airflow_home, passwords
 from cli.supervisor.cds import archive_is_ready
 from cli.supervisor.processes import Job, Run
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.home.home import PUBLISHER
+from fleetpulse.io.home.home import PAGE, PUBLISHER, Home
+from fleetpulse.io.home.services import page_holder, page_served_by
 from fleetpulse.io.system.ports import free_port
 from fleetpulse.io.system.process import NOT_RESTARTED
 from fleetpulse.settings import Settings
+from fleetpulse.web.access import login_address
+from fleetpulse.web.server import LOOPBACK, Listener, page_port, server_tls
 
 _RESTARTS = 2
 
@@ -95,6 +98,46 @@ class AirflowSidecar(_Sidecar):
         state = self.run.status("airflow").get("state")
         self._has_run = state == "running" or (self._has_run and state != NOT_RESTARTED)
         return self._has_run
+
+
+def page_listener(home: Home, settings: Settings, port: int) -> Listener:
+    """Return the listener of a run's HTTP server.
+
+    Args:
+        home: home of the run.
+        settings: its settings.
+        port: requested port; 0 for any free one.
+
+    Raises:
+        FleetError: the port is in use, a file of TLS cannot be used, or another server of the home runs.
+    """
+    if (other := page_holder(home)) is not None:
+        raise page_served_by(home, other)
+    tls = server_tls(home, settings)
+    if tls is not None:
+        tls.context()
+    chosen = page_port(port, alternative=", or start no server with --no-page")
+    return Listener(LOOPBACK, chosen, tls, settings.serve_hosts)
+
+
+class PageSidecar(_Sidecar):
+    """HTTP server of a run.
+
+    Args:
+        run: the run.
+        listener: its address.
+    """
+
+    def __init__(self, run: Run, listener: Listener) -> None:
+        super().__init__(run, PAGE, ["--port", str(listener.port)], _RESTARTS)
+        self._url = listener.url
+
+    def invitation(self) -> list[str]:
+        """Return lines with a one-time address of the page."""
+        return [
+            f"page:    {login_address(self.run.home, self._url)}",
+            f"         valid once, for 10 minutes; print a new one with: ./fleet access login --home {self.run.home.path}",
+        ]
 
 
 class PublisherSidecar(_Sidecar):

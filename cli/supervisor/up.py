@@ -13,7 +13,14 @@ from rich.live import Live
 from cli.supervisor.flush import stop_listening
 from cli.supervisor.processes import Run, require_space
 from cli.supervisor.screen import Screen
-from cli.supervisor.sidecars import AirflowSidecar, ClassArchiveSidecar, PublisherSidecar, airflow_port
+from cli.supervisor.sidecars import (
+    AirflowSidecar,
+    ClassArchiveSidecar,
+    PageSidecar,
+    PublisherSidecar,
+    airflow_port,
+    page_listener,
+)
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import Policy
 from fleetpulse.core.presence.identities import DeviceIdentity
@@ -50,6 +57,7 @@ class UpOptions:
         policy: requested policy; None for the simulated fleet's, or the built-in one.
         airflow_port: port of Airflow's UI; 0 for a free one, None for a run without Airflow.
         picture: SVG file for the last screen; None for no file.
+        page_port: port of the HTTP server; 0 for a free one, None for a run without it.
     """
 
     devices: int | None
@@ -61,13 +69,15 @@ class UpOptions:
     policy: Policy | None
     airflow_port: int | None = None
     picture: Path | None = None
+    page_port: int | None = None
 
 
 def up(home: Home, options: UpOptions, deployment: Deployment | None) -> None:
     """Run a home until Ctrl-C, SIGTERM or the end of ``for_s``.
 
     The order of starts is: broker, lifecycle job, landing, bridge, simulator. Further bridges start
-    once the first one is live, and Airflow after the first verdict. `Run` stops all of them in the
+    once the first one is live, and Airflow after the first verdict. The HTTP server starts last of all, at
+    low priority. `Run` stops all of them in the
     reverse order.
 
     Raises:
@@ -84,6 +94,7 @@ def up(home: Home, options: UpOptions, deployment: Deployment | None) -> None:
         with Run(home) as run:
             history = _prepare(home, options)
             airflow = None if options.airflow_port is None else AirflowSidecar(run, airflow_port(options.airflow_port))
+            page = None if options.page_port is None else PageSidecar(run, page_listener(home, settings, options.page_port))
             address = run.use_broker(options.broker, options.port)
             restarts = settings.restarts
             run.start("lifecycle", restarts=restarts)
@@ -91,7 +102,9 @@ def up(home: Home, options: UpOptions, deployment: Deployment | None) -> None:
             run.start("bridge", ["--replay"] if history else [], restarts=restarts)
             if options.simulate:
                 run.start("simulator", ["--history"] if history else [], restarts=restarts)
-            _watch(run, options, address, stop, settings, airflow)
+            if page:
+                page.start()
+            _watch(run, options, address, stop, settings, airflow, page)
             typer.echo("stopping: writing received messages and finishing the current batch", err=True)
             if home.deployment().verdict_jitter_ms:
                 stop_listening(run, ("simulator", "bridge"), lambda: run.alive("landing") and run.alive("lifecycle"), _PATIENCE_S)
@@ -134,7 +147,13 @@ def _require_same(home: Home, options: UpOptions, known: SimulatedFleet) -> None
 
 
 def _watch(
-    run: Run, options: UpOptions, address: BrokerAddress, stop: StopSignal, settings: Settings, airflow: AirflowSidecar | None
+    run: Run,
+    options: UpOptions,
+    address: BrokerAddress,
+    stop: StopSignal,
+    settings: Settings,
+    airflow: AirflowSidecar | None,
+    page: PageSidecar | None,
 ) -> None:
     console = Console()
     screen, classes, publisher = Screen(run, address), ClassArchiveSidecar(run), PublisherSidecar(run, settings)
@@ -142,7 +161,7 @@ def _watch(
     if not options.simulate and options.broker is None:
         for line in _access_examples(run.home, address):
             typer.echo(line)
-    for line in airflow.invitation() if airflow else ():
+    for line in [*(page.invitation() if page else ()), *(airflow.invitation() if airflow else ())]:
         typer.echo(line)
 
     def continue_run() -> bool:

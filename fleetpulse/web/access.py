@@ -1,13 +1,16 @@
 """Users of the HTTP server: tokens of programs, one-time addresses and sessions of people.
 
 Rule 1: a token is random, so its SHA-256 digest is stored, as for session keys. The token itself is shown once.
-Rule 2: a one-time address is signed, expires, and is accepted once by a running server. It becomes a session in a
-cookie that scripts and other sites cannot read.
-Rule 3: removing the key file and starting the server again ends all sessions.
+Rule 2: a one-time address is signed, expires, and is accepted once: its use is recorded in a file, which is created
+before the session. It becomes a session in a cookie that scripts and other sites cannot read.
+Rule 3: removing the file of the key ends all sessions, and makes all one-time addresses invalid.
+Rule 4: nothing here writes a token, a key or a session to a log or into an error.
 """
 
 import hmac
 import json
+import os
+import re
 import secrets
 import time
 from dataclasses import asdict, dataclass
@@ -18,12 +21,14 @@ from typing import Final
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
+from fleetpulse.io.system.locks import exclusive_lock
 from fleetpulse.io.system.secret_files import create_secret, write_secret
 
 TOKEN_PREFIX: Final = "fleet_"  # noqa: S105 - not a password: it lets scanners for secrets find a token
 LOGIN_S: Final = 600  # validity of a one-time address
 SESSION_S: Final = 12 * 3_600
 _MAX_EXPIRY_DIGITS: Final = 12
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")  # as of users of the broker
 
 
 class WebRole(StrEnum):
@@ -65,11 +70,12 @@ class Token:
 
 
 def _folder(home: Home) -> Path:
-    return home.path / "web"
+    folder = home.path / "web"
+    folder.mkdir(0o700, parents=True, exist_ok=True)
+    return folder
 
 
 def _key(home: Home) -> bytes:
-    _folder(home).mkdir(0o700, parents=True, exist_ok=True)
     return create_secret(_folder(home) / "session.key", secrets.token_hex(32)).encode()
 
 
@@ -79,7 +85,7 @@ def tokens(home: Home) -> list[Token]:
     Raises:
         FleetError: the file is damaged.
     """
-    path = _folder(home) / "tokens.json"
+    path = home.path / "web" / "tokens.json"
     try:
         return [Token(**{**one, "role": WebRole(one["role"])}) for one in json.loads(path.read_text())]
     except FileNotFoundError:
@@ -91,25 +97,45 @@ def tokens(home: Home) -> list[Token]:
 
 
 def grant_token(home: Home, name: str, role: WebRole, now_ms: int) -> str:
-    """Store a token for a program, and return it; it replaces an earlier one of that name."""
+    """Store a token for a program, and return it; it replaces an earlier one of that name.
+
+    Args:
+        home: home of the server.
+        name: name of the program: letters, digits and ``. _ : @ -``.
+        role: what the program may do.
+        now_ms: instant of the creation, epoch milliseconds.
+
+    Raises:
+        FleetError: the name is malformed, or the stored tokens are damaged.
+    """
+    if not _NAME.fullmatch(name):
+        raise FleetError(
+            f"the name of a program has 1 to 128 letters, digits and . _ : @ -, and starts with a letter or digit; got {name!a}; "
+            f'write a name such as "grafana"',
+            code="token-name-invalid",
+        )
     token = TOKEN_PREFIX + secrets.token_urlsafe(32)
-    kept = [one for one in tokens(home) if one.name != name]
-    _write(home, [*kept, Token(name, role, _digest(token), now_ms)])
+    with exclusive_lock(_folder(home) / "tokens.lock"):
+        kept = [one for one in tokens(home) if one.name != name]
+        _write(home, [*kept, Token(name, role, _digest(token), now_ms)])
     return token
 
 
 def revoke_token(home: Home, name: str) -> bool:
-    """Remove the token of a program; return whether there was one."""
-    known = tokens(home)
-    kept = [one for one in known if one.name != name]
-    if len(kept) == len(known):
-        return False
-    _write(home, kept)
+    """Remove the token of a program; return whether there was one.
+
+    A running server refuses the token from the next request on.
+    """
+    with exclusive_lock(_folder(home) / "tokens.lock"):
+        known = tokens(home)
+        kept = [one for one in known if one.name != name]
+        if len(kept) == len(known):
+            return False
+        _write(home, kept)
     return True
 
 
 def _write(home: Home, known: list[Token]) -> None:
-    _folder(home).mkdir(0o700, parents=True, exist_ok=True)
     ordered = sorted(known, key=lambda one: one.name)
     write_secret(_folder(home) / "tokens.json", json.dumps([asdict(one) for one in ordered], indent=1) + "\n")
 
@@ -122,6 +148,30 @@ def login_key(home: Home, user: str = "viewer", now_s: float | None = None) -> s
     """Return the key of a one-time address, which is valid for `LOGIN_S` seconds."""
     until_s = int(time.time() if now_s is None else now_s) + LOGIN_S
     return _signed(home, "login", until_s, f"{user}.{secrets.token_hex(8)}")
+
+
+def login_address(home: Home, url: str) -> str:
+    """Return a new one-time address of the server at ``url``."""
+    return f"{url}/login?key={login_key(home)}"
+
+
+def _is_first_use(home: Home, key: str, now_s: float) -> bool:
+    """Record the use of a one-time key; return whether it was not used before.
+
+    The record, an empty file, also holds for a server that is started again.
+    """
+    folder = _folder(home) / "used"
+    folder.mkdir(0o700, exist_ok=True)
+    for old in folder.iterdir():
+        if old.stat().st_mtime < now_s - LOGIN_S:
+            old.unlink(missing_ok=True)
+    record = folder / _digest(key)
+    try:
+        record.touch(0o600, exist_ok=False)
+    except FileExistsError:
+        return False
+    os.utime(record, (now_s, now_s))
+    return True
 
 
 def _signed(home: Home, purpose: str, until_s: int, text: str) -> str:
@@ -152,8 +202,7 @@ class Access:
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._used: dict[str, float] = {}  # one-time keys by the time of their use
-        self._tokens: tuple[float, dict[str, Token]] = (-1.0, {})
+        self._tokens: tuple[tuple[int, int], dict[str, Token]] = ((0, 0), {})  # by digest, with the identity of their file
 
     def by_token(self, token: str) -> User | None:
         """Return the user of a token; None if it is unknown."""
@@ -162,21 +211,20 @@ class Access:
 
     def _known_tokens(self) -> dict[str, Token]:
         try:
-            changed = (_folder(self._home) / "tokens.json").stat().st_mtime_ns
+            file = (self._home.path / "web" / "tokens.json").stat()
         except FileNotFoundError:
             return {}
-        if changed != self._tokens[0]:
-            self._tokens = changed, {one.digest: one for one in tokens(self._home)}
+        identity = file.st_mtime_ns, file.st_ino
+        if identity != self._tokens[0]:
+            self._tokens = identity, {one.digest: one for one in tokens(self._home)}
         return self._tokens[1]
 
     def log_in(self, key: str, now_s: float | None = None) -> str | None:
         """Exchange the key of a one-time address for a session; None if it is invalid or was used."""
         at_s = time.time() if now_s is None else now_s
         text = _verified(self._home, "login", key, at_s)
-        self._used = {one: used_s for one, used_s in self._used.items() if used_s > at_s - LOGIN_S}
-        if text is None or key in self._used:
+        if text is None or not _is_first_use(self._home, key, at_s):
             return None
-        self._used[key] = at_s
         return _signed(self._home, "session", int(at_s) + SESSION_S, text)
 
     def by_session(self, cookie: str, now_s: float | None = None) -> User | None:

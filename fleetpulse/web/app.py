@@ -3,13 +3,16 @@
 Rule 1: every route but `OPEN` needs a user. The routes are read-only: they answer GET and HEAD.
 Rule 2: an answer never has what a browser may take for a script of another kind: see `HEADERS`. Content of devices
 is data in JSON, or escaped text in HTML.
-Rule 3: errors are sentences with a code, in JSON below ``/api``, otherwise in HTML.
+Rule 3: errors are sentences with a code, in JSON below ``/api``, otherwise in HTML. An unexpected error is written to
+the log with its traceback, without values of variables: they may contain tokens.
 """
 
+import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+import structlog
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -116,20 +119,33 @@ class _Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
+        if scope["type"] != "http":
             return
+        is_started = False
 
         async def send_with_headers(message: Message) -> None:
+            nonlocal is_started
             if message["type"] == "http.response.start":
+                is_started = True
                 given = {name.lower() for name, _ in message["headers"]}
                 more = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
                 message["headers"] = [*message["headers"], *(one for one in more if one[0] not in given)]
             await send(message)
 
         request = Request(scope, receive)
-        refused = await self._fault(request)
-        await (refused or self._app)(scope, receive, send_with_headers)
+        try:
+            answer = await self._fault(request) or self._app
+            await answer(scope, receive, send_with_headers)
+        except Exception as found:
+            structlog.get_logger().error(
+                "a request failed", path=scope["path"], traceback="".join(traceback.format_exception(found))
+            )
+            if is_started:
+                raise  # the client must not take the part that it has for the whole
+            failed = error(request, 500, "internal-error", "the server failed to answer; see its log")
+            await failed(scope, receive, send_with_headers)
 
     async def _fault(self, request: Request) -> Response | None:
         """Return the answer to a request that is not passed on; None if it is."""
@@ -140,7 +156,7 @@ class _Guard:
         if len(request.scope.get("raw_path", b"")) + len(request.url.query) > MOST_QUERY_BYTES:
             return error(request, 414, "address-too-long", f"an address has at most {MOST_QUERY_BYTES:,} bytes")
         if request.method not in ("GET", "HEAD"):
-            return error(request, 405, "method-not-allowed", "this server is read-only; use GET")
+            return error(request, 405, "method-not-allowed", "this server is read-only; use GET", {"Allow": "GET, HEAD"})
         if path in OPEN or path.startswith("/static/"):
             return None
         user = await run_in_threadpool(self._authenticate, request)
@@ -194,5 +210,6 @@ async def _login(request: Request) -> Response:
         return error(request, 401, "login-invalid", text)
     answer = RedirectResponse(f"{request.scope.get('root_path', '')}/", 303, headers={"Referrer-Policy": "no-referrer"})
     is_secure = request.url.scheme == "https"
-    answer.set_cookie(COOKIE, session, max_age=SESSION_S, httponly=True, samesite="strict", secure=is_secure)
+    # Lax, not strict: an address that somebody shares opens from another site, and no GET changes anything.
+    answer.set_cookie(COOKIE, session, max_age=SESSION_S, httponly=True, samesite="lax", secure=is_secure)
     return answer

@@ -134,3 +134,20 @@ def test_heap_sizes_that_java_rejects_or_that_are_too_small_are_refused(value: s
     with refused("settings-faulty", match=f"heap: .*at least 512m.*got '{value}'") as caught:
         load_settings(tmp_path)
     assert "cores" in str(caught.value)
+
+
+def test_names_of_the_http_server_are_host_names_without_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "settings.toml").write_text('serve_hosts = ["fleet.example.com", "10.0.0.7"]\n')
+    assert load_settings(tmp_path).serve_hosts == ("fleet.example.com", "10.0.0.7")
+    for wrong in ("*", "fleet.example.com:8090", "https://fleet.example.com", "", "Fleet"):
+        (tmp_path / "settings.toml").write_text(f'serve_hosts = ["{wrong}"]\n')
+        with refused("settings-faulty", match="without a port"):
+            load_settings(tmp_path)
+    (tmp_path / "settings.toml").unlink()
+    monkeypatch.setenv("FLEET_SERVE_HOSTS", '["fleet.example.com"]')
+    assert load_settings(tmp_path).serve_hosts == ("fleet.example.com",)
+
+
+def test_files_of_the_http_server_may_be_in_the_folder_of_a_new_home(tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text('serve_certificate = "page.pem"\nserve_key = "page.key"\n')
+    assert load_settings(tmp_path).files() == ["page.pem", "page.key"]

@@ -88,6 +88,7 @@ class _Context:
     home: Home
     port: int
     airflow_port: int
+    page_port: int
     settings: "Settings | None" = None
     spark: "SparkResources | None" = None
     failed: set[str] = field(default_factory=set[str])
@@ -104,6 +105,9 @@ def doctor(
     airflow_port: Annotated[
         int, typer.Option("--airflow-port", min=0, max=65535, help="Port of the Airflow UI; 0 for no check.")
     ] = 8080,
+    page_port: Annotated[
+        int, typer.Option("--page-port", min=0, max=65535, help="Port of the operations page; 0 for no check.")
+    ] = 8090,
     quick: Annotated[bool, typer.Option("--quick", help="Start no Spark session on a cluster.")] = False,
     json_lines: RowsOption = False,
 ) -> None:
@@ -113,7 +117,7 @@ def doctor(
     check failed. On a cluster, a short Spark session starts, which needs free cores beside the job.
     """
     failed = 0
-    for one in checked(Home(home), port, airflow_port, quick=quick):
+    for one in checked(Home(home), port, airflow_port, page_port, quick=quick):
         failed += one.state is CheckState.FAILED
         if json_lines:
             as_json([{"check": one.check, "state": one.state.value, "found": one.found, "code": one.code}])
@@ -123,16 +127,17 @@ def doctor(
         raise typer.Exit(1)
 
 
-def checked(home: Home, port: int, airflow_port: int, *, quick: bool) -> Iterator[Finding]:
+def checked(home: Home, port: int, airflow_port: int, page_port: int, *, quick: bool) -> Iterator[Finding]:
     """Run all checks, and yield each result as soon as it exists.
 
     Args:
         home: the home, which need not exist yet.
         port: port of the embedded broker; 0 for no check.
         airflow_port: port of Airflow's UI; 0 for no check.
+        page_port: port of the HTTP server; 0 for no check.
         quick: whether to start no Spark session.
     """
-    context = _Context(home, port, airflow_port)
+    context = _Context(home, port, airflow_port, page_port)
     for check in (
         Check("python", _python),
         Check("java", _java, 200.0),  # it runs each Java that it finds, for up to a minute
@@ -149,6 +154,7 @@ def checked(home: Home, port: int, airflow_port: int, *, quick: bool) -> Iterato
         Check("secrets", partial(_secrets, context)),
         Check("broker port", partial(_broker_port, context)),
         Check("airflow port", partial(_airflow_port, context)),
+        Check("page port", partial(_page_port, context)),
         Check("spark master", partial(_spark_master, context)),
         Check("spark session", partial(_spark_session, context, quick=quick), _SESSION_LIMIT_S),
     ):
@@ -230,12 +236,15 @@ def _settings(context: _Context) -> str:
     from fleetpulse.io.kafka.config import parse_kafka
     from fleetpulse.io.spark.session import SparkResources
     from fleetpulse.settings import load_settings
+    from fleetpulse.web.server import server_tls
 
     settings = load_settings(context.home.path)
     if settings.kafka:
         parse_kafka(settings.kafka)
     if (tls := listener_tls(context.home, settings)) is not None:
         tls.check()
+    if (served := server_tls(context.home, settings)) is not None:
+        served.load()
     context.spark = SparkResources.of(context.home.path, settings)
     context.settings = settings
     return f"valid: {len(settings.model_fields_set)} of {len(type(settings).model_fields)} are set"
@@ -307,9 +316,12 @@ def _clock(context: _Context) -> str:
 
 def _secrets(context: _Context) -> str:
     from fleetpulse.io.home.preconditions import require_private_secrets
+    from fleetpulse.web.server import server_tls
 
     settings, spark = _valid(context)
     named = [context.home.path / Path(file).expanduser() for file in (settings.broker_key, settings.broker_own_key) if file]
+    if (served := server_tls(context.home, settings)) is not None:
+        named.append(served.secret)
     if spark.cluster is not None:
         from fleetpulse.io.spark.cluster import read_secret
 
@@ -346,6 +358,20 @@ def _airflow_port(context: _Context) -> str:
     if context.home.exists() and context.home.owner() is not None and status.get("url"):
         return f"the home's Airflow ({status.get('state')}) is at {status['url']}"
     return f"port {airflow_port(context.airflow_port)} is free"
+
+
+def _page_port(context: _Context) -> str:
+    from fleetpulse.io.home.home import PAGE
+    from fleetpulse.io.home.services import page_holder
+    from fleetpulse.io.system.process import read_status
+    from fleetpulse.web.server import page_port
+
+    if context.home.exists() and page_holder(context.home) is not None:
+        status = read_status(context.home.run(PAGE))
+        return f"the home's page ({status.get('state')}) is at {status.get('url')}"
+    if not context.page_port:
+        raise Skipped("--page-port 0")
+    return f"port {page_port(context.page_port)} is free"
 
 
 def _spark_master(context: _Context) -> str:

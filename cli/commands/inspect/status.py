@@ -33,7 +33,7 @@ from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.delta.log import holds_table
-from fleetpulse.io.home.home import PUBLISHER, Home, bridge_job
+from fleetpulse.io.home.home import PAGE, PUBLISHER, Home, bridge_job
 from fleetpulse.io.home.services import Service, runs, services
 from fleetpulse.io.mqtt.embedded import broker_log
 from fleetpulse.io.mqtt.embedded.takeovers import FREQUENT, read_takeovers
@@ -102,7 +102,7 @@ def status_facts(home: Home) -> dict[str, Any]:
     facts["health"] = reports.health(home)
     running = {
         name: status
-        for name in (*map(bridge_job, home.bridges()), "landing", "lifecycle", "simulator", PUBLISHER)
+        for name in (*map(bridge_job, home.bridges()), "landing", "lifecycle", "simulator", PUBLISHER, PAGE)
         if (status := read_status(home.run(name))) and runs(home, name)
     }
     facts["processes"] = {name: status.get("state", "running") for name, status in running.items()}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
 import typer
 
+from cli.commands.run.serve import LOOPBACK, NICENESS
 from cli.common.options import HomeOption
 from cli.common.policy_files import load_mappings, require_no_spaces
 from fleetpulse.core.messages.sparkplug import SUBSCRIPTIONS
@@ -175,6 +176,29 @@ def publisher(home: HomeOption, parent: ParentOption = None) -> None:
 
     use_system_memory_pool()
     run_publisher(Home(home), load_settings(home).discovery_prefix, _set_up_process(parent))
+
+
+@jobs.command("page")
+def page(
+    home: HomeOption,
+    port: Annotated[int, typer.Option("--port")],
+    parent: ParentOption = None,
+    listen: Annotated[str, typer.Option("--listen")] = LOOPBACK,
+    plain: Annotated[bool, typer.Option("--plain")] = False,
+) -> None:
+    """Serve the API, the metrics and the operations page, at low priority."""
+    from fleetpulse.settings import load_settings
+
+    block_imports("pandas")
+    import structlog
+
+    from fleetpulse.web.server import listener_of, run_server
+
+    os.nice(NICENESS)
+    use_system_memory_pool()
+    at, stop = Home(home), _set_up_process(parent)
+    listener = listener_of(at, load_settings(home), listen, port, plain=plain)
+    run_server(at, listener, stop, "its page", lambda url: structlog.get_logger("page").info("serving", url=url))
 
 
 @jobs.command("classes")

@@ -59,6 +59,10 @@ def up(
     airflow_port: Annotated[
         int, typer.Option("--airflow-port", min=0, max=65535, help="Port of the Airflow UI; 0 for any free port.")
     ] = 8080,
+    no_page: Annotated[bool, typer.Option("--no-page", help="Do not serve the operations page and the API.")] = False,
+    page_port: Annotated[
+        int, typer.Option("--page-port", min=0, max=65535, help="Port of the operations page; 0 for any free port.")
+    ] = 8090,
     picture: Annotated[
         Path | None, typer.Option("--picture", hidden=True, help="Write the last screen to this SVG file.")
     ] = None,
@@ -84,6 +88,7 @@ def up(
         policy=chosen,
         airflow_port=None if no_airflow else airflow_port,
         picture=picture,
+        page_port=None if no_page else page_port,
     )
     run(Home(home), options, deployment_of(home, lateness))
 

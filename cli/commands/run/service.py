@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from cli.commands.run.serve import PORT
 from cli.common.options import DEFAULT_HOME, HomeOption
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.io.home.desired_state import RUNNING, get_desired
@@ -24,6 +25,7 @@ from fleetpulse.io.system.process import StopSignal, read_status, status_age_s
 if TYPE_CHECKING:
     from cli.supervisor.processes import Job, Run
 
+_BROKER_PORT: Final = 1883
 _PATIENCE_S: Final = 120.0
 _WATCH_S: Final = 0.5
 _SILENT_S: Final = 60.0  # a part writes its status once a second
@@ -41,13 +43,16 @@ def service(
     home: HomeOption = DEFAULT_HOME,
     check: Annotated[bool, typer.Option("--check", help="Only check its health; exit code 1 if it is unhealthy.")] = False,
     broker: Annotated[str | None, typer.Option("--broker", help="bridge: use this broker, mqtt://HOST:PORT or mqtts://.")] = None,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="broker: port; 0 for any free port.")] = 1883,
-    listen: Annotated[str, typer.Option("--listen", help="broker: address to listen on.")] = LOOPBACK,
+    port: Annotated[
+        int | None,
+        typer.Option("--port", min=0, max=65535, help="broker, page: port, by default 1883 and 8090; 0 for any free port."),
+    ] = None,
+    listen: Annotated[str, typer.Option("--listen", help="broker, page: address to listen on.")] = LOOPBACK,
     known_as: Annotated[
         str | None, typer.Option("--known-as", help="broker: host name at which the bridge connects to it.")
     ] = None,
     plain: Annotated[
-        bool, typer.Option("--plain", help="broker: allow --listen beyond the loopback interface without TLS.")
+        bool, typer.Option("--plain", help="broker, page: allow --listen beyond the loopback interface without TLS.")
     ] = False,
 ) -> None:
     """Run one part of a home in the foreground, for systemd or a container.
@@ -83,8 +88,12 @@ def service(
         if makes:
             opened.divide(settings.all_bridges())
         if name is Service.BROKER:
-            _print(f"the broker is listening on {run.use_broker(None, port, listen, known_as, plain=plain)}")
+            address = run.use_broker(None, _BROKER_PORT if port is None else port, listen, known_as, plain=plain)
+            _print(f"the broker is listening on {address}")
             job = None
+        elif name is Service.PAGE:
+            options = ["--port", str(PORT if port is None else port), "--listen", listen, *(["--plain"] if plain else [])]
+            job = run.start(name, options)
         elif (job := _start_part(run, name, address, stop)) is None:
             return
         if name is Service.BRIDGE:

@@ -27,6 +27,7 @@ HOME_VERSION: Final = 1
 _BY_VERSION_1: Final = "judged_by_version_1_ms"
 SERVICES: Final = "services"  # name of the holder of a home's lock that services share
 PUBLISHER: Final = "publisher"  # name of the process that publishes verdicts
+PAGE: Final = "page"  # name of the HTTP server's process
 KEY_GROUPS: Final = 8  # of a new home with up to two cores; fixed for a generation; suffices for about 100,000 devices
 _NOT_IN_PATHS: Final = "%[]{}*?\\^|"  # Delta readers decode some of them, use some as patterns, and fail on others
 

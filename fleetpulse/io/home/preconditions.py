@@ -25,6 +25,8 @@ _SECRETS: Final = (  # patterns of the files that fleetpulse writes with mode 60
     "broker/credentials.json",
     "broker/tls.json",
     "run/broker.json",
+    "web/session.key",
+    "web/tokens.json",
     "airflow/*.secret",
     "airflow/passwords.json",
     "airflow/fleet/pages.key",

@@ -3,6 +3,7 @@
 Rule 1: a full run (``./fleet up``, ``replay`` or ``chaos``) holds the home's lock exclusively.
 Services share this lock, and each holds a lock of its own as well (ADR 18).
 Rule 2: only these locks show whether a service runs: a status file may outlive its process.
+Rule 3: the HTTP server of a home holds a lock, whichever command started it: a home has one.
 """
 
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.home.home import PUBLISHER, SERVICES, Home
+from fleetpulse.io.home.home import PAGE, PUBLISHER, SERVICES, Home
 from fleetpulse.io.system.locks import lock_holder, named_lock, shared_lock
 
 
@@ -22,6 +23,7 @@ class Service(StrEnum):
     LIFECYCLE = "lifecycle"
     LANDING = "landing"
     BRIDGE = "bridge"  # all bridges of the home, and the publisher of verdicts
+    PAGE = "page"  # HTTP server, which only reads the home
 
 
 @contextmanager
@@ -57,19 +59,58 @@ def services(home: Home) -> tuple[Service, ...]:
 
 
 def in_use(home: Home) -> bool:
-    """Return whether a full run or a service holds a home."""
-    return home.owner() is not None or bool(services(home))
+    """Return whether a full run or a service writes to a home; the HTTP server only reads it."""
+    return home.owner() is not None or bool({*services(home)} - {Service.PAGE})
 
 
 def runs(home: Home, job: str) -> bool:
     """Return whether a job is supervised by a full run, or runs as a service.
 
+    The HTTP server may also run by itself (``fleet serve``).
+
     Args:
         home: home of the job.
         job: name of the job's process, such as ``bridge-north``.
     """
+    if job == PAGE:
+        return page_holder(home) is not None
     service = Service.BRIDGE if job == PUBLISHER else job.partition("-")[0]
     return home.owner() is not None or service in services(home)
+
+
+@contextmanager
+def page_held(home: Home, by: str) -> Iterator[None]:
+    """Hold the lock of a home's HTTP server until the context exits.
+
+    Args:
+        home: home of the server.
+        by: name of the holder, for error messages of other processes.
+
+    Raises:
+        FleetError: another server of the home runs.
+    """
+    path = _page_lock(home)
+    path.parent.mkdir(0o700, parents=True, exist_ok=True)
+    with named_lock(path, by, lambda other: page_served_by(home, other)):
+        yield
+
+
+def page_holder(home: Home) -> str | None:
+    """Return the description of the process that serves a home over HTTP; None if there is none."""
+    return lock_holder(_page_lock(home))
+
+
+def page_served_by(home: Home, other: str) -> FleetError:
+    """Return the error that names the HTTP server of a home."""
+    return FleetError(
+        f'"{home.path}" is already served over HTTP by {other}; a home has one server; use that one (its address: ./fleet access '
+        f"login --home {home.path}), or stop it",
+        code="page-runs-already",
+    )
+
+
+def _page_lock(home: Home) -> Path:
+    return home.path / "web" / "lock"
 
 
 def _lock(home: Home, service: Service) -> Path:

@@ -33,7 +33,7 @@ def free_port(host: str, port: int, refused: Callable[[str], Exception]) -> int:
 
 
 def _bound(host: str, port: int) -> int:
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((host, port))
         return int(probe.getsockname()[1])

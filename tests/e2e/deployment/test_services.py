@@ -30,7 +30,7 @@ from tests.support.wait import PATIENCE_S, await_that
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(1800)]
 Started = dict[Service, subprocess.Popen[str]]
-_await = partial(await_that, limit_s=2 * PATIENCE_S)  # four services start at once
+_await = partial(await_that, limit_s=2 * PATIENCE_S)  # five services start at once
 BATCH_EVERY_S = 4
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 
@@ -59,7 +59,8 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started
     monkeypatch.setenv("FLEET_BATCH_EVERY", f"{BATCH_EVERY_S}s")
     running: Started = {}
     for service in reversed(Service):
-        running[service] = begin(*_local(tmp_path, COMPOSE[service]["command"]), *(["--port", "0"] * (service is Service.BROKER)))
+        port = ["--port", "0"] if service in (Service.BROKER, Service.PAGE) else []
+        running[service] = begin(*_local(tmp_path, COMPOSE[service]["command"]), *port)
     yield running
     for one in running.values():
         one.kill()
@@ -71,6 +72,7 @@ def test_a_home_runs_as_services(tmp_path: Path, started: Started) -> None:
     home = Home(tmp_path / "home")
     _await(lambda: home.exists() and services(home) == tuple(Service), what="all services")
     _await(lambda: _health(home, Service.BRIDGE) == "the bridge: live", what="the bridge")
+    _await(lambda: _health(home, Service.PAGE) == "the page: running", what="the page")
     address = load_address(home.run("broker"))
     assert address.host == "localhost"
     with Publisher(address, "pump-1", patience_s=20) as publisher:
@@ -111,7 +113,7 @@ def test_a_home_runs_as_services(tmp_path: Path, started: Started) -> None:
     assert "fleet: the bridge ended unexpectedly (exit -9)" in output
     assert _health(home, Service.BRIDGE).startswith("unhealthy: the bridge of")
 
-    for service in (Service.LANDING, Service.LIFECYCLE, Service.BROKER):
+    for service in (Service.PAGE, Service.LANDING, Service.LIFECYCLE, Service.BROKER):
         os.kill(started[service].pid, signal.SIGTERM)
         assert started[service].wait(60) == 0, service
     await_none_left(home.path)

@@ -128,7 +128,7 @@ def path(tmp_path: Path) -> Path:
 
 def up(home: Home, *arguments: str) -> Iterator[psutil.Process]:
     """Run a fleet without simulated devices, under the policy."""
-    running = begin("up", "--home", str(home.path), "--no-sim", "--no-airflow", *arguments)
+    running = begin("up", "--home", str(home.path), "--no-sim", "--no-airflow", "--no-page", *arguments)
     try:
         await_that(lambda: read_status(home.run("bridge")).get("subscribed"), by=running)
         applied = fleet("policy", "apply", str(home.path.parent / "policy.toml"), "--home", str(home.path))

@@ -142,7 +142,7 @@ def fleet_with_airflow(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     command.write_text(SABOTEUR.format(python=sys.executable, fleet=str(ROOT / "fleet"), home=str(home.path)))
     command.chmod(0o755)
     monkeypatch.setenv("FLEET_COMMAND", str(command))
-    running = begin("up", "--home", str(home.path), "--devices", "20", "--port", "0", "--airflow-port", "0")
+    running = begin("up", "--home", str(home.path), "--devices", "20", "--port", "0", "--airflow-port", "0", "--no-page")
     try:
         _await("airflow runs", lambda: running.poll() is not None or read_status(home.run("airflow")).get("state") == "running")
         assert running.poll() is None, running.communicate()[0]

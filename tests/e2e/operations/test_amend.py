@@ -42,7 +42,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
     (at.path / "settings.toml").write_text(SETTINGS)
     (tmp_path / "policy.toml").write_text(POLICY)
     with (tmp_path / "up.log").open("w") as log:
-        command = fleet("up", "--home", str(at.path), "--no-sim", "--no-airflow", "--port", "0")
+        command = fleet("up", "--home", str(at.path), "--no-sim", "--no-airflow", "--no-page", "--port", "0")
         running = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=ROOT)
         try:
             await_that(lambda: running.poll() is not None or read_status(at.run("bridge")).get("connected"), what="the bridge")

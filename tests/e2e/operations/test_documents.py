@@ -87,7 +87,7 @@ class Reader:
             if ("--no-sim" in line) == ("--no-sim" in self.up.args):  # pyright: ignore[reportOperatorIssue]
                 return
             self.stop()
-        words = ["--no-airflow", "--port", "0", *(["--no-sim"] if "--no-sim" in line else ["--devices", "12"])]
+        words = ["--no-airflow", "--no-page", "--port", "0", *(["--no-sim"] if "--no-sim" in line else ["--devices", "12"])]
         log = (self.folder / "up.log").open("w")
         command = [str(ROOT / "fleet"), "up", *words]
         self.up = register_process(subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, text=True))

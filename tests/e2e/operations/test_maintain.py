@@ -24,7 +24,7 @@ KEEP = Keep(None, None, None, None, None, None, None, None, replaced_ms=30_000) 
 
 def test_maintenance_beside_a_running_fleet_stops_no_job_and_changes_no_verdict(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
-    running = begin("up", "--home", str(home.path), "--devices", "20", "--no-airflow", "--port", "0")
+    running = begin("up", "--home", str(home.path), "--devices", "20", "--no-airflow", "--no-page", "--port", "0")
     pids: dict[str, set[int]] = {"landing": set(), "lifecycle": set()}
     done: Counter[tuple[str, str]] = Counter()
 

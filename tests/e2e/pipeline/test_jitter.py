@@ -46,7 +46,7 @@ def test_delayed_verdicts_are_written_before_a_snapshot_and_before_a_stop(tmp_pa
     policy = tmp_path / "policy.toml"
     policy.write_text('[rules]\ntimeout = "5s"\n')
     first, second = {f"pump-{number}" for number in range(8)}, {f"valve-{number}" for number in range(8)}
-    running = begin("up", "--home", str(home), "--no-sim", "--no-airflow", "--port", "0", "--policy", str(policy))
+    running = begin("up", "--home", str(home), "--no-sim", "--no-airflow", "--no-page", "--port", "0", "--policy", str(policy))
     try:
         await_that(lambda: Home(home).exists() and judged_up_to(Home(home).checkpoint), what="the first batch", by=running)
         _register(home, *first)

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
 
 import psutil
 import pytest
@@ -91,7 +93,7 @@ def test_a_replay_with_jitter_gives_the_same_verdicts_and_a_stop_delays_none(rec
     want = defined_judgements(recorded, {"rules": {"timeout": "10m"}}, 60_000)
     assert sum(one[5] == "silence" for one in want) > 5
     assert emitted_judgements(home) == want
-    done = fleet("up", "--home", str(home), "--no-sim", "--no-airflow", "--port", "0", "--for", "20")
+    done = fleet("up", "--home", str(home), "--no-sim", "--no-airflow", "--no-page", "--port", "0", "--for", "20")
     assert done.returncode == 0, done.stderr + done.stdout
     assert "not flushed" not in done.stderr
     assert judged_to_the_end(Home(home))
@@ -165,16 +167,44 @@ def test_a_home_with_newer_rows_refuses_an_older_recording(played_twice: Path, t
     assert "expected a recording that starts later" in refused.stderr
 
 
+def page_of(running: "subprocess.Popen[str]") -> tuple[SplitResult, str]:
+    """Log in with the one-time address that a run prints; return the address of the page, and the session."""
+    assert running.stdout is not None
+    line = next(line for line in running.stdout if line.startswith("page:"))
+    address = urlsplit(line.split()[1])
+
+    def answer() -> HTTPResponse | None:
+        connection = HTTPConnection(str(address.hostname), address.port, timeout=60)
+        try:
+            connection.request("GET", f"{address.path}?{address.query}")
+        except ConnectionRefusedError:
+            return None
+        return connection.getresponse()
+
+    found = await_that(answer, by=running, what="the page")
+    assert found is not None and found.status == 303
+    return address, str(found.headers["Set-Cookie"]).partition(";")[0]
+
+
+def devices_on_page(address: SplitResult, session: str) -> int:
+    """Return the number of devices with a mode, from the server of a page."""
+    connection = HTTPConnection(str(address.hostname), address.port, timeout=60)
+    connection.request("GET", "/api/v1/fleet", headers={"Cookie": session})
+    return sum(json.loads(connection.getresponse().read())["devices"].values())
+
+
 def test_up_judges_a_simulated_fleet_stops_cleanly_and_resumes(tmp_path: Path) -> None:
     home = tmp_path / "home"
     began_ms = time.time_ns() // 1_000_000
-    running = begin("up", "--home", str(home), "--devices", "20", "--no-airflow", "--port", "0")
+    running = begin("up", "--home", str(home), "--devices", "20", "--no-airflow", "--page-port", "0", "--port", "0")
+    page = page_of(running)
 
     def is_up_to_date() -> bool:
         reached = judged_up_to(Home(home).checkpoint) if Home(home).exists() else None
         return reached is not None and reached[1] > began_ms + 15_000
 
     await_that(is_up_to_date, by=running)
+    assert devices_on_page(*page) > 5
     running.terminate()
     output, _ = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 0, output
@@ -184,7 +214,7 @@ def test_up_judges_a_simulated_fleet_stops_cleanly_and_resumes(tmp_path: Path) -
     assert modes["offline"] >= 1
     require_equal_to_definition(Home(home))
     assert fleet("device", "add", "new-device", "--class", "meter", "--home", str(home)).returncode == 0
-    again = fleet("up", "--home", str(home), "--no-sim", "--no-airflow", "--port", "0", "--for", "25")
+    again = fleet("up", "--home", str(home), "--no-sim", "--no-airflow", "--no-page", "--port", "0", "--for", "25")
     assert again.returncode == 0, again.stderr + again.stdout
     assert "mosquitto_pub" in again.stdout
     assert any(one["device_id"] == "new-device" for one in rows_of("devices", "--json", "--home", str(home)))

@@ -170,7 +170,7 @@ def test_a_verb_for_some_devices_killed_at_any_step_emits_nothing_twice(tmp_path
 def test_a_canary_killed_at_any_step_leaves_the_job_running_and_can_be_repeated(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     _replay(home.path, _part(tmp_path, 1))
-    running = begin("up", "--home", str(home.path), "--no-sim", "--no-airflow", "--port", "0")
+    running = begin("up", "--home", str(home.path), "--no-sim", "--no-airflow", "--no-page", "--port", "0")
     command = ("state", *BESIDE_THE_JOB.words, "--home", str(home.path))
     try:
         for step in BESIDE_THE_JOB.steps:

@@ -42,7 +42,7 @@ def _run_concurrently(home: Path, *calls: tuple[str, ...]) -> None:
 
 def test_state_verbs_beside_a_running_fleet_keep_its_verdicts_correct(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    running = begin("up", "--home", str(home), "--devices", "20", "--no-airflow", "--port", "0")
+    running = begin("up", "--home", str(home), "--devices", "20", "--no-airflow", "--no-page", "--port", "0")
     try:
         await_that(lambda: Home(home).exists() and judged_up_to(Home(home).checkpoint), what="the first batch", by=running)
         _await_batches(Home(home), 2)
@@ -81,7 +81,7 @@ def test_state_verbs_beside_a_running_fleet_keep_its_verdicts_correct(tmp_path: 
     assert len(snapshots(Home(moved))) == 2
     statuses = [one.status for one in load_generations(Home(moved).lifecycle).known.values()]
     assert statuses.count("current") == 1 and not {"new", "held"} & {*statuses}
-    running = begin("up", "--home", str(moved), "--no-sim", "--no-airflow", "--port", "0")
+    running = begin("up", "--home", str(moved), "--no-sim", "--no-airflow", "--no-page", "--port", "0")
     _await_batches(Home(moved), 1)
     running.terminate()
     output, _ = running.communicate(timeout=PATIENCE_S)

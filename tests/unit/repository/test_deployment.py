@@ -71,7 +71,7 @@ def test_a_container_has_limits_and_few_privileges(name: str) -> None:
 
 def test_every_port_is_published_on_loopback_only() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", ())]
-    assert sorted(ports) == ["127.0.0.1:1883:1883", "127.0.0.1:8080:8080"]
+    assert sorted(ports) == ["127.0.0.1:1883:1883", "127.0.0.1:8080:8080", "127.0.0.1:8090:8090"]
     assert {name for name, service in SERVICES.items() if service["networks"] == ["database"]} == {"postgres", INIT_SERVICE}
     senders = [f"airflow-{part}" for part in ("scheduler", "dag-processor", "triggerer")]
     assert all("line" in SERVICES[name]["networks"] for name in senders), "they send failures to the broker and to a webhook"

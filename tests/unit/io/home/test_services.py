@@ -8,7 +8,7 @@ from cli.supervisor.processes import Run
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.desired_state import STOPPED, set_desired
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.home.services import Service, in_use, runs, served, services
+from fleetpulse.io.home.services import Service, in_use, page_held, page_holder, runs, served, services
 from fleetpulse.io.system.process import write_status
 from tests.support.refusals import refused
 
@@ -42,6 +42,24 @@ def test_running_services_are_known_by_locks_and_not_by_stale_status_files(home:
         assert runs(home, "landing")
 
 
+def test_the_http_server_runs_once_beside_a_run_or_services_and_does_not_use_the_home(home: Home) -> None:
+    assert page_holder(home) is None
+    with page_held(home, "fleet serve"):
+        assert runs(home, "page") and not in_use(home)
+        assert str(page_holder(home)).startswith("fleet serve (process ")
+        with refused("page-runs-already", match="by fleet serve"), page_held(home, "another"):
+            pass
+        with home.locked("fleet up"):
+            pass
+    assert not runs(home, "page")
+    with served(home, Service.PAGE):
+        assert services(home) == (Service.PAGE,)
+        assert not in_use(home), "it only reads"
+        with refused("home-in-use"):
+            home.locked("fleet up").__enter__()
+    assert (home.path / "web").stat().st_mode & 0o777 == 0o700
+
+
 def test_single_service_keeps_the_status_files_of_others(home: Home) -> None:
     write_status(home.run("landing"), {"pid": 1})
     with Run(home, alone=False):
@@ -63,6 +81,9 @@ def test_health_check_reports_the_state_of_a_service(home: Home) -> None:
         write_status(home.run("landing"), {"pid": 1, "problem": "cannot write: the disk is full"})
         with refused("service-unwell"):
             check_health(home, Service.LANDING)
+        with served(home, Service.PAGE):
+            write_status(home.run("page"), {"pid": 1, "state": "running", "url": "http://127.0.0.1:8090"})
+            assert check_health(home, Service.PAGE) == "the page: running"
         set_desired(home, STOPPED, "ann")
         assert check_health(home, Service.LIFECYCLE) == "the lifecycle job is stopped, as requested by ann"
 

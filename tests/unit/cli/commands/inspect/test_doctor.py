@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trustme
 from typer.testing import CliRunner
 
 from cli.app import app
@@ -19,9 +20,12 @@ from cli.common.packages import require_packages
 from cli.supervisor import processes
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.services import page_held
 from fleetpulse.io.spark import java
 from fleetpulse.io.spark.session import SparkResources
 from fleetpulse.io.system import file_systems
+from fleetpulse.io.system.process import write_status
+from fleetpulse.web.access import WebRole, grant_token
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.unit
@@ -46,7 +50,7 @@ def busy_port() -> Iterator[int]:
 
 def examined(home: Home, *options: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """Return the exit code of the command and its results by check."""
-    ports = () if "--port" in options else ("--port", "0")
+    ports = [word for name in ("--port", "--page-port") if name not in options for word in (name, "0")]
     result = CliRunner().invoke(app, ["doctor", "--home", str(home.path), "--airflow-port", "0", "--json", *ports, *options])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, {one["check"]: one for one in map(json.loads, result.stdout.splitlines())}
@@ -64,6 +68,7 @@ def test_all_checks_of_a_sound_home_are_ok_and_change_nothing(home: Home) -> Non
     assert {name for name, one in found.items() if one["state"] == "skipped"} == {
         "broker port",
         "airflow port",
+        "page port",
         "spark master",
         "spark session",
     }
@@ -78,7 +83,9 @@ def test_a_home_need_not_exist(home: Home) -> None:
 
 def test_a_person_gets_one_line_a_check_with_the_remedy(home: Home) -> None:
     (home.path / "settings.toml").write_text('heap = "1x"\n')
-    result = CliRunner().invoke(app, ["doctor", "--home", str(home.path), "--port", "0", "--airflow-port", "0"])
+    result = CliRunner().invoke(
+        app, ["doctor", "--home", str(home.path), "--port", "0", "--airflow-port", "0", "--page-port", "0"]
+    )
     assert result.exit_code == 1
     assert "ok      locks" in result.stdout
     assert "failed  settings" in result.stdout and 'write a size such as "4g"' in result.stdout
@@ -157,10 +164,35 @@ def test_a_readable_secret_fails(home: Home) -> None:
 
 
 def test_a_busy_port_fails(home: Home, busy_port: int) -> None:
-    assert failing(home, "--port", str(busy_port), "--airflow-port", str(busy_port)) == {
+    assert failing(home, "--port", str(busy_port), "--airflow-port", str(busy_port), "--page-port", str(busy_port)) == {
         "broker port": "port-in-use",
         "airflow port": "port-in-use",
+        "page port": "port-in-use",
     }
+
+
+def test_the_port_of_the_own_page_is_not_busy(home: Home, busy_port: int) -> None:
+    write_status(home.run("page"), {"state": "running", "url": f"http://127.0.0.1:{busy_port}"})
+    with page_held(home, "fleet serve"):
+        code, found = examined(home, "--page-port", str(busy_port))
+    assert code == 0
+    assert found["page port"]["found"] == f"the home's page (running) is at http://127.0.0.1:{busy_port}"
+
+
+def test_secrets_of_the_http_server_are_checked(home: Home) -> None:
+    grant_token(home, "grafana", WebRole.API_READER, 5)
+    (home.path / "web").chmod(0o755)
+    (home.path / "web" / "tokens.json").chmod(0o644)
+    assert failing(home) == {"secrets": "secret-exposed"}
+    (home.path / "web" / "tokens.json").chmod(0o600)
+    key = home.path / "page.pem"
+    trustme.CA().issue_cert("fleet.example").private_key_and_cert_chain_pem.write_to_path(key)
+    home.path.chmod(0o755)
+    key.chmod(0o644)
+    (home.path / "settings.toml").write_text('serve_certificate = "page.pem"\n')
+    assert failing(home) == {"secrets": "secret-exposed"}
+    (home.path / "settings.toml").write_text('serve_certificate = "none.pem"\n')
+    assert failing(home) == {"settings": "serve-certificate-unreadable"}
 
 
 def test_a_port_of_the_own_broker_is_not_busy_and_a_silent_broker_fails(home: Home, busy_port: int) -> None:

@@ -1,0 +1,296 @@
+"""Guard of the HTTP server: who is let in, which requests are refused, and the headers of every answer."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Mount, Route
+
+from fleetpulse.io.home.home import Home
+from fleetpulse.web.access import WebRole, grant_token, login_key, revoke_token
+from fleetpulse.web.app import COOKIE, HEADERS, MOST_QUERY_BYTES, OPEN, create_app
+
+pytestmark = pytest.mark.unit
+NAMES = ("fleet.example", "localhost")
+FINE, FAILING, BREAKING = "/api/fine", "/api/failing", "/api/breaking"  # routes that the tests add
+ANONYMOUS: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Answer of the application; names of headers are in lower case."""
+
+    path: str
+    status: int
+    headers: dict[str, str]
+    text: str
+
+    @property
+    def code(self) -> str:
+        """Code of the error in JSON."""
+        return json.loads(self.text)["error"]["code"]
+
+
+def ask(
+    application: Starlette,
+    address: str,
+    headers: Mapping[str, str] = ANONYMOUS,
+    method: str = "GET",
+    scheme: str = "http",
+    host: str = "fleet.example:8090",
+) -> Answer:
+    """Return the answer to one request, whose path is passed on as it is: a client would normalise it."""
+    path, _, query = address.partition("?")
+    sent: list[Any] = []
+    received: list[bool] = []
+
+    async def receive() -> dict[str, Any]:
+        if received:
+            await asyncio.Event().wait()  # the client stays connected
+        received.append(True)
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope: dict[str, Any] = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": scheme,
+        "path": unquote(path),
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "root_path": "",
+        "headers": [(name.lower().encode(), value.encode()) for name, value in {"Host": host, **headers}.items()],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 8090),
+    }
+    asyncio.run(application(scope, receive, send))
+    named = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return Answer(address, sent[0]["status"], named, b"".join(one.get("body", b"") for one in sent[1:]).decode())
+
+
+async def _fine(_request: Request) -> Response:
+    return PlainTextResponse("fine")
+
+
+async def _failing(_request: Request) -> Response:
+    raise RuntimeError("detail of the fault")
+
+
+async def _breaking(_request: Request) -> Response:
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"the first half"
+        raise RuntimeError("detail of the fault")
+
+    return StreamingResponse(parts())
+
+
+@pytest.fixture
+def application(home: Home) -> Starlette:
+    made = create_app(home, hosts=NAMES)
+    made.router.routes[:0] = [Route(FINE, _fine), Route(FAILING, _failing), Route(BREAKING, _breaking)]
+    return made
+
+
+@pytest.fixture
+def program(home: Home) -> dict[str, str]:
+    """Return the header of a program with a token."""
+    return {"Authorization": f"Bearer {grant_token(home, 'test', WebRole.API_READER, 5)}"}
+
+
+def _paths(routes: list[BaseRoute], above: str = "") -> Iterator[str]:
+    """Yield a path of each route."""
+    for one in routes:
+        if isinstance(one, Mount):
+            yield from _paths(list(one.routes), above + one.path)
+            yield f"{above}{one.path}/x"
+        else:
+            assert isinstance(one, Route), f"{one} is no HTTP route; extend the guard, and this test"
+            yield above + re.sub(r"\{[^}]*\}", "1", one.path)
+
+
+def require_headers(answer: Answer) -> None:
+    """Require the security headers, and that no other site may read the answer."""
+    assert {name for name in HEADERS if name.lower() not in answer.headers} == set(), answer.path
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    assert not [name for name in answer.headers if name.startswith("access-control-")]
+
+
+def require_refusal(answer: Answer, status: int, code: str) -> None:
+    """Require an answer that refuses a request: with its code, in JSON for programs."""
+    require_headers(answer)
+    assert answer.status == status, answer
+    assert code in answer.text
+    assert not answer.path.startswith("/api/") or answer.code == code
+
+
+def test_every_route_but_the_open_ones_refuses_anonymous_requests(application: Starlette) -> None:
+    paths = sorted({*_paths(application.routes), "/", "/no/such/page", "//healthz", "/healthz/", "/static", "/login/x"})
+    guarded = [path for path in paths if path not in OPEN and not path.startswith("/static/")]
+    assert {"/api/v1/fleet", "/api/v1/devices", "/api/v1/devices.1"} <= {*guarded}
+    forged = ({"Authorization": "Bearer fleet_forged"}, {"Cookie": f"{COOKIE}=forged"}, {"Authorization": "Basic YTpi"})
+    for path in guarded:
+        for credentials in (ANONYMOUS, *forged):
+            answer = ask(application, path, credentials)
+            require_refusal(answer, 401, "not-authenticated")
+            assert answer.headers["www-authenticate"] == "Bearer"
+    assert {path for path in paths if path in OPEN} == OPEN
+
+
+def test_open_routes_name_nothing_of_the_home(home: Home, application: Starlette) -> None:
+    assert ask(application, "/healthz").status == 200
+    require_refusal(ask(application, "/login?key=forged"), 401, "login-invalid")
+    for path in ("/healthz", "/login", "/login?key=forged", "/static/none"):
+        answer = ask(application, path)
+        require_headers(answer)
+        assert str(home.path) not in answer.text
+
+
+def test_a_token_is_accepted_until_it_is_revoked(home: Home, application: Starlette, program: dict[str, str]) -> None:
+    answer = ask(application, FINE, program)
+    require_headers(answer)
+    assert (answer.status, answer.text) == (200, "fine")
+    assert ask(application, FINE, program, "HEAD").status == 200
+    assert ask(application, FINE, {"Authorization": program["Authorization"].replace("Bearer", "bearer")}).status == 200
+    revoke_token(home, "test")
+    require_refusal(ask(application, FINE, program), 401, "not-authenticated")
+
+
+def _logged_in(application: Starlette, home: Home, scheme: str = "http") -> Answer:
+    return ask(application, f"/login?key={login_key(home)}", scheme=scheme)
+
+
+def test_a_one_time_address_becomes_a_session_that_scripts_cannot_read(home: Home, application: Starlette) -> None:
+    key = login_key(home)
+    answer = ask(application, f"/login?key={key}")
+    require_headers(answer)
+    assert (answer.status, answer.headers["location"]) == (303, "/")
+    assert answer.headers["referrer-policy"] == "no-referrer", "the address has the key"
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie and "SameSite=lax" in cookie and "Secure" not in cookie
+    assert ask(application, FINE, {"Cookie": cookie.partition(";")[0]}).text == "fine"
+    require_refusal(ask(application, f"/login?key={key}"), 401, "login-invalid")
+
+
+def test_a_session_that_began_over_tls_is_sent_over_tls_alone(home: Home, application: Starlette) -> None:
+    assert "Secure" in _logged_in(application, home, "https").headers["set-cookie"]
+
+
+def test_a_session_is_no_token_and_a_token_is_no_session(home: Home, application: Starlette, program: dict[str, str]) -> None:
+    session = _logged_in(application, home).headers["set-cookie"].partition(";")[0].partition("=")[2]
+    require_refusal(ask(application, FINE, {"Authorization": f"Bearer {session}"}), 401, "not-authenticated")
+    token = program["Authorization"].removeprefix("Bearer ")
+    require_refusal(ask(application, FINE, {"Cookie": f"{COOKIE}={token}"}), 401, "not-authenticated")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:8090",
+        "fleet.example.evil.example",
+        "[::1",
+        "",
+        "fleet.example@evil.example",
+        "127.0.0.1",
+        "*",
+    ],
+)
+def test_a_host_that_is_not_the_servers_is_refused(host: str, application: Starlette, program: dict[str, str]) -> None:
+    """A page of another site whose name leads to the loopback must not read the fleet (DNS rebinding)."""
+    for path in (FINE, "/healthz", "/readyz", "/login", "/static/x", "/"):
+        require_refusal(ask(application, path, program, host=host), 421, "host-unknown")
+
+
+@pytest.mark.parametrize("host", ["fleet.example", "FLEET.EXAMPLE:1", "localhost:8090", "localhost"])
+def test_a_name_of_the_server_is_accepted_with_any_port(host: str, application: Starlette, program: dict[str, str]) -> None:
+    assert ask(application, FINE, program, host=host).text == "fine"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND"])
+def test_a_method_that_changes_something_is_refused(method: str, application: Starlette, program: dict[str, str]) -> None:
+    for path in _paths(application.routes):
+        answer = ask(application, path, {**program, "Origin": "https://evil.example"}, method)
+        require_refusal(answer, 405, "method-not-allowed")
+        assert answer.headers["allow"] == "GET, HEAD"
+
+
+def test_a_long_address_is_refused(application: Starlette, program: dict[str, str]) -> None:
+    for address in (f"{FINE}?q={'x' * 10_000}", f"{FINE}?q={'%2F' * 3_000}", f"/{'x' * 10_000}", f"/login?key={'x' * 10_000}"):
+        require_refusal(ask(application, address, program), 414, "address-too-long")
+    assert ask(application, f"{FINE}?q={'x' * (MOST_QUERY_BYTES - 100)}", program).text == "fine"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../../home.json",
+        "/static/..%2f..%2fhome.json",
+        "/static/%2e%2e/%2e%2e/home.json",
+        "/static/..%5c..%5chome.json",
+        "/static//etc/passwd",
+        "/static/%00",
+        "/static/../api/v1/fleet",
+        "/static/../api/fine",
+        "/../home.json",
+    ],
+)
+def test_no_path_leads_to_files_of_the_home_or_past_the_guard(path: str, home: Home, application: Starlette) -> None:
+    answer = ask(application, path)
+    require_headers(answer)
+    assert answer.status in (400, 401, 404), answer
+    assert str(home.id()) not in answer.text and "root:" not in answer.text
+
+
+def test_every_answer_has_the_security_headers(application: Starlette, program: dict[str, str]) -> None:
+    for path in (FINE, FAILING, "/no/such/page", "/healthz", "/login", "/static/none", "/api/v1/none", "/"):
+        for headers in (ANONYMOUS, program):
+            require_headers(ask(application, path, headers))
+    require_refusal(ask(application, "/api/v1/none", program), 404, "not-found")
+
+
+def test_an_unexpected_error_is_a_sentence_without_a_traceback(application: Starlette, program: dict[str, str]) -> None:
+    answer = ask(application, FAILING, program)
+    require_refusal(answer, 500, "internal-error")
+    assert "detail of the fault" not in answer.text and "Traceback" not in answer.text
+
+
+def test_an_error_within_an_answer_breaks_the_connection(application: Starlette, program: dict[str, str]) -> None:
+    with pytest.raises(RuntimeError, match="detail of the fault"):
+        ask(application, BREAKING, program)
+
+
+def test_the_log_of_an_unexpected_error_has_its_cause_and_no_token(
+    application: Starlette, program: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask(application, f"{FAILING}?key=one-time", program)
+    output = "".join(capsys.readouterr())
+    assert "detail of the fault" in output
+    assert program["Authorization"].removeprefix("Bearer ") not in output
+    assert "one-time" not in output
+
+
+def test_damaged_tokens_let_nobody_in_and_name_no_path(home: Home, application: Starlette, program: dict[str, str]) -> None:
+    (home.path / "web" / "tokens.json").write_text("{")
+    answer = ask(application, FINE, program)
+    require_refusal(answer, 500, "internal-error")
+    assert str(home.path) not in answer.text
+
+
+def test_a_connection_that_is_no_request_is_not_passed_on(application: Starlette) -> None:
+    async def unused(*_: Any) -> Any:
+        raise AssertionError("nothing is read or sent")
+
+    asyncio.run(application({"type": "websocket", "path": FINE, "headers": []}, unused, unused))
