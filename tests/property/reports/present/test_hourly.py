@@ -25,7 +25,7 @@ from tests.support.homes.batches import BatchedHome
 HOUR_MS: Final = 20_000  # histories last some minutes
 FROM_MS: Final = START - 3 * HOUR_MS
 CUTS: Final = st.lists(st.integers(0, 60), min_size=2, max_size=4)
-ADDED, HOURS = Floor(3), Floor(40)
+ADDED, HOURS = Floor(2), Floor(20)
 Counts = list[dict[str, Any]]
 
 
@@ -42,7 +42,7 @@ def _defined(landed: BatchedHome, frontier_ms: int, where: dict[str, str]) -> Co
 
 @ADDED.over_all_examples
 @HOURS.over_all_examples
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(histories(), CUTS, DEPLOYMENTS, st.data())
 def test_modes_by_hour_equal_the_fleet_at_the_end_of_each_hour(
     rows: list[Row], drawn_cuts: list[int], deployment: Deployment, data: st.DataObject

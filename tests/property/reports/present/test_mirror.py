@@ -27,7 +27,7 @@ CUTS: Final = st.lists(st.integers(0, 60), min_size=2, max_size=4)
 EVENTS: Final = ("", "", "", "", "keep", "compact", "load")
 REPORTED: Final = ("device_id", "mode", "since", "site", "device_class", "gateway", "transitions", "never_seen")
 JUDGED: Final = (*REPORTED, "trigger", "last_seen", "runtime_ms", "reason")
-FOLDED, CHANGES = Floor(8), Floor(20)
+FOLDED, CHANGES = Floor(4), Floor(10)
 
 
 def _is_judged(row: dict[str, Any]) -> bool:
@@ -88,7 +88,7 @@ class _Watched:
 
 @FOLDED.over_all_examples
 @CHANGES.over_all_examples
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(histories(), CUTS, DEPLOYMENTS, st.sampled_from([DAY_MS, 60_000]), st.data())
 def test_facts_refreshed_step_by_step_equal_those_of_a_new_load(
     rows: list[Row], drawn_cuts: list[int], deployment: Deployment, changes_ms: int, data: st.DataObject
