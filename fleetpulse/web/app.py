@@ -23,6 +23,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
 from fleetpulse.web import api
 from fleetpulse.web.access import SESSION_S, Access, User
+from fleetpulse.web.events import Streams
 from fleetpulse.web.live import LiveFleet, QueryTooLong
 
 OPEN: Final = frozenset({"/healthz", "/readyz", "/login"})  # and all below /static
@@ -41,7 +42,7 @@ HEADERS: Final = {
 }
 _STATUS: Final = {
     "parameter-invalid": 400, "instant-invalid": 400, "device-unknown": 404, "why-without-mode": 404, "device-not-judged": 404,
-    "busy": 503, "query-too-long": 503, "facts-not-loaded": 503, "cursor-expired": 410,
+    "busy": 503, "query-too-long": 503, "facts-not-loaded": 503, "cursor-expired": 410, "file-damaged": 503,
 }  # fmt: skip
 
 Authenticate = Callable[[Request], User | None]
@@ -64,6 +65,7 @@ def create_app(home: Home, *, hosts: tuple[str, ...], authenticate: Authenticate
         try:
             yield
         finally:
+            app.state.streams.close()
             await run_in_threadpool(live.stop)
 
     routes = [
@@ -80,6 +82,7 @@ def create_app(home: Home, *, hosts: tuple[str, ...], authenticate: Authenticate
         middleware=[Middleware(_Guard, hosts=hosts, authenticate=authenticate or _of_home(access))],
     )
     app.state.home, app.state.live, app.state.access = home, live, access
+    app.state.streams = Streams()
     return app
 
 
