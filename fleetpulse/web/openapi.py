@@ -34,6 +34,7 @@ _MEANINGS: Final = {
     500: "The server failed; its log has the reason.",
     503: "The facts cannot be read at present, or the server is busy.",
 }
+_MOST_CELL: Final = 150  # characters of choices in a cell of a table
 ALWAYS: Final = (400, 401, 500, 503)  # errors of every route
 
 
@@ -226,8 +227,7 @@ def _page(one: Operation) -> str:
         shown += f"\nAnswer: `{one.media}`.\n"
     else:
         shown += "\n| field | type | meaning |\n| --- | --- | --- |\n"
-        shown += "".join(f"| {'&nbsp;' * 4 * depth}`{name}` | {_type(schema)} | {_cell(_meaning(schema))} |\n"
-                         for depth, name, schema in _fields(one.answer))  # fmt: skip
+        shown += "".join(f"| `{path}` | {_type(schema)} | {_cell(_meaning(schema))} |\n" for path, schema in _fields(one.answer))
     if one.errors:
         shown += "\nErrors beside those of every route:\n\n" + "".join(f"- {code}: {_MEANINGS[code]}\n" for code in one.errors)
     return shown
@@ -239,7 +239,9 @@ def _cell(meaning: str) -> str:
 
 def _value(schema: Schema) -> str:
     items = schema.get("items", schema)
-    parts = [f"`{choice}`" for choice in items.get("enum", ())] or [f"{items['type']}"]
+    choices = items.get("enum", ())
+    mark = "`" if len("`, `".join(choices)) < _MOST_CELL else ""
+    parts = [f"{mark}{choice}{mark}" for choice in choices] or [str(items["type"])]
     if "minimum" in schema and "maximum" in schema:
         parts.append(f"{schema['minimum']:,} to {schema['maximum']:,}")
     if "default" in schema:
@@ -259,11 +261,11 @@ def _meaning(schema: Schema) -> str:
     return schema.get("description") or next((one["description"] for one in schema.get("anyOf", ()) if "description" in one), "")
 
 
-def _fields(schema: Schema, depth: int = 0) -> list[tuple[int, str, Schema]]:
-    """Return the fields of an object and of the objects in it, with their depth."""
-    found: list[tuple[int, str, Schema]] = []
+def _fields(schema: Schema, prefix: str = "") -> list[tuple[str, Schema]]:
+    """Return the fields of an object and of the objects in it, with their paths."""
+    found: list[tuple[str, Schema]] = []
     for name, inner in schema.get("properties", {}).items():
-        found.append((depth, name, inner))
+        found.append((prefix + name, inner))
         for one in inner.get("anyOf", (inner,)):
-            found += _fields(one.get("items", one), depth + 1)
+            found += _fields(one.get("items", one), f"{prefix}{name}{'[]' if 'items' in one else ''}.")
     return found
