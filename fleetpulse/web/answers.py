@@ -15,6 +15,7 @@ from functools import partial
 from threading import BoundedSemaphore, Timer
 from typing import Any, Final
 
+import anyio
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -50,25 +51,49 @@ def facts(answer: Answer) -> Endpoint:
     return endpoint
 
 
-def current(answer: Answer) -> Endpoint:
-    """Return an endpoint that answers from the facts in memory and from tables, without an ETag."""
+def current(answer: Answer, *, reads_tables: bool = False) -> Endpoint:
+    """Return an endpoint that answers from the facts in memory and from tables, without an ETag.
+
+    Args:
+        answer: function that returns the answer.
+        reads_tables: whether each request reads tables, see `tables`.
+    """
 
     async def endpoint(request: Request) -> Response:
         live: LiveFleet = request.app.state.live
         await run_in_threadpool(live.reached)
-        reached, _, found = await run_in_threadpool(_consistent, live, partial(answer, live, request))
+        read = partial(_consistent, live, partial(answer, live, request))
+        reached, _, found = await (_one_a_core(request, read) if reads_tables else run_in_threadpool(read))
         return JSONResponse(_versioned(reached, found))
 
     return endpoint
 
 
 def tables(answer: Answer) -> Endpoint:
-    """Return an endpoint that answers from tables, without the facts in memory."""
+    """Return an endpoint that answers from tables, without the facts in memory.
+
+    At most as many of them read at once as there are cores; others wait without a thread, at most `QUERY_S`.
+    """
 
     async def endpoint(request: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(answer, request.app.state.live, request))
+        return JSONResponse(await _one_a_core(request, partial(answer, request.app.state.live, request)))
 
     return endpoint
+
+
+async def _one_a_core(request: Request, read: Callable[[], Any]) -> Any:
+    readings: anyio.CapacityLimiter = request.app.state.readings
+    try:
+        with anyio.fail_after(QUERY_S):
+            await readings.acquire_on_behalf_of(request)
+    except TimeoutError:
+        raise QueryTooLong(
+            f"the server answers other requests; no core was free for {QUERY_S:g} s; try again", code="busy"
+        ) from None
+    try:
+        return await run_in_threadpool(read)
+    finally:
+        readings.release_on_behalf_of(request)
 
 
 def versioned(properties: dict[str, Schema]) -> Schema:

@@ -137,7 +137,6 @@ _TIMELINE: Final = (
     "device_id", "life", "transition_no", "from_mode", "to_mode", "trigger", "event_time", "site", "device_class", "gateway",
     "last_seen", "runtime_ms", "reason", "policy_version", "received_at", "judged_at", "kind", "amendment_no",
 )  # fmt: skip
-_FOUND: Final = {"errors": (404,)}
 
 OPERATIONS: Final = (
     Operation(
@@ -204,13 +203,13 @@ OPERATIONS: Final = (
         ),
         parameters=(_ID, Parameter("at", "instant whose mode is explained, ISO 8601 with a zone; by default the present", _TEXT)),
         notes="The answer is that of `./fleet why DEVICE --json`: instants are text.",
-        **_FOUND,
+        errors=(404,),
     ),
     Operation(
         "/devices/{device_id}",
         "device",
         "Show a device: its status and its transitions.",
-        current(device),
+        current(device, reads_tables=True),
         versioned(
             {
                 "device": optional({**_DEVICE, "description": "its row of the list; null if it is not in memory yet"}),
@@ -235,6 +234,6 @@ OPERATIONS: Final = (
             ),
             Parameter("limit", "maximum number of transitions", whole("", 1, queries.MOST_ROWS, queries.MOST_ROWS)),
         ),
-        **_FOUND,
+        errors=(404,),
     ),
 )  # fmt: skip

@@ -6,10 +6,12 @@ is data in JSON, or escaped text in HTML.
 Rule 3: errors are sentences with a code, in JSON below ``/api``, otherwise in HTML.
 """
 
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+import anyio
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -82,7 +84,7 @@ def create_app(home: Home, *, hosts: tuple[str, ...], authenticate: Authenticate
         middleware=[Middleware(_Guard, hosts=hosts, authenticate=authenticate or _of_home(access))],
     )
     app.state.home, app.state.live, app.state.access = home, live, access
-    app.state.streams = Streams()
+    app.state.streams, app.state.readings = Streams(), anyio.CapacityLimiter(os.cpu_count() or 1)
     return app
 
 

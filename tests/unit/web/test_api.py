@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from starlette.routing import Route
 
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
+from fleetpulse.web import answers
 from fleetpulse.web import app as application
 from fleetpulse.web.api import operations
 from fleetpulse.web.openapi import COOKIE, PREFIX
@@ -118,7 +120,8 @@ def test_each_route_answers_with_rows(api: Checked) -> None:
 
 
 def test_the_routes_and_the_document_are_the_same(api: Checked) -> None:
-    served = {one.path.removeprefix(PREFIX).replace(":path", "") for one in api.app.routes if one.path.startswith("/api")}
+    paths = [one.path for one in api.app.routes if isinstance(one, Route)]
+    served = {path.removeprefix(PREFIX).replace(":path", "") for path in paths if path.startswith("/api")}
     assert served == set(api.document["paths"]) == {one.path for one in operations()}
     names = [item["get"]["operationId"] for item in api.document["paths"].values()]
     assert len(set(names)) == len(names)
@@ -163,3 +166,27 @@ def test_a_damaged_table_is_an_error_with_a_sentence(tmp_path: Path) -> None:
             assert "restore the home from a backup" in answer.json()["error"]["message"]
     finally:
         api.close()
+
+
+def test_requests_that_read_tables_wait_for_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "QUERY_S", 0.01)
+    api = Api(api_home(tmp_path / "home").home)
+    api.live.reached()
+    readings = api.app.state.readings
+    holders = [object() for _ in range(int(readings.total_tokens))]
+
+    async def occupied(address: str) -> Answer:
+        for one in holders:
+            readings.acquire_on_behalf_of_nowait(one)
+        try:
+            return await api.client.send(PREFIX + address)
+        finally:
+            for one in holders:
+                readings.release_on_behalf_of(one)
+
+    for address in ("/late", "/devices/a", "/devices/a/why"):
+        answer = api.client.run(occupied(address))
+        assert (answer.status, answer.json()["error"]["code"]) == (503, "busy")
+        assert api.get(address).status == 200
+    assert api.client.run(occupied("/fleet")).status == 200
+    api.close()

@@ -2,12 +2,13 @@
 
 import base64
 import json
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetpulse.core.errors import FleetError, Misuse
+from fleetpulse.core.errors import Misuse
 from fleetpulse.web import queries
 from tests.support.refusals import refused
 
@@ -24,11 +25,8 @@ def test_a_cursor_has_its_values(number: int, word: str, last: int | None) -> No
 @given(st.one_of(st.text(), st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists)))
 def test_any_other_text_is_refused_as_a_cursor(content: object) -> None:
     text = content if isinstance(content, str) else base64.urlsafe_b64encode(json.dumps(content).encode()).decode()
-    try:
+    with suppress(Misuse):
         values = queries.decoded_cursor(text, *TYPES)
-    except Misuse as error:
-        assert error.code == "parameter-invalid"
-    else:
         assert [type(value) for value in values[:2]] == [int, str]
 
 
@@ -57,10 +55,17 @@ def test_words_are_checked() -> None:
     assert queries.choices_of({"mode": "a,,b"}, "mode", ("a", "b")) == ["a", "b"]
 
 
-@pytest.mark.parametrize("text", ["yesterday", "2026-01-31T12:00:00", "9" * 18, "1969-12-31T00:00:00Z"])
-def test_an_instant_that_the_tables_cannot_store_is_refused(text: str) -> None:
-    with pytest.raises(FleetError) as caught:
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("yesterday", "instant-invalid"),
+        ("2026-01-31T12:00:00", "instant-invalid"),
+        ("9" * 18, "parameter-invalid"),
+        ("1969-12-31T00:00:00Z", "parameter-invalid"),
+    ],
+)
+def test_an_instant_that_the_tables_cannot_store_is_refused(text: str, code: str) -> None:
+    with refused(code):
         queries.instant_of({"at": text}, "at")
-    assert caught.value.code in ("instant-invalid", "parameter-invalid")
     assert queries.instant_of({"at": "1700000000000"}, "at") == 1_700_000_000_000
     assert queries.instant_of({}, "at") is None
