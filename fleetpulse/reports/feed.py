@@ -155,7 +155,7 @@ def _files(log: DeltaLog, first: Cursor) -> Iterator[tuple[Path, int | None]]:
 
 def _expired(cursor: Cursor, why: str) -> FleetError:
     return FleetError(
-        f'the rows after the cursor "{cursor}" are no longer available one by one ({why}); take the cursor "{NEWEST}", list all '
-        f"devices, and continue with that cursor; for clients that pause for longer, raise keep_judgement_versions",
+        f'the rows after the cursor "{cursor}" are no longer available one by one ({why}); list all devices, and continue with '
+        f'the "cursor" of the first page; for clients that pause for longer, raise keep_judgement_versions',
         code="cursor-expired",
     )

@@ -22,6 +22,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.tables import JUDGEMENTS
+from fleetpulse.reports.feed import Cursor
 from fleetpulse.reports.present.mirror import Reached
 from fleetpulse.web.live import QUERY_S, LiveFleet, QueryTooLong
 from fleetpulse.web.openapi import Endpoint, Schema, obj, optional, text, whole
@@ -102,13 +104,15 @@ def versioned(properties: dict[str, Schema]) -> Schema:
         {
             "version": text("version of the facts"),
             "frontier_ms": optional(whole("event time up to which the job has judged, epoch milliseconds")),
+            "cursor": text("place in the feed of changes after these facts"),
             **properties,
         }
     )
 
 
 def _versioned(reached: Reached, found: dict[str, Any]) -> dict[str, Any]:
-    return {"version": reached.tag, "frontier_ms": reached.frontier_ms, **found}
+    cursor = str(Cursor(reached.versions[JUDGEMENTS.name] + 1))
+    return {"version": reached.tag, "frontier_ms": reached.frontier_ms, "cursor": cursor, **found}
 
 
 def _etag(live: LiveFleet, reached: Reached) -> str:
@@ -156,7 +160,8 @@ class _File(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             if scope["method"] == "HEAD":
-                await Response(headers=dict(self.headers), media_type=self.media_type)(scope, receive, send)
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                await send({"type": "http.response.body", "body": b""})
                 return
             await super().__call__(scope, receive, send)
         finally:

@@ -64,7 +64,8 @@ _FILTER: Final = (
 _AFTER: Final = 'place after which to begin: the `next` of an answer, "newest" or "oldest"; by default "newest"'
 _CHANGE: Final = obj(
     {
-        **columns_of(JUDGEMENTS.columns, COLUMNS, ("kind", "device_id")),
+        **columns_of(JUDGEMENTS.columns, COLUMNS, ("device_id",)),
+        "kind": text("kind of the row", tuple(kind.value for kind in CHANGES)),
         "cursor": text("place after this row; continue with it as `after`"),
     }
 )
@@ -119,8 +120,8 @@ OPERATIONS: Final = (
             Parameter("limit", "maximum number of rows", whole("", 1, queries.MOST_ROWS, queries.MOST_ROWS)),
         ),
         errors=(410,),
-        notes="A client that continues with `next` receives each row once. Begin with `newest`, then list all devices, and "
-        "then follow. A client that pauses for longer than `keep_judgement_versions` begins again.",
+        notes="A client that continues with `next` receives each row once. To know all devices, list them, and follow the\nfeed "
+        "from the `cursor` of the first page. A client that pauses for longer than `keep_judgement_versions` begins again.",
     ),
     Operation(
         "/transitions/events",

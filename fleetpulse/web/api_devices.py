@@ -112,7 +112,7 @@ _FILTER: Final = (
     *PLACES,
     Parameter("trigger", "triggers of the newest transition", several(TRIGGERS)),
     Parameter("clock", "classes of the clock", several(tuple(one.value for one in Trust))),
-    Parameter("never_seen", "whether to list offline devices that were never heard only", {**flag(""), "default": False}),
+    Parameter("never_seen", "whether to list only the offline devices that were never heard", {**flag(""), "default": False}),
     Parameter("sort", "order; a minus sign reverses it", {**text("", queries.SORT_KEYS), "default": "-since"}),
 )
 _DEVICE: Final = obj(

@@ -246,7 +246,7 @@ def _value(schema: Schema) -> str:
         parts.append(f"{schema['minimum']:,} to {schema['maximum']:,}")
     if "default" in schema:
         default = schema["default"]
-        parts.append(f"default {default:,}" if isinstance(default, int) else f"default `{default}`")
+        parts.append(f"default `{str(default).lower()}`")
     return ("several of " if "items" in schema else "") + ", ".join(parts)
 
 

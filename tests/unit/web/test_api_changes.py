@@ -88,5 +88,16 @@ def test_an_expired_cursor_is_an_error_with_its_remedy(made: ApiHome, api: Api) 
     latest = DeltaLog(made.home.table(JUDGEMENTS.name)).latest()
     answer = api.get(f"/transitions/feed?after={latest + 9}.0")
     assert (answer.status, answer.json()["error"]["code"]) == (410, "cursor-expired")
-    assert 'take the cursor "newest"' in answer.json()["error"]["message"]
+    assert 'continue with the "cursor" of the first page' in answer.json()["error"]["message"]
     assert api.get("/transitions/feed?after=1").status == 400
+
+
+def test_the_feed_continues_after_the_facts_of_a_list(made: ApiHome, api: Api) -> None:
+    api.refresh()
+    cursor = api.rows("/devices")["cursor"]
+    assert api.rows(f"/transitions/feed?after={cursor}")["changes"] == []
+    made.batch(signal(900, "newer"), tick(920))
+    assert "newer" in {row["device_id"] for row in api.rows(f"/transitions/feed?after={cursor}")["changes"]}
+    api.refresh()
+    assert "newer" in {row["device_id"] for row in api.rows("/devices?limit=1000")["devices"]}
+    assert api.rows(f"/transitions/feed?after={api.rows('/devices')['cursor']}")["changes"] == []
