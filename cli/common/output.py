@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from fleetpulse.core.times import format_duration, format_instant
+from fleetpulse.reports.plain import DURATIONS, instant_ms, plain_row
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,20 +30,6 @@ MODE_COLOURS: Final = {
     "forgotten": "bright_black",
 }
 
-DURATIONS: Final = frozenset(
-    {
-        "covered_ms",
-        "runtime_ms",
-        "late_by_ms",
-        "lasted_ms",
-        "span_ms",
-        "moved_by_ms",
-        "clock_offset_ms",
-        "timeout_ms",
-        "death_grace_ms",
-        "duration_ms",
-    }
-)  # the other *_ms are instants
 TRANSITION_COLUMNS: Final = (
     "event_time",
     "device_id",
@@ -68,31 +55,6 @@ def console() -> "Console":
 def report_progress(line: str) -> None:
     """Print a progress message to standard error; standard output is for results."""
     typer.echo(line, err=True)
-
-
-def instant_ms(moment: datetime) -> int:
-    """Return epoch milliseconds of an aware moment."""
-    return round(moment.timestamp() * 1000)
-
-
-def plain(value: Any, name: str = "") -> Any:
-    """Return a value for JSON: an instant becomes ISO 8601 in UTC."""
-    if isinstance(value, datetime):
-        return format_instant(instant_ms(value))
-    if name == "last_errors":
-        return json.loads(value) if value else []
-    return value
-
-
-def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row for JSON; an instant ``<name>_ms`` becomes ``<name>``."""
-    found: dict[str, Any] = {}
-    for name, value in row.items():
-        if name.endswith("_ms") and name not in DURATIONS:
-            found[name.removesuffix("_ms")] = None if value is None else format_instant(value)
-        else:
-            found[name] = plain(value, name)
-    return found
 
 
 def as_json(rows: Iterable[Mapping[str, Any]]) -> None:

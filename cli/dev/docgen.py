@@ -1,7 +1,8 @@
 """Generator of reference documents, third-party notices and the Sparkplug codec.
 
-The documents are the commands, data dictionary, lifecycle, policy, settings, runbooks, suites,
-metrics and the message schema. ``python -m cli.dev.docgen`` writes them; ``--check`` lists the stale ones.
+The documents are the commands, data dictionary, lifecycle, policy, settings, runbooks, suites, metrics,
+the HTTP API and the message schema. ``python -m cli.dev.docgen`` writes them; ``--check`` lists the stale
+ones.
 """
 
 import ast
@@ -29,6 +30,10 @@ from fleetpulse.core.times import format_duration
 from fleetpulse.paths import ROOT
 from fleetpulse.settings import Settings
 from fleetpulse.web import metric_table
+from fleetpulse.web.access import WebRole
+from fleetpulse.web.api import operations
+from fleetpulse.web.openapi import ALWAYS, PREFIX, pages
+from fleetpulse.web.queries import MOST_ROWS
 
 _COMMANDED: Final = (Trigger.MAINTAIN, Trigger.UPDATE, Trigger.DECOMMISSION)
 CODEC: Final = "fleetpulse/io/mqtt/sparkplug/sparkplug_b"
@@ -245,6 +250,24 @@ def codec(ending: str) -> str:
         return (Path(folder) / f"{source.stem}{ending}").read_text()
 
 
+def api() -> str:
+    """Return the routes of the HTTP API with their parameters and answers, from their declarations."""
+    text = _MARK.format("the declarations in fleetpulse/web/") + "# HTTP API\n\n"
+    text += f"""The server of `./fleet serve` answers below `{PREFIX}`. The API is read-only. `GET {PREFIX}/openapi.json`
+returns this reference as a document of OpenAPI 3.1.
+
+- Authentication: send a token of `./fleet access grant NAME --role {WebRole.API_READER}` as `Authorization: Bearer TOKEN`.
+- Instants are epoch milliseconds, named `<name>_ms`. Of several values of a parameter, give one text with commas.
+- An answer with a `version` is from facts in memory that are at most a few seconds old. Some of these answers have an
+  `ETag`: a request with it as `If-None-Match` is answered with 304 until the facts change.
+- A page has at most {MOST_ROWS:,} rows. Its `next` is the `after` of the next page. While the facts change, a device can move
+  between pages.
+- An error is `{{"error": {{"code": ..., "message": ...}}}}`. Programs compare the code. Every route can answer with
+  {", ".join(map(str, ALWAYS))}.
+"""
+    return text + pages(operations())
+
+
 FILES: Final = {
     "docs/reference/commands.md": commands,
     "docs/reference/tables.md": tables,
@@ -255,6 +278,7 @@ FILES: Final = {
     "docs/reference/dags.md": dags,
     "docs/reference/suites.md": suites,
     "docs/reference/metrics.md": metrics,
+    "docs/reference/api.md": api,
     "docs/reference/message-v1.schema.json": schema,
     f"{CODEC}_pb2.py": partial(codec, "_pb2.py"),
     f"{CODEC}_pb2.pyi": partial(codec, "_pb2.pyi"),

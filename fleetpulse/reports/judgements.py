@@ -190,6 +190,22 @@ def device_status(home: Home, device_id: str, judged_ms: int | None) -> DeviceSt
     return DeviceStatus({**listed[0], **facts}, changes, retracted)
 
 
+def require_status(home: Home, device_id: str, judged_ms: int | None) -> DeviceStatus:
+    """Return the present status of a device, see `device_status`.
+
+    Raises:
+        FleetError: the device was never registered or heard, or has not been judged yet.
+    """
+    status = device_status(home, device_id, judged_ms)
+    if status is None:
+        require_known(home, device_id)
+        raise FleetError(
+            f'device "{device_id}" has not been judged yet; check the progress with: ./fleet status --home {home.path}',
+            code="device-not-judged",
+        )
+    return status
+
+
 def frontier_ms(home: Home, judged_ms: int | None) -> int | None:
     """Return the frontier up to which the job has judged, in epoch milliseconds.
 
@@ -358,6 +374,16 @@ def _due(judged: Outcome, device_id: str) -> dict[str, Any]:
     return {} if due is None else {f"due_{LEADS_TO.get(due[1], due[1]).value}_at_ms": due[0]}
 
 
+def newest_batches(home: Home, last: int) -> list[dict[str, Any]]:
+    """Return the rows of `stream_health` about the newest batches, newest first; instants are epoch milliseconds."""
+    names = ", ".join(
+        f"epoch_ms({column.name}) AS {column.name}" if column.type == "timestamp" else column.name
+        for column in STREAM_HEALTH.columns
+    )
+    sql = f"SELECT {names} FROM stream_health ORDER BY generation DESC, batch_id DESC LIMIT {int(last)}"
+    return query(home, sql, tables=[STREAM_HEALTH.name])
+
+
 def health(home: Home, batches: int = 100) -> dict[str, Any] | None:
     """Return the health of the lifecycle job; None before its first batch.
 
@@ -369,12 +395,7 @@ def health(home: Home, batches: int = 100) -> dict[str, Any] | None:
         ``newest``, the row of the newest batch; ``rated``, one row for each threshold; and
         ``batches``, the number of batches read.
     """
-    names = ", ".join(
-        f"epoch_ms({column.name}) AS {column.name}" if column.type == "timestamp" else column.name
-        for column in STREAM_HEALTH.columns
-    )
-    sql = f"SELECT {names} FROM stream_health ORDER BY generation DESC, batch_id DESC LIMIT {int(batches)}"
-    found = query(home, sql, tables=[STREAM_HEALTH.name])
+    found = newest_batches(home, batches)
     if not found:
         return None
     rated: list[dict[str, Any]] = []

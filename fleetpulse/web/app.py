@@ -7,11 +7,13 @@ Rule 3: errors are sentences with a code, in JSON below ``/api``, otherwise in H
 the log with its traceback, without values of variables: they may contain tokens.
 """
 
+import os
 import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+import anyio
 import structlog
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -26,6 +28,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
 from fleetpulse.web import api, api_modes, metrics, readiness
 from fleetpulse.web.access import SESSION_S, Access, User
+from fleetpulse.web.events import Streams
 from fleetpulse.web.live import LiveFleet, QueryTooLong
 
 OPEN: Final = frozenset({"/healthz", "/readyz", "/login"})  # and all below /static
@@ -44,7 +47,7 @@ HEADERS: Final = {
 }
 _STATUS: Final = {
     "parameter-invalid": 400, "instant-invalid": 400, "device-unknown": 404, "why-without-mode": 404, "device-not-judged": 404,
-    "busy": 503, "query-too-long": 503, "facts-not-loaded": 503, "cursor-expired": 410,
+    "busy": 503, "query-too-long": 503, "facts-not-loaded": 503, "cursor-expired": 410, "file-damaged": 503,
 }  # fmt: skip
 
 Authenticate = Callable[[Request], User | None]
@@ -68,6 +71,7 @@ def create_app(home: Home, *, hosts: tuple[str, ...], authenticate: Authenticate
         try:
             yield
         finally:
+            app.state.streams.close()
             await run_in_threadpool(live.stop)
 
     routes = [
@@ -89,6 +93,7 @@ def create_app(home: Home, *, hosts: tuple[str, ...], authenticate: Authenticate
         ],
     )
     app.state.home, app.state.live, app.state.access, app.state.metrics = home, live, access, measured
+    app.state.streams, app.state.readings = Streams(), anyio.CapacityLimiter(os.cpu_count() or 1)
     return app
 
 

@@ -19,6 +19,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables.tables import fetch
 from fleetpulse.reports.present.mirror import PresentMirror, Reached
+from fleetpulse.web.recent import RecentValues
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -44,6 +45,7 @@ class LiveFleet:
     def __init__(self, home: Home) -> None:
         self.home = home
         self.mirror = PresentMirror(home)
+        self.recent = RecentValues()  # facts that are not in memory
         self.fault = ""  # why the newest refresh failed; empty if it did not
         self._cores = Semaphore(os.cpu_count() or 1)
         self._asked_s = float("-inf")

@@ -9,22 +9,29 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, Final
 
 from fleetpulse.core.errors import Misuse
 from fleetpulse.core.lifecycle import Mode, Trigger
 from fleetpulse.core.presence.presence_time import clock_description
 from fleetpulse.core.rows import Trust
-from fleetpulse.core.times import parse_instant_ms
+from fleetpulse.core.tables import literals
+from fleetpulse.core.times import END_OF_TIME_MS, parse_instant_ms
 from fleetpulse.reports.present.mirror import CHANGED, LISTED
 from fleetpulse.reports.present.parts import UNJUDGED
 
 MOST_ROWS: Final = 1_000  # of a page
 MOST_TEXT: Final = 200  # characters of a value
+_MOST_CHOICES: Final = 1_000  # characters of several values
+_MOST_CURSOR: Final = 4_096  # bytes
+_INT64: Final = range(-(2**63), 2**63)
 _EXACT: Final = {"site": "site", "class": "device_class", "gateway": "gateway"}
 _SORTS: Final = {  # sort key -> its expressions; the first is compared for paging
     "since": "since", "device": "device_id", "site": "site", "class": "device_class", "mode": "mode",
 }  # fmt: skip
+SORT_KEYS: Final = tuple(key for one in _SORTS for key in (one, f"-{one}"))
+TROUBLE: Final = (Mode.OFFLINE, Mode.UNREACHABLE, Mode.FLAGGED, Mode.DEGRADED)  # modes that need attention
 FACETS: Final = ("mode", "site", "class", "trigger", "clock")
 _COLUMN: Final = {"mode": "mode", "class": "device_class", "site": "site", "trigger": "trigger", "clock": "clock"}
 
@@ -61,29 +68,76 @@ class DeviceFilter:
     limit: int
 
 
-def _text(parameters: Mapping[str, str], name: str) -> str:
+def text_of(parameters: Mapping[str, str], name: str, most: int = MOST_TEXT) -> str:
+    """Return a parameter; empty if it is absent.
+
+    Raises:
+        Misuse: it is too long.
+    """
     value = parameters.get(name, "")
-    if len(value) > MOST_TEXT:
-        raise Misuse(
-            f'parameter "{name}" has {len(value):,} characters; at most {MOST_TEXT} are allowed', code="parameter-invalid"
-        )
+    if len(value) > most:
+        raise Misuse(f'parameter "{name}" has {len(value):,} characters; at most {most} are allowed', code="parameter-invalid")
     return value
 
 
-def _choice(parameters: Mapping[str, str], name: str, choices: Sequence[str]) -> list[str]:
-    """Return the comma-separated values of a parameter, each one of the choices."""
-    values = [one for one in _text(parameters, name).split(",") if one]
+def choices_of(parameters: Mapping[str, str], name: str, choices: Sequence[str]) -> list[str]:
+    """Return the comma-separated values of a parameter, each one of the choices.
+
+    Raises:
+        Misuse: a value is none of them.
+    """
+    values = [one for one in text_of(parameters, name, _MOST_CHOICES).split(",") if one]
     for one in values:
         if one not in choices:
             raise Misuse(f'parameter "{name}" must be of: {", ".join(choices)}; got {one!r}', code="parameter-invalid")
     return values
 
 
-def _limit(parameters: Mapping[str, str], default: int) -> int:
-    text = _text(parameters, "limit") or str(default)
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= MOST_ROWS:
-        raise Misuse(f'parameter "limit" must be a number from 1 to {MOST_ROWS:,}; got {text!r}', code="parameter-invalid")
+def limit_of(parameters: Mapping[str, str], default: int, most: int = MOST_ROWS) -> int:
+    """Return the parameter ``limit``.
+
+    Raises:
+        Misuse: it is not a number from 1 to ``most``.
+    """
+    text = text_of(parameters, "limit") or str(default)
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= most:
+        raise Misuse(f'parameter "limit" must be a number from 1 to {most:,}; got {text!r}', code="parameter-invalid")
     return int(text)
+
+
+def flag_of(parameters: Mapping[str, str], name: str) -> bool:
+    """Return a parameter that is true or false; false if it is absent.
+
+    Raises:
+        Misuse: it is neither.
+    """
+    return choice_of(parameters, name, ("false", "true"), "false") == "true"
+
+
+def choice_of(parameters: Mapping[str, str], name: str, choices: Sequence[str], default: str) -> str:
+    """Return a parameter that is one of several words.
+
+    Raises:
+        Misuse: it is none of them.
+    """
+    value = text_of(parameters, name) or default
+    if value not in choices:
+        raise Misuse(f'parameter "{name}" must be one of: {", ".join(choices)}; got {value!r}', code="parameter-invalid")
+    return value
+
+
+def instant_of(parameters: Mapping[str, str], name: str) -> int | None:
+    """Return a parameter that is an instant, epoch milliseconds; None if it is absent.
+
+    Raises:
+        FleetError: it is not an instant that the tables can store.
+    """
+    if not (text := text_of(parameters, name)):
+        return None
+    instant_ms = parse_instant_ms(text)
+    if not 0 <= instant_ms <= END_OF_TIME_MS:
+        raise Misuse(f'parameter "{name}" must be an instant of the years 1970 to 9999; got {text!r}', code="parameter-invalid")
+    return instant_ms
 
 
 def condition(parameters: Mapping[str, str]) -> Condition:
@@ -96,19 +150,19 @@ def condition(parameters: Mapping[str, str]) -> Condition:
         Misuse: a value is invalid.
     """
     parts, values = ["true"], list[Any]()
-    if text := _text(parameters, "q"):
+    if text := text_of(parameters, "q"):
         parts.append("contains(lower(device_id), ?)")
         values.append(text.lower())
     modes = (*(mode.value for mode in Mode), UNJUDGED)
     for name, choices in (("mode", modes), ("trigger", [one.value for one in Trigger]), ("clock", [one.value for one in Trust])):
-        if chosen := _choice(parameters, name, choices):
+        if chosen := choices_of(parameters, name, choices):
             parts.append(f'"{name}" IN ({", ".join("?" * len(chosen))})')
             values += chosen
     for name, column in _EXACT.items():
-        if text := _text(parameters, name):
+        if text := text_of(parameters, name):
             parts.append(f"{column} = ?")
             values.append(text)
-    if _text(parameters, "never_seen") == "true":
+    if flag_of(parameters, "never_seen"):
         parts.append("never_seen")
     return Condition(" AND ".join(parts), values)
 
@@ -119,32 +173,56 @@ def device_filter(parameters: Mapping[str, str], default_limit: int = 50) -> Dev
     Raises:
         Misuse: a value is invalid.
     """
-    key = _text(parameters, "sort") or "-since"
+    key = text_of(parameters, "sort") or "-since"
     name = key.removeprefix("-")
     if name not in _SORTS:
-        choices = ", ".join(text for one in _SORTS for text in (one, f"-{one}"))
-        raise Misuse(f'parameter "sort" must be one of: {choices}; got {key!r}', code="parameter-invalid")
+        raise Misuse(f'parameter "sort" must be one of: {", ".join(SORT_KEYS)}; got {key!r}', code="parameter-invalid")
     return DeviceFilter(
-        condition(parameters), name, key.startswith("-"), _after(parameters.get("after", "")), _limit(parameters, default_limit)
+        condition(parameters), name, key.startswith("-"), _after(parameters.get("after", "")), limit_of(parameters, default_limit)
     )
 
 
 def _after(text: str) -> tuple[Any, str] | None:
     if not text:
         return None
-    try:
-        value, device_id = json.loads(base64.urlsafe_b64decode(text.encode()[:4_096]))
-        if not isinstance(device_id, str) or not isinstance(value, str | int | None):
-            raise ValueError(text)
-    except ValueError:
-        raise Misuse('parameter "after" must be the "next" of a page', code="parameter-invalid") from None
+    value, device_id = decoded_cursor(text, (str, int, NoneType), (str,))
     return value, device_id
+
+
+def encoded_cursor(*values: str | int | None) -> str:
+    """Return the text of a cursor, which `decoded_cursor` reads."""
+    return base64.urlsafe_b64encode(json.dumps(values).encode()).decode()
+
+
+def decoded_cursor(text: str, *types: tuple[type, ...]) -> list[Any]:
+    """Return the values of a cursor.
+
+    Args:
+        text: text of a user.
+        types: allowed types of each value.
+
+    Raises:
+        Misuse: the text is no cursor with such values.
+    """
+    try:
+        values = json.loads(base64.b64decode(text.encode()[:_MOST_CURSOR], b"-_", validate=True))
+        if not isinstance(values, list) or len(values) != len(types):
+            raise ValueError(text)
+        for value, allowed in zip(values, types, strict=True):
+            is_bounded = value in _INT64 if type(value) is int else "\0" not in (value or "")
+            if type(value) not in allowed or not is_bounded:
+                raise ValueError(text)
+            if isinstance(value, str):
+                value.encode()  # JSON may have half of a pair of surrogates
+    except (ValueError, RecursionError, TypeError):
+        raise Misuse('parameter "after" must be the "next" of a page', code="parameter-invalid") from None
+    return values
 
 
 def cursor_of(row: Mapping[str, Any], wanted: DeviceFilter) -> str:
     """Return the text with which the page after a row begins."""
     value = row["since_ms"] if wanted.sort == "since" else row[_SORTS[wanted.sort]]
-    return base64.urlsafe_b64encode(json.dumps([value, row["device_id"]]).encode()).decode()
+    return encoded_cursor(value, row["device_id"])
 
 
 def devices_sql(wanted: DeviceFilter, *, paged: bool = True) -> tuple[str, list[Any]]:
@@ -167,7 +245,16 @@ def devices_sql(wanted: DeviceFilter, *, paged: bool = True) -> tuple[str, list[
         found = none if value is None else value
         values += [found, found, device_id]
     limit = f"LIMIT {wanted.limit}" if paged else ""
-    return f"SELECT {instants(LISTED, ('since', 'last_seen'))} FROM live.devices WHERE {where} ORDER BY {order} {limit}", values
+    return f"SELECT {_device_columns()} FROM live.devices WHERE {where} ORDER BY {order} {limit}", values
+
+
+def device_sql(device_id: str) -> tuple[str, list[Any]]:
+    """Return SQL and parameters for the row of one device, as `devices_sql` returns it."""
+    return f"SELECT {_device_columns()} FROM live.devices WHERE device_id = ?", [device_id]
+
+
+def _device_columns() -> str:
+    return instants(LISTED, ("since", "last_seen"))
 
 
 def instants(columns: Sequence[str], of: Sequence[str]) -> str:
@@ -199,18 +286,18 @@ def changes_sql(parameters: Mapping[str, str], frontier_ms: int | None) -> Condi
     """
     parts, values = ["true"], list[Any]()
     for name, column in (*_EXACT.items(), ("device", "device_id")):
-        if text := _text(parameters, name):
+        if text := text_of(parameters, name):
             parts.append(f"{column} = ?")
             values.append(text)
     modes = [mode.value for mode in Mode]
     for name, choices in (("from_mode", modes), ("to_mode", modes), ("trigger", [one.value for one in Trigger])):
-        if chosen := _choice(parameters, name, choices):
+        if chosen := choices_of(parameters, name, choices):
             parts.append(f'"{name}" IN ({", ".join("?" * len(chosen))})')
             values += chosen
     for name, sign in (("since", ">="), ("until", "<")):
-        if text := _text(parameters, name):
-            parts.append(f"epoch_ms(event_time) {sign} {parse_instant_ms(text)}")
-    if text := _text(parameters, "last"):
+        if (instant_ms := instant_of(parameters, name)) is not None:
+            parts.append(f"epoch_ms(event_time) {sign} {instant_ms}")
+    if text := text_of(parameters, "last"):
         if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 1_440:
             raise Misuse(f'parameter "last" must be a number of minutes from 1 to 1440; got {text!r}', code="parameter-invalid")
         parts.append(f"epoch_ms(event_time) > {(frontier_ms or 0) - int(text) * 60_000}")
@@ -224,3 +311,51 @@ def shown_device(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 CHANGE_COLUMNS: Final = instants(CHANGED, ("event_time", "last_seen", "judged_at", "life"))
+_CHANGE_KEY: Final = (
+    "(epoch_ms(event_time), device_id, coalesce(epoch_ms(life), -1), coalesce(amendment_no, -1), coalesce(transition_no, -1))"
+)
+
+
+def change_cursor(row: Mapping[str, Any]) -> str:
+    """Return the text with which the page after a transition begins."""
+    numbers = (-1 if row[name] is None else row[name] for name in ("life_ms", "amendment_no", "transition_no"))
+    return encoded_cursor(row["event_time_ms"], row["device_id"], *numbers)
+
+
+def change_rows_sql(where: Condition, after: str, limit: int | None) -> tuple[str, list[Any]]:
+    """Return SQL and parameters for transitions of the last day, newest first.
+
+    Args:
+        where: condition, see `changes_sql`.
+        after: cursor of the page before; empty for the first page.
+        limit: maximum number of rows; None: all.
+
+    Raises:
+        Misuse: the cursor is invalid.
+    """
+    sql, values = where.sql, list(where.values)
+    if after:
+        sql += f" AND {_CHANGE_KEY} < (?, ?, ?, ?, ?)"
+        values += decoded_cursor(after, (int,), (str,), (int,), (int,), (int,))
+    page = "" if limit is None else f"LIMIT {limit}"
+    return f"SELECT {CHANGE_COLUMNS} FROM live.changes WHERE {sql} ORDER BY {_CHANGE_KEY} DESC {page}", values
+
+
+def groups_sql(column: str, where: Condition, order: str, limit: int) -> tuple[str, list[Any]]:
+    """Return SQL and parameters for numbers of devices by mode, of each site or class.
+
+    Args:
+        column: site or device_class.
+        where: condition on the devices, see `condition`.
+        order: trouble, devices or name.
+        limit: maximum number of rows.
+    """
+    by = {"trouble": "trouble DESC, devices DESC, name", "devices": "devices DESC, name", "name": "name"}[order]
+    sql = f"""
+        SELECT name, sum(n)::BIGINT AS devices, coalesce(sum(n) FILTER (mode IN ({literals(TROUBLE)})), 0)::BIGINT AS trouble,
+               map_from_entries(list((mode, n) ORDER BY mode)) AS modes
+        FROM (SELECT coalesce("{column}", '') AS name, mode, count(*) AS n FROM live.devices
+              WHERE {where.sql} AND mode != '{UNJUDGED}' GROUP BY ALL)
+        GROUP BY name ORDER BY {by} LIMIT {limit}
+    """
+    return sql, list(where.values)

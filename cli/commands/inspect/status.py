@@ -26,7 +26,6 @@ from cli.common.output import (
     plain_row,
     show,
 )
-from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.monitoring.health import problems_of
 from fleetpulse.core.tables import JUDGEMENTS
@@ -333,13 +332,7 @@ def show_device(home: Home, device_id: str, *, json_lines: bool) -> None:
     """
     from fleetpulse.reports import judgements as reports
 
-    status = reports.device_status(home, device_id, judged_ms(home.checkpoint))
-    if status is None:
-        reports.require_known(home, device_id)
-        raise FleetError(
-            f'device "{device_id}" has not been judged yet; check the progress with: ./fleet status --home {home.path}',
-            code="device-not-judged",
-        )
+    status = reports.require_status(home, device_id, judged_ms(home.checkpoint))
     if json_lines:
         retracted = [plain_row(one) for one in status.retracted_offline]
         as_json([{**status.summary, "timeline": [plain_row(row) for row in status.transitions], "retracted_offline": retracted}])

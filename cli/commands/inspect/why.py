@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.common.options import DEFAULT_HOME, HomeOption, RowsOption
-from cli.common.output import as_json, as_table, console, plain_row
+from cli.common.output import as_json, as_table, console
 from fleetpulse.core.lifecycle import Trigger
 from fleetpulse.core.times import DAY_MS, format_duration, format_instant, parse_instant_ms
 from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.home.home import Home
+from fleetpulse.reports.plain import plain_levels, plain_row
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,20 +45,9 @@ def why(
     at_ms = None if at is None else parse_instant_ms(at)
     found = run(opened, device, judged_ms(opened.checkpoint), at_ms)
     if json_lines:
-        as_json([_for_programs(found)])
+        as_json([plain_levels(found)])
         return
     _show(console(), found)
-
-
-def _for_programs(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert instants of all levels to text."""
-    shown = plain_row(found)
-    for name, value in found.items():
-        if isinstance(value, dict):
-            shown[name] = plain_row(value)
-        elif isinstance(value, list):
-            shown[name] = [plain_row(one) for one in value]
-    return shown
 
 
 def _show(shown: "Console", found: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ Rule: a report computes no verdict. `parts` defines the facts; `kept` reads them
 not grow with history.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from fleetpulse.core.judgements import AMENDMENTS
@@ -126,17 +127,30 @@ def _counts(
     values: list[Any],
     rows: tuple[dict[str, int], dict[str, int], dict[str, int]],
 ) -> dict[str, Any]:
-    kinds, transitions, refused = rows
     counted_ = "count(*) AS n, count(*) FILTER (never_seen) AS never_seen"
     modes = fetch(tables, f"SELECT mode, {counted_} FROM {fleet} GROUP BY mode ORDER BY n DESC, mode", values)
-    received_span = span(home)
     return {
         "devices": {row["mode"]: row["n"] for row in modes},
         "never_seen": sum(row["never_seen"] for row in modes),
-        "transitions": transitions,
+        **counts_of_rows(*rows),
+        **bronze_counts(home),
+    }
+
+
+def counts_of_rows(kinds: Mapping[str, int], transitions: Mapping[str, int], refused: Mapping[str, int]) -> dict[str, Any]:
+    """Return the part of `counts` about transitions, judgements and refused messages, from `kept.counted`."""
+    return {
+        "transitions": dict(transitions),
         "judgements": {kind: n for kind, n in kinds.items() if kind not in AMENDMENTS},
         "amended": {kind: n for kind, n in kinds.items() if kind in AMENDMENTS},
+        "quarantine": dict(refused),
+    }
+
+
+def bronze_counts(home: Home) -> dict[str, Any]:
+    """Return the part of `counts` about landed messages, from the log of bronze."""
+    received_span = span(home)
+    return {
         "messages": sum(file.rows or 0 for file in files_of(home, MESSAGES, "received_at")),
         "newest_received_at_ms": received_span[1] if received_span else None,
-        "quarantine": refused,
     }

@@ -104,6 +104,11 @@ class PresentMirror:
         assert self._reached is not None, "the mirror is empty until its first refresh"
         return self._reached
 
+    @property
+    def loaded_ms(self) -> int:
+        """Instant of the newest load, epoch milliseconds: signals and clocks are as of it."""
+        return round(self._loaded_s * 1000)
+
     def cursor(self) -> "DuckDBPyConnection":
         """Return a connection to the tables, for one thread, with the time zone UTC."""
         cursor = self._connection.cursor()
