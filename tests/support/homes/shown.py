@@ -62,7 +62,7 @@ def seem_running(home: Home) -> None:
 
 
 def _rows(end_s: float, hours: float) -> Iterator[Row]:
-    chance = random.Random(7)  # noqa: S311 - a repeatable fleet
+    chance = random.Random(7)
     begin_s = end_s - hours * 3_600
     policy = parse_policy({"rules": _RULES, "classes": {"camera": {"timeout": "1h30m"}}}).normalised()
     yield row(begin_s, "fleet/_/_/policy", policy=policy, effective_from_s=begin_s - 10)
