@@ -308,7 +308,7 @@ def test_the_header_says_how_fresh_the_facts_are(tmp_path: Path, monkeypatch: py
     home = shown_home(tmp_path / "home", now_ms, hours=3)
 
     def state() -> str:
-        [found] = re.findall(r'id="fresh" data-state="(\w+)"', client.get("/fragments/freshness").text)
+        [found] = re.findall(r'id="fresh"[^>]* data-state="(\w+)"', client.get("/fragments/freshness").text)
         return found
 
     with served(home) as client:
