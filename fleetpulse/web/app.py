@@ -26,10 +26,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
-from fleetpulse.web import api, api_modes, metrics, readiness
+from fleetpulse.web import api, api_modes, metrics, pages, readiness
 from fleetpulse.web.access import SESSION_S, Access, User
 from fleetpulse.web.events import Streams
 from fleetpulse.web.live import LiveFleet, QueryTooLong
+from fleetpulse.web.rendering import error_page, is_for_people
 
 OPEN: Final = frozenset({"/healthz", "/readyz", "/login"})  # and all below /static
 COOKIE: Final = "fleet_session"
@@ -81,6 +82,7 @@ def create_app(home: Home, *, hosts: tuple[str, ...], authenticate: Authenticate
         Route("/login", _login),
         *api.routes(),
         *api_modes.routes(),
+        *pages.routes(),
     ]
     handlers: dict[Any, Any] = {FleetError: _refused, HTTPException: _http_error}
     app = Starlette(
@@ -187,7 +189,8 @@ def _host_of(header: str) -> str:
 
 def error(request: Request, status: int, code: str, text: str, headers: dict[str, str] | None = None) -> Response:
     """Return the answer to a request that failed."""
-    del request
+    if is_for_people(request):
+        return error_page(request, status, code, text, headers)
     return JSONResponse({"error": {"code": code, "message": text}}, status, headers)
 
 
