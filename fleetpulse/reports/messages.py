@@ -117,6 +117,20 @@ def through(rows_: list[Row], listened: tuple[int, int], through_ms: int | None)
     return [row for row in rows_ if row.received_at_ms <= through_ms] + ticks
 
 
+def errors_of(home: Home, device_id: str, last: int) -> list[dict[str, Any]]:
+    """Return the newest errors of a device, newest first: ``received_at_ms``, ``event_time_ms``, ``code``.
+
+    Args:
+        home: home to read.
+        device_id: id of the device.
+        last: maximum number of rows.
+    """
+    sql = f"""SELECT epoch_ms(received_at) AS received_at_ms, epoch_ms(event_time) AS event_time_ms, code FROM messages
+        WHERE device_hash = {hash64(device_id)} AND device_id = ? AND kind = '{Kind.ERROR}'
+        ORDER BY received_at DESC, event_time DESC LIMIT {int(last)}"""
+    return query(home, sql, [device_id], tables=[MESSAGES.name])
+
+
 def span(home: Home) -> tuple[int, int] | None:
     """Return first and newest ``received_at`` of bronze, from its log; None if empty."""
     files = [file for file in files_of(home, MESSAGES, "received_at") if file.rows != 0]

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.routing import Route
 
+from fleetpulse.web import device_pages, fleet_pages
 from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.rendering import STATIC, page, static_file
 
@@ -18,6 +19,11 @@ def routes() -> list[Route]:
     """Return the routes."""
     return [
         Route(f"{STATIC}{{digest:str}}/{{name:path}}", static_file),
+        Route("/", page("fleet.html", fleet_pages.fleet)),
+        Route("/devices", page("devices.html", device_pages.devices)),
+        Route("/devices/{rest:path}", device_pages.device),
+        Route("/changes", page("changes.html", fleet_pages.changes)),
+        Route("/changes.{form:str}", fleet_pages.export_changes),
         Route("/fragments/freshness", page("freshness.html", _nothing)),
         Route("/help", page("help.html", _nothing)),
     ]

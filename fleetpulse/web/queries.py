@@ -147,20 +147,22 @@ def cursor_of(row: Mapping[str, Any], wanted: DeviceFilter) -> str:
     return base64.urlsafe_b64encode(json.dumps([value, row["device_id"]]).encode()).decode()
 
 
-def devices_sql(wanted: DeviceFilter, *, paged: bool = True) -> tuple[str, list[Any]]:
+def devices_sql(wanted: DeviceFilter, *, paged: bool = True, backwards: bool = False) -> tuple[str, list[Any]]:
     """Return SQL and parameters for a page of devices; instants are ``<name>_ms``.
 
     Args:
         wanted: filter.
         paged: whether to return one page; otherwise all rows, in the same order.
+        backwards: whether the page is before the row of ``wanted.after``; its rows are in reversed order.
     """
     expression = "coalesce(epoch_ms(since), -1)" if wanted.sort == "since" else f"coalesce({_SORTS[wanted.sort]}, '')"
-    order = f"{expression} {'DESC' if wanted.descending else 'ASC'}, device_id"
+    descends = wanted.descending is not backwards
+    order = f"{expression} {'DESC' if descends else 'ASC'}, device_id {'DESC' if backwards else 'ASC'}"
     where, values = wanted.where.sql, list(wanted.where.values)
     if paged and wanted.after is not None:
         value, device_id = wanted.after
-        sign = "<" if wanted.descending else ">"
-        where += f" AND ({expression} {sign} ? OR ({expression} = ? AND device_id > ?))"
+        sign = "<" if descends else ">"
+        where += f" AND ({expression} {sign} ? OR ({expression} = ? AND device_id {'<' if backwards else '>'} ?))"
         none = -1 if wanted.sort == "since" else ""
         if isinstance(value, str) is not isinstance(none, str) and value is not None:
             raise Misuse('parameter "after" is of another order; begin with the first page', code="parameter-invalid")

@@ -1,0 +1,296 @@
+"""Pages Devices and Device: the list with filters and facets, and one device with its timeline and its *why*.
+
+Rule 1: the list, the facets and the count read the same rows in memory with the same condition.
+Rule 2: the page of a device needs the facts in memory only. Its history, its messages and its explanation are
+parts that a browser asks for afterwards, or a link if it has no JavaScript.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.lifecycle import PRESENT, Mode, Trigger
+from fleetpulse.core.rows import Trust
+from fleetpulse.core.times import DAY_MS, parse_instant_ms
+from fleetpulse.io.checkpoints.checkpoint import judged_ms
+from fleetpulse.io.home.home import Home
+from fleetpulse.reports import judgements as reports
+from fleetpulse.reports.device_judgements import reading_device
+from fleetpulse.reports.messages import errors_of
+from fleetpulse.reports.present import devices as present
+from fleetpulse.reports.registry import entries
+from fleetpulse.reports.why import why as explained
+from fleetpulse.web import charts, queries
+from fleetpulse.web.fleet_pages import facts_of
+from fleetpulse.web.live import LiveFleet
+from fleetpulse.web.rendering import device_of, freshness, render
+
+FILTERS: Final = {
+    "q": "id has", "mode": "mode", "site": "site", "class": "class", "gateway": "gateway", "trigger": "trigger", "clock": "clock",
+    "never_seen": "never seen",
+}  # fmt: skip
+SPANS: Final = {"24h": DAY_MS, "7d": 7 * DAY_MS, "30d": 30 * DAY_MS, "all": 0}
+NEXT: Final = {  # deadlines that lead to a mode which depends on the facts about the device
+    Trigger.UNTIL: "end of maintenance or update",
+    Trigger.RECOVERED: "end of the count of errors",
+    Trigger.HOLD_OVER: "end of the flag",
+}
+_COLUMN_OF: Final = {
+    "mode": "mode", "site": "site", "class": "device_class", "gateway": "gateway", "trigger": "trigger", "clock": "clock",
+}  # fmt: skip
+_SHOWN: Final = 8  # values of a facet
+_HEAD: Final = (("device", "device"), ("mode", "mode"), ("since", "since"), ("site", "site"), ("class", "class"))
+_ERRORS: Final = 20
+_ROWS: Final = 200  # rows of a timeline in its table
+_EVIDENCE: Final = (
+    "role", "received_at_ms", "event_time_ms", "kind", "device_id", "site", "seq", "boot", "code", "firmware", "gateway", "body",
+)  # fmt: skip
+
+
+def devices(live: LiveFleet, request: Request) -> Mapping[str, Any]:
+    """Return the context of the page Devices."""
+    given = request.query_params
+    wanted = queries.device_filter(given)
+    before = bool(given.get("before"))
+    if before:
+        wanted = replace(wanted, after=queries.device_filter({**given, "after": given["before"]}).after)
+    more = live.query(*queries.devices_sql(replace(wanted, limit=wanted.limit + 1), backwards=before))
+    rows = more[: wanted.limit]
+    is_last, is_first = len(more) <= wanted.limit, wanted.after is None
+    if before:
+        rows, is_first, is_last = rows[::-1], is_last, False
+    condition = wanted.where
+    key = ("facets", condition.sql, tuple(condition.values))
+    facets: dict[str, list[dict[str, Any]]] = facts_of(live, request).cached(key, lambda: _facets(live, condition))
+    parameters = {name: value for name, value in given.items() if name not in ("after", "before")}
+    return {
+        "rows": [queries.shown_device(row) for row in rows],
+        "present": PRESENT,
+        "count": facets["all"][0]["n"] if facets["all"] else 0,
+        "of_all": facts_of(live, request).cached("all", lambda: live.query("SELECT count(*) AS n FROM live.devices")[0]["n"]),
+        "facets": {name: facets[name] for name in _COLUMN_OF},
+        "filters": FILTERS,
+        "parameters": parameters,
+        "is_filtered": any(parameters.get(name) for name in FILTERS),
+        "sort": ("-" if wanted.descending else "") + wanted.sort,
+        "head": dict(_HEAD),
+        "newer": None if is_first or not rows else queries.cursor_of(rows[0], wanted),
+        "older": None if is_last or not rows else queries.cursor_of(rows[-1], wanted),
+    }
+
+
+def _facets(live: LiveFleet, where: queries.Condition) -> dict[str, list[dict[str, Any]]]:
+    """Return the most frequent values of each facet among the devices that match, and their number as ``all``."""
+    names = list(_COLUMN_OF)
+    columns = [f'"{column}"' for column in _COLUMN_OF.values()]
+    sets = ", ".join(f"({column})" for column in columns)
+    picked = " ".join(
+        f"WHEN grouping({column}) = 0 THEN '{name}'" for name, column in zip(names, columns, strict=True)
+    )  # one column of each set
+    rows = live.query(
+        f"""SELECT * FROM (
+            SELECT CASE {picked} ELSE 'all' END AS facet, coalesce({", ".join(columns)}) AS value, count(*) AS n
+            FROM live.devices WHERE {where.sql} GROUP BY GROUPING SETS ({sets}, ()))
+            WHERE value IS NOT NULL OR facet = 'all'
+            QUALIFY row_number() OVER (PARTITION BY facet ORDER BY n DESC, value) <= {_SHOWN + 1} ORDER BY facet, n DESC, value""",
+        where.values,
+    )
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in (*names, "all")}
+    for row in rows:
+        found[row["facet"]].append(row)
+    found["clock"] = [one for one in found["clock"] if one["value"] != Trust.ON_TIME]
+    return found
+
+
+async def device(request: Request) -> Response:
+    """Answer with the page of a device, or with one part of it."""
+    live: LiveFleet = request.app.state.live
+    reached = await run_in_threadpool(live.reached)
+    fresh = await run_in_threadpool(freshness, live, reached)
+    device_id, part = device_of(request)
+    views = {"": ("device.html", _device), "why": ("device_why.html", _why_part), "facts": ("device_facts.html", _facts_part)}
+    if part not in views:
+        raise FleetError(f'a device has no page "{part[:50]}"', code="page-unknown")
+    template, view = views[part]
+    context = await run_in_threadpool(view, live, request, device_id)
+    return render(request, template, {"fresh": fresh, "now_ms": fresh.now_ms, "device_id": device_id, **context})
+
+
+def _present(live: LiveFleet, device_id: str) -> dict[str, Any]:
+    """Return the row of a device.
+
+    Raises:
+        FleetError: the device was never registered or heard.
+    """
+    columns = queries.instants(queries.LISTED, ("since", "last_seen"))
+    if found := live.query(f"SELECT {columns} FROM live.devices WHERE device_id = ?", [device_id]):
+        return queries.shown_device(found[0])
+    listed = present.devices(live.home, live.mirror.reached.frontier_ms, device_id=device_id)  # heard since the facts were loaded
+    if not listed:
+        raise FleetError(
+            f'no device "{device_id}" was registered or heard; find it in the list of devices', code="device-unknown"
+        )
+    [row] = listed
+    instants = {f"{name}_ms": row[name] and round(row[name].timestamp() * 1000) for name in ("since", "last_seen")}
+    return {**dict.fromkeys(queries.LISTED), **row, **instants}
+
+
+def _device(live: LiveFleet, request: Request, device_id: str) -> dict[str, Any]:
+    """Return the context of a device's page."""
+    given = request.query_params
+    row, frontier_ms = _present(live, device_id), live.mirror.reached.frontier_ms
+    span = given.get("span") if given.get("span") in SPANS else "24h"
+    facts = facts_of(live, request)
+    wants_why = bool(given.get("at") or given.get("why"))
+    context: dict[str, Any] = {
+        "row": row,
+        "is_present": row["mode"] in PRESENT,
+        "span": span,
+        "spans": list(SPANS),
+        "is_still": wants_why or bool(given.get("facts")),
+        "why": _explained(live.home, device_id, given.get("at")) if wants_why else None,
+        "at": given.get("at"),
+        "facts": _facts(live.home, device_id) if given.get("facts") else None,
+    }
+    if frontier_ms is None:
+        return {**context, "timeline": None, "changes": [], "more": 0, "gaps": []}
+    changes = facts.cached(("changes", device_id, span), lambda: _changes(live, device_id, span or "24h", frontier_ms))
+    axis = _axis(span or "24h", frontier_ms, changes, row)
+    gaps = [gap for gap in facts.gaps_of_site(row["site"]) if gap[0] < axis.to_ms and (gap[1] is None or gap[1] > axis.from_ms)]
+    return {
+        **context,
+        "timeline": {
+            "bars": _band(changes, row, axis),
+            "gaps": charts.gap_bars(gaps, axis),
+            "ticks": charts.ticks(axis),
+            "axis": axis,
+        },
+        "changes": changes[:_ROWS],
+        "more": max(0, len(changes) - _ROWS),
+        "gaps": gaps,
+    }
+
+
+def _changes(live: LiveFleet, device_id: str, span: str, frontier_ms: int) -> list[dict[str, Any]]:
+    """Return the transitions of a device within a span before the frontier, newest first."""
+    if span == "24h":  # the span of the facts in memory
+        sql = f"SELECT {queries.CHANGE_COLUMNS} FROM live.changes WHERE device_id = ?"
+        found = live.query(sql, [device_id])
+    else:
+        with reading_device(live.home, device_id) as tables:
+            found = [_in_ms(one) for one in reports.transitions_of(tables, device_id)]
+    since_ms = frontier_ms - SPANS[span] if SPANS[span] else 0
+    kept = [one for one in found if one["event_time_ms"] > since_ms]
+    return sorted(kept, key=lambda one: (one["event_time_ms"], one["transition_no"] or one["amendment_no"] or 0), reverse=True)
+
+
+def _in_ms(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with its instants as epoch milliseconds, as in the facts in memory."""
+    instants = ("event_time", "last_seen", "judged_at", "life")
+    return {**row, **{f"{name}_ms": row[name] and round(row[name].timestamp() * 1000) for name in instants}}
+
+
+def _axis(span: str, frontier_ms: int, changes: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> charts.Range:
+    if SPANS[span]:
+        return charts.Range(frontier_ms - SPANS[span], frontier_ms)
+    known = [one[name] for one in changes for name in ("event_time_ms", "life_ms") if one[name]] + [
+        row["since_ms"] or frontier_ms
+    ]
+    return charts.Range(min([*known, frontier_ms - 60_000]), frontier_ms)
+
+
+def _band(changes: Sequence[Mapping[str, Any]], row: Mapping[str, Any], axis: charts.Range) -> list[charts.Bar]:
+    """Return the modes of a device over time, from its transitions, newest first."""
+    spans = list[tuple[str, int, int]]()
+    until_ms = axis.to_ms
+    if not changes or (row["since_ms"] or 0) > changes[0]["event_time_ms"]:  # a mode that no transition began
+        since_ms = max(row["since_ms"] or axis.to_ms, axis.from_ms)
+        spans, until_ms = [(row["mode"], since_ms, axis.to_ms)], since_ms
+    for one in changes:
+        spans.append((one["to_mode"], one["event_time_ms"], until_ms))
+        until_ms = one["event_time_ms"]
+    if changes:
+        begun_ms = changes[-1]["life_ms"] or axis.from_ms
+        spans.append((changes[-1]["from_mode"], max(begun_ms, axis.from_ms), until_ms))
+    bars = list[charts.Bar]()
+    for mode, from_ms, to_ms in reversed(spans):
+        if mode == Mode.FORGOTTEN or to_ms <= axis.from_ms or from_ms >= to_ms:
+            continue
+        x = axis.place(from_ms)
+        width = max(1.5, axis.place(to_ms) - x)
+        bars.append(charts.Bar(mode, x, round(width, 2), title=mode, at_ms=max(from_ms, axis.from_ms)))
+    return bars
+
+
+def _why_part(live: LiveFleet, request: Request, device_id: str) -> dict[str, Any]:
+    at = request.query_params.get("at")
+    return {"why": _explained(live.home, device_id, at), "at": at}
+
+
+def _explained(home: Home, device_id: str, at: str | None) -> dict[str, Any]:
+    """Return an explanation with its arithmetic as a bar, or the reason why there is none."""
+    try:
+        found = explained(home, device_id, judged_ms(home.checkpoint), None if not at else parse_instant_ms(at))
+    except FleetError as error:
+        if error.code == "device-unknown":
+            raise
+        return {"refused": str(error)}
+    coming = found["next"]
+    return {
+        **found,
+        "refused": "",
+        "bar": _arithmetic(found["terms"]),
+        "columns": _used(found["evidence"], _EVIDENCE),
+        "next_text": coming and (coming["mode"] or NEXT[coming["trigger"]]),
+    }
+
+
+def _used(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+    """Return the columns that have a value in some row."""
+    held = list(rows)
+    return [name for name in names if any(row.get(name) is not None for row in held)]
+
+
+def _arithmetic(terms: Sequence[Mapping[str, Any]]) -> list[charts.Bar]:
+    """Return the spans of an explanation as parts of a bar; those in which nobody listened are hatched."""
+    total, x, bars = sum(one.get("span_ms", 0) for one in terms), 0.0, list[charts.Bar]()
+    for one in terms:
+        if span_ms := one.get("span_ms"):
+            width = span_ms / total * charts.SIZE
+            kind = "gap" if one["meaning"].startswith("not listening") else "span"
+            bars.append(charts.Bar(kind, round(x, 2), round(width, 2), title=one["meaning"]))
+            x += width
+    return bars
+
+
+def _facts_part(live: LiveFleet, request: Request, device_id: str) -> dict[str, Any]:
+    del request
+    return {"facts": _facts(live.home, device_id)}
+
+
+def _facts(home: Home, device_id: str) -> dict[str, Any]:
+    """Return the life of a device, its errors, its registry entries and its amendments.
+
+    Raises:
+        FleetError: the device was never registered or heard.
+    """
+    status = reports.device_status(home, device_id, judged_ms(home.checkpoint))
+    if status is None:
+        raise FleetError(f'no device "{device_id}" was registered or heard', code="device-unknown")
+    with reading_device(home, device_id) as tables:
+        emitted = [_in_ms(one) for one in reports.transitions_of(tables, device_id, everything=True)]
+    amended = [one for one in emitted if one["kind"] != "transition"]
+    return {
+        "summary": {name: value for name, value in status.summary.items() if value is not None},
+        "retracted": status.retracted_offline,
+        "amended": amended[::-1],
+        "entries": entries(home, device_id)[::-1],
+        "errors": errors_of(home, device_id, _ERRORS),
+        "last_errors": json.loads(status.transitions[-1]["last_errors"] or "[]") if status.transitions else [],
+    }

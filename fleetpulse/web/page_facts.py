@@ -1,0 +1,132 @@
+"""Facts of pages that are not in memory: coverage gaps, sites that are held back, problems of the stream.
+
+Rule: a fact is read once for each version of the facts in memory, and shared by all who look.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Final
+
+from fleetpulse.core.monitoring.health import Rating, problems_of
+from fleetpulse.core.presence.shards import Shards
+from fleetpulse.io.checkpoints.checkpoint import judged_ms
+from fleetpulse.io.home.home import PUBLISHER, Home, bridge_job
+from fleetpulse.io.home.services import runs
+from fleetpulse.io.system.process import read_status
+from fleetpulse.reports import judgements as reports
+from fleetpulse.web.live import LiveFleet
+
+_MOST: Final = 200  # values that are kept
+
+
+@dataclass(slots=True)
+class VersionedCache:
+    """Values of one version of the facts; those of the version before are dropped."""
+
+    tag: str = ""
+    values: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
+    lock: Lock = field(default_factory=Lock)
+
+    def get(self, tag: str, key: Hashable, compute: Callable[[], Any]) -> Any:
+        """Return a value; compute it if it is not known for this version.
+
+        Args:
+            tag: version of the facts.
+            key: key of the value.
+            compute: function that computes it. Two threads may compute the same value.
+        """
+        with self.lock:
+            if self.tag != tag:
+                self.tag, self.values = tag, {}
+            if key in self.values:
+                return self.values[key]
+        value = compute()
+        with self.lock:
+            if self.tag == tag and len(self.values) < _MOST:
+                self.values[key] = value
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Span in which a bridge of some sites was not listening.
+
+    Attributes:
+        sites: sites; empty for all sites that no gap row names.
+        since_ms: start, epoch milliseconds.
+        until_ms: end, epoch milliseconds; None if it lasts.
+        bridges: bridges that are not listening; empty if the gap is closed.
+    """
+
+    sites: tuple[str, ...]
+    since_ms: int
+    until_ms: int | None
+    bridges: tuple[str, ...] = ()
+
+
+class PageFacts:
+    """Facts of pages, by version.
+
+    Args:
+        live: facts in memory.
+    """
+
+    def __init__(self, live: LiveFleet) -> None:
+        self._live = live
+        self._cache = VersionedCache()
+
+    def cached(self, key: Hashable, compute: Callable[[], Any]) -> Any:
+        """Return a value for the version in memory, see `VersionedCache.get`."""
+        return self._cache.get(self._live.reached_tag(), key, compute)
+
+    def shards(self) -> Shards | None:
+        """Return coverage and frontier of every site; None before the first row."""
+        home = self._live.home
+        return self.cached("shards", lambda: reports.shards(home, judged_ms(home.checkpoint)))
+
+    def gaps(self, since_ms: int, until_ms: int) -> list[Gap]:
+        """Return the coverage gaps that touch a span, in order."""
+        known = self.shards()
+        if known is None:
+            return []
+        found = list[Gap]()
+        for sites, one in zip(((), *known.sites), known.listenings, strict=True):
+            for opened_ms, closed_ms in one.coverage.gaps:
+                if opened_ms < until_ms and (closed_ms is None or closed_ms > since_ms):
+                    deaf = tuple(one.coverage.deaf) if closed_ms is None else ()
+                    found.append(Gap(tuple(sorted(sites)), opened_ms, closed_ms, deaf))
+        return sorted(found, key=lambda gap: (gap.since_ms, gap.sites))
+
+    def gaps_of_site(self, site: str | None) -> Sequence[tuple[int, int | None]]:
+        """Return the coverage gaps of a site."""
+        known = self.shards()
+        return () if known is None else known.of(site).coverage.gaps
+
+    def held_back(self) -> list[dict[str, Any]]:
+        """Return the sites whose verdicts wait for a bridge, see `reports.judgements.sites_behind`."""
+        known = self.shards()
+        return [] if known is None else reports.sites_behind(known)
+
+    def problems(self) -> list[str]:
+        """Return the problems of the running jobs, and the metrics of the lifecycle job that are not good."""
+        return [*self._of_jobs(), *self.cached("health", self._of_health)]
+
+    def _of_jobs(self) -> list[str]:
+        home: Home = self._live.home
+        return [
+            f"{job}: {problem}"
+            for job in (*map(bridge_job, home.bridges()), "landing", "lifecycle", PUBLISHER)
+            if (status := read_status(home.run(job))) and runs(home, job)
+            for problem in problems_of(status)
+        ]
+
+    def _of_health(self) -> list[str]:
+        found = reports.health(self._live.home, batches=1)
+        if found is None:
+            return []
+        return [
+            f"lifecycle: {one['metric']} is {one['rating']} ({one['column']} {one['value']:,})"
+            for one in found["rated"]
+            if one["rating"] in (Rating.WARNING, Rating.CRITICAL)
+        ]
