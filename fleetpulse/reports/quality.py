@@ -62,7 +62,7 @@ def results_of_suite(home: Home, run_id: str, suite: str) -> list[dict[str, Any]
 
 
 def failed_rows_of(home: Home, run_id: str, suite: str) -> list[dict[str, Any]]:
-    """Return the rows of a suite that failed in one run, with the parsed key and values as ``key`` and ``values``."""
+    """Return the rows of a suite that failed in one run, with the parsed key and values as ``key`` and ``content``."""
     sql = "SELECT * FROM quality_failures WHERE run_id = ? AND suite = ? ORDER BY expectation, row_key"
     rows = query(home, sql, [run_id, suite], tables=[QUALITY_FAILURES.name])
-    return [{**row, "key": json.loads(row["row_key"]), "values": json.loads(row["detail"])} for row in rows]
+    return [{**row, "key": json.loads(row["row_key"]), "content": json.loads(row["detail"])} for row in rows]

@@ -75,7 +75,8 @@ def gaps(home: Home, since_ms: int) -> list[Gap]:
     """
     rows = query(
         home,
-        "SELECT bridge, op, epoch_ms(at) AS at_ms, coalesce(why, '') AS why FROM coverage ORDER BY bridge, received_at, at",
+        """SELECT bridge, op, epoch_ms("at") AS at_ms, coalesce(why, '') AS why FROM coverage
+           ORDER BY bridge, received_at, "at" """,
         tables=[COVERAGE.name],
     )
     found: list[Gap] = []

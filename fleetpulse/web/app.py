@@ -21,8 +21,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
-from fleetpulse.web import api, pages
+from fleetpulse.web import api, pages, pages_operations
 from fleetpulse.web.access import SESSION_S, Access, User
+from fleetpulse.web.actions import Starter
 from fleetpulse.web.live import LiveFleet, QueryTooLong
 from fleetpulse.web.rendering import error_page, is_for_people
 
@@ -48,7 +49,9 @@ _STATUS: Final = {
 Authenticate = Callable[[Request], User | None]
 
 
-def create_app(home: Home, *, hosts: tuple[str, ...], authenticate: Authenticate | None = None) -> Starlette:
+def create_app(
+    home: Home, *, hosts: tuple[str, ...], authenticate: Authenticate | None = None, starter: Starter | None = None
+) -> Starlette:
     """Build the application.
 
     Args:
@@ -56,6 +59,7 @@ def create_app(home: Home, *, hosts: tuple[str, ...], authenticate: Authenticate
         hosts: names by which clients may address the server; others are refused, so that no other site can
             reach a server on the loopback by a name of its own.
         authenticate: function that returns the user of a request; None: tokens and sessions of the home.
+        starter: Airflow, if the application is mounted in it; None shows commands instead of actions.
     """
     live, access = LiveFleet(home), Access(home)
 
@@ -73,6 +77,7 @@ def create_app(home: Home, *, hosts: tuple[str, ...], authenticate: Authenticate
         Route("/login", _login),
         *api.routes(),
         *pages.routes(),
+        *pages_operations.routes(),
     ]
     handlers: dict[Any, Any] = {FleetError: _refused, HTTPException: _http_error}
     app = Starlette(
@@ -81,7 +86,7 @@ def create_app(home: Home, *, hosts: tuple[str, ...], authenticate: Authenticate
         exception_handlers=handlers,
         middleware=[Middleware(_Guard, hosts=hosts, authenticate=authenticate or _of_home(access))],
     )
-    app.state.home, app.state.live, app.state.access = home, live, access
+    app.state.home, app.state.live, app.state.access, app.state.starter = home, live, access, starter
     return app
 
 

@@ -16,8 +16,7 @@ from starlette.routing import Route
 from fleetpulse.core.errors import Misuse
 from fleetpulse.core.monitoring.health import measure
 from fleetpulse.core.tables import TABLES
-from fleetpulse.core.times import format_instant
-from fleetpulse.io.checkpoints.checkpoint import judged_ms
+from fleetpulse.core.times import HOUR_MS, format_instant
 from fleetpulse.io.home.desired_state import get_desired
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import oldest_kept_ms
@@ -28,11 +27,12 @@ from fleetpulse.reports import judgements, not_judged, quality, stream
 from fleetpulse.reports.backtests.backtest_list import backtests, page_of
 from fleetpulse.reports.generations import generations
 from fleetpulse.web.actions import offers, state_forms
+from fleetpulse.web.charts import Range, gap_bars
+from fleetpulse.web.fleet_pages import facts_of
 from fleetpulse.web.live import LiveFleet
-from fleetpulse.web.rendering import error_page, number, page
-from fleetpulse.web.stacked_bars import LEFT, WIDTH, stacked_bars
+from fleetpulse.web.rendering import error_page, page
+from fleetpulse.web.stacked_bars import stacked_bars
 
-HOUR_MS: Final = 3_600_000
 RANGES: Final = (1, 6, 24, 168)  # hours
 _BARS: Final = 72
 _RUNS: Final = 12  # quality runs in the grid
@@ -58,8 +58,8 @@ def routes() -> list[Route]:
     ]
 
 
-def _span(request: Request, hours: int) -> tuple[int, int, int, int]:
-    """Return the hours that a request names, with start, end and length of a bar; milliseconds.
+def _axis(request: Request, hours: int) -> tuple[int, Range, int]:
+    """Return the hours that a request names, with their axis and the length of a bar in milliseconds.
 
     Raises:
         Misuse: the number of hours is not one of `RANGES`.
@@ -68,32 +68,28 @@ def _span(request: Request, hours: int) -> tuple[int, int, int, int]:
     if text not in map(str, RANGES):
         choices = ", ".join(map(str, RANGES))
         raise Misuse(f'parameter "last" must be a number of hours: {choices}; got {text[:20]!r}', code="parameter-invalid")
-    chosen = int(text)
-    bucket_ms = chosen * HOUR_MS // _BARS
+    bucket_ms = int(text) * HOUR_MS // _BARS
     to_ms = (wall_clock_ms() // bucket_ms + 1) * bucket_ms
-    return chosen, to_ms - chosen * HOUR_MS, to_ms, bucket_ms
+    return int(text), Range(to_ms - _BARS * bucket_ms, to_ms), bucket_ms
 
 
 def stream_page(live: LiveFleet, request: Request) -> Mapping[str, Any]:
     """Return the facts of the page of the stream."""
     home = live.home
-    hours, from_ms, to_ms, bucket_ms = _span(request, 6)
-    found = stream.batches(home, from_ms, bucket_ms)
-    parts = (*stream.PARTS, "other")
-    judged = judged_ms(home.checkpoint)
-    known = None if judged is None else judgements.shards(home, judged)
+    hours, axis, bucket_ms = _axis(request, 6)
+    found = stream.batches(home, axis.from_ms, bucket_ms)
     running = stream.running(home)
     return {
         "hours": hours,
         "ranges": RANGES,
         "rows": found,
-        "parts": parts,
-        "chart": stacked_bars(found, parts, (from_ms, to_ms, bucket_ms), _milliseconds, _batch_title),
+        "chart": stacked_bars(found, (*stream.PARTS, "other"), axis, bucket_ms, _batch_title),
         "health": _health(home),
         "desired": get_desired(home),
         "generation": home.generation(),
-        "held_back": [] if known is None else judgements.sites_behind(known),
-        "coverage": _coverage(home, from_ms, min(to_ms, wall_clock_ms()), to_ms),
+        "ms": _milliseconds,
+        "held_back": facts_of(live, request).held_back(),
+        "coverage": _coverage(home, axis),
         "refusals": refusals_of(running["broker"]),
         **running,
     }
@@ -120,23 +116,21 @@ def _health(home: Home) -> dict[str, Any] | None:
     return {**found, "rated": rated}
 
 
-def _coverage(home: Home, from_ms: int, now_ms: int, to_ms: int) -> list[dict[str, Any]]:
-    """Return each bridge with its gaps within a range; ``x`` and ``width`` place a gap on the axis of the charts."""
-    scale = (WIDTH - LEFT) / (to_ms - from_ms)
-    by_bridge: dict[str, list[dict[str, Any]]] = {bridge: [] for bridge in home.bridges()}
-    for gap in stream.gaps(home, from_ms):
-        start_ms, end_ms = max(gap.from_ms, from_ms), min(gap.until_ms or now_ms, now_ms)
-        by_bridge.setdefault(gap.bridge, []).append(
-            {
-                "from_ms": gap.from_ms,
-                "until_ms": gap.until_ms,
-                "why": gap.why,
-                "x": round(LEFT + (start_ms - from_ms) * scale, 2),
-                "width": round(max(2.0, (end_ms - start_ms) * scale), 2),
-            }
-        )
-    width = round((now_ms - from_ms) * scale, 2)
-    return [{"bridge": name, "gaps": found, "width": width} for name, found in sorted(by_bridge.items())]
+def _coverage(home: Home, axis: Range) -> list[dict[str, Any]]:
+    """Return each bridge with its coverage gaps within a range, and their bars."""
+    now_ms = wall_clock_ms()
+    by_bridge: dict[str, list[stream.Gap]] = {bridge: [] for bridge in home.bridges()}
+    for gap in stream.gaps(home, axis.from_ms):
+        by_bridge.setdefault(gap.bridge, []).append(gap)
+    return [
+        {
+            "bridge": bridge,
+            "gaps": found,
+            "bars": gap_bars([(gap.from_ms, gap.until_ms or now_ms) for gap in found], axis),
+            "width": axis.place(now_ms),
+        }
+        for bridge, found in sorted(by_bridge.items())
+    ]
 
 
 def state_page(live: LiveFleet, request: Request) -> Mapping[str, Any]:
@@ -159,7 +153,7 @@ def state_page(live: LiveFleet, request: Request) -> Mapping[str, Any]:
 def quality_page(live: LiveFleet, request: Request) -> Mapping[str, Any]:
     """Return the facts of the page of data quality."""
     home = live.home
-    hours, from_ms, to_ms, bucket_ms = _span(request, 24)
+    hours, axis, bucket_ms = _axis(request, 24)
     outcomes = quality.suite_outcomes(home, _RUNS)
     runs: dict[str, Mapping[str, Any]] = {}
     cells: dict[str, dict[str, Mapping[str, Any]]] = {}
@@ -168,7 +162,6 @@ def quality_page(live: LiveFleet, request: Request) -> Mapping[str, Any]:
         cells.setdefault(row["suite"], {})[row["run_id"]] = {**row, "outcome": _worst(row)}
     run, suite = request.query_params.get("run", ""), request.query_params.get("suite", "")
     chosen = quality.results_of_suite(home, run, suite) if run and suite else []
-    span = (from_ms, to_ms, bucket_ms)
     return {
         "hours": hours,
         "ranges": RANGES,
@@ -176,12 +169,18 @@ def quality_page(live: LiveFleet, request: Request) -> Mapping[str, Any]:
         "cells": dict(sorted(cells.items())),
         "chosen": chosen,
         "asked": {"run": run, "suite": suite} if run and suite else None,
-        "failed": quality.failed_rows_of(home, run, suite) if chosen else [],
-        "quarantined": _over_time(not_judged.quarantined(home, from_ms, bucket_ms), span),
-        "unjudged": _over_time(not_judged.unjudged(home, from_ms, bucket_ms), span),
+        "failed": _failed(home, run, suite) if chosen else [],
+        "quarantined": _over_time(not_judged.quarantined(home, axis.from_ms, bucket_ms), axis, bucket_ms),
+        "unjudged": _over_time(not_judged.unjudged(home, axis.from_ms, bucket_ms), axis, bucket_ms),
         "samples": [{**row, "payload": shown_text(row["payload"])} for row in reversed(judgements.quarantine(home, _SAMPLES))],
         "offers": offers(request, "quality"),
     }
+
+
+def _failed(home: Home, run: str, suite: str) -> list[dict[str, Any]]:
+    """Return the failed rows of a suite in a run, each with the device that its key or its values name."""
+    rows = quality.failed_rows_of(home, run, suite)
+    return [{**row, "device_id": row["key"].get("device_id") or row["content"].get("device_id")} for row in rows]
 
 
 def _worst(row: Mapping[str, Any]) -> str:
@@ -193,7 +192,7 @@ def _worst(row: Mapping[str, Any]) -> str:
     return "passed" if row["passed"] else "skipped"
 
 
-def _over_time(rows: Sequence[Mapping[str, Any]], span: tuple[int, int, int]) -> dict[str, Any]:
+def _over_time(rows: Sequence[Mapping[str, Any]], axis: Range, bucket_ms: int) -> dict[str, Any]:
     """Return a chart of numbers of messages by reason, with the totals; the rarest reasons are summed."""
     totals: dict[str, int] = {}
     for row in rows:
@@ -209,7 +208,7 @@ def _over_time(rows: Sequence[Mapping[str, Any]], span: tuple[int, int, int]) ->
         return f"{format_instant(bar['from_ms'])}: " + ", ".join(f"{bar[part]:,} {part}" for part in parts if bar[part])
 
     bars = list(by_span.values())
-    chart = stacked_bars(bars, parts, span, lambda value: number(round(value)), title)
+    chart = stacked_bars(bars, parts, axis, bucket_ms, title)
     return {"chart": chart, "rows": bars, "totals": {reason: totals[reason] for reason in ordered}}
 
 
@@ -232,5 +231,3 @@ async def backtest_report(request: Request) -> Response:
         text = "there is no such backtest: a failed one has no page, and pages older than keep_logs are deleted"
         return error_page(request, 404, "backtest-unknown", text)
     return FileResponse(found, media_type="text/html; charset=utf-8", headers=_SANDBOX)
-
-
