@@ -1,6 +1,5 @@
 """Operations page inside Airflow: logins, rights, addresses below a mount, and actions that have a DAG."""
 
-import asyncio
 import html
 import json
 import re
@@ -143,14 +142,13 @@ def test_links_to_forms_name_existing_dags() -> None:
     assert {*STARTED, *STATE_FORMS} <= {path.stem for path in (ROOT / "dags").glob("fleet_*.py")}
 
 
-def test_airflow_users_are_those_of_its_sessions(airflow: Path) -> None:
-    """Without a token, Airflow knows no user; with a false one neither."""
-    from fleetpulse.orchestration.operations_page import AirflowLogin
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer forged"}, {"cookie": "_token=forged"}])
+def test_the_plugin_mounts_the_page_behind_the_login_of_airflow(airflow: Path, headers: dict[str, str]) -> None:
+    from fleetpulse.orchestration.config import CONFIG
+    from fleetpulse.orchestration.pages import PagesApp
 
-    def request(*headers: tuple[bytes, bytes]) -> Request:
-        return Request({"type": "http", "headers": list(headers), "path": "/", "method": "GET", "query_string": b"", "state": {}})
-
-    assert asyncio.run(AirflowLogin().user(request())) is None
+    answer = AsgiClient(PagesApp(CONFIG)).get("/ui/state", {**BROWSER, **headers})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/api/v2/auth/login?next=%2Fui%2Fstate")
 
 
 def test_the_navigation_opens_the_page_without_a_frame() -> None:
