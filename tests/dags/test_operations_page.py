@@ -2,8 +2,11 @@
 
 import html
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -147,8 +150,18 @@ def test_the_plugin_mounts_the_page_behind_the_login_of_airflow(airflow: Path, h
     from fleetpulse.orchestration.config import CONFIG
     from fleetpulse.orchestration.pages import PagesApp
 
-    answer = AsgiClient(PagesApp(CONFIG)).get("/ui/state", {**BROWSER, **headers})
-    assert (answer.status_code, answer.headers["location"]) == (303, "/api/v2/auth/login?next=%2Fui%2Fstate")
+    client = AsgiClient(Starlette(routes=[Mount("/fleet", app=PagesApp(CONFIG))]))
+    answer = client.get("/fleet/ui/state", {**BROWSER, **headers})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/api/v2/auth/login?next=%2Ffleet%2Fui%2Fstate")
+
+
+def test_airflow_itself_decides_who_starts_a_run_and_takes_only_json(tmp_path: Path) -> None:
+    words = [sys.executable, "-P", "-m", "tests.support.airflow_roles"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(words, env=environment, cwd=ROOT, check=True, timeout=240, stdout=subprocess.PIPE)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["ann"] == {"page": 200, "has_form": True, "is_of_home": True, "starts": [200, 422, 422, 422]}
+    assert found["eve"] == {"page": 200, "has_form": False, "is_of_home": True, "starts": [403, 403, 403, 403]}
 
 
 def test_the_navigation_opens_the_page_without_a_frame() -> None:

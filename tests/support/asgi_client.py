@@ -30,11 +30,11 @@ class AsgiClient:
     def __init__(self, app: Any, root_path: str = "") -> None:
         self._app, self._root = app, root_path
 
-    def get(self, address: str, headers: Mapping[str, str] = NO_HEADERS, method: str = "GET") -> Answer:
+    def get(self, address: str, headers: Mapping[str, str] = NO_HEADERS, method: str = "GET", body: bytes = b"") -> Answer:
         """Return the answer to a request, whose path is passed on as it is written."""
-        return asyncio.run(self._ask(address, headers, method))
+        return asyncio.run(self._ask(address, headers, method, body))
 
-    async def _ask(self, address: str, headers: Mapping[str, str], method: str) -> Answer:
+    async def _ask(self, address: str, headers: Mapping[str, str], method: str, body: bytes) -> Answer:
         path, _, query = address.partition("?")
         sent: list[Any] = []
         scope = {
@@ -52,7 +52,7 @@ class AsgiClient:
             "server": ("testserver", 80),
         }
 
-        requested, answered = [{"type": "http.request", "body": b"", "more_body": False}], asyncio.Event()
+        requested, answered = [{"type": "http.request", "body": body, "more_body": False}], asyncio.Event()
 
         async def receive() -> dict[str, Any]:
             if requested:

@@ -340,3 +340,21 @@ def test_figures_of_a_damaged_page_are_left_out(home: Home, client: AsgiClient) 
     text = text_of(client, "/backtest")
     assert "<b>" not in text.partition('id="h-backtests"')[2].partition("</table>")[0]
     assert f">{'p' * 64}<" in text and "p" * 65 not in text
+
+
+def test_a_mounted_application_loads_its_facts_on_the_first_request(home: Home) -> None:
+    app = create_app(home, hosts=("testserver",), authenticate=lambda _: User("ann", WebRole.VIEWER))
+    live = app.state.live
+    assert live.reached_tag() == "", "nothing is read before a request, without a start"
+    assert AsgiClient(app).get("/stream").status_code == 200
+    assert live.reached_tag() != ""
+    live.start()  # once more: no effect
+    live.stop()
+
+
+def test_without_airflow_every_action_is_a_command_for_this_home(home: Home, client: AsgiClient) -> None:
+    for path, words in (("/state", "state snapshot"), ("/quality", "quality run"), ("/backtest", "backtest --policy")):
+        text = text_of(client, path)
+        assert "<form data-dag" not in text and "actions.js" not in text
+        assert f"./fleet {words}" in text and str(home.path) in text
+    assert "state rescale --key-groups" in text_of(client, "/state")
