@@ -92,7 +92,7 @@ ACTIONS: Final[dict[str, Action]] = {
                      (Field("day", "Day", "date", "UTC; empty: yesterday"),)),
     "quality": Action("Check data quality", "Runs the suites over the tables and the newest snapshot.", ("quality", "run"),
                       "fleet_quality",
-                      (Field("suite", "Suite", "choice", "empty: all suites", choices=tuple(one.name for one in SUITES)),)),
+                      (Field("suite", "Suite", "choice", choices=tuple(one.name for one in SUITES)),)),
     "backtest": Action("Backtest a policy", "Judges the retained messages under another policy, and compares the verdicts.",
                        ("backtest", "--policy", "policy.toml", "--html", "backtest.html"), "fleet_backtest",
                        (Field("policy", "Policy", "policy", "TOML", _POLICY), *_RANGE)),

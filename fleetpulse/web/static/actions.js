@@ -31,7 +31,7 @@
     let detail = "";
     try {
       const found = (await answer.json()).detail;
-      detail = typeof found === "string" ? found : JSON.stringify(found);
+      detail = typeof found === "string" ? found : JSON.stringify(found) || "";
     } catch { /* not JSON: the status says enough */ }
     return `Airflow refused to start ${dag} (status ${answer.status}). ${detail.slice(0, 500)}`;
   };
