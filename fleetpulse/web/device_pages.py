@@ -99,7 +99,8 @@ def _facets(live: LiveFleet, where: queries.Condition) -> dict[str, list[dict[st
             SELECT CASE {picked} ELSE 'all' END AS facet, coalesce({", ".join(columns)}) AS value, count(*) AS n
             FROM live.devices WHERE {where.sql} GROUP BY GROUPING SETS ({sets}, ()))
             WHERE value IS NOT NULL OR facet = 'all'
-            QUALIFY row_number() OVER (PARTITION BY facet ORDER BY n DESC, value) <= {_SHOWN + 1} ORDER BY facet, n DESC, value""",
+            QUALIFY row_number() OVER (PARTITION BY facet ORDER BY n DESC, value) <= {_SHOWN + 1}
+            ORDER BY facet, n DESC, value""",
         where.values,
     )
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in (*names, "all")}

@@ -29,7 +29,7 @@ _ALL_SITES: Final = 1_000
 _STEP_MS: Final = 15 * 60_000  # of the chart of modes
 _STEPS: Final = DAY_MS // _STEP_MS
 _GROUPS: Final = 12
-_MOST_GROUPS: Final = 200
+_MOST_GROUPS: Final = 50
 _CHANGES: Final = 100  # on a page
 _COLUMNS: Final = 48  # of the chart of changes
 _FILTERS: Final = {
@@ -176,6 +176,7 @@ def changes(live: LiveFleet, request: Request) -> Mapping[str, Any]:
             where.values,
         ),
         "rows": rows,
+        "most_groups": _MOST_GROUPS,
         "older": _cursor(rows[-1]) if len(rows) == _CHANGES else None,
         "is_first": after is None,
         "chart": _columns(live, where, axis),
