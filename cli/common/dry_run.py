@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cli.common.output import as_json, console, instant_ms, measure, plain_row
+from cli.common.output import as_json, console, instant_ms, plain_row
+from fleetpulse.core.monitoring.health import measure
 from fleetpulse.core.times import format_instant
 
 if TYPE_CHECKING:

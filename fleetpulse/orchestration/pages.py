@@ -1,9 +1,9 @@
-"""Serve backtest reports and Data Docs to users who are logged in to Airflow.
+"""Serve the operations page, backtest reports and Data Docs to users who are logged in to Airflow.
 
 The operator links that lead to these pages are defined here, too.
 
 Rule 1: pages lie in two folders of the home. They are served only to users who are logged in.
-Rule 2: a page is served as untrusted content. Its scripts run in a sandbox and can reach neither
+Rule 2: such a page is served as untrusted content. Its scripts run in a sandbox and can reach neither
 Airflow nor the session of the user.
 Rule 3: from a sandboxed page, browsers send no session cookie, neither for its style sheets nor for
 links inside a frame. A logged-in user is therefore redirected to a signed address, which is valid
@@ -53,7 +53,7 @@ def folders(place: OrchestrationConfig) -> dict[str, Path]:
 
 
 def app(place: OrchestrationConfig) -> Any:
-    """Build the application that serves the pages.
+    """Build the application that serves the pages, with the operations page below ``/ui``.
 
     It redirects a user with a session to a signed address, which is valid for `PASS_S` seconds.
     """
@@ -61,7 +61,10 @@ def app(place: OrchestrationConfig) -> Any:
     from fastapi import Depends, FastAPI, Request
     from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 
+    from fleetpulse.orchestration.operations_page import PATH, OperationsPage
+
     shown = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    shown.mount(PATH, OperationsPage(place, PREFIX + PATH))  # before the routes, which match its path as well
 
     def instead(status: int, text: str) -> Response:
         return HTMLResponse(_MESSAGE_PAGE.format(text=text), status, headers=_ALONE)

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from fleetpulse.web import api_changes, api_devices, api_fleet, api_records
+from fleetpulse.web import api_changes, api_devices, api_fleet, api_modes, api_records
 from fleetpulse.web.answers import exported, unknown_parameters
 from fleetpulse.web.openapi import PREFIX, Endpoint, Operation, any_object, document
 
@@ -33,6 +33,7 @@ def operations() -> Sequence[Operation]:
     """Return the declarations of all routes."""
     return (
         *api_fleet.OPERATIONS,
+        *api_modes.OPERATIONS,
         *api_devices.OPERATIONS,
         *api_changes.OPERATIONS,
         *api_records.OPERATIONS,

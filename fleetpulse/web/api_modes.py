@@ -8,43 +8,20 @@ from collections.abc import Mapping
 from threading import Lock
 from typing import Any, Final
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from fleetpulse.core.errors import Misuse
 from fleetpulse.core.times import DAY_MS, HOUR_MS, parse_instant_ms
 from fleetpulse.reports.present.over_time import modes_over_time
+from fleetpulse.web.answers import facts, versioned
 from fleetpulse.web.live import LiveFleet
+from fleetpulse.web.openapi import Operation, Parameter, array, counts, obj, text, whole
 from fleetpulse.web.queries import MOST_TEXT
 
-PATH: Final = "/api/v1/fleet/modes"
-PARAMETERS: Final[Mapping[str, str]] = {  # parameters of the route, with their meaning
-    "from": "start of the range, an instant; default: one day before the end",
-    "to": "end of the range, an instant; default: the frontier",
-    "site": "site to filter by",
-    "class": "class to filter by",
-}
+PATH: Final = "/fleet/modes"
 _MOST_MS: Final = 366 * DAY_MS  # longest range
 _MOST_KNOWN: Final = 64  # answers in memory
 Wanted = tuple[int, int, str | None, str | None]  # range, site and class
-
-
-def routes() -> list[Route]:
-    """Return the routes."""
-    known = KnownModes()
-
-    async def route(request: Request) -> Response:
-        live: LiveFleet = request.app.state.live
-        reached = await run_in_threadpool(live.reached)
-        tag = f'"{reached.tag}"'
-        if request.headers.get("if-none-match") == tag:
-            return Response(status_code=304, headers={"ETag": tag})
-        found = await run_in_threadpool(known.modes, live, request.query_params)
-        return JSONResponse({"version": reached.tag, "frontier_ms": reached.frontier_ms, **found}, headers={"ETag": tag})
-
-    return [Route(PATH, route)]
 
 
 class KnownModes:
@@ -60,7 +37,7 @@ class KnownModes:
 
         Args:
             live: facts in memory.
-            given: parameters of the request, see `PARAMETERS`.
+            given: parameters of the request.
 
         Raises:
             Misuse: a parameter is invalid.
@@ -100,3 +77,34 @@ def _text(given: Mapping[str, str], name: str) -> str | None:
             f'parameter "{name}" has {len(value):,} characters; at most {MOST_TEXT} are allowed', code="parameter-invalid"
         )
     return value or None
+
+
+def _modes(live: LiveFleet, request: Request) -> dict[str, Any]:
+    known: KnownModes = request.app.state.modes
+    return known.modes(live, request.query_params)
+
+
+_ANSWER: Final = versioned(
+    {
+        "hours": array(
+            obj({"hour_ms": whole("start of the hour, epoch milliseconds"), "devices": counts("number of devices by mode")}),
+            "devices by mode at the end of each hour, or at the frontier",
+        )
+    }
+)
+OPERATIONS: Final = (
+    Operation(
+        PATH,
+        "fleetModes",
+        "Return numbers of devices by mode at the end of each hour.",
+        facts(_modes),
+        _ANSWER,
+        (
+            Parameter("from", "start of the range; default: one day before the end", text("instant")),
+            Parameter("to", "end of the range; default: the frontier", text("instant")),
+            Parameter("site", "site to filter by", text("name of a site", most=MOST_TEXT)),
+            Parameter("class", "class to filter by", text("name of a class", most=MOST_TEXT)),
+        ),
+        is_tagged=True,
+    ),
+)

@@ -26,8 +26,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
-from fleetpulse.web import api, api_modes, metrics, pages, readiness
+from fleetpulse.web import api, metrics, pages, pages_operations, readiness
 from fleetpulse.web.access import SESSION_S, Access, User
+from fleetpulse.web.actions import Starter
+from fleetpulse.web.api_modes import KnownModes
 from fleetpulse.web.events import Streams
 from fleetpulse.web.live import LiveFleet, QueryTooLong
 from fleetpulse.web.rendering import error_page, is_for_people
@@ -54,7 +56,9 @@ _STATUS: Final = {
 Authenticate = Callable[[Request], User | None]
 
 
-def create_app(home: Home, *, hosts: tuple[str, ...], authenticate: Authenticate | None = None) -> Starlette:
+def create_app(
+    home: Home, *, hosts: tuple[str, ...], authenticate: Authenticate | None = None, starter: Starter | None = None
+) -> Starlette:
     """Build the application.
 
     Args:
@@ -62,6 +66,7 @@ def create_app(home: Home, *, hosts: tuple[str, ...], authenticate: Authenticate
         hosts: names by which clients may address the server; others are refused, so that no other site can
             reach a server on the loopback by a name of its own.
         authenticate: function that returns the user of a request; None: tokens and sessions of the home.
+        starter: Airflow, if the application is mounted in it; None shows commands instead of actions.
     """
     live, access = LiveFleet(home), Access(home)
     measured = metrics.Metrics(live)
@@ -81,8 +86,8 @@ def create_app(home: Home, *, hosts: tuple[str, ...], authenticate: Authenticate
         Route("/metrics", metrics.answer),
         Route("/login", _login),
         *api.routes(),
-        *api_modes.routes(),
         *pages.routes(),
+        *pages_operations.routes(),
     ]
     handlers: dict[Any, Any] = {FleetError: _refused, HTTPException: _http_error}
     app = Starlette(
@@ -96,6 +101,7 @@ def create_app(home: Home, *, hosts: tuple[str, ...], authenticate: Authenticate
     )
     app.state.home, app.state.live, app.state.access, app.state.metrics = home, live, access, measured
     app.state.streams, app.state.readings = Streams(), anyio.CapacityLimiter(os.cpu_count() or 1)
+    app.state.starter, app.state.modes = starter, KnownModes()
     return app
 
 

@@ -27,6 +27,7 @@ from fleetpulse.reports.present import devices as present
 from fleetpulse.reports.registry import entries
 from fleetpulse.reports.why import why as explained
 from fleetpulse.web import charts, queries
+from fleetpulse.web.actions import OF_DEVICE, offers
 from fleetpulse.web.fleet_pages import facts_of
 from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.rendering import device_of, freshness, render
@@ -158,6 +159,7 @@ def _device(live: LiveFleet, request: Request, device_id: str) -> dict[str, Any]
         "why": _explained(live.home, device_id, given.get("at")) if wants_why else None,
         "at": given.get("at"),
         "facts": _facts(live.home, device_id) if given.get("facts") else None,
+        "offers": offers(request, *OF_DEVICE, device=device_id),
     }
     if frontier_ms is None:
         return {**context, "timeline": None, "changes": [], "more": 0, "gaps": []}

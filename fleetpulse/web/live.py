@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from threading import Condition, Event, Semaphore, Thread, Timer
+from threading import Condition, Event, Lock, Semaphore, Thread, Timer
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -53,11 +53,14 @@ class LiveFleet:
         self._refreshed_s = float("-inf")
         self._changed = Condition()
         self._wanted, self._stopping = Event(), Event()
+        self._starting = Lock()
         self._thread = Thread(target=self._refresh_while_watched, name="refresh", daemon=True)
 
     def start(self) -> None:
-        """Start the thread that refreshes."""
-        self._thread.start()
+        """Start the thread that refreshes, once; the first use also does, since a mounted application has no start."""
+        with self._starting:
+            if self._thread.ident is None and not self._stopping.is_set():
+                self._thread.start()
 
     def stop(self) -> None:
         """Stop the thread."""
@@ -82,6 +85,7 @@ class LiveFleet:
         Raises:
             FleetError: the facts cannot be read.
         """
+        self.start()
         pause_s = time.monotonic() - self._asked_s
         is_old = self.age_s > max(2 * REFRESH_S, 3.0)
         self._want(watching=watching, once=is_old)

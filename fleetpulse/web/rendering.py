@@ -30,6 +30,7 @@ from fleetpulse.io.system.process import status_age_s
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.reports.present.mirror import Reached
 from fleetpulse.reports.present.parts import UNJUDGED
+from fleetpulse.web.actions import airflow_of
 from fleetpulse.web.live import STALE_S, LiveFleet
 
 STATIC: Final = "/static/"
@@ -273,6 +274,7 @@ def render(request: Request, template: str, context: Mapping[str, Any], status: 
     path = request.scope["path"].removeprefix(root)
     known: dict[str, Any] = {
         "root": root,
+        "airflow": airflow_of(request),
         "here": path,
         "parameters": dict(request.query_params),
         "static": lambda name: root + static_address(name),

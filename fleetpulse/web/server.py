@@ -207,8 +207,9 @@ def run_server(home: Home, listener: Listener, stop: StopSignal, by: str, on_sta
 
     context = None if listener.tls is None else listener.tls.context()
     with page_held(home, by), _bound(listener) as accepting:
+        app = create_app(home, hosts=listener.names)
         config = uvicorn.Config(
-            create_app(home, hosts=listener.names),
+            app,
             http="h11",
             ws="none",
             loop="asyncio",
@@ -227,6 +228,7 @@ def run_server(home: Home, listener: Listener, stop: StopSignal, by: str, on_sta
         try:
             _watch(home, listener.url, server, thread, stop, on_start)
         finally:
+            app.state.streams.close()  # a server waits for open streams
             server.should_exit = True
             thread.join(_STREAMS_S + QUERY_S + 1)
             home.run(PAGE).unlink(missing_ok=True)

@@ -8,7 +8,8 @@ import typer
 from rich.console import Console
 
 from cli.common.options import DEFAULT_HOME, DryOption, HomeOption, RowsOption
-from cli.common.output import as_json, as_table, console, measure
+from cli.common.output import as_json, as_table, console
+from fleetpulse.core.monitoring.health import measure
 from fleetpulse.io.delta.log import holds_table
 from fleetpulse.io.home.home import Home
 

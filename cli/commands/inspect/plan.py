@@ -8,8 +8,9 @@ import typer
 
 from cli.common.dry_run import DryRun, Read, print_dry_run, tables_read
 from cli.common.options import DryOption, JsonOption
-from cli.common.output import as_json, as_table, console, measure
+from cli.common.output import as_json, as_table, console
 from fleetpulse.core.errors import Misuse
+from fleetpulse.core.monitoring.health import measure
 from fleetpulse.core.times import DAY_MS, format_duration, parse_duration_ms
 from fleetpulse.io.home.home import Home
 from fleetpulse.paths import cache_dir, home_folder

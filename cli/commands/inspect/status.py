@@ -5,7 +5,6 @@ Registers also ``devices``, ``transitions``, ``late``, ``quarantine`` and ``list
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -22,21 +21,17 @@ from cli.common.output import (
     cell,
     console,
     instant_ms,
-    measure,
     plain_row,
     show,
 )
 from fleetpulse.core.judgements import JudgementKind
-from fleetpulse.core.monitoring.health import problems_of
+from fleetpulse.core.monitoring.health import measure
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.delta.log import holds_table
-from fleetpulse.io.home.home import PAGE, PUBLISHER, Home, bridge_job
-from fleetpulse.io.home.services import Service, runs, services
+from fleetpulse.io.home.home import Home
 from fleetpulse.io.mqtt.embedded import broker_log
-from fleetpulse.io.mqtt.embedded.takeovers import FREQUENT, read_takeovers
-from fleetpulse.io.system.process import read_status
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 
 if TYPE_CHECKING:
@@ -90,6 +85,7 @@ def status_facts(home: Home) -> dict[str, Any]:
     """Return the facts that `fleet status` shows, by name."""
     from fleetpulse.reports import judgements as reports
     from fleetpulse.reports.present import devices as present
+    from fleetpulse.reports.stream import running
 
     judged = judged_ms(home.checkpoint)
     known = None if judged is None else reports.shards(home, judged)
@@ -99,18 +95,7 @@ def status_facts(home: Home) -> dict[str, Any]:
     facts["frontier_ms"] = frontier_ms
     facts["held_back"] = reports.sites_behind(known) if known is not None else []
     facts["health"] = reports.health(home)
-    running = {
-        name: status
-        for name in (*map(bridge_job, home.bridges()), "landing", "lifecycle", "simulator", PUBLISHER, PAGE)
-        if (status := read_status(home.run(name))) and runs(home, name)
-    }
-    facts["processes"] = {name: status.get("state", "running") for name, status in running.items()}
-    facts["troubles"] = {name: problems for name, status in running.items() if (problems := problems_of(status))}
-    facts["broker"] = read_status(home.run(broker_log.STATUS)) if runs(home, Service.BROKER) else {}
-    facts["services"] = list(services(home))
-    recent = read_takeovers(home.broker_log, datetime.now(UTC) - timedelta(hours=1))
-    facts["takeovers"] = [asdict(one) for one in recent if one.times >= FREQUENT]
-    return facts
+    return {**facts, **running(home)}
 
 
 def show_status(home: Home, *, json_lines: bool) -> None:

@@ -77,6 +77,24 @@ THRESHOLDS: Final = (
 )
 
 
+def measure(name: str, value: float | None) -> str | None:
+    """Return a number with a readable unit.
+
+    Args:
+        name: name of the column, which ends in ``_bytes``, ``_ms`` or ``_us``.
+        value: number in that unit.
+    """
+    if value is None:
+        return None
+    if name.endswith("_bytes"):
+        for unit, size in (("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1_000)):
+            if value >= size:
+                return f"{value / size:.3g} {unit}"
+        return f"{value} B"
+    milliseconds = value / 1000 if name.endswith("_us") else value
+    return f"{milliseconds / 1000:.3g} s" if milliseconds >= 1000 else f"{milliseconds:.3g} ms"
+
+
 @dataclass(frozen=True, slots=True)
 class BatchContext:
     """Values of a batch that its progress does not contain.

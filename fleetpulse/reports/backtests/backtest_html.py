@@ -5,6 +5,7 @@ security policy forbids everything else.
 Rule 2: every figure of a chart is also in a table. Text from messages is escaped.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, Final
@@ -15,6 +16,7 @@ from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.reports.backtests.backtest import Backtest
 
 Row = Mapping[str, Any]
+FIGURES: Final = "fleetpulse-backtest"  # name of the meta element with the figures as JSON
 _WIDTH: Final = 920
 _LEFT: Final = 64  # width of the axis labels
 _DAYS_HEIGHT: Final = 230
@@ -42,6 +44,19 @@ th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere } th 
 """
 
 
+def _short(result: Backtest) -> Row:
+    """Return the figures by which a list of backtests shows this one, see `backtest_list`."""
+    return {
+        "policy_version": result.policy_version,
+        "from_ms": result.from_ms,
+        "to_ms": result.to_ms,
+        "rows": result.rows,
+        "moved_by_ms": None if result.moved_by_ms is None else round(result.moved_by_ms),
+        **{f"alerts_{side}": result.alerts(side) for side in (BEFORE, AFTER)},
+        **{change: result.changes[change] for change in CHANGES},
+    }
+
+
 def page(result: Backtest) -> str:
     """Render the figures of a backtest as an HTML page."""
     span = f"{format_instant(result.from_ms)} to {format_instant(result.to_ms)}"
@@ -51,6 +66,7 @@ def page(result: Backtest) -> str:
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f'<meta name="{FIGURES}" content="{escape(json.dumps(_short(result)))}">',
             f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>",
             f"<h1>{title}</h1>\n<p>The same {result.rows:,} rows, under the policies in force and under this one.<br>{span}</p>",
             _headline(result),

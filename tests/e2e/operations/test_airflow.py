@@ -180,6 +180,7 @@ def test_state_changes_in_the_browser_keep_the_verdicts_correct(home: Home, brow
     page.goto(f"{browser.url}/dags")
     page.get_by_text("fleet_supervise").first.wait_for()
     browser.picture("dags")
+    _open_operations_page(browser)
 
     assert browser.await_end("fleet_snapshot", browser.trigger("fleet_snapshot")) == "success"
     [taken, *_] = snapshots(home)
@@ -230,6 +231,26 @@ def test_state_changes_in_the_browser_keep_the_verdicts_correct(home: Home, brow
     _await("the job continues from its checkpoint", lambda: committed_batches(home.checkpoint)[-1] > judged)
     page.goto(f"{browser.url}/dags/fleet_supervise")
     browser.picture("supervise")
+
+
+def _open_operations_page(browser: Browser) -> None:
+    """Open the operations page from the navigation, and start a run by its button."""
+    with browser.page.context.expect_page() as opened:
+        browser.page.get_by_role("button", name="Plugins").click()
+        browser.page.get_by_role("menuitem", name="Fleet", exact=True).click()
+    page = opened.value
+    faults: list[str] = []
+    page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+    page.get_by_role("link", name="State", exact=True).click()
+    page.get_by_role("heading", name="Generations").wait_for()
+    page.get_by_role("button", name="Start fleet_report").click()
+    run = page.get_by_role("link", name=re.compile("^manual__"))
+    run.wait_for()
+    assert (run.get_attribute("href") or "").startswith("/dags/fleet_report/runs/")
+    runs = browser.ask("dags/fleet_report/dagRuns")["dag_runs"]
+    assert [one["triggering_user_name"] for one in runs if one["dag_run_id"].startswith("manual__")] == ["admin"]
+    assert not faults
+    page.close()
 
 
 def _answer(browser: Browser, dag: str, run: str, answer: str, plan: str = "the next:") -> None:

@@ -14,7 +14,8 @@ ALLOWED = {  # package -> allowed imports in addition to the standard library an
     "fleetpulse/core": set(),
     "fleetpulse/columnar": {"fleetpulse.core", "fleetpulse.paths", "numpy", "pyarrow", "numba"},
     "fleetpulse/orchestration": {"airflow", "deltalake", "fastapi", "fleetpulse.core", "fleetpulse.io", "fleetpulse.reports"}
-    | {"fleetpulse.paths", "fleetpulse.settings"},  # a task is an entry point, which reads the settings once
+    | {"fleetpulse.paths", "fleetpulse.settings"}  # a task is an entry point, which reads the settings once
+    | {"fleetpulse.web", "starlette"},  # the plugin mounts the operations page
     "dags": {"airflow", "fleetpulse.core", "fleetpulse.orchestration"},
 }
 

@@ -13,12 +13,12 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import HOUR_MS
 from fleetpulse.web import api_modes
 from fleetpulse.web.access import User, WebRole
-from fleetpulse.web.api_modes import PATH
 from fleetpulse.web.app import create_app
 from tests.support.histories.histories import START, row, signal, tick
 from tests.support.homes.homes import JudgedHome, empty
 
 pytestmark = pytest.mark.unit
+PATH = "/api/v1/fleet/modes"
 RULES = parse_policy({"rules": {"timeout": "30m"}}).normalised()
 IN_FORCE = row(0, "fleet/_/_/policy", policy=RULES, effective_from_s=-1000)
 FIRST_MS = START // HOUR_MS * HOUR_MS

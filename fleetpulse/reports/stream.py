@@ -1,0 +1,111 @@
+"""Reports on the stream: batches of the lifecycle job, coverage gaps of the bridges, and processes.
+
+Rule: a report computes no verdict. Gaps are the rows of `coverage`, paired by bridge.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from fleetpulse.core.monitoring.health import problems_of
+from fleetpulse.core.tables import COVERAGE, STREAM_HEALTH
+from fleetpulse.io.home.home import PAGE, PUBLISHER, Home, bridge_job
+from fleetpulse.io.home.services import Service, runs, services
+from fleetpulse.io.mqtt.embedded import broker_log
+from fleetpulse.io.mqtt.embedded.takeovers import FREQUENT, read_takeovers
+from fleetpulse.io.system.process import read_status
+from fleetpulse.io.tables.tables import query
+
+PARTS: Final[Mapping[str, tuple[str, ...]]] = {  # part of a batch -> columns of `stream_health`, milliseconds
+    "finding new rows": ("latest_offset_ms", "get_batch_ms"),
+    "planning": ("query_planning_ms",),
+    "judging and writing": ("add_batch_ms",),
+    "commits": ("wal_commit_ms", "commit_offsets_ms"),
+}
+
+
+def batches(home: Home, since_ms: int, bucket_ms: int) -> list[dict[str, Any]]:
+    """Return the batches since an instant, averaged over spans of equal length, oldest first.
+
+    Args:
+        home: home to read.
+        since_ms: start of the first batch, epoch milliseconds.
+        bucket_ms: length of a span, milliseconds.
+
+    Returns:
+        Rows with ``from_ms``, the start of the span; ``batches``, their number; ``batch_ms``, their mean time, with
+        its parts (`PARTS`) and ``other``; ``longest_ms``; ``input_rows`` and ``rows_late``, summed. A span without
+        batches has no row.
+    """
+    parts = ", ".join(
+        f'avg({" + ".join(f"coalesce({column}, 0)" for column in columns)}) AS "{name}"' for name, columns in PARTS.items()
+    )
+    sql = f"""SELECT epoch_ms(began_at) // {int(bucket_ms)} * {int(bucket_ms)} AS from_ms, count(*) AS batches,
+              avg(batch_ms) AS batch_ms, max(batch_ms) AS longest_ms, sum(input_rows)::BIGINT AS input_rows,
+              sum(rows_late)::BIGINT AS rows_late, {parts}
+              FROM stream_health WHERE epoch_ms(began_at) >= ? GROUP BY 1 ORDER BY 1"""
+    found = query(home, sql, [since_ms], tables=[STREAM_HEALTH.name])
+    return [{**row, "other": max(0.0, row["batch_ms"] - sum(row[name] for name in PARTS))} for row in found]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Span in which a bridge was not listening.
+
+    Attributes:
+        bridge: name of the bridge.
+        from_ms: start, epoch milliseconds.
+        until_ms: end, epoch milliseconds; None while it lasts.
+        why: cause, see the table `coverage`.
+    """
+
+    bridge: str
+    from_ms: int
+    until_ms: int | None
+    why: str
+
+
+def gaps(home: Home, since_ms: int) -> list[Gap]:
+    """Return the coverage gaps that end after an instant, or last, by bridge and start.
+
+    Args:
+        home: home to read.
+        since_ms: instant, epoch milliseconds.
+    """
+    rows = query(
+        home,
+        """SELECT bridge, op, epoch_ms("at") AS at_ms, coalesce(why, '') AS why FROM coverage
+           ORDER BY bridge, received_at, "at" """,
+        tables=[COVERAGE.name],
+    )
+    found: list[Gap] = []
+    opened: dict[str, Gap] = {}
+    for row in rows:
+        bridge = row["bridge"]
+        if row["op"] == "open":
+            opened.setdefault(bridge, Gap(bridge, row["at_ms"], None, row["why"]))
+        elif (gap := opened.pop(bridge, None)) is not None:
+            found.append(Gap(bridge, gap.from_ms, max(gap.from_ms, row["at_ms"]), gap.why))
+    listed = [one for one in (*found, *opened.values()) if one.until_ms is None or one.until_ms > since_ms]
+    return sorted(listed, key=lambda one: (one.bridge, one.from_ms))
+
+
+def running(home: Home) -> dict[str, Any]:
+    """Return the processes of a home, and the refusals and takeovers of its broker.
+
+    Returns:
+        ``processes``, state by name; ``troubles``, problems by name; ``broker``, counts of the broker's log;
+        ``services``, the parts that run as services; ``takeovers``, client ids that were taken over often within
+        an hour.
+    """
+    names = (*map(bridge_job, home.bridges()), "landing", "lifecycle", "simulator", PUBLISHER, PAGE)
+    found = {name: status for name in names if (status := read_status(home.run(name))) and runs(home, name)}
+    recent = read_takeovers(home.broker_log, datetime.now(UTC) - timedelta(hours=1))
+    return {
+        "processes": {name: status.get("state", "running") for name, status in found.items()},
+        "troubles": {name: problems for name, status in found.items() if (problems := problems_of(status))},
+        "broker": read_status(home.run(broker_log.STATUS)) if runs(home, Service.BROKER) else {},
+        "services": list(services(home)),
+        "takeovers": [asdict(one) for one in recent if one.times >= FREQUENT],
+    }
