@@ -112,7 +112,9 @@ def _modes_over_time(live: LiveFleet, counts: Mapping[str, int], frontier_ms: in
             n = max(0, n - step.get(mode, 0))
             backwards.append(n)
         found[mode] = backwards[::-1]
-    changed = {mode: sum(step.get(mode, 0) for step in gained[: HOUR_MS // _STEP_MS]) for mode in charts.IN_SERVICE}
+    changed: dict[str, int] = {
+        mode: sum(step.get(mode, 0) for step in gained[: HOUR_MS // _STEP_MS]) for mode in charts.IN_SERVICE
+    }
     return found, changed
 
 

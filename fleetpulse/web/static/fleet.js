@@ -144,8 +144,11 @@
     }[event.key];
     if (act && act() !== false) event.preventDefault();
   });
-  document.addEventListener("htmx:after:swap", () => { times(); shown = $("#fresh").dataset.tag; });
+  document.addEventListener("htmx:after:swap", () => { times(); fold(); });
 
+  const fold = () => { if (matchMedia("(max-width: 640px)").matches) for (const one of all(".facets")) one.open = false; };
+
+  fold();
   name();
   if (zone !== "UTC") document.converted = true;
   times();

@@ -73,6 +73,7 @@ class Watched:
 
     Attributes:
         page: page.
+        origin: address of the server.
         faults: messages of the console, errors of scripts, requests beyond the origin.
     """
 
@@ -81,12 +82,16 @@ class Watched:
     faults: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
-        self.page.on("console", lambda one: one.type in ("error", "warning") and self.faults.append(one.text))
-        self.page.on("pageerror", lambda one: self.faults.append(str(one)))
-        self.page.on("request", lambda one: one.url.startswith(self.origin) or self.faults.append(one.url))
+        self.page.on("console", lambda one: self._keep(one.text if one.type in ("error", "warning") else ""))
+        self.page.on("pageerror", lambda one: self._keep(str(one)))
+        self.page.on("request", lambda one: self._keep("" if one.url.startswith(self.origin) else one.url))
         self.page.add_init_script(
             "document.addEventListener('securitypolicyviolation', (e) => console.error('CSP', e.violatedDirective, e.sourceFile))"
         )
+
+    def _keep(self, fault: str) -> None:
+        if fault:
+            self.faults.append(fault)
 
 
 @pytest.fixture(scope="module")

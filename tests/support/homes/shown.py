@@ -58,7 +58,8 @@ def seem_running(home: Home) -> None:
     path = home.run("lifecycle")
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"state": "running"}))
-    os.utime(path, (time.time() + 3_600,) * 2)
+    at_s = time.time() + 3_600
+    os.utime(path, (at_s, at_s))
 
 
 def _rows(end_s: float, hours: float) -> Iterator[Row]:

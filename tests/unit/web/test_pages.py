@@ -169,9 +169,7 @@ def test_every_link_of_every_page_leads_somewhere(client: Client) -> None:
             place = link.partition("#")[0]
             if not place.startswith(ELSEWHERE):
                 links[re.sub(r"=[^&]*", "", re.sub(r"/devices/[^/?]+", "/devices/X", place))] = place
-    assert {"/changes.csv?last&trigger", "/api/v1/devices.csv", "/devices/X?at", "/devices?before", "/devices?after"} - {
-        *links
-    } == {"/devices?before"}
+    assert {"/changes.csv?last&trigger", "/api/v1/devices.csv", "/devices/X?at", "/devices?after"} <= {*links}
     assert [(place, status) for place in links.values() if (status := client.get(place).status) != 200] == []
 
 
@@ -317,7 +315,7 @@ def test_the_header_says_how_fresh_the_facts_are(tmp_path: Path, monkeypatch: py
         assert state() == "live"
         monkeypatch.setattr("fleetpulse.web.rendering.wall_clock_ms", lambda: now_ms + HOUR_MS // 2)
         assert state() == "behind"
-        os.utime(home.run("lifecycle"), (now_ms / 1000 - 60,) * 2)
+        os.utime(home.run("lifecycle"), (now_ms / 1000 - 60, now_ms / 1000 - 60))
         monkeypatch.setattr("fleetpulse.web.rendering.in_use", lambda _home: True)
         assert state() == "stale"
         text = client.get("/").text
