@@ -49,8 +49,8 @@ HEADERS: Final = {
     "Cache-Control": "no-cache",
 }
 _STATUS: Final = {
-    "parameter-invalid": 400, "instant-invalid": 400, "device-unknown": 404, "why-without-mode": 404, "device-not-judged": 404,
-    "busy": 503, "query-too-long": 503, "facts-not-loaded": 503, "cursor-expired": 410, "file-damaged": 503,
+    "parameter-invalid": 400, "instant-invalid": 400, "page-unknown": 404, "device-unknown": 404, "why-without-mode": 404,
+    "device-not-judged": 404, "busy": 503, "query-too-long": 503, "facts-not-loaded": 503, "cursor-expired": 410, "file-damaged": 503,
 }  # fmt: skip
 
 Authenticate = Callable[[Request], User | None]
@@ -99,6 +99,7 @@ def create_app(
             Middleware(_Guard, hosts=hosts, authenticate=authenticate or _of_home(access)),
         ],
     )
+    app.router.redirect_slashes = False  # an address has one form
     app.state.home, app.state.live, app.state.access, app.state.metrics = home, live, access, measured
     app.state.streams, app.state.readings = Streams(), anyio.CapacityLimiter(os.cpu_count() or 1)
     app.state.starter, app.state.modes = starter, KnownModes()

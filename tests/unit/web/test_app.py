@@ -139,7 +139,7 @@ def require_refusal(answer: Answer, status: int, code: str) -> None:
 def test_every_route_but_the_open_ones_refuses_anonymous_requests(application: Starlette) -> None:
     paths = sorted({*_paths(application.routes), "/", "/no/such/page", "//healthz", "/healthz/", "/static", "/login/x"})
     guarded = [path for path in paths if path not in OPEN and not path.startswith("/static/")]
-    assert {"/api/v1/fleet", "/api/v1/devices", "/api/v1/devices.1"} <= {*guarded}
+    assert {"/api/v1/fleet", "/api/v1/devices", "/metrics"} <= {*guarded}
     forged = ({"Authorization": "Bearer fleet_forged"}, {"Cookie": f"{COOKIE}=forged"}, {"Authorization": "Basic YTpi"})
     for path in guarded:
         for credentials in (ANONYMOUS, *forged):
