@@ -83,7 +83,7 @@ def bench_page(
             token = grant_token(home, "bench", WebRole.VIEWER, wall_clock_ms())
             with _served(home) as (server, port, start_s):
                 yield from ({**same, **row} for row in _measured(home, server, port, token, devices, viewers, for_s, report))
-                yield {**same, "route": "start until ready", "p50_ms": round(start_s * 1000)}
+                yield {**same, "route": "start until ready", "p50_s": round(start_s, 2)}
 
 
 @contextmanager
@@ -166,7 +166,7 @@ def _measured(
         raise FleetError(f"a request failed: {faults[0]}", code="bench-run-failed")
     for route, taken in found.items():
         cuts = quantiles(taken, n=100, method="inclusive")
-        yield {"route": route, "requests": len(taken), **{f"p{p}_ms": round(1000 * cuts[p - 1]) for p in (50, 95, 99)}}
+        yield {"route": route, "requests": len(taken), **{f"p{p}_s": round(cuts[p - 1], 3) for p in (50, 95, 99)}}
     yield {
         "route": f"process, {viewers} viewers", "requests": sum(map(len, found.values())),
         "cores": round((done.cpu_s - loaded.cpu_s) / (done.wall_s - loaded.wall_s), 3), "peak_mb": round(peak_bytes / 1e6),

@@ -8,6 +8,7 @@ maintenance, and at intervals that depend on the cost of a load.
 Rule 3: one thread refreshes; others read through cursors of their own, and see the last complete refresh.
 """
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,12 +19,13 @@ from typing import TYPE_CHECKING, Final
 from fleetpulse.core.judgements import AMENDMENTS, CHANGES
 from fleetpulse.core.tables import DEVICE_CURRENT, DEVICES, JUDGEMENTS, literals
 from fleetpulse.core.times import DAY_MS
+from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.delta.corruption import reporting_corruption
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.tables import files_of
-from fleetpulse.reports.judgements import judged_frontier_ms
+from fleetpulse.reports.judgements import frontier_ms
 from fleetpulse.reports.present import fold
 from fleetpulse.reports.present.kept import VERSIONED, appended_since, counted, limits_of, present_in
 from fleetpulse.reports.present.parts import HEARD, Limits, listed_sql
@@ -47,6 +49,7 @@ _SAME: Final = " AND ".join(
     f"new.{name} IS NOT DISTINCT FROM known.{name}" for name in ("device_id", "life", "transition_no", "amendment_no")
 )
 _KINDS: Final = literals(CHANGES)
+_THREADS: Final = 2  # of a query; requests run in threads of their own
 _MEMORY: Final = "400MB"  # for the tables and the sorts of queries
 
 
@@ -96,6 +99,7 @@ class PresentMirror:
         self._reached: Reached | None = None
         self._kept_version = -1
         self._commits: dict[str, str | None] = dict.fromkeys(table.name for table in VERSIONED)  # of the known versions
+        self._frontier: tuple[int | None, int | None] | None = None  # of the rows judged up to an instant
         self._load_s = self._loaded_s = 0.0
 
     @property
@@ -125,12 +129,19 @@ class PresentMirror:
             DamagedError: a file of a table is damaged or missing.
         """
         with self._lock, reporting_corruption(f'a table of "{self.home.path}"'):
-            frontier_ms = judged_frontier_ms(self.home)
+            frontier_ms = self._frontier_ms()
             versions = {table.name: self._logs[table.name].latest() for table in VERSIONED}
             known = self._reached
             if known is None or self._is_due(now_ms) or not self._fold(known, versions, frontier_ms, now_ms):
                 self._load(frontier_ms, now_ms)
             return known is None or known.tag != self.reached.tag
+
+    def _frontier_ms(self) -> int | None:
+        """Return the frontier; it is computed again only after a further batch."""
+        judged = judged_ms(self.home.checkpoint)
+        if self._frontier is None or judged is None or self._frontier[0] != judged:
+            self._frontier = judged, frontier_ms(self.home, judged)
+        return self._frontier[1]
 
     def _is_due(self, now_ms: int) -> bool:
         """Return whether the facts are loaded again: after a maintenance, or for new signals."""
@@ -215,15 +226,19 @@ class PresentMirror:
         )
 
     def _prepare(self, connection: "DuckDBPyConnection", known_frontier_ms: int, limits: Limits) -> bool:
-        """Create the tables `_AFFECTED` and ``fresh``; return False if an affected device has no facts of this kind now."""
+        """Create the tables ``found`` and ``fresh``; return False if an affected device has no facts of this kind now."""
         tables.open_table_in(connection, self.home, DEVICES)
         connection.execute("CREATE OR REPLACE VIEW kept AS FROM live.kept")
         if fold.prepare(connection, known_frontier_ms, limits):
             tables.open_table_in(connection, self.home, JUDGEMENTS)
             fold.read_anew(connection, limits)
+        # One search among all devices; the searches after it read the found rows.
+        connection.execute(f"CREATE OR REPLACE TEMP TABLE {_AFFECTED} AS {fold.new_devices()} UNION FROM {fold.REREAD}")
+        connection.execute(f"""CREATE OR REPLACE TEMP TABLE found AS
+            SELECT kept.*, kept.rowid AS place FROM live.kept AS kept SEMI JOIN {_AFFECTED} USING (device_id)""")
+        connection.execute("CREATE OR REPLACE VIEW kept AS SELECT * EXCLUDE (place) FROM temp.found")
         connection.execute(f"CREATE OR REPLACE TEMP TABLE fresh AS {fold.judged(f'({fold.new_devices()})')}")
-        connection.execute(f"CREATE OR REPLACE TEMP TABLE {_AFFECTED} AS SELECT device_id FROM fresh")
-        vanished = f"SELECT 1 FROM {fold.REREAD} SEMI JOIN live.kept USING (device_id) ANTI JOIN fresh USING (device_id) LIMIT 1"
+        vanished = f"SELECT 1 FROM {fold.REREAD} SEMI JOIN found USING (device_id) ANTI JOIN fresh USING (device_id) LIMIT 1"
         return connection.execute(vanished).fetchone() is None
 
     def _replace(self, connection: "DuckDBPyConnection", limits: Limits, frontier_ms: int | None) -> None:
@@ -233,14 +248,17 @@ class PresentMirror:
         facts = f"(SELECT fresh.*, {heard} FROM fresh LEFT JOIN unheard USING (device_id))"
         names = ", ".join(f'"{name}"' for name in CHANGED)
         connection.execute(f"CREATE OR REPLACE TEMP TABLE listed AS {_listed(limits, facts)}")
-        connection.execute("""UPDATE listed SET clock = devices.clock, clock_offset_ms = devices.clock_offset_ms
-            FROM live.devices AS devices WHERE listed.device_id = devices.device_id""")
+        connection.execute("""CREATE OR REPLACE TEMP TABLE replaced AS
+            SELECT device_id, clock, clock_offset_ms, devices.rowid AS place FROM live.devices AS devices
+            SEMI JOIN fresh USING (device_id)""")
+        connection.execute("""UPDATE listed SET clock = replaced.clock, clock_offset_ms = replaced.clock_offset_ms
+            FROM replaced WHERE listed.device_id = replaced.device_id""")
         new = f"SELECT {names} FROM new_judgements AS new WHERE kind IN ({_KINDS})"
         connection.execute("BEGIN")
         try:
-            connection.execute(f"DELETE FROM live.kept WHERE device_id IN (FROM {_AFFECTED})")
+            connection.execute("DELETE FROM live.kept WHERE rowid IN (SELECT place FROM found SEMI JOIN fresh USING (device_id))")
             connection.execute("INSERT INTO live.kept BY NAME FROM fresh")
-            connection.execute(f"DELETE FROM live.devices WHERE device_id IN (FROM {_AFFECTED})")
+            connection.execute("DELETE FROM live.devices WHERE rowid IN (SELECT place FROM replaced)")
             connection.execute("INSERT INTO live.devices BY NAME FROM listed")
             # The load may have read transitions that were committed after its version.
             connection.execute(f"INSERT INTO live.changes BY NAME FROM ({new}) AS new ANTI JOIN live.changes AS known ON {_SAME}")
@@ -253,7 +271,7 @@ class PresentMirror:
 
 def _connect() -> "DuckDBPyConnection":
     connection = tables.connect()
-    connection.execute("SET threads = 1")  # requests run in threads of their own
+    connection.execute(f"SET threads = {min(_THREADS, os.cpu_count() or 1)}")
     connection.execute(f"SET memory_limit = '{_MEMORY}'")
     connection.execute("ATTACH ':memory:' AS live (COMPRESS)")
     return connection
