@@ -1,6 +1,7 @@
 """Facts of pages that are not in memory: coverage gaps, sites that are held back, problems of the stream.
 
-Rule: a fact is read once for each version of the facts in memory, and shared by all who look.
+Rule: a value of the facts in memory is computed once for each of their versions, and a fact of tables is read at most
+each `SLOW_S`. All requests share them.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -17,6 +18,7 @@ from fleetpulse.io.system.process import read_status
 from fleetpulse.reports import judgements as reports
 from fleetpulse.web.live import LiveFleet
 
+SLOW_S: Final = 3.0
 _MOST: Final = 200  # values that are kept
 
 
@@ -83,7 +85,7 @@ class PageFacts:
     def shards(self) -> Shards | None:
         """Return coverage and frontier of every site; None before the first row."""
         home = self._live.home
-        return self.cached("shards", lambda: reports.shards(home, judged_ms(home.checkpoint)))
+        return self._live.recent.get("shards", SLOW_S, lambda: reports.shards(home, judged_ms(home.checkpoint)))
 
     def gaps(self, since_ms: int, until_ms: int) -> list[Gap]:
         """Return the coverage gaps that touch a span, in order."""
@@ -110,7 +112,7 @@ class PageFacts:
 
     def problems(self) -> list[str]:
         """Return the problems of the running jobs, and the metrics of the lifecycle job that are not good."""
-        return [*self._of_jobs(), *self.cached("health", self._of_health)]
+        return [*self._of_jobs(), *self._live.recent.get("problems", SLOW_S, self._of_health)]
 
     def _of_jobs(self) -> list[str]:
         home: Home = self._live.home

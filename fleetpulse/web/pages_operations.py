@@ -30,6 +30,7 @@ from fleetpulse.web.actions import offers, state_forms
 from fleetpulse.web.charts import Range, gap_bars
 from fleetpulse.web.fleet_pages import facts_of
 from fleetpulse.web.live import LiveFleet
+from fleetpulse.web.page_facts import SLOW_S
 from fleetpulse.web.rendering import error_page, page
 from fleetpulse.web.stacked_bars import stacked_bars
 
@@ -77,19 +78,19 @@ def stream_page(live: LiveFleet, request: Request) -> Mapping[str, Any]:
     """Return the facts of the page of the stream."""
     home = live.home
     hours, axis, bucket_ms = _axis(request, 6)
-    found = stream.batches(home, axis.from_ms, bucket_ms)
+    found = live.recent.get(f"batches {hours}", SLOW_S, lambda: stream.batches(home, axis.from_ms, bucket_ms))
     running = stream.running(home)
     return {
         "hours": hours,
         "ranges": RANGES,
         "rows": found,
         "chart": stacked_bars(found, (*stream.PARTS, "other"), axis, bucket_ms, _batch_title),
-        "health": _health(home),
+        "health": live.recent.get("health", SLOW_S, lambda: _health(home)),
         "desired": get_desired(home),
         "generation": home.generation(),
         "ms": _milliseconds,
         "held_back": facts_of(live, request).held_back(),
-        "coverage": _coverage(home, axis),
+        "coverage": live.recent.get(f"coverage {hours}", SLOW_S, lambda: _coverage(home, axis)),
         "refusals": refusals_of(running["broker"]),
         **running,
     }
