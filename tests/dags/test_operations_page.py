@@ -20,7 +20,7 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.paths import ROOT
 from fleetpulse.web.actions import ACTIONS, STATE_FORMS
 from tests.support.airflow import OF_AIRFLOW, built
-from tests.support.asgi_client import AsgiClient
+from tests.support.asgi import Client
 from tests.support.homes.homes import empty
 
 pytestmark = OF_AIRFLOW
@@ -53,28 +53,28 @@ def page(tmp_path: Path) -> Iterator[Any]:
         made.app.state.live.stop()
 
 
-def mounted(page: Any, root_path: str = "") -> AsgiClient:
+def mounted(page: Any, root_path: str = "") -> Client:
     """Return a client of an application that mounts the page as Airflow does."""
-    return AsgiClient(Starlette(routes=[Mount("/fleet", routes=[Mount("/ui", app=page)])]), root_path)
+    return Client(Starlette(routes=[Mount("/fleet", routes=[Mount("/ui", app=page)])]), root_path=root_path)
 
 
 def test_anonymous_readers_are_sent_to_the_login_and_load_nothing(page: Any) -> None:
     client = mounted(page, "/airflow")
     answer = client.get("/fleet/ui/devices?mode=offline&q=a%26b", BROWSER)
-    assert answer.status_code == 303
+    assert answer.status == 303
     assert answer.headers["location"] == (
         "/airflow/api/v2/auth/login?next=%2Fairflow%2Ffleet%2Fui%2Fdevices%3Fmode%3Doffline%26q%3Da%2526b"
     )
     for path in ("/", "/state", "/fragments/freshness", "/api/v1/fleet", "/healthz", "/login?key=x", "/static/x/fleet.css"):
-        assert client.get(f"/fleet/ui{path}").status_code == 401, path
-    assert client.get("/fleet/ui/", {**BROWSER, "hx-request": "true"}).status_code == 401
+        assert client.get(f"/fleet/ui{path}").status == 401, path
+    assert client.get("/fleet/ui/", {**BROWSER, "hx-request": "true"}).status == 401
     assert page.app is None, "the facts are loaded for users only"
 
 
 def test_a_viewer_reads_every_page_and_sees_commands_instead_of_buttons(page: Any) -> None:
     client, viewer = mounted(page), {"x-user": "viewer"}
     for path in ("/", "/devices", "/changes", "/stream", "/quality", "/backtest", "/help", "/api/v1/fleet"):
-        assert client.get(f"/fleet/ui{path}", viewer).status_code == 200, path
+        assert client.get(f"/fleet/ui{path}", viewer).status == 200, path
     text = client.get("/fleet/ui/state", viewer).text
     assert "<form data-dag" not in text
     assert "You may not start <code>fleet_snapshot</code> in Airflow." in text
@@ -94,7 +94,7 @@ def test_an_operator_gets_a_form_for_each_dag_that_airflow_lets_start(page: Any)
 def test_the_page_is_read_only_for_everybody(page: Any) -> None:
     for method in ("POST", "PUT", "DELETE"):
         answer = mounted(page).get("/fleet/ui/state", {"x-user": "operator", "sec-fetch-site": "cross-site"}, method)
-        assert answer.status_code == 405
+        assert answer.status == 405
 
 
 @pytest.mark.parametrize("root_path", ["", "/airflow"])
@@ -110,7 +110,7 @@ def test_every_address_is_below_the_mount_or_in_airflow(page: Any, root_path: st
             assert one.startswith(below) or one == airflow or any(one.startswith(other) for other in of_airflow), (path, one)
         assert f'<a class="help" href="{airflow}">Airflow</a>' in text
         for style in re.findall(r'(?:href|src)="([^"]*/static/[^"]*)"', text):
-            assert client.get(style.removeprefix(root_path), operator).status_code == 200, style
+            assert client.get(style.removeprefix(root_path), operator).status == 200, style
 
 
 def test_the_content_security_policy_holds_inside_airflow(page: Any) -> None:
@@ -150,9 +150,9 @@ def test_the_plugin_mounts_the_page_behind_the_login_of_airflow(airflow: Path, h
     from fleetpulse.orchestration.config import CONFIG
     from fleetpulse.orchestration.pages import PagesApp
 
-    client = AsgiClient(Starlette(routes=[Mount("/fleet", app=PagesApp(CONFIG))]))
+    client = Client(Starlette(routes=[Mount("/fleet", app=PagesApp(CONFIG))]))
     answer = client.get("/fleet/ui/state", {**BROWSER, **headers})
-    assert (answer.status_code, answer.headers["location"]) == (303, "/api/v2/auth/login?next=%2Ffleet%2Fui%2Fstate")
+    assert (answer.status, answer.headers["location"]) == (303, "/api/v2/auth/login?next=%2Ffleet%2Fui%2Fstate")
 
 
 def test_airflow_itself_decides_who_starts_a_run_and_takes_only_json(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import tests.support.airflow as place
 from fleetpulse.core.replay import Deployment
 from fleetpulse.io.home.home import Home
 from fleetpulse.paths import ROOT
-from tests.support.asgi_client import AsgiClient
+from tests.support.asgi import Client
 from tests.support.homes.homes import empty
 
 os.environ.update(
@@ -39,12 +39,12 @@ def main() -> None:
     from airflow.api_fastapi.app import create_app, get_auth_manager
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 
-    client, found = AsgiClient(create_app()), dict[str, Any]()
+    client, found = Client(create_app()), dict[str, Any]()
     for name, role in (("ann", "ADMIN"), ("eve", "VIEWER")):
         session = {"cookie": f"_token={get_auth_manager().generate_jwt(SimpleAuthManagerUser(username=name, role=role))}"}
         answer = client.get("/fleet/ui/state", {**session, "accept": "text/html"})
         found[name] = {
-            "page": answer.status_code,
+            "page": answer.status,
             "has_form": '<form data-dag="fleet_snapshot" data-airflow=""' in answer.text,
             "is_of_home": str(home.path) in answer.text,
             "starts": [_post(client, session, kind) for kind in KINDS],
@@ -64,10 +64,10 @@ def _register(dag: str) -> None:
     sync_bag_to_db(bag, "dags-folder", None)
 
 
-def _post(client: AsgiClient, session: Mapping[str, str], kind: str) -> int:
+def _post(client: Client, session: Mapping[str, str], kind: str) -> int:
     """Post the body that starts a run, with a type of content; return the status of the answer."""
     headers = {**session, "content-length": str(len(BODY)), **({"content-type": kind} if kind else {})}
-    return client.get(RUNS, headers, "POST", BODY).status_code
+    return client.get(RUNS, headers, "POST", BODY).status
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.web.access import User, WebRole
 from fleetpulse.web.api import PREFIX
 from fleetpulse.web.app import create_app
-from tests.support.asgi_requests import Answer, Client
+from tests.support.asgi import Answer, LastingClient
 
 READER = User("test", WebRole.API_READER)
 
@@ -24,7 +24,7 @@ class Api:
     def __init__(self, home: Home) -> None:
         self.app = create_app(home, hosts=("localhost",), authenticate=lambda _: READER)
         self.live = self.app.state.live
-        self.client = Client(self.app)
+        self.client = LastingClient(self.app)
         self.live.start()
 
     def get(self, address: str, headers: Mapping[str, str] = MappingProxyType({}), method: str = "GET") -> Answer:

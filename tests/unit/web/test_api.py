@@ -23,7 +23,7 @@ from fleetpulse.web import app as application
 from fleetpulse.web.api import operations
 from fleetpulse.web.openapi import COOKIE, PREFIX
 from tests.support.api import Api
-from tests.support.asgi_requests import Answer, Client
+from tests.support.asgi import Answer, LastingClient
 from tests.support.homes.api_home import ODD, api_home
 
 pytestmark = pytest.mark.unit
@@ -148,7 +148,7 @@ def test_an_unknown_route_has_an_error_in_json(api: Checked) -> None:
 
 
 def test_every_route_needs_a_user(api: Checked) -> None:
-    closed = Client(application.create_app(api.home, hosts=("localhost",)))
+    closed = LastingClient(application.create_app(api.home, hosts=("localhost",)))
     for path in api.document["paths"]:
         assert closed.get(PREFIX + path.replace("{device_id}", "a")).status == 401, path
     closed.close()

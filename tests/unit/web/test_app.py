@@ -1,13 +1,9 @@
 """Guard of the HTTP server: who is let in, which requests are refused, and the headers of every answer."""
 
 import asyncio
-import json
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
-from urllib.parse import unquote
 
 import pytest
 from starlette.applications import Starlette
@@ -18,67 +14,23 @@ from starlette.routing import BaseRoute, Mount, Route
 from fleetpulse.io.home.home import Home
 from fleetpulse.web.access import WebRole, grant_token, login_key, revoke_token
 from fleetpulse.web.app import COOKIE, HEADERS, MOST_QUERY_BYTES, OPEN, create_app
+from tests.support.asgi import NO_HEADERS, Answer, Client
 
 pytestmark = pytest.mark.unit
 NAMES = ("fleet.example", "localhost")
 FINE, FAILING, BREAKING = "/api/fine", "/api/failing", "/api/breaking"  # routes that the tests add
-ANONYMOUS: Mapping[str, str] = MappingProxyType({})
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Answer of the application; names of headers are in lower case."""
-
-    path: str
-    status: int
-    headers: dict[str, str]
-    text: str
-
-    @property
-    def code(self) -> str:
-        """Code of the error in JSON."""
-        return json.loads(self.text)["error"]["code"]
 
 
 def ask(
     application: Starlette,
     address: str,
-    headers: Mapping[str, str] = ANONYMOUS,
+    headers: Mapping[str, str] = NO_HEADERS,
     method: str = "GET",
     scheme: str = "http",
     host: str = "fleet.example:8090",
 ) -> Answer:
     """Return the answer to one request, whose path is passed on as it is: a client would normalise it."""
-    path, _, query = address.partition("?")
-    sent: list[Any] = []
-    received: list[bool] = []
-
-    async def receive() -> dict[str, Any]:
-        if received:
-            await asyncio.Event().wait()  # the client stays connected
-        received.append(True)
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope: dict[str, Any] = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": method,
-        "scheme": scheme,
-        "path": unquote(path),
-        "raw_path": path.encode(),
-        "query_string": query.encode(),
-        "root_path": "",
-        "headers": [(name.lower().encode(), value.encode()) for name, value in {"Host": host, **headers}.items()],
-        "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 8090),
-    }
-    asyncio.run(application(scope, receive, send))
-    named = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-    return Answer(address, sent[0]["status"], named, b"".join(one.get("body", b"") for one in sent[1:]).decode())
+    return Client(application, {"Host": host}, scheme=scheme).get(address, headers, method)
 
 
 async def _fine(_request: Request) -> Response:
@@ -123,7 +75,7 @@ def _paths(routes: list[BaseRoute], above: str = "") -> Iterator[str]:
 
 def require_headers(answer: Answer) -> None:
     """Require the security headers, and that no other site may read the answer."""
-    assert {name for name in HEADERS if name.lower() not in answer.headers} == set(), answer.path
+    assert {name for name in HEADERS if name.lower() not in answer.headers} == set(), answer.address
     assert "unsafe" not in answer.headers["content-security-policy"]
     assert not [name for name in answer.headers if name.startswith("access-control-")]
 
@@ -133,7 +85,7 @@ def require_refusal(answer: Answer, status: int, code: str) -> None:
     require_headers(answer)
     assert answer.status == status, answer
     assert code in answer.text
-    assert not answer.path.startswith("/api/") or answer.code == code
+    assert not answer.address.startswith("/api/") or answer.code == code
 
 
 def test_every_route_but_the_open_ones_refuses_anonymous_requests(application: Starlette) -> None:
@@ -142,7 +94,7 @@ def test_every_route_but_the_open_ones_refuses_anonymous_requests(application: S
     assert {"/api/v1/fleet", "/api/v1/devices", "/metrics"} <= {*guarded}
     forged = ({"Authorization": "Bearer fleet_forged"}, {"Cookie": f"{COOKIE}=forged"}, {"Authorization": "Basic YTpi"})
     for path in guarded:
-        for credentials in (ANONYMOUS, *forged):
+        for credentials in (NO_HEADERS, *forged):
             answer = ask(application, path, credentials)
             require_refusal(answer, 401, "not-authenticated")
             assert answer.headers["www-authenticate"] == "Bearer"
@@ -256,7 +208,7 @@ def test_no_path_leads_to_files_of_the_home_or_past_the_guard(path: str, home: H
 
 def test_every_answer_has_the_security_headers(application: Starlette, program: dict[str, str]) -> None:
     for path in (FINE, FAILING, "/no/such/page", "/healthz", "/login", "/static/none", "/api/v1/none", "/"):
-        for headers in (ANONYMOUS, program):
+        for headers in (NO_HEADERS, program):
             require_headers(ask(application, path, headers))
     require_refusal(ask(application, "/api/v1/none", program), 404, "not-found")
 

@@ -13,7 +13,7 @@ from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.web import events
 from fleetpulse.web.api import PREFIX
 from tests.support.api import Api
-from tests.support.asgi_requests import Answer
+from tests.support.asgi import Answer
 from tests.support.histories.histories import signal, tick
 from tests.support.homes.api_home import ApiHome, api_home
 

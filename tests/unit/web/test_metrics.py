@@ -22,7 +22,7 @@ from fleetpulse.web.app import create_app
 from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.metric_table import METRICS, MOST_SITES, OTHER, MetricKind
 from fleetpulse.web.metrics import BUCKETS_S, SLOW_S, Requests, label_text
-from tests.support.asgi import get
+from tests.support.asgi import Client
 from tests.support.histories.histories import START, signal, tick
 from tests.support.homes.homes import apply_retention
 from tests.support.homes.served import ServedHome, at_site, small_fleet
@@ -52,8 +52,8 @@ def serve() -> Iterator[Serve]:
 
 def scraped(app: Starlette) -> Values:
     """Return the values of a scrape by sample and labels."""
-    answer = get(app, "/metrics", {"Accept": OPENMETRICS})
-    assert answer.status_code == 200, answer.text
+    answer = Client(app).get("/metrics", {"Accept": OPENMETRICS})
+    assert answer.status == 200, answer.text
     values: Values = {}
     for family in parse_openmetrics(answer.text):
         for sample in family.samples:
@@ -111,8 +111,8 @@ def test_every_declared_metric_is_answered_and_no_other(tmp_path: Path, serve: S
     made = small_fleet(tmp_path / "home")
     made.ran_batch(7, batch_ms=900)
     app = serve(made.home)
-    get(app, "/healthz")
-    families = {family.name: family for family in parse_openmetrics(get(app, "/metrics", {"Accept": OPENMETRICS}).text)}
+    Client(app).get("/healthz")
+    families = {family.name: family for family in parse_openmetrics(Client(app).get("/metrics", {"Accept": OPENMETRICS}).text)}
     assert list(families) == [metric.name for metric in METRICS]
     for metric in METRICS:
         found = families[metric.name]
@@ -151,7 +151,7 @@ def test_the_format_is_the_one_that_the_client_accepts(
     accept: str,
     is_openmetrics: bool,
 ) -> None:
-    answer = get(serve(ServedHome(tmp_path / "home").home), "/metrics", {"Accept": accept})
+    answer = Client(serve(ServedHome(tmp_path / "home").home)).get("/metrics", {"Accept": accept})
     media_type = "application/openmetrics-text; version=1.0.0" if is_openmetrics else "text/plain; version=0.0.4"
     assert answer.headers["content-type"] == f"{media_type}; charset=utf-8"
     assert answer.text.endswith("# EOF\n") == is_openmetrics
@@ -196,7 +196,7 @@ def test_hostile_names_of_sites_are_escaped(tmp_path: Path, serve: Serve) -> Non
     assert sites == set(map(label_text, HOSTILE)) and len(sites) == len(HOSTILE)
     assert "\\u202eright to left" in sites and 'quo"te' in sites and "back\\slash" in sites
     assert by_label(values, "fleetpulse_devices") == {"online": len(HOSTILE)}
-    text = get(app, "/metrics").text
+    text = Client(app).get("/metrics").text
     assert not any(sign in text for sign in ("\u202e", "\u2028", "\r", "\x00"))
     assert 'site="quo\\"te"' in text
     assert {family.name for family in parse_text(text)} >= {"fleetpulse_sites"}
@@ -274,8 +274,8 @@ def test_requests_are_counted_by_template_of_the_route_and_status(tmp_path: Path
     app = create_app(ServedHome(tmp_path / "home").home, hosts=("localhost",), authenticate=lambda _: None)
     secret = "/api/v1/devices.csv?q=secret"
     for path in ("/healthz", "/healthz", "/login?key=x", secret, "/nothing/secret"):
-        get(app, path)
-    get(app, "/healthz", {"Host": "elsewhere"})
+        Client(app).get(path)
+    Client(app).get("/healthz", {"Host": "elsewhere"})
     requests: Requests = app.state.metrics.requests
     assert requests.counts() == {
         ("/healthz", "200"): 2, ("/login", "401"): 1, (OTHER, "401"): 2, (OTHER, "421"): 1,
@@ -298,7 +298,7 @@ def test_a_duration_counts_in_all_buckets_that_end_at_it_or_later() -> None:
 def test_a_failure_of_a_route_is_counted_with_status_500(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     app = serve(ServedHome(tmp_path / "home").home)
     monkeypatch.setattr(app.state.metrics, "exposition", None)
-    assert get(app, "/metrics").status_code == 500
+    assert Client(app).get("/metrics").status == 500
     assert app.state.metrics.requests.counts() == {("/metrics", "500"): 1}
 
 
@@ -360,4 +360,4 @@ def test_a_scrape_does_not_keep_the_refresh_going(tmp_path: Path, serve: Serve) 
 def test_metrics_need_a_token(tmp_path: Path) -> None:
     made = ServedHome(tmp_path / "home")
     app = create_app(made.home, hosts=("localhost",))
-    assert get(app, "/metrics").status_code == 401
+    assert Client(app).get("/metrics").status == 401

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import os
 import re
 import time
@@ -24,10 +23,11 @@ from fleetpulse.reports.present import devices as present
 from fleetpulse.reports.why import why
 from fleetpulse.web import fleet_pages
 from fleetpulse.web.rendering import NAVIGATION, device_path
+from tests.support.asgi import Client
 from tests.support.histories.histories import START
 from tests.support.homes.homes import empty
 from tests.support.homes.shown import HOSTILE, seem_running, shown_home
-from tests.support.page_client import Client, Page, served
+from tests.support.page_client import Page, served
 
 pytestmark = pytest.mark.unit
 FRONTIER_MS = START + 30 * DAY_MS - 60_000
@@ -79,13 +79,13 @@ def _next(text: str, rel: str = "next") -> str | None:
 
 def test_counts_are_those_of_the_api_and_of_the_command_line(client: Client, shown: Home) -> None:
     figures = _figures(client.get("/").text)
-    assert figures == json.loads(client.get("/api/v1/fleet").content)["devices"]
+    assert figures == client.get("/api/v1/fleet").json()["devices"]
     assert figures == {str(mode): n for mode, n in present.counts(shown, FRONTIER_MS)["devices"].items()}
     assert len(figures) >= 8 and figures["unreachable"] > 5
 
 
 def test_the_list_has_the_devices_of_the_api(client: Client, listed: list[dict[str, Any]]) -> None:
-    found = json.loads(client.get("/api/v1/devices").content)
+    found = client.get("/api/v1/devices").json()
     text = client.get("/devices").text
     assert _ids(text) == [one["device_id"] for one in found["devices"]]
     assert _count(text) == found["count"] == len(listed)
@@ -284,7 +284,7 @@ def test_an_invalid_parameter_is_refused(client: Client, address: str) -> None:
 
 def test_errors_are_pages_for_people_and_json_for_programs(client: Client, shown: Home) -> None:
     assert "<h1>Not found</h1>" in client.get("/nothing").text
-    assert json.loads(client.get("/api/v1/nothing").content)["error"]["code"] == "not-found"
+    assert client.get("/api/v1/nothing").code == "not-found"
     assert client.get(f"/devices?q={'x' * 10_000}").status == 414
     with served(shown, user=None) as nobody:
         answer = nobody.get("/")

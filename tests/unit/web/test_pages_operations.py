@@ -23,7 +23,7 @@ from fleetpulse.reports.backtests.backtest_html import page as backtest_html
 from fleetpulse.web.access import User, WebRole
 from fleetpulse.web.app import create_app
 from fleetpulse.web.pages_operations import shown_text
-from tests.support.asgi_client import AsgiClient
+from tests.support.asgi import Client
 from tests.support.homes.homes import take_snapshot
 
 pytestmark = [
@@ -35,15 +35,15 @@ PATHS = ("/stream", "/state", "/quality", "/backtest")
 
 
 @pytest.fixture
-def client(home: Home) -> Iterator[AsgiClient]:
-    app = create_app(home, hosts=("testserver",), authenticate=lambda _: User("ann", WebRole.VIEWER))
-    yield AsgiClient(app)
+def client(home: Home) -> Iterator[Client]:
+    app = create_app(home, hosts=("localhost",), authenticate=lambda _: User("ann", WebRole.VIEWER))
+    yield Client(app)
     app.state.live.stop()
 
 
-def text_of(client: AsgiClient, path: str) -> str:
+def text_of(client: Client, path: str) -> str:
     answer = client.get(path)
-    assert answer.status_code == 200, answer.text
+    assert answer.status == 200, answer.text
     assert not re.search(r"<script(?![^>]* src=)|\sstyle=|\son\w+=", answer.text), "inline code is forbidden by the policy"
     return answer.text
 
@@ -77,7 +77,7 @@ def _batch(batch_id: int, began_at_ms: int, **more: Any) -> dict[str, Any]:
     }
 
 
-def test_pages_of_an_empty_home_say_which_kind_of_empty(client: AsgiClient) -> None:
+def test_pages_of_an_empty_home_say_which_kind_of_empty(client: Client) -> None:
     stream, state, quality, backtest = (text_of(client, path) for path in PATHS)
     assert "No process runs" in stream and "No batch yet" in stream and "The embedded broker does not run." in stream
     assert "No snapshot" in state and "all tables are complete" in state
@@ -86,7 +86,7 @@ def test_pages_of_an_empty_home_say_which_kind_of_empty(client: AsgiClient) -> N
     assert "No backtest" in backtest
 
 
-def test_batches_are_bars_of_their_parts_with_a_table(home: Home, client: AsgiClient) -> None:
+def test_batches_are_bars_of_their_parts_with_a_table(home: Home, client: Client) -> None:
     now_ms = wall_clock_ms()
     begun = [now_ms - 60 * MINUTE_MS, now_ms - 60 * MINUTE_MS + 1, now_ms - 300 * 60 * MINUTE_MS]
     _append(home, STREAM_HEALTH, *(_batch(number, at_ms) for number, at_ms in enumerate(begun)))
@@ -101,7 +101,7 @@ def test_batches_are_bars_of_their_parts_with_a_table(home: Home, client: AsgiCl
     assert "No batch in this range" in text_of(client, "/stream?last=1")
 
 
-def test_ratings_show_word_and_threshold(home: Home, client: AsgiClient) -> None:
+def test_ratings_show_word_and_threshold(home: Home, client: Client) -> None:
     _append(home, STREAM_HEALTH, _batch(1, wall_clock_ms(), checkpoint_ms=31_000, clean_up_ms=6_000))
     text = text_of(client, "/stream")
     assert re.search(r"checkpoint</th><td><span class=\"rating r-critical\">.*?critical</span></td><td class=\"num\">31 s<", text)
@@ -109,7 +109,7 @@ def test_ratings_show_word_and_threshold(home: Home, client: AsgiClient) -> None
     assert re.search(r"state update</th><td><span class=\"quiet\">not measured</span>", text)
 
 
-def test_gaps_are_listed_by_bridge_and_open_ones_as_open(home: Home, client: AsgiClient) -> None:
+def test_gaps_are_listed_by_bridge_and_open_ones_as_open(home: Home, client: Client) -> None:
     now_ms = wall_clock_ms()
     home.divide({"north": ["n"], "south": ["s"]})
     spans = [
@@ -141,20 +141,20 @@ def test_gaps_are_listed_by_bridge_and_open_ones_as_open(home: Home, client: Asg
     assert "no gap in this range" in listed[2][1]
 
 
-def test_desired_state_names_who_set_it(home: Home, client: AsgiClient) -> None:
+def test_desired_state_names_who_set_it(home: Home, client: Client) -> None:
     set_desired(home, STOPPED, "ann & <b>bob</b>")
     text = text_of(client, "/stream")
     assert "stopped, set by ann &amp; &lt;b&gt;bob&lt;/b&gt;" in text
 
 
 @pytest.mark.parametrize("path", ["/stream?last=5", "/stream?last=-1", "/quality?last=x", "/quality?last=1e3"])
-def test_another_range_is_refused(client: AsgiClient, path: str) -> None:
+def test_another_range_is_refused(client: Client, path: str) -> None:
     answer = client.get(path)
-    assert answer.status_code == 400
+    assert answer.status == 400
     assert "1, 6, 24, 168" in answer.text
 
 
-def test_state_lists_generations_with_gate_switch_and_rollback(home: Home, client: AsgiClient) -> None:
+def test_state_lists_generations_with_gate_switch_and_rollback(home: Home, client: Client) -> None:
     first = Generation(1, 8, 4, "up", status="retired", position={"retired_at_ms": 1_700_000_000_000, "batch": 1_204})
     second = Generation(
         2,
@@ -188,7 +188,7 @@ def test_state_lists_generations_with_gate_switch_and_rollback(home: Home, clien
     assert "batch 1,204" in rows["1"]
 
 
-def test_state_lists_snapshots_and_floors(home: Home, client: AsgiClient) -> None:
+def test_state_lists_snapshots_and_floors(home: Home, client: Client) -> None:
     take_snapshot(home, batch=17, devices=1_234, amended_ms=1_700_000_000_000, unmet=["a", "b"])
     take_snapshot(home, form=99)
     raise_floor(home, JUDGEMENTS.name, 1_700_000_000_000)
@@ -213,7 +213,7 @@ def _result(run: str, suite: str, expectation: str, outcome: str, **more: Any) -
     }
 
 
-def test_quality_is_a_grid_whose_cells_open_their_rows(home: Home, client: AsgiClient) -> None:
+def test_quality_is_a_grid_whose_cells_open_their_rows(home: Home, client: Client) -> None:
     _append(
         home,
         QUALITY_RESULTS,
@@ -246,7 +246,7 @@ def test_quality_is_a_grid_whose_cells_open_their_rows(home: Home, client: AsgiC
     assert "No such run" in text_of(client, "/quality?run=none&suite=coverage")
 
 
-def test_quarantine_counts_floods_and_escapes_payloads(home: Home, client: AsgiClient) -> None:
+def test_quarantine_counts_floods_and_escapes_payloads(home: Home, client: Client) -> None:
     now_ms = wall_clock_ms()
     refused = {"origin": "mqtt", "bridge": "b", "segment": 1, "received_at_ms": now_ms, "topic": "fleet/<i>", "detail": "d"}
     rows = [
@@ -266,7 +266,7 @@ def test_quarantine_counts_floods_and_escapes_payloads(home: Home, client: AsgiC
     assert "&lt;script&gt;alert(1)&lt;/script&gt;\\x1b\\x00\\u202e" in text and "fleet/&lt;i&gt;" in text
 
 
-def test_rare_reasons_share_a_part_of_the_chart(home: Home, client: AsgiClient) -> None:
+def test_rare_reasons_share_a_part_of_the_chart(home: Home, client: Client) -> None:
     now_ms = wall_clock_ms()
     rows = [
         {
@@ -301,7 +301,7 @@ def _backtest(home: Home, name: str, page: str | None) -> Path:
     return folder
 
 
-def test_backtests_have_their_figures_and_open_in_a_sandbox(home: Home, client: AsgiClient) -> None:
+def test_backtests_have_their_figures_and_open_in_a_sandbox(home: Home, client: Client) -> None:
     days = [{"day": "2023-11-14", "before": 1_500, "after": 1_200}]
     figures = Backtest(
         'v"<1>',
@@ -327,14 +327,14 @@ def test_backtests_have_their_figures_and_open_in_a_sandbox(home: Home, client: 
     assert "of an older version" in text and "the backtest runs, or it failed" in text
     assert "linked" not in text
     answer = client.get("/backtest/manual-1-abc")
-    assert answer.status_code == 200 and answer.text == backtest_html(figures)
+    assert answer.status == 200 and answer.text == backtest_html(figures)
     policy = answer.headers["content-security-policy"]
     assert policy.startswith("sandbox;") and "allow-scripts" not in policy and "default-src 'none'" in policy
     for name in ("manual-3-failed", "none", "..", "%2e%2e", "linked", "%2e%2e%2fsecret"):
-        assert client.get(f"/backtest/{name}").status_code == 404, name
+        assert client.get(f"/backtest/{name}").status == 404, name
 
 
-def test_figures_of_a_damaged_page_are_left_out(home: Home, client: AsgiClient) -> None:
+def test_figures_of_a_damaged_page_are_left_out(home: Home, client: Client) -> None:
     for number, content in enumerate(("{", "[1]", json.dumps({"rows": "<b>", "policy_version": "p" * 500}))):
         _backtest(home, f"page-{number}", f"<meta name=\"fleetpulse-backtest\" content='{content}'>")
     text = text_of(client, "/backtest")
@@ -343,16 +343,16 @@ def test_figures_of_a_damaged_page_are_left_out(home: Home, client: AsgiClient) 
 
 
 def test_a_mounted_application_loads_its_facts_on_the_first_request(home: Home) -> None:
-    app = create_app(home, hosts=("testserver",), authenticate=lambda _: User("ann", WebRole.VIEWER))
+    app = create_app(home, hosts=("localhost",), authenticate=lambda _: User("ann", WebRole.VIEWER))
     live = app.state.live
     assert live.reached_tag() == "", "nothing is read before a request, without a start"
-    assert AsgiClient(app).get("/stream").status_code == 200
+    assert Client(app).get("/stream").status == 200
     assert live.reached_tag() != ""
     live.start()  # once more: no effect
     live.stop()
 
 
-def test_without_airflow_every_action_is_a_command_for_this_home(home: Home, client: AsgiClient) -> None:
+def test_without_airflow_every_action_is_a_command_for_this_home(home: Home, client: Client) -> None:
     for path, words in (("/state", "state snapshot"), ("/quality", "quality run"), ("/backtest", "backtest --policy")):
         text = text_of(client, path)
         assert "<form data-dag" not in text and "actions.js" not in text

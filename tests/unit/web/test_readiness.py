@@ -10,7 +10,7 @@ from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.home.home import Home
 from fleetpulse.web.app import create_app
 from fleetpulse.web.live import STALE_S
-from tests.support.asgi import get
+from tests.support.asgi import Client
 from tests.support.homes.served import small_fleet
 
 pytestmark = pytest.mark.unit
@@ -32,14 +32,14 @@ def app(home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[Starlette]:
 
 def _refused(app: Starlette, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     monkeypatch.setattr("fleetpulse.web.readiness.WAIT_S", 0.5)
-    answer = get(app, "/readyz")
-    assert answer.status_code == 503
+    answer = Client(app).get("/readyz")
+    assert answer.status == 503
     return answer.json()["error"]["code"], answer.json()["error"]["message"]
 
 
 def test_a_server_with_fresh_facts_is_ready_without_a_login(app: Starlette) -> None:
-    assert get(app, "/readyz").json() == {"status": "ready"}
-    assert get(app, "/healthz").status_code == 200
+    assert Client(app).get("/readyz").json() == {"status": "ready"}
+    assert Client(app).get("/healthz").status == 200
 
 
 def test_a_server_whose_facts_cannot_be_read_is_not_ready(app: Starlette, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,14 +49,14 @@ def test_a_server_whose_facts_cannot_be_read_is_not_ready(app: Starlette, home: 
     code, text = _refused(app, monkeypatch)
     assert code == "facts-not-loaded"
     assert "not loaded yet" in text and "cannot be read" in text and "try again" in text
-    assert get(app, "/healthz").status_code == 200, "the process runs"
+    assert Client(app).get("/healthz").status == 200, "the process runs"
     commit.write_text(content)
     monkeypatch.setattr("fleetpulse.web.readiness.WAIT_S", 10.0)
-    assert get(app, "/readyz").status_code == 200, "the next refresh succeeds"
+    assert Client(app).get("/readyz").status == 200, "the next refresh succeeds"
 
 
 def test_a_server_with_old_facts_is_not_ready(app: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert get(app, "/readyz").status_code == 200
+    assert Client(app).get("/readyz").status == 200
     live = app.state.live
     live.stop()
     live._refreshed_s -= 3 * STALE_S
@@ -66,14 +66,14 @@ def test_a_server_with_old_facts_is_not_ready(app: Starlette, monkeypatch: pytes
 
 
 def test_a_server_whose_newest_refresh_failed_is_not_ready(app: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert get(app, "/readyz").status_code == 200
+    assert Client(app).get("/readyz").status == 200
     app.state.live.stop()
     app.state.live.fault = "the disk is away"
     assert "(the disk is away)" in _refused(app, monkeypatch)[1]
 
 
 def test_a_server_that_nobody_asked_for_a_while_refreshes_and_is_ready(app: Starlette) -> None:
-    assert get(app, "/readyz").status_code == 200
+    assert Client(app).get("/readyz").status == 200
     app.state.live._refreshed_s -= 1_000
-    assert get(app, "/readyz").status_code == 200
+    assert Client(app).get("/readyz").status == 200
     assert app.state.live.age_s < STALE_S

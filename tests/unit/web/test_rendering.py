@@ -12,7 +12,8 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.paths import ROOT
 from fleetpulse.web import rendering
 from fleetpulse.web.rendering import ago, clock, coarse, device_path, number, query_of, signed, static_address, static_files
-from tests.support.page_client import Client, served
+from tests.support.asgi import Client
+from tests.support.page_client import served
 
 pytestmark = pytest.mark.unit
 VENDOR = Path(rendering.__file__).parent / "static" / "vendor"
@@ -34,7 +35,7 @@ def _check_files(client: Client) -> None:
         assert (answer.status, answer.content) == (200, found.content)
         assert "immutable" in answer.headers["cache-control"]
     name = "fleet.css"
-    packed = client.get(static_address(name), accept_encoding="gzip, br")
+    packed = client.get(static_address(name), {"accept-encoding": "gzip, br"})
     assert gzip.decompress(packed.content) == static_files()[name].content
     assert packed.headers["content-encoding"] == "gzip"
     old = client.get(f"/static/000000000000/{name}")
