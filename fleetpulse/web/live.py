@@ -2,9 +2,11 @@
 
 Rule 1: while nobody asks, nothing is read. The first request after a pause refreshes the facts itself.
 Rule 2: a query that takes longer than `QUERY_S` is interrupted, and the answer is an error.
-Rule 3: at most as many queries run at once as there are cores; others wait, at most `QUERY_S`.
+Rule 3: the thread that refreshes ends before the interpreter does: a thread of DuckDB that Python ends aborts the process.
+Rule 4: at most as many queries run at once as there are cores; others wait, at most `QUERY_S`.
 """
 
+import atexit
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -61,15 +63,18 @@ class LiveFleet:
         with self._starting:
             if self._thread.ident is None and not self._stopping.is_set():
                 self._thread.start()
+                atexit.register(self.stop)  # a mounted application is not stopped
 
     def stop(self) -> None:
-        """Stop the thread."""
+        """Stop the thread, within `QUERY_S`."""
         self._stopping.set()
         self._wanted.set()
         with self._changed:
             self._changed.notify_all()
         if self._thread.is_alive():
+            self.mirror.interrupt()
             self._thread.join(QUERY_S)
+        atexit.unregister(self.stop)
 
     @property
     def age_s(self) -> float:
@@ -198,6 +203,8 @@ class LiveFleet:
         try:
             self.mirror.refresh(wall_clock_ms())
         except Exception as error:  # noqa: BLE001 - shown on the page; the next refresh tries again
+            if self._stopping.is_set():
+                return  # `stop` interrupted it
             self.fault = str(error) or type(error).__name__
             structlog.get_logger().warning("refresh failed", error=self.fault)
         else:

@@ -95,6 +95,7 @@ class PresentMirror:
         self._lock = Lock()
         self._logs = {table.name: DeltaLog(home.table(table.name)) for table in (*VERSIONED, DEVICE_CURRENT)}
         self._connection = _connect()
+        self._loading: DuckDBPyConnection | None = None  # connection of a load that is not complete
         self._limits: Limits | None = None
         self._reached: Reached | None = None
         self._kept_version = -1
@@ -118,6 +119,12 @@ class PresentMirror:
         cursor = self._connection.cursor()
         cursor.execute("SET TimeZone='UTC'")  # a cursor has settings of its own
         return cursor
+
+    def interrupt(self) -> None:
+        """Interrupt a refresh of another thread, which then fails."""
+        for connection in (self._loading, self._connection):
+            if connection is not None:
+                connection.interrupt()
 
     def refresh(self, now_ms: int) -> bool:
         """Fold the rows of newer versions into the facts; return whether the facts differ.
@@ -153,7 +160,7 @@ class PresentMirror:
     def _load(self, frontier_ms: int | None, now_ms: int) -> None:
         began_s = time.monotonic()
         kept_version = self._logs[DEVICE_CURRENT.name].latest()
-        fresh = _connect()
+        fresh = self._loading = _connect()
         present = present_in(fresh, self.home, frontier_ms)
         judged, values = present.judged()
         fresh.execute(f"CREATE TABLE live.kept AS FROM ({judged}) ORDER BY device_id", values)
@@ -163,7 +170,7 @@ class PresentMirror:
         self._load_changes(fresh, frontier_ms)  # afterwards the view of the judgements has the recent files only
         _forget(fresh)
         fresh.execute("CHECKPOINT live")
-        earlier, self._connection = self._connection, fresh
+        earlier, self._connection, self._loading = self._connection, fresh, None
         self._limits, self._kept_version = present.limits, kept_version
         self._commits = {name: self._logs[name].digest(present.versions[name]) for name in self._commits}
         self._reached = Reached(present.versions, frontier_ms, *counts, now_ms)

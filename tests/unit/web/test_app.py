@@ -50,10 +50,11 @@ async def _breaking(_request: Request) -> Response:
 
 
 @pytest.fixture
-def application(home: Home) -> Starlette:
+def application(home: Home) -> Iterator[Starlette]:
     made = create_app(home, hosts=NAMES)
     made.router.routes[:0] = [Route(FINE, _fine), Route(FAILING, _failing), Route(BREAKING, _breaking)]
-    return made
+    yield made
+    made.state.live.stop()
 
 
 @pytest.fixture

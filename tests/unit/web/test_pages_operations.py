@@ -39,6 +39,7 @@ def client(home: Home) -> Iterator[Client]:
     app = create_app(home, hosts=("localhost",), authenticate=lambda _: User("ann", WebRole.VIEWER))
     yield Client(app)
     app.state.live.stop()
+    app.state.live.stop()
 
 
 def text_of(client: Client, path: str) -> str:
