@@ -56,11 +56,12 @@ ELSEWHERE = {
     "mkdir": "tests/e2e/ingest/test_clients.py",
     "AIRFLOW_HOME=": "tests/dags/test_db_cleanup.py",
 }
-DEPLOYED = {  # pages whose commands need root, Docker or other hosts, and the test of their files
+DEPLOYED = {  # pages whose commands need root, Docker, other hosts or a server that runs on, and their tests
     "deploy.md": "tests/unit/repository/test_deployment.py",
     "airflow-users.md": "tests/unit/repository/test_deployment.py",
     "spark-cluster.md": "tests/e2e/cluster/test_standalone.py",
     "kubernetes.md": "tests/unit/repository/test_kubernetes.py",
+    "page.md": "tests/unit/web/test_server.py",
 }
 # Commands of a guide that the state of this fleet does not allow: its pump-1 is registered later, and was not judged by then.
 REFUSED = frozenset(
