@@ -80,7 +80,7 @@ def _batch(batch_id: int, began_at_ms: int, **more: Any) -> dict[str, Any]:
 
 def test_pages_of_an_empty_home_say_which_kind_of_empty(client: Client) -> None:
     stream, state, quality, backtest = (text_of(client, path) for path in PATHS)
-    assert "No process runs" in stream and "No batch yet" in stream and "The embedded broker does not run." in stream
+    assert "No process runs" in stream and "No batch yet" in stream and "No refusal by the embedded broker is known." in stream
     assert "No snapshot" in state and "all tables are complete" in state
     assert "No quality run yet" in quality and "No message was quarantined in this range" in quality
     assert "Every message of this range was judged" in quality
