@@ -14,6 +14,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import fill
 from typing import Any, Final, cast
 
 from typer.main import get_command
@@ -189,7 +190,7 @@ def metrics() -> str:
     _, _, rules = inspect.cleandoc(metric_table.__doc__ or "").partition("\n\n")
     for rule in re.split(r"^Rule \d+: ", rules, flags=re.MULTILINE)[1:]:
         line = " ".join(rule.replace("``", "`").split())
-        text += f"- {line[0].upper()}{line[1:]}\n"
+        text += fill(f"- {line[0].upper()}{line[1:]}", 110, subsequent_indent="  ") + "\n"
     titles = ("Devices and judgements", "Messages", "Newest batch of the lifecycle job", "Processes and bridges")
     parts = [*zip(titles, metric_table.PARTS.items(), strict=True), ("Server", ("", metric_table.SERVER))]
     for title, (part, declared) in parts:

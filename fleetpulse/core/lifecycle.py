@@ -181,6 +181,7 @@ TRANSITIONS: Final[Mapping[tuple[Mode, Trigger], Mode]] = MappingProxyType(
 
 PRESENT: Final = frozenset({Mode.ONLINE, Mode.DEGRADED, Mode.FLAGGED})
 OUT_OF_SERVICE: Final = frozenset({Mode.DECOMMISSIONED, Mode.FORGOTTEN})
+TROUBLE: Final = (Mode.OFFLINE, Mode.UNREACHABLE, Mode.FLAGGED, Mode.DEGRADED)  # modes that need attention
 HELD: Final = frozenset({Mode.UPDATING, Mode.MAINTENANCE})
 
 

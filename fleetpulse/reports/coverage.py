@@ -23,7 +23,9 @@ _GAPS: Final = f"""
 """
 
 
-def coverage_gaps(home: Home, last: int, *, only_open: bool = False, bridge: str = "") -> list[dict[str, Any]]:
+def coverage_gaps(
+    home: Home, last: int, *, only_open: bool = False, bridge: str = "", ends_after_ms: int | None = None
+) -> list[dict[str, Any]]:
     """Return coverage gaps, newest first.
 
     Args:
@@ -31,10 +33,12 @@ def coverage_gaps(home: Home, last: int, *, only_open: bool = False, bridge: str
         last: maximum number of gaps.
         only_open: whether to leave out gaps that ended.
         bridge: bridge to filter by; empty: all.
+        ends_after_ms: instant after which a gap must end, epoch milliseconds; None for no limit.
 
     Returns:
         Rows with ``bridge``, ``since_ms``, ``until_ms`` (None: the gap is open), and ``why``.
     """
     sql = f"""SELECT * FROM ({_GAPS}) WHERE (until_ms IS NULL OR NOT ?) AND (bridge = ? OR ? = '')
+              AND (until_ms IS NULL OR ?::BIGINT IS NULL OR until_ms > ?::BIGINT)
               ORDER BY since_ms DESC, bridge LIMIT ?"""
-    return query(home, sql, [only_open, bridge, bridge, last], tables=[COVERAGE.name])
+    return query(home, sql, [only_open, bridge, bridge, ends_after_ms, ends_after_ms, last], tables=[COVERAGE.name])

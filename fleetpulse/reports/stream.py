@@ -1,15 +1,12 @@
-"""Reports on the stream: batches of the lifecycle job, coverage gaps of the bridges, and processes.
-
-Rule: a report computes no verdict. Gaps are the rows of `coverage`, paired by bridge.
-"""
+"""Reports on the stream: batches of the lifecycle job, and processes."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from fleetpulse.core.monitoring.health import problems_of
-from fleetpulse.core.tables import COVERAGE, STREAM_HEALTH
+from fleetpulse.core.tables import STREAM_HEALTH
 from fleetpulse.io.home.home import PAGE, PUBLISHER, Home, bridge_job
 from fleetpulse.io.home.services import Service, runs, services
 from fleetpulse.io.mqtt.embedded import broker_log
@@ -47,48 +44,6 @@ def batches(home: Home, since_ms: int, bucket_ms: int) -> list[dict[str, Any]]:
               FROM stream_health WHERE epoch_ms(began_at) >= ? GROUP BY 1 ORDER BY 1"""
     found = query(home, sql, [since_ms], tables=[STREAM_HEALTH.name])
     return [{**row, "other": max(0.0, row["batch_ms"] - sum(row[name] for name in PARTS))} for row in found]
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Span in which a bridge was not listening.
-
-    Attributes:
-        bridge: name of the bridge.
-        from_ms: start, epoch milliseconds.
-        until_ms: end, epoch milliseconds; None while it lasts.
-        why: cause, see the table `coverage`.
-    """
-
-    bridge: str
-    from_ms: int
-    until_ms: int | None
-    why: str
-
-
-def gaps(home: Home, since_ms: int) -> list[Gap]:
-    """Return the coverage gaps that end after an instant, or last, by bridge and start.
-
-    Args:
-        home: home to read.
-        since_ms: instant, epoch milliseconds.
-    """
-    rows = query(
-        home,
-        """SELECT bridge, op, epoch_ms("at") AS at_ms, coalesce(why, '') AS why FROM coverage
-           ORDER BY bridge, received_at, "at" """,
-        tables=[COVERAGE.name],
-    )
-    found: list[Gap] = []
-    opened: dict[str, Gap] = {}
-    for row in rows:
-        bridge = row["bridge"]
-        if row["op"] == "open":
-            opened.setdefault(bridge, Gap(bridge, row["at_ms"], None, row["why"]))
-        elif (gap := opened.pop(bridge, None)) is not None:
-            found.append(Gap(bridge, gap.from_ms, max(gap.from_ms, row["at_ms"]), gap.why))
-    listed = [one for one in (*found, *opened.values()) if one.until_ms is None or one.until_ms > since_ms]
-    return sorted(listed, key=lambda one: (one.bridge, one.from_ms))
 
 
 def running(home: Home) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from fleetpulse.core.judgements import AMENDMENTS, LISTED
+from fleetpulse.core.lifecycle import TROUBLE
 from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import fetch
@@ -103,7 +104,7 @@ def _group(noun: str) -> Schema:
             {
                 "name": text(f"name of the {noun}; empty if it is unknown"),
                 "devices": whole("number of judged devices"),
-                "trouble": whole(f"number of devices in one of the modes {', '.join(queries.TROUBLE)}"),
+                "trouble": whole(f"number of devices in one of the modes {', '.join(TROUBLE)}"),
                 "modes": counts("number of devices by mode"),
             }
         ),

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fleetpulse.core.errors import Misuse
-from fleetpulse.core.lifecycle import Mode
+from fleetpulse.core.lifecycle import TROUBLE
 from fleetpulse.core.times import DAY_MS, HOUR_MS, format_instant, parse_instant_ms
 from fleetpulse.reports.present.parts import UNJUDGED
 from fleetpulse.web import charts, queries
@@ -22,7 +22,6 @@ from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.page_facts import PageFacts
 from fleetpulse.web.rendering import query_of
 
-TROUBLE: Final = (Mode.OFFLINE, Mode.UNREACHABLE, Mode.FLAGGED, Mode.DEGRADED)
 RANGES: Final = {15: "15 min", 60: "1 h", 360: "6 h", 1_440: "24 h"}  # minutes -> label
 SITES: Final = 15  # of the first view
 _ALL_SITES: Final = 1_000

@@ -8,6 +8,7 @@ Source: https://spec.openapis.org/oas/v3.1.1.html
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -218,7 +219,7 @@ def pages(operations: Sequence[Operation]) -> str:
 
 def _page(one: Operation) -> str:
     shown = f"\n## GET {PREFIX}{one.path}\n\n{one.summary}\n"
-    shown += f"{one.notes}\n" if one.notes else ""
+    shown += fill(one.notes, 110) + "\n" if one.notes else ""
     if one.parameters:
         shown += "\n| parameter | value | meaning |\n| --- | --- | --- |\n"
         for parameter in one.parameters:

@@ -25,6 +25,7 @@ from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables.snapshots import snapshots
 from fleetpulse.reports import judgements, not_judged, quality, stream
 from fleetpulse.reports.backtests.backtest_list import backtests, page_of
+from fleetpulse.reports.coverage import coverage_gaps
 from fleetpulse.reports.generations import generations
 from fleetpulse.web.actions import offers, state_forms
 from fleetpulse.web.charts import Range, gap_bars
@@ -37,6 +38,7 @@ from fleetpulse.web.stacked_bars import stacked_bars
 RANGES: Final = (1, 6, 24, 168)  # hours
 _BARS: Final = 72
 _RUNS: Final = 12  # quality runs in the grid
+_MOST_GAPS: Final = 500
 _SAMPLES: Final = 20
 _SNAPSHOTS: Final = 50
 _SHOWN: Final = 400  # characters of a payload
@@ -120,14 +122,14 @@ def _health(home: Home) -> dict[str, Any] | None:
 def _coverage(home: Home, axis: Range) -> list[dict[str, Any]]:
     """Return each bridge with its coverage gaps within a range, and their bars."""
     now_ms = wall_clock_ms()
-    by_bridge: dict[str, list[stream.Gap]] = {bridge: [] for bridge in home.bridges()}
-    for gap in stream.gaps(home, axis.from_ms):
-        by_bridge.setdefault(gap.bridge, []).append(gap)
+    by_bridge: dict[str, list[dict[str, Any]]] = {bridge: [] for bridge in home.bridges()}
+    for gap in coverage_gaps(home, _MOST_GAPS, ends_after_ms=axis.from_ms)[::-1]:
+        by_bridge.setdefault(gap["bridge"], []).append(gap)
     return [
         {
             "bridge": bridge,
             "gaps": found,
-            "bars": gap_bars([(gap.from_ms, gap.until_ms or now_ms) for gap in found], axis),
+            "bars": gap_bars([(gap["since_ms"], gap["until_ms"] or now_ms) for gap in found], axis),
             "width": axis.place(now_ms),
         }
         for bridge, found in sorted(by_bridge.items())

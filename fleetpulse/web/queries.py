@@ -13,7 +13,7 @@ from types import NoneType
 from typing import Any, Final
 
 from fleetpulse.core.errors import Misuse
-from fleetpulse.core.lifecycle import Mode, Trigger
+from fleetpulse.core.lifecycle import TROUBLE, Mode, Trigger
 from fleetpulse.core.presence.presence_time import clock_description
 from fleetpulse.core.rows import Trust
 from fleetpulse.core.tables import literals
@@ -31,7 +31,6 @@ _SORTS: Final = {  # sort key -> its expressions; the first is compared for pagi
     "since": "since", "device": "device_id", "site": "site", "class": "device_class", "mode": "mode",
 }  # fmt: skip
 SORT_KEYS: Final = tuple(key for one in _SORTS for key in (one, f"-{one}"))
-TROUBLE: Final = (Mode.OFFLINE, Mode.UNREACHABLE, Mode.FLAGGED, Mode.DEGRADED)  # modes that need attention
 FACETS: Final = ("mode", "site", "class", "trigger", "clock")
 _COLUMN: Final = {"mode": "mode", "class": "device_class", "site": "site", "trigger": "trigger", "clock": "clock"}
 

@@ -56,3 +56,6 @@ def test_gaps_are_filtered_and_limited(home: Home) -> None:
     assert _gaps(home, only_open=True) == [("a", 40, None, "why40"), ("b", 30, None, "why30")]
     assert _gaps(home, bridge="a") == [("a", 40, None, "why40"), ("a", 10, 20, "why10")]
     assert _gaps(home, last=1) == [("a", 40, None, "why40")]
+    after = _gaps(home, ends_after_ms=START + 20_000)
+    assert after == [("a", 40, None, "why40"), ("b", 30, None, "why30")], "a gap that ends at the instant is over"
+    assert len(_gaps(home, ends_after_ms=START + 19_999)) == 3
