@@ -184,7 +184,7 @@ class FleetCollector:
     def __init__(self, live: LiveFleet, requests: Requests) -> None:
         self._live, self._home, self._requests = live, live.home, requests
         self._lock = Lock()  # several scrapes share what one of them has read
-        self._counted: tuple[Reached | None, Samples] = None, {}
+        self._counted: tuple[tuple[str, int] | None, Samples] = None, {}  # by version and load of the facts
         self._retracted: tuple[int, dict[str, int]] = 0, {}
         self._gaps = _Slow(self._log_of(COVERAGE), self._read_gaps)
         self._parts: Mapping[str, Callable[[], Samples]] = {
@@ -233,8 +233,9 @@ class FleetCollector:
 
     def _fleet(self) -> Samples:
         reached = self._live.reached(watching=False)
-        if reached is not self._counted[0]:
-            self._counted = reached, self._count_devices() | self._count_judgements(reached)
+        version = reached.tag, self._live.mirror.loaded_ms
+        if version != self._counted[0]:
+            self._counted = version, self._count_devices() | self._count_judgements(reached)
         values = dict(self._counted[1])
         if reached.frontier_ms is not None:
             values["fleetpulse_frontier_timestamp_seconds"] = {(): reached.frontier_ms / 1000}

@@ -341,11 +341,12 @@ def test_devices_are_counted_again_only_if_the_facts_differ(
     readings = itertools.count()
     reading = LiveFleet.reading
     monkeypatch.setattr(LiveFleet, "reading", lambda live: next(readings) is not None and reading(live))
-    first = scraped(app)
+    first, mirror = scraped(app), app.state.live.mirror
+    assert not mirror.refresh(mirror.loaded_ms + 1_000), "nothing is new"
     assert scraped(app)["fleetpulse_devices"] == first["fleetpulse_devices"]
     assert next(readings) == 1, "two scrapes, and one count"
     made.batch(at_site("north", signal(300, "new")), tick(340))
-    app.state.live.mirror.refresh(1)
+    mirror.refresh(1)
     assert by_label(scraped(app), "fleetpulse_devices") != by_label(first, "fleetpulse_devices")
 
 
