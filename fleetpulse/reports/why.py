@@ -56,7 +56,9 @@ class _Known:
     initial: Outcome
 
 
-def why(home: Home, device_id: str, judged_ms: int | None, at_ms: int | None = None) -> dict[str, Any]:
+def why(
+    home: Home, device_id: str, judged_ms: int | None, at_ms: int | None = None, to_mode: str | None = None
+) -> dict[str, Any]:
     """Explain the mode of a device.
 
     Args:
@@ -65,6 +67,8 @@ def why(home: Home, device_id: str, judged_ms: int | None, at_ms: int | None = N
         judged_ms: ``received_at`` up to which the job has judged; None before the first batch is
             complete.
         at_ms: instant whose mode is explained, epoch milliseconds; None: the present mode.
+        to_mode: mode after the transition to explain, of several transitions at the same instant; None, or
+            no such transition: the last one.
 
     Returns:
         ``device_id``, ``mode``, ``since_ms``, ``sentence``; of a transition also ``transition``,
@@ -81,7 +85,7 @@ def why(home: Home, device_id: str, judged_ms: int | None, at_ms: int | None = N
         emitted = judgements_of(history, [device_id])[device_id]
         if not spans or spans[-1]["trigger"] is None:
             return _without_transition(home, device_id, reached_ms, at_ms, spans)
-        transition = [one for one in effective_transitions(emitted) if (one.event_time_ms or 0) <= moment.at_ms][-1]
+        transition = _chosen([one for one in effective_transitions(emitted) if (one.event_time_ms or 0) <= moment.at_ms], to_mode)
         judged = _judged(home, history, transition)
     assert transition.event_time_ms is not None, "a transition has an instant"
     known = _known(home, device_id, judged_ms, transition.event_time_ms)
@@ -103,6 +107,13 @@ def why(home: Home, device_id: str, judged_ms: int | None, at_ms: int | None = N
         "next": coming,
         "note": _note(known, found) or _beyond(reached_ms, at_ms),
     }
+
+
+def _chosen(transitions: list[Judgement], to_mode: str | None) -> Judgement:
+    """Return the last transition, or the one at the same instant that leads to a mode."""
+    last = transitions[-1]
+    same = [one for one in transitions if one.event_time_ms == last.event_time_ms and one.to_mode == to_mode]
+    return same[-1] if same else last
 
 
 def _known(home: Home, device_id: str, judged_ms: int | None, at_ms: int) -> _Known | None:

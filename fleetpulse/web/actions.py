@@ -100,7 +100,7 @@ ACTIONS: Final[dict[str, Action]] = {
                           ("amend", "--device", "{device}"), "fleet_amend", (Field("device", "Device", "fixed"),)),
     "hold": Action("Announce maintenance", "Silence of this device is expected for two hours.",
                    ("device", "maintain", "{device}", "--for", "2h")),
-    "release": Action("Release", "Ends the maintenance of this device, or the mode flagged.", ("device", "release", "{device}")),
+    "release": Action("Release", "Ends the update of this device, or clears its flag.", ("device", "release", "{device}")),
 }  # fmt: skip
 OF_DEVICE: Final = ("judge-again", "hold", "release")
 STATE_FORMS: Final = {  # DAG with a form of Airflow that asks for an approval -> title, command

@@ -210,7 +210,9 @@ async def _refused(request: Request, found: Exception) -> Response:
 
 async def _http_error(request: Request, found: Exception) -> Response:
     assert isinstance(found, HTTPException)
-    return error(request, found.status_code, "not-found" if found.status_code == 404 else "http-error", found.detail)
+    if found.status_code == 404:
+        return error(request, 404, "not-found", "nothing has this address; check it for a typing error")
+    return error(request, found.status_code, "http-error", found.detail)
 
 
 async def _healthz(_request: Request) -> Response:

@@ -156,8 +156,9 @@ def _device(live: LiveFleet, request: Request, device_id: str) -> dict[str, Any]
         "span": span,
         "spans": list(SPANS),
         "is_still": wants_why or bool(given.get("facts")),
-        "why": _explained(live.home, device_id, given.get("at")) if wants_why else None,
+        "why": _explained(live.home, device_id, given.get("at"), given.get("to")) if wants_why else None,
         "at": given.get("at"),
+        "to_mode": given.get("to"),
         "facts": _facts(live.home, device_id) if given.get("facts") else None,
         "offers": offers(request, *OF_DEVICE, device=device_id),
     }
@@ -232,14 +233,14 @@ def _band(changes: Sequence[Mapping[str, Any]], row: Mapping[str, Any], axis: ch
 
 
 def _why_part(live: LiveFleet, request: Request, device_id: str) -> dict[str, Any]:
-    at = request.query_params.get("at")
-    return {"why": _explained(live.home, device_id, at), "at": at}
+    at, to_mode = request.query_params.get("at"), request.query_params.get("to")
+    return {"why": _explained(live.home, device_id, at, to_mode), "at": at}
 
 
-def _explained(home: Home, device_id: str, at: str | None) -> dict[str, Any]:
+def _explained(home: Home, device_id: str, at: str | None, to_mode: str | None) -> dict[str, Any]:
     """Return an explanation with its arithmetic as a bar, or the reason why there is none."""
     try:
-        found = explained(home, device_id, judged_ms(home.checkpoint), None if not at else parse_instant_ms(at))
+        found = explained(home, device_id, judged_ms(home.checkpoint), None if not at else parse_instant_ms(at), to_mode)
     except FleetError as error:
         if error.code == "device-unknown":
             raise

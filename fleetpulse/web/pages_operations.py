@@ -16,7 +16,7 @@ from starlette.routing import Route
 from fleetpulse.core.errors import Misuse
 from fleetpulse.core.monitoring.health import measure
 from fleetpulse.core.tables import TABLES
-from fleetpulse.core.times import HOUR_MS, format_instant
+from fleetpulse.core.times import HOUR_MS, format_instant, parse_instant_ms
 from fleetpulse.io.home.desired_state import get_desired
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import oldest_kept_ms
@@ -116,7 +116,7 @@ def _health(home: Home) -> dict[str, Any] | None:
         {**one, **{name: measure(one["column"], one[name]) for name in ("value", "worst", "good_below", "critical_above")}}
         for one in found["rated"]
     ]
-    return {**found, "rated": rated}
+    return {**found, "rated": rated, "began_at_ms": parse_instant_ms(found["newest"]["began_at"])}
 
 
 def _coverage(home: Home, axis: Range) -> list[dict[str, Any]]:

@@ -88,7 +88,9 @@ def choices_of(parameters: Mapping[str, str], name: str, choices: Sequence[str])
     values = [one for one in text_of(parameters, name, _MOST_CHOICES).split(",") if one]
     for one in values:
         if one not in choices:
-            raise Misuse(f'parameter "{name}" must be of: {", ".join(choices)}; got {one!r}', code="parameter-invalid")
+            raise Misuse(
+                f'parameter "{name}" must be one or several of: {", ".join(choices)}; got {one!r}', code="parameter-invalid"
+            )
     return values
 
 

@@ -1,6 +1,7 @@
 """Why a device is in its mode, read from the tables of a home and shown by ``fleet why``."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.unit
 RULES = {"timeout": "100s"}
 
 
-def _home(path: Path, *rows: Row, rules: dict[str, str] = RULES) -> JudgedHome:
+def _home(path: Path, *rows: Row, rules: Mapping[str, Any] = RULES) -> JudgedHome:
     judged = JudgedHome(empty(path / "home", Deployment(10_000)))
     policy = parse_policy({"rules": rules}).normalised()
     judged.land_and_judge(row(0, "fleet/_/_/policy", policy=policy, effective_from_s=-1000), *rows)
@@ -122,3 +123,18 @@ def test_a_transition_whose_messages_are_no_longer_kept_has_a_note(tmp_path: Pat
     found = _why(judged.home, "pump", 600)
     assert found["note"].startswith("The retained messages do not lead to this transition")
     assert (found["sentence"], found["next"]) == ("trigger silence", None)
+
+
+def test_each_of_several_transitions_at_one_instant_is_explained(tmp_path: Path) -> None:
+    rules: dict[str, Any] = {
+        "timeout": "100s",
+        "degraded": {"errors": 2, "window": "60s"},
+        "flagged": {"codes": ["probe", "break-in"], "window": "60s"},
+    }
+    errors = [row(second, "fleet/site/pump/error", code=code) for second, code in ((20, "probe"), (30, "break-in"))]
+    home = _home(tmp_path, signal(10, "pump"), *errors, tick(60), rules=rules).home
+    assert _why(home, "pump", 60, at_s=30)["mode"] == "flagged"
+    found = why(home, "pump", START + 60_000, START + 30_000, "degraded")
+    assert (found["mode"], found["transition"]["trigger"]) == ("degraded", "errors")
+    assert found["rule"]["key"] == "degraded"
+    assert why(home, "pump", START + 60_000, START + 30_000, "offline")["mode"] == "flagged"

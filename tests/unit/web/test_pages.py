@@ -21,7 +21,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.reports import judgements as reports
 from fleetpulse.reports.present import devices as present
 from fleetpulse.reports.why import why
-from fleetpulse.web import fleet_pages
+from fleetpulse.web import device_pages, fleet_pages
 from fleetpulse.web.rendering import NAVIGATION, device_path
 from tests.support.asgi import Client
 from tests.support.histories.histories import START
@@ -167,7 +167,7 @@ def test_every_link_of_every_page_leads_somewhere(client: Client) -> None:
         for link in found:
             place = link.partition("#")[0]
             links[re.sub(r"=[^&]*", "", re.sub(r"/devices/[^/?]+", "/devices/X", place))] = place
-    assert {"/changes.csv?last&trigger", "/api/v1/devices.csv", "/devices/X?at", "/devices?after"} <= {*links}
+    assert {"/changes.csv?last&trigger", "/api/v1/devices.csv", "/devices/X?at&to", "/devices?after"} <= {*links}
     assert [(place, status) for place in links.values() if (status := client.get(place).status) != 200] == []
 
 
@@ -245,6 +245,23 @@ def test_the_explanation_is_that_of_the_report(client: Client, shown: Home) -> N
     earlier = client.get(f"/devices/pump-1006?at={found['since_ms'] - 1}").text
     assert "Why online since" in " ".join(Page.of(earlier).texts)
     assert "had no mode at" in client.get("/devices/pump-1006?at=1").text
+
+
+def test_an_address_names_one_of_several_transitions_at_an_instant(
+    client: Client, shown: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = why(shown, "pump-1006", judged_ms(shown.checkpoint))
+    asked = list[str | None]()
+
+    def recorded(home: Home, device_id: str, judged: int | None, at_ms: int | None, to_mode: str | None) -> dict[str, Any]:
+        asked.append(to_mode)
+        return why(home, device_id, judged, at_ms, to_mode)
+
+    monkeypatch.setattr(device_pages, "explained", recorded)
+    for part in ("", "/why"):
+        for to, chosen in ((found["mode"], 1), ("online", 0)):
+            text = client.get(f"/devices/pump-1006{part}?at={found['since_ms']}&to={to}&span=all").text
+            assert asked.pop() == to and (part or text.count('class="chosen"') == chosen)
 
 
 def test_the_timeline_has_each_transition(client: Client, shown: Home) -> None:
