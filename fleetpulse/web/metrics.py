@@ -32,9 +32,9 @@ from fleetpulse.core.rows import REASONS, Trust
 from fleetpulse.core.tables import COVERAGE, JUDGEMENTS, MESSAGES, STREAM_HEALTH, Table
 from fleetpulse.core.times import parse_instant_ms
 from fleetpulse.io.delta.log import DeltaLog
-from fleetpulse.io.home.home import PUBLISHER, bridge_job
-from fleetpulse.io.home.services import runs
-from fleetpulse.io.system.process import NOT_RESTARTED, read_status, status_age_s
+from fleetpulse.io.home.home import bridge_job
+from fleetpulse.io.home.services import jobs
+from fleetpulse.io.system.process import NOT_RESTARTED, status_age_s
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.row_accounting import removed_in
@@ -42,6 +42,7 @@ from fleetpulse.reports.judgements import health
 from fleetpulse.reports.messages import span
 from fleetpulse.reports.present.mirror import Reached
 from fleetpulse.reports.present.parts import UNJUDGED
+from fleetpulse.reports.stream import statuses
 from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.metric_table import METRICS, MOST_CLASSES, MOST_SITES, OTHER, PARTS, Metric, MetricKind
 
@@ -303,22 +304,21 @@ class FleetCollector:
 
     def _processes(self) -> Samples:
         bridges = {bridge: bridge_job(bridge) for bridge in self._home.bridges()}
-        names = (*bridges.values(), "landing", "lifecycle", "simulator", PUBLISHER)
-        statuses = {name: read_status(self._home.run(name)) for name in names}
+        names = jobs(self._home)
         running = {
-            name
-            for name, status in statuses.items()
-            if status and status.get("state") != NOT_RESTARTED and runs(self._home, name)
+            name: status
+            for name, status in statuses(self._home).items()
+            if name in names and status.get("state") != NOT_RESTARTED
         }
         now_s = wall_clock_ms() / 1000
         ages = {name: status_age_s(self._home.run(name), now_s) for name in running}
         gaps = self._gaps().get("fleetpulse_bridge_gap_open", {})
-        open_now = {bridge: job in running and bool(statuses[job].get("gap_open")) for bridge, job in bridges.items()}
+        open_now = {bridge: job in running and bool(running[job].get("gap_open")) for bridge, job in bridges.items()}
         return {
             "fleetpulse_process_running": {(name,): name in running for name in names},
             "fleetpulse_process_status_age_seconds": {(name,): age for name, age in ages.items() if age is not None},
             "fleetpulse_bridge_listening": {
-                (bridge,): job in running and bool(statuses[job].get("subscribed")) for bridge, job in bridges.items()
+                (bridge,): job in running and bool(running[job].get("subscribed")) for bridge, job in bridges.items()
             },
             "fleetpulse_bridge_gap_open": {(bridge,): open_now[bridge] or bool(gaps.get((bridge,))) for bridge in bridges},
         }

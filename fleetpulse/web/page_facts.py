@@ -9,13 +9,11 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Final
 
-from fleetpulse.core.monitoring.health import Rating, problems_of
+from fleetpulse.core.monitoring.health import Rating
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.io.checkpoints.checkpoint import judged_ms
-from fleetpulse.io.home.home import PUBLISHER, Home, bridge_job
-from fleetpulse.io.home.services import runs
-from fleetpulse.io.system.process import read_status
 from fleetpulse.reports import judgements as reports
+from fleetpulse.reports import stream
 from fleetpulse.web.live import LiveFleet
 
 SLOW_S: Final = 3.0
@@ -112,16 +110,9 @@ class PageFacts:
 
     def problems(self) -> list[str]:
         """Return the problems of the running jobs, and the metrics of the lifecycle job that are not good."""
-        return [*self._of_jobs(), *self._live.recent.get("problems", SLOW_S, self._of_health)]
-
-    def _of_jobs(self) -> list[str]:
-        home: Home = self._live.home
-        return [
-            f"{job}: {problem}"
-            for job in (*map(bridge_job, home.bridges()), "landing", "lifecycle", PUBLISHER)
-            if (status := read_status(home.run(job))) and runs(home, job)
-            for problem in problems_of(status)
-        ]
+        of_jobs = stream.troubles(stream.statuses(self._live.home))
+        found = [f"{job}: {problem}" for job, problems in of_jobs.items() for problem in problems]
+        return [*found, *self._live.recent.get("problems", SLOW_S, self._of_health)]
 
     def _of_health(self) -> list[str]:
         found = reports.health(self._live.home, batches=1)
