@@ -26,7 +26,7 @@ def transitions(live: LiveFleet, request: Request) -> dict[str, Any]:
     given = request.query_params
     where, limit = queries.changes_sql(given, live.mirror.reached.frontier_ms), queries.limit_of(given, 50)
     rows = live.query(*queries.change_rows_sql(where, given.get("after", ""), limit))
-    [count] = live.query(f"SELECT count(*) AS n FROM live.changes WHERE {where.sql}", where.values)
+    [count] = live.query(*queries.change_count_sql(where))
     following = queries.change_cursor(rows[-1]) if len(rows) == limit else None
     return {"transitions": rows, "count": count["n"], "next": following}
 

@@ -43,12 +43,11 @@ def devices(live: LiveFleet, request: Request) -> dict[str, Any]:
     """Return a page of devices that match, with their number and the values of the wanted facets."""
     given = request.query_params
     wanted = queries.device_filter(given)
-    names = queries.choices_of(given, "facets", queries.FACETS)
+    names = list(dict.fromkeys(queries.choices_of(given, "facets", queries.FACETS)))
     rows = live.query(*queries.devices_sql(wanted))
-    [count] = live.query(*queries.count_sql(wanted.where))
-    facets = {name: live.query(*queries.facet_sql(wanted.where, name, _FACETS)) for name in names}
+    count, facets = queries.facets_of(live.query(*queries.facets_sql(wanted.where, names, _FACETS)), names)
     following = queries.cursor_of(rows[-1], wanted) if len(rows) == wanted.limit else None
-    return {"devices": [queries.shown_device(row) for row in rows], "count": count["n"], "next": following, "facets": facets}
+    return {"devices": [queries.shown_device(row) for row in rows], "count": count, "next": following, "facets": facets}
 
 
 def _export(form: str) -> Endpoint:

@@ -71,14 +71,8 @@ def fleet(live: LiveFleet, request: Request) -> dict[str, Any]:
     del request
     reached = live.mirror.reached
     with live.reading() as cursor:
-        modes = fetch(
-            cursor,
-            f"""SELECT mode, count(*) AS n, count(*) FILTER (never_seen) AS never_seen FROM live.devices
-                WHERE mode != '{UNJUDGED}' GROUP BY mode ORDER BY n DESC, mode""",
-        )
-        clocks = fetch(
-            cursor, "SELECT clock, count(*) AS n FROM live.devices WHERE clock != 'on_time' GROUP BY clock ORDER BY clock"
-        )
+        modes = [row for row in fetch(cursor, queries.MODES) if row["mode"] != UNJUDGED]
+        clocks = fetch(cursor, queries.WRONG_CLOCKS)
     return {
         "devices": {row["mode"]: row["n"] for row in modes},
         "never_seen": sum(row["never_seen"] for row in modes),

@@ -43,6 +43,7 @@ from fleetpulse.reports.messages import span
 from fleetpulse.reports.present.mirror import Reached
 from fleetpulse.reports.present.parts import UNJUDGED
 from fleetpulse.reports.stream import statuses
+from fleetpulse.web import queries
 from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.metric_table import METRICS, MOST_CLASSES, MOST_SITES, OTHER, PARTS, Metric, MetricKind
 
@@ -55,8 +56,6 @@ _Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
 _MODES: Final = (*(mode.value for mode in Mode), UNJUDGED)
 _WRONG: Final = tuple(trust.value for trust in Trust if trust is not Trust.ON_TIME)
 _KINDS: Final = tuple(kind.value for kind in JudgementKind if kind is not JudgementKind.SUMMARY)
-_BY_MODE: Final = "SELECT mode, count(*), count(*) FILTER (never_seen) FROM live.devices GROUP BY mode"
-_BY_CLOCK: Final = "SELECT clock, count(*) FROM live.devices WHERE clock IS NOT NULL GROUP BY clock"
 _BY_LARGEST: Final = f"""
     WITH counted AS MATERIALIZED (SELECT mode, coalesce({{column}}, '') AS name, count(*) AS n FROM live.devices GROUP BY ALL),
     largest AS (SELECT name FROM counted GROUP BY name ORDER BY sum(n) DESC, name LIMIT {{most}})
@@ -244,8 +243,8 @@ class FleetCollector:
 
     def _count_devices(self) -> Samples:
         with self._live.reading() as cursor:
-            modes = cursor.execute(_BY_MODE).fetchall()
-            clocks = dict(cursor.execute(_BY_CLOCK).fetchall())
+            modes = cursor.execute(queries.MODES).fetchall()
+            clocks = dict(cursor.execute(queries.WRONG_CLOCKS).fetchall())
             sites = cursor.execute(_BY_LARGEST.format(column="site", most=MOST_SITES)).fetchall()
             classes = cursor.execute(_BY_LARGEST.format(column="device_class", most=MOST_CLASSES)).fetchall()
             [(site_count,)] = cursor.execute("SELECT count(DISTINCT site) FROM live.devices").fetchall()
