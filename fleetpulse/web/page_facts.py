@@ -5,8 +5,7 @@ each `SLOW_S`. All requests share them.
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
-from threading import Lock
+from dataclasses import dataclass
 from typing import Any, Final
 
 from fleetpulse.core.monitoring.health import Rating
@@ -15,37 +14,10 @@ from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.reports import judgements as reports
 from fleetpulse.reports import stream
 from fleetpulse.web.live import LiveFleet
+from fleetpulse.web.recent import VersionedValues
 
 SLOW_S: Final = 3.0
 _MOST: Final = 200  # values that are kept
-
-
-@dataclass(slots=True)
-class VersionedCache:
-    """Values of one version of the facts; those of the version before are dropped."""
-
-    tag: str = ""
-    values: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
-    lock: Lock = field(default_factory=Lock)
-
-    def get(self, tag: str, key: Hashable, compute: Callable[[], Any]) -> Any:
-        """Return a value; compute it if it is not known for this version.
-
-        Args:
-            tag: version of the facts.
-            key: key of the value.
-            compute: function that computes it. Two threads may compute the same value.
-        """
-        with self.lock:
-            if self.tag != tag:
-                self.tag, self.values = tag, {}
-            if key in self.values:
-                return self.values[key]
-        value = compute()
-        with self.lock:
-            if self.tag == tag and len(self.values) < _MOST:
-                self.values[key] = value
-        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +46,11 @@ class PageFacts:
 
     def __init__(self, live: LiveFleet) -> None:
         self._live = live
-        self._cache = VersionedCache()
+        self._values = VersionedValues(_MOST)
 
     def cached(self, key: Hashable, compute: Callable[[], Any]) -> Any:
-        """Return a value for the version in memory, see `VersionedCache.get`."""
-        return self._cache.get(self._live.reached_tag(), key, compute)
+        """Return a value for the version in memory, see `VersionedValues`."""
+        return self._values.get(self._live.reached_tag(), key, compute)
 
     def shards(self) -> Shards | None:
         """Return coverage and frontier of every site; None before the first row."""
