@@ -27,6 +27,7 @@ from fleetpulse.reports.feed import Cursor
 from fleetpulse.reports.present.mirror import Reached
 from fleetpulse.web.live import QUERY_S, LiveFleet, QueryTooLong
 from fleetpulse.web.openapi import Endpoint, Operation, Parameter, Schema, obj, optional, text, whole
+from fleetpulse.web.queries import MOST_ROWS
 
 MOST_EXPORTS: Final = 2  # files that are written at once: each holds its sorted rows in memory
 _FETCHED: Final = 1_000  # rows that are read at a time for a file
@@ -151,6 +152,11 @@ def exported(live: LiveFleet, form: str, name: str, sql: str, values: Sequence[A
     lines = _csv_lines(rows) if form == "csv" else _json_lines(rows)
     headers = {"Content-Disposition": f'attachment; filename="{name}.{form}"'}
     return _File(rows, lines, headers=headers, media_type=MEDIA[form] + ("; charset=utf-8" if form == "csv" else ""))
+
+
+def limited(noun: str, default: int = 50, most: int = MOST_ROWS) -> Parameter:
+    """Return the parameter that `queries.limit_of` reads."""
+    return Parameter("limit", f"maximum number of {noun}", whole("", 1, most, default))
 
 
 def export_operations(noun: str, query: Query, parameters: tuple[Parameter, ...], summary: str, notes: str) -> list[Operation]:

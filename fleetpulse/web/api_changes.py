@@ -11,7 +11,7 @@ from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.reports.feed import COLUMNS, NEWEST, changes_after, parse_cursor
 from fleetpulse.reports.present.mirror import CHANGED, Reached
 from fleetpulse.web import queries
-from fleetpulse.web.answers import export_operations, facts, tables, versioned
+from fleetpulse.web.answers import export_operations, facts, limited, tables, versioned
 from fleetpulse.web.api_devices import MODES, PLACES, TRIGGERS, several
 from fleetpulse.web.events import EVENTS, HEARTBEAT_S, MOST_STREAMS, stream_changes
 from fleetpulse.web.live import LiveFleet
@@ -78,7 +78,7 @@ OPERATIONS: Final = (
         parameters=(
             *_FILTER,
             Parameter("after", "the `next` of the page before; with the same filter", text("")),
-            Parameter("limit", "maximum number of transitions", whole("", 1, queries.MOST_ROWS, 50)),
+            limited("transitions"),
         ),
         is_tagged=True,
     ),
@@ -103,7 +103,7 @@ OPERATIONS: Final = (
         ),
         parameters=(
             Parameter("after", _AFTER, text("")),
-            Parameter("limit", "maximum number of rows", whole("", 1, queries.MOST_ROWS, queries.MOST_ROWS)),
+            limited("rows", queries.MOST_ROWS),
         ),
         errors=(410,),
         notes="A client that continues with `next` receives each row once. To know all devices, list them, and follow the\nfeed "

@@ -17,7 +17,7 @@ from fleetpulse.reports.present.mirror import Reached
 from fleetpulse.reports.present.parts import UNJUDGED
 from fleetpulse.reports.why import why as explanation
 from fleetpulse.web import queries
-from fleetpulse.web.answers import current, export_operations, facts, tables, versioned
+from fleetpulse.web.answers import current, export_operations, facts, limited, tables, versioned
 from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.openapi import (
     Operation,
@@ -152,7 +152,7 @@ OPERATIONS: Final = (
         parameters=(
             *_FILTER,
             Parameter("after", "the `next` of the page before; with the same filter and order", text("")),
-            Parameter("limit", "maximum number of devices", whole("", 1, queries.MOST_ROWS, 50)),
+            limited("devices"),
             Parameter("facets", "facets whose values are counted", several(queries.FACETS)),
         ),
         is_tagged=True,
@@ -218,7 +218,7 @@ OPERATIONS: Final = (
                 f"whether to list all rows of kinds {', '.join(CHANGES)} as emitted, instead of the amended transitions",
                 {**flag(""), "default": False},
             ),
-            Parameter("limit", "maximum number of transitions", whole("", 1, queries.MOST_ROWS, queries.MOST_ROWS)),
+            limited("transitions", queries.MOST_ROWS),
         ),
         errors=(404,),
     ),
