@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from fleetpulse.core.monitoring.health import problems_of
 from fleetpulse.core.tables import STREAM_HEALTH
-from fleetpulse.io.home.home import PAGE, PUBLISHER, Home, bridge_job
-from fleetpulse.io.home.services import Service, runs, services
+from fleetpulse.io.home.home import PAGE, Home
+from fleetpulse.io.home.services import Service, jobs, runs, services
 from fleetpulse.io.mqtt.embedded import broker_log
 from fleetpulse.io.mqtt.embedded.takeovers import FREQUENT, read_takeovers
 from fleetpulse.io.system.process import read_status
@@ -46,6 +46,16 @@ def batches(home: Home, since_ms: int, bucket_ms: int) -> list[dict[str, Any]]:
     return [{**row, "other": max(0.0, row["batch_ms"] - sum(row[name] for name in PARTS))} for row in found]
 
 
+def statuses(home: Home) -> dict[str, dict[str, Any]]:
+    """Return the status of each running process of a home by name, the HTTP server last."""
+    return {name: status for name in (*jobs(home), PAGE) if (status := read_status(home.run(name))) and runs(home, name)}
+
+
+def troubles(found: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the problems of processes by name, from their statuses; a process without one is left out."""
+    return {name: problems for name, status in found.items() if (problems := problems_of(status))}
+
+
 def running(home: Home) -> dict[str, Any]:
     """Return the processes of a home, and the refusals and takeovers of its broker.
 
@@ -54,12 +64,11 @@ def running(home: Home) -> dict[str, Any]:
         ``services``, the parts that run as services; ``takeovers``, client ids that were taken over often within
         an hour.
     """
-    names = (*map(bridge_job, home.bridges()), "landing", "lifecycle", "simulator", PUBLISHER, PAGE)
-    found = {name: status for name in names if (status := read_status(home.run(name))) and runs(home, name)}
+    found = statuses(home)
     recent = read_takeovers(home.broker_log, datetime.now(UTC) - timedelta(hours=1))
     return {
         "processes": {name: status.get("state", "running") for name, status in found.items()},
-        "troubles": {name: problems for name, status in found.items() if (problems := problems_of(status))},
+        "troubles": troubles(found),
         "broker": read_status(home.run(broker_log.STATUS)) if runs(home, Service.BROKER) else {},
         "services": list(services(home)),
         "takeovers": [asdict(one) for one in recent if one.times >= FREQUENT],

@@ -9,7 +9,7 @@ which can change within a version.
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import BoundedSemaphore, Timer
@@ -26,7 +26,8 @@ from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.reports.feed import Cursor
 from fleetpulse.reports.present.mirror import Reached
 from fleetpulse.web.live import QUERY_S, LiveFleet, QueryTooLong
-from fleetpulse.web.openapi import Endpoint, Schema, obj, optional, text, whole
+from fleetpulse.web.openapi import Endpoint, Operation, Parameter, Schema, obj, optional, text, whole
+from fleetpulse.web.queries import MOST_ROWS
 
 MOST_EXPORTS: Final = 2  # files that are written at once: each holds its sorted rows in memory
 _FETCHED: Final = 1_000  # rows that are read at a time for a file
@@ -36,6 +37,7 @@ MEDIA: Final = {"csv": CSV, "ndjson": NDJSON}
 _exports = BoundedSemaphore(MOST_EXPORTS)
 
 Answer = Callable[[LiveFleet, Request], dict[str, Any]]
+Query = Callable[[Reached, Mapping[str, str]], tuple[str, list[Any]]]
 
 
 def facts(answer: Answer) -> Endpoint:
@@ -150,6 +152,40 @@ def exported(live: LiveFleet, form: str, name: str, sql: str, values: Sequence[A
     lines = _csv_lines(rows) if form == "csv" else _json_lines(rows)
     headers = {"Content-Disposition": f'attachment; filename="{name}.{form}"'}
     return _File(rows, lines, headers=headers, media_type=MEDIA[form] + ("; charset=utf-8" if form == "csv" else ""))
+
+
+def limited(noun: str, default: int = 50, most: int = MOST_ROWS) -> Parameter:
+    """Return the parameter that `queries.limit_of` reads."""
+    return Parameter("limit", f"maximum number of {noun}", whole("", 1, most, default))
+
+
+def export_operations(noun: str, query: Query, parameters: tuple[Parameter, ...], summary: str, notes: str) -> list[Operation]:
+    """Return the operations that export the rows of a query, one for each of `MEDIA`.
+
+    Args:
+        noun: name of the rows, of the route and of the file.
+        query: function that returns SQL and its parameters for a request.
+        parameters: parameters of the request.
+        summary: description in one sentence, without the format and the full stop.
+        notes: further sentences.
+    """
+
+    def endpoint_of(form: str) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            live: LiveFleet = request.app.state.live
+            reached = await run_in_threadpool(live.reached)
+            sql, values = query(reached, request.query_params)
+            return await run_in_threadpool(exported, live, form, noun, sql, values)
+
+        return endpoint
+
+    return [
+        Operation(
+            f"/{noun}.{form}", f"{noun}_{form}", f"{summary}, as {form.upper()}.", endpoint_of(form), None, parameters, media,
+            notes=notes,
+        )
+        for form, media in MEDIA.items()
+    ]  # fmt: skip
 
 
 class _File(StreamingResponse):

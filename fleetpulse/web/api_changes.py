@@ -1,22 +1,21 @@
 """Routes of the API about changes of modes: a list, a feed in commit order, and the feed as events."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
 
 from fleetpulse.core.judgements import CHANGES
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.reports.feed import COLUMNS, NEWEST, changes_after, parse_cursor
-from fleetpulse.reports.present.mirror import CHANGED
+from fleetpulse.reports.present.mirror import CHANGED, Reached
 from fleetpulse.web import queries
-from fleetpulse.web.answers import MEDIA, exported, facts, tables, versioned
+from fleetpulse.web.answers import export_operations, facts, limited, tables, versioned
 from fleetpulse.web.api_devices import MODES, PLACES, TRIGGERS, several
 from fleetpulse.web.events import EVENTS, HEARTBEAT_S, MOST_STREAMS, stream_changes
 from fleetpulse.web.live import LiveFleet
-from fleetpulse.web.openapi import Endpoint, Operation, Parameter, array, columns_of, flag, obj, optional, text, whole
+from fleetpulse.web.openapi import Operation, Parameter, array, columns_of, flag, obj, optional, text, whole
 
 _MOST_MINUTES: Final = 1_440
 
@@ -26,20 +25,13 @@ def transitions(live: LiveFleet, request: Request) -> dict[str, Any]:
     given = request.query_params
     where, limit = queries.changes_sql(given, live.mirror.reached.frontier_ms), queries.limit_of(given, 50)
     rows = live.query(*queries.change_rows_sql(where, given.get("after", ""), limit))
-    [count] = live.query(f"SELECT count(*) AS n FROM live.changes WHERE {where.sql}", where.values)
+    [count] = live.query(*queries.change_count_sql(where))
     following = queries.change_cursor(rows[-1]) if len(rows) == limit else None
     return {"transitions": rows, "count": count["n"], "next": following}
 
 
-def _export(form: str) -> Endpoint:
-    async def endpoint(request: Request) -> Response:
-        live: LiveFleet = request.app.state.live
-        reached = await run_in_threadpool(live.reached)
-        where = queries.changes_sql(request.query_params, reached.frontier_ms)
-        sql, values = queries.change_rows_sql(where, "", None)
-        return await run_in_threadpool(exported, live, form, "transitions", sql, values)
-
-    return endpoint
+def _query(reached: Reached, given: Mapping[str, str]) -> tuple[str, list[Any]]:
+    return queries.change_rows_sql(queries.changes_sql(given, reached.frontier_ms), "", None)
 
 
 def feed(live: LiveFleet, request: Request) -> dict[str, Any]:
@@ -86,22 +78,16 @@ OPERATIONS: Final = (
         parameters=(
             *_FILTER,
             Parameter("after", "the `next` of the page before; with the same filter", text("")),
-            Parameter("limit", "maximum number of transitions", whole("", 1, queries.MOST_ROWS, 50)),
+            limited("transitions"),
         ),
         is_tagged=True,
     ),
-    *(
-        Operation(
-            f"/transitions.{form}",
-            f"transitions_{form}",
-            f"List all transitions of the last day that match, as {form.upper()}.",
-            _export(form),
-            None,
-            parameters=_FILTER,
-            media=media,
-            notes="The columns are those of the JSON answer.",
-        )
-        for form, media in MEDIA.items()
+    *export_operations(
+        "transitions",
+        _query,
+        _FILTER,
+        "List all transitions of the last day that match",
+        "The columns are those of the JSON answer.",
     ),
     Operation(
         "/transitions/feed",
@@ -117,7 +103,7 @@ OPERATIONS: Final = (
         ),
         parameters=(
             Parameter("after", _AFTER, text("")),
-            Parameter("limit", "maximum number of rows", whole("", 1, queries.MOST_ROWS, queries.MOST_ROWS)),
+            limited("rows", queries.MOST_ROWS),
         ),
         errors=(410,),
         notes="A client that continues with `next` receives each row once. To know all devices, list them, and follow the\nfeed "

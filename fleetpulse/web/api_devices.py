@@ -1,10 +1,9 @@
 """Routes of the API about devices: lists, one device, and the explanation of its mode."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
 
 from fleetpulse.core.judgements import CHANGES
 from fleetpulse.core.lifecycle import Mode, Trigger
@@ -14,13 +13,13 @@ from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.reports.device_judgements import reading_device
 from fleetpulse.reports.judgements import require_status, transitions_of
 from fleetpulse.reports.plain import numbered_row, plain, plain_levels, plain_row
+from fleetpulse.reports.present.mirror import Reached
 from fleetpulse.reports.present.parts import UNJUDGED
 from fleetpulse.reports.why import why as explanation
 from fleetpulse.web import queries
-from fleetpulse.web.answers import MEDIA, current, exported, facts, tables, versioned
+from fleetpulse.web.answers import current, export_operations, facts, limited, tables, versioned
 from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.openapi import (
-    Endpoint,
     Operation,
     Parameter,
     Schema,
@@ -43,22 +42,15 @@ def devices(live: LiveFleet, request: Request) -> dict[str, Any]:
     """Return a page of devices that match, with their number and the values of the wanted facets."""
     given = request.query_params
     wanted = queries.device_filter(given)
-    names = queries.choices_of(given, "facets", queries.FACETS)
+    names = list(dict.fromkeys(queries.choices_of(given, "facets", queries.FACETS)))
     rows = live.query(*queries.devices_sql(wanted))
-    [count] = live.query(*queries.count_sql(wanted.where))
-    facets = {name: live.query(*queries.facet_sql(wanted.where, name, _FACETS)) for name in names}
+    count, facets = queries.facets_of(live.query(*queries.facets_sql(wanted.where, names, _FACETS)), names)
     following = queries.cursor_of(rows[-1], wanted) if len(rows) == wanted.limit else None
-    return {"devices": [queries.shown_device(row) for row in rows], "count": count["n"], "next": following, "facets": facets}
+    return {"devices": [queries.shown_device(row) for row in rows], "count": count, "next": following, "facets": facets}
 
 
-def _export(form: str) -> Endpoint:
-    async def endpoint(request: Request) -> Response:
-        live: LiveFleet = request.app.state.live
-        await run_in_threadpool(live.reached)
-        sql, values = queries.devices_sql(queries.device_filter(request.query_params), paged=False)
-        return await run_in_threadpool(exported, live, form, "devices", sql, values)
-
-    return endpoint
+def _query(_reached: Reached, given: Mapping[str, str]) -> tuple[str, list[Any]]:
+    return queries.devices_sql(queries.device_filter(given), paged=False)
 
 
 def device(live: LiveFleet, request: Request) -> dict[str, Any]:
@@ -160,23 +152,17 @@ OPERATIONS: Final = (
         parameters=(
             *_FILTER,
             Parameter("after", "the `next` of the page before; with the same filter and order", text("")),
-            Parameter("limit", "maximum number of devices", whole("", 1, queries.MOST_ROWS, 50)),
+            limited("devices"),
             Parameter("facets", "facets whose values are counted", several(queries.FACETS)),
         ),
         is_tagged=True,
     ),
-    *(
-        Operation(
-            f"/devices.{form}",
-            f"devices_{form}",
-            f"List all devices that match, as {form.upper()}.",
-            _export(form),
-            None,
-            parameters=_FILTER,
-            media=media,
-            notes="The columns are those of a device in the JSON answer; `clock` is the class of the clock.",
-        )
-        for form, media in MEDIA.items()
+    *export_operations(
+        "devices",
+        _query,
+        _FILTER,
+        "List all devices that match",
+        "The columns are those of a device in the JSON answer; `clock` is the class of the clock.",
     ),
     Operation(
         "/devices/{device_id}/why",
@@ -232,7 +218,7 @@ OPERATIONS: Final = (
                 f"whether to list all rows of kinds {', '.join(CHANGES)} as emitted, instead of the amended transitions",
                 {**flag(""), "default": False},
             ),
-            Parameter("limit", "maximum number of transitions", whole("", 1, queries.MOST_ROWS, queries.MOST_ROWS)),
+            limited("transitions", queries.MOST_ROWS),
         ),
         errors=(404,),
     ),

@@ -14,7 +14,7 @@ from fleetpulse.reports.judgements import health, shards, sites_behind
 from fleetpulse.reports.present.devices import bronze_counts, counts_of_rows
 from fleetpulse.reports.present.parts import UNJUDGED
 from fleetpulse.web import queries
-from fleetpulse.web.answers import current, facts, versioned
+from fleetpulse.web.answers import current, facts, limited, versioned
 from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.openapi import (
     Operation,
@@ -71,14 +71,8 @@ def fleet(live: LiveFleet, request: Request) -> dict[str, Any]:
     del request
     reached = live.mirror.reached
     with live.reading() as cursor:
-        modes = fetch(
-            cursor,
-            f"""SELECT mode, count(*) AS n, count(*) FILTER (never_seen) AS never_seen FROM live.devices
-                WHERE mode != '{UNJUDGED}' GROUP BY mode ORDER BY n DESC, mode""",
-        )
-        clocks = fetch(
-            cursor, "SELECT clock, count(*) AS n FROM live.devices WHERE clock != 'on_time' GROUP BY clock ORDER BY clock"
-        )
+        modes = [row for row in fetch(cursor, queries.MODES) if row["mode"] != UNJUDGED]
+        clocks = fetch(cursor, queries.WRONG_CLOCKS)
     return {
         "devices": {row["mode"]: row["n"] for row in modes},
         "never_seen": sum(row["never_seen"] for row in modes),
@@ -156,7 +150,7 @@ OPERATIONS: Final = (
             Parameter("sort", "order of both lists", {**text("", _ORDERS), "default": _ORDERS[0]}),
             Parameter("site", "count devices of this site only", text("", most=queries.MOST_TEXT)),
             Parameter("class", "count devices of this class only", text("", most=queries.MOST_TEXT)),
-            Parameter("limit", "maximum number of entries of each list", whole("", 1, queries.MOST_ROWS, 100)),
+            limited("entries of each list", 100),
         ),
         is_tagged=True,
     ),

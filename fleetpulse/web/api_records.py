@@ -15,7 +15,7 @@ from fleetpulse.reports.judgements import health, newest_batches, unjudged
 from fleetpulse.reports.judgements import quarantine as quarantined
 from fleetpulse.reports.plain import numbered_row
 from fleetpulse.web import queries
-from fleetpulse.web.answers import tables
+from fleetpulse.web.answers import limited, tables
 from fleetpulse.web.api_fleet import GAP, HEALTH
 from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.openapi import (
@@ -90,10 +90,6 @@ def quality(live: LiveFleet, request: Request) -> dict[str, Any]:
     }
 
 
-def _limited(noun: str, default: int = 50, most: int = queries.MOST_ROWS) -> Parameter:
-    return Parameter("limit", f"maximum number of {noun}, the newest", whole("", 1, most, default))
-
-
 def _batch_columns() -> dict[str, Schema]:
     found = columns_of(STREAM_HEALTH.columns, [column.name for column in STREAM_HEALTH.columns])
     return {**found, **{name: optional(any_object(str(found[name]["description"]))) for name in _COUNTED}}
@@ -116,7 +112,7 @@ OPERATIONS: Final = (
         obj({"messages": array(obj(columns_of(JUDGEMENTS.columns, _LATE, ("kind",))), "messages")}),
         parameters=(
             Parameter("kind", "kind of judgement", {**text("", _KINDS), "default": _KINDS[0]}),
-            _limited("messages"),
+            limited("messages, the newest"),
         ),
     ),
     Operation(
@@ -137,7 +133,7 @@ OPERATIONS: Final = (
                 )
             }
         ),
-        parameters=(_limited("messages"),),
+        parameters=(limited("messages, the newest"),),
         notes="Payloads and topics are data of unknown origin: escape them before you show them.",
     ),
     Operation(
@@ -149,7 +145,7 @@ OPERATIONS: Final = (
         parameters=(
             Parameter("bridge", "name of the bridge", text("", most=queries.MOST_TEXT)),
             Parameter("open", "whether to list open gaps only", {**flag(""), "default": False}),
-            _limited("gaps"),
+            limited("gaps, the newest"),
         ),
     ),
     Operation(
@@ -158,7 +154,7 @@ OPERATIONS: Final = (
         "Show the health of the lifecycle job, and its newest batches.",
         tables(stream),
         obj({"health": HEALTH, "batches": array(obj(_batch_columns()), "batches, newest first")}),
-        parameters=(_limited("batches"),),
+        parameters=(limited("batches, the newest"),),
     ),
     Operation(
         "/generations",
@@ -186,7 +182,7 @@ OPERATIONS: Final = (
                 ),
             }
         ),
-        parameters=(_limited("generations"),),
+        parameters=(limited("generations, the newest"),),
     ),
     Operation(
         "/quality",
@@ -216,6 +212,6 @@ OPERATIONS: Final = (
                 ),
             }
         ),
-        parameters=(_limited("runs", 10, _MOST_RUNS),),
+        parameters=(limited("runs, the newest", 10, _MOST_RUNS),),
     ),
 )

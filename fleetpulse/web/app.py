@@ -29,7 +29,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.web import api, metrics, pages, pages_operations, readiness
 from fleetpulse.web.access import SESSION_S, Access, User
 from fleetpulse.web.actions import Starter
-from fleetpulse.web.api_modes import KnownModes
+from fleetpulse.web.api_modes import known_modes
 from fleetpulse.web.events import Streams
 from fleetpulse.web.live import LiveFleet, QueryTooLong
 from fleetpulse.web.rendering import error_page, is_for_people
@@ -103,7 +103,7 @@ def create_app(
     app.router.redirect_slashes = False  # an address has one form
     app.state.home, app.state.live, app.state.access, app.state.metrics = home, live, access, measured
     app.state.streams, app.state.readings = Streams(), anyio.CapacityLimiter(os.cpu_count() or 1)
-    app.state.starter, app.state.modes = starter, KnownModes()
+    app.state.starter, app.state.modes = starter, known_modes()
     return app
 
 

@@ -28,7 +28,7 @@ from fleetpulse.reports.registry import entries
 from fleetpulse.reports.why import why as explained
 from fleetpulse.web import charts, queries
 from fleetpulse.web.actions import OF_DEVICE, offers
-from fleetpulse.web.fleet_pages import facts_of
+from fleetpulse.web.fleet_pages import facts_of, mode_counts
 from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.rendering import device_of, freshness, render
 
@@ -42,9 +42,6 @@ NEXT: Final = {  # deadlines that lead to a mode which depends on the facts abou
     Trigger.RECOVERED: "end of the count of errors",
     Trigger.HOLD_OVER: "end of the flag",
 }
-_COLUMN_OF: Final = {
-    "mode": "mode", "site": "site", "class": "device_class", "gateway": "gateway", "trigger": "trigger", "clock": "clock",
-}  # fmt: skip
 _SHOWN: Final = 8  # values of a facet
 _HEAD: Final = (("device", "device"), ("mode", "mode"), ("since", "since"), ("site", "site"), ("class", "class"))
 _ERRORS: Final = 20
@@ -68,14 +65,14 @@ def devices(live: LiveFleet, request: Request) -> Mapping[str, Any]:
         rows, is_first, is_last = rows[::-1], is_last, False
     condition = wanted.where
     key = ("facets", condition.sql, tuple(condition.values))
-    facets: dict[str, list[dict[str, Any]]] = facts_of(live, request).cached(key, lambda: _facets(live, condition))
+    count, facets = facts_of(live, request).cached(key, lambda: _facets(live, condition))
     parameters = {name: value for name, value in given.items() if name not in ("after", "before")}
     return {
         "rows": [queries.shown_device(row) for row in rows],
         "present": PRESENT,
-        "count": facets["all"][0]["n"] if facets["all"] else 0,
-        "of_all": facts_of(live, request).cached("all", lambda: live.query("SELECT count(*) AS n FROM live.devices")[0]["n"]),
-        "facets": {name: facets[name] for name in _COLUMN_OF},
+        "count": count,
+        "of_all": sum(row["n"] for row in mode_counts(live, request)),
+        "facets": facets,
         "filters": FILTERS,
         "parameters": parameters,
         "is_filtered": any(parameters.get(name) for name in FILTERS),
@@ -86,28 +83,11 @@ def devices(live: LiveFleet, request: Request) -> Mapping[str, Any]:
     }
 
 
-def _facets(live: LiveFleet, where: queries.Condition) -> dict[str, list[dict[str, Any]]]:
-    """Return the most frequent values of each facet among the devices that match, and their number as ``all``."""
-    names = list(_COLUMN_OF)
-    columns = [f'"{column}"' for column in _COLUMN_OF.values()]
-    sets = ", ".join(f"({column})" for column in columns)
-    picked = " ".join(
-        f"WHEN grouping({column}) = 0 THEN '{name}'" for name, column in zip(names, columns, strict=True)
-    )  # one column of each set
-    rows = live.query(
-        f"""SELECT * FROM (
-            SELECT CASE {picked} ELSE 'all' END AS facet, coalesce({", ".join(columns)}) AS value, count(*) AS n
-            FROM live.devices WHERE {where.sql} GROUP BY GROUPING SETS ({sets}, ()))
-            WHERE value IS NOT NULL OR facet = 'all'
-            QUALIFY row_number() OVER (PARTITION BY facet ORDER BY n DESC, value) <= {_SHOWN + 1}
-            ORDER BY facet, n DESC, value""",
-        where.values,
-    )
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in (*names, "all")}
-    for row in rows:
-        found[row["facet"]].append(row)
-    found["clock"] = [one for one in found["clock"] if one["value"] != Trust.ON_TIME]
-    return found
+def _facets(live: LiveFleet, where: queries.Condition) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+    """Return the number of devices that match, and the most frequent values of each facet among them."""
+    names = queries.ALL_FACETS
+    count, found = queries.facets_of(live.query(*queries.facets_sql(where, names, _SHOWN + 1)), names)
+    return count, {**found, "clock": [one for one in found["clock"] if one["value"] != Trust.ON_TIME]}
 
 
 async def device(request: Request) -> Response:
@@ -130,8 +110,7 @@ def _present(live: LiveFleet, device_id: str) -> dict[str, Any]:
     Raises:
         FleetError: the device was never registered or heard.
     """
-    columns = queries.instants(queries.LISTED, ("since", "last_seen"))
-    if found := live.query(f"SELECT {columns} FROM live.devices WHERE device_id = ?", [device_id]):
+    if found := live.query(*queries.device_sql(device_id)):
         return queries.shown_device(found[0])
     listed = present.devices(live.home, live.mirror.reached.frontier_ms, device_id=device_id)  # heard since the facts were loaded
     if not listed:

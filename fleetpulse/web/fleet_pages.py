@@ -4,16 +4,12 @@ Rule 1: modes in the past are the present counts less the transitions since then
 Rule 2: a range "last hour" ends at the frontier, not at the clock of the reader.
 """
 
-import base64
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleetpulse.core.errors import Misuse
-from fleetpulse.core.lifecycle import TROUBLE
 from fleetpulse.core.times import DAY_MS, HOUR_MS, format_instant, parse_instant_ms
 from fleetpulse.reports.present.parts import UNJUDGED
 from fleetpulse.web import charts, queries
@@ -45,15 +41,21 @@ def facts_of(live: LiveFleet, request: Request) -> PageFacts:
     return state.page_facts
 
 
+def mode_counts(live: LiveFleet, request: Request) -> Sequence[Mapping[str, Any]]:
+    """Return the rows of `queries.MODES` for the version in memory."""
+    return facts_of(live, request).cached("modes", lambda: live.query(queries.MODES))
+
+
 def fleet(live: LiveFleet, request: Request) -> Mapping[str, Any]:
     """Return the context of the page Fleet."""
     facts, frontier_ms = facts_of(live, request), live.mirror.reached.frontier_ms
     by, shown = request.query_params.get("sites", ""), request.query_params.get("by", "")
-    counts: dict[str, int] = facts.cached("counts", lambda: _counts(live))
+    by_mode = mode_counts(live, request)
+    counts: dict[str, int] = {row["mode"]: row["n"] for row in by_mode}
     context: dict[str, Any] = {
         "counts": {mode: counts.get(mode, 0) for mode in (*charts.ORDER, UNJUDGED) if counts.get(mode)},
         "total": sum(n for mode, n in counts.items() if mode in charts.IN_SERVICE),
-        "never_seen": facts.cached("never", lambda: _number(live, "SELECT count(*) AS n FROM live.devices WHERE never_seen")),
+        "never_seen": sum(row["never_seen"] for row in by_mode),
         "problems": facts.problems(),
         "held_back": facts.held_back(),
         "all_sites": by == "all",
@@ -62,7 +64,7 @@ def fleet(live: LiveFleet, request: Request) -> Mapping[str, Any]:
     if frontier_ms is None:
         return {**context, "changed": {}, "groups": [], "modes": None, "sites": [], "site_count": 0, "gaps": [], "hour_ms": 0}
     axis = charts.Range(frontier_ms - DAY_MS, frontier_ms)
-    over_time, changed = facts.cached("modes", lambda: _modes_over_time(live, counts, frontier_ms))
+    over_time, changed = facts.cached("over time", lambda: _modes_over_time(live, counts, frontier_ms))
     gaps = facts.gaps(axis.from_ms, axis.to_ms)
     limit = _ALL_SITES if context["all_sites"] else SITES
     sites, site_count = facts.cached(("sites", context["by"], limit), lambda: _sites(live, frontier_ms, context["by"], limit))
@@ -82,14 +84,6 @@ def fleet(live: LiveFleet, request: Request) -> Mapping[str, Any]:
         "site_count": site_count,
         "hour_ms": frontier_ms - HOUR_MS,
     }
-
-
-def _counts(live: LiveFleet) -> dict[str, int]:
-    return {row["mode"]: row["n"] for row in live.query("SELECT mode, count(*) AS n FROM live.devices GROUP BY mode")}
-
-
-def _number(live: LiveFleet, sql: str, values: Sequence[Any] = ()) -> int:
-    return live.query(sql, values)[0]["n"]
 
 
 def _modes_over_time(live: LiveFleet, counts: Mapping[str, int], frontier_ms: int) -> tuple[dict[str, list[int]], dict[str, int]]:
@@ -135,21 +129,8 @@ def _groups(live: LiveFleet, since_ms: int) -> list[dict[str, Any]]:
 
 def _sites(live: LiveFleet, frontier_ms: int, by: str, limit: int) -> tuple[list[dict[str, Any]], int]:
     """Return the sites, trouble first, and their number."""
-    each = ", ".join(f"count(*) FILTER (mode = '{mode}') AS {mode}" for mode in charts.ORDER)
-    trouble = " + ".join(TROUBLE)
-    order = "trouble DESC" if by == "count" else f"trouble / greatest(1, {' + '.join(charts.IN_SERVICE)}) DESC, trouble DESC"
-    names = ", ".join(f"'{mode}'" for mode in TROUBLE)
-    rows = live.query(
-        f"""WITH counted AS (SELECT coalesce(site, '') AS site, {each} FROM live.devices WHERE mode != '{UNJUDGED}' GROUP BY 1),
-            changed AS (SELECT coalesce(site, '') AS site,
-                count(*) FILTER (to_mode IN ({names}) AND from_mode NOT IN ({names})) AS worse,
-                count(*) FILTER (from_mode IN ({names}) AND to_mode NOT IN ({names})) AS better
-                FROM live.changes WHERE epoch_ms(event_time) > {frontier_ms - HOUR_MS} GROUP BY 1)
-            SELECT *, {trouble} AS trouble, {" + ".join(charts.IN_SERVICE)} AS devices, coalesce(worse, 0) AS worse_n,
-                coalesce(better, 0) AS better_n, count(*) OVER () AS site_count
-            FROM counted LEFT JOIN changed USING (site) ORDER BY {order}, site LIMIT {int(limit)}"""
-    )
-    shown = [{**row, "bars": charts.share_bars({mode: row[mode] for mode in charts.IN_SERVICE})} for row in rows]
+    rows = live.query(queries.sites_sql(charts.IN_SERVICE, frontier_ms - HOUR_MS, limit, by_share=by == "share"))
+    shown = [{**row, "bars": charts.share_bars({mode: row["modes"].get(mode, 0) for mode in charts.IN_SERVICE})} for row in rows]
     return shown, rows[0]["site_count"] if rows else 0
 
 
@@ -157,7 +138,7 @@ def changes(live: LiveFleet, request: Request) -> Mapping[str, Any]:
     """Return the context of the page Changes."""
     parameters, frontier_ms = _with_range(request.query_params), live.mirror.reached.frontier_ms
     where, axis = queries.changes_sql(parameters, frontier_ms), _axis(parameters, frontier_ms)
-    total = _number(live, f"SELECT count(*) AS n FROM live.changes WHERE {where.sql}", where.values)
+    [count] = live.query(*queries.change_count_sql(where))
     after = _after(request.query_params.get("after", ""))
     rows = live.query(*_page(where, after, _CHANGES))
     facts = facts_of(live, request)
@@ -169,7 +150,7 @@ def changes(live: LiveFleet, request: Request) -> Mapping[str, Any]:
         "range": parameters.get("last"),
         "ranges": RANGES,
         "axis": axis,
-        "total": total,
+        "total": count["n"],
         "groups": live.query(
             f"""SELECT site, from_mode, to_mode, "trigger", count(*) AS n, count(DISTINCT device_id) AS devices,
                 epoch_ms(max(event_time)) AS newest_ms FROM live.changes WHERE {where.sql}
@@ -248,20 +229,12 @@ def _page(where: queries.Condition, after: list[Any] | None, limit: int | None) 
 
 
 def _cursor(row: Mapping[str, Any]) -> str:
-    key = [row["event_time_ms"], row["device_id"], row["life_ms"] or 0, row["transition_no"] or 0, row["amendment_no"] or 0]
-    return base64.urlsafe_b64encode(json.dumps(key).encode()).decode()
+    numbers = (row[name] or 0 for name in ("life_ms", "transition_no", "amendment_no"))
+    return queries.encoded_cursor(row["event_time_ms"], row["device_id"], *numbers)
 
 
 def _after(text: str) -> list[Any] | None:
-    if not text:
-        return None
-    try:
-        at_ms, device_id, *numbers = json.loads(base64.urlsafe_b64decode(text.encode()[:4_096]))
-        if not isinstance(device_id, str) or len(numbers) != 3 or not all(type(one) is int for one in (at_ms, *numbers)):
-            raise ValueError(text)
-    except (ValueError, TypeError):
-        raise Misuse('parameter "after" must be that of a link of this page', code="parameter-invalid") from None
-    return [at_ms, device_id, *numbers]
+    return queries.decoded_cursor(text, (int,), (str,), (int,), (int,), (int,)) if text else None
 
 
 def export_changes(request: Request) -> Response:

@@ -32,9 +32,9 @@ from fleetpulse.core.rows import REASONS, Trust
 from fleetpulse.core.tables import COVERAGE, JUDGEMENTS, MESSAGES, STREAM_HEALTH, Table
 from fleetpulse.core.times import parse_instant_ms
 from fleetpulse.io.delta.log import DeltaLog
-from fleetpulse.io.home.home import PUBLISHER, bridge_job
-from fleetpulse.io.home.services import runs
-from fleetpulse.io.system.process import NOT_RESTARTED, read_status, status_age_s
+from fleetpulse.io.home.home import bridge_job
+from fleetpulse.io.home.services import jobs
+from fleetpulse.io.system.process import NOT_RESTARTED, status_age_s
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.row_accounting import removed_in
@@ -42,6 +42,8 @@ from fleetpulse.reports.judgements import health
 from fleetpulse.reports.messages import span
 from fleetpulse.reports.present.mirror import Reached
 from fleetpulse.reports.present.parts import UNJUDGED
+from fleetpulse.reports.stream import statuses
+from fleetpulse.web import queries
 from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.metric_table import METRICS, MOST_CLASSES, MOST_SITES, OTHER, PARTS, Metric, MetricKind
 
@@ -54,8 +56,6 @@ _Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
 _MODES: Final = (*(mode.value for mode in Mode), UNJUDGED)
 _WRONG: Final = tuple(trust.value for trust in Trust if trust is not Trust.ON_TIME)
 _KINDS: Final = tuple(kind.value for kind in JudgementKind if kind is not JudgementKind.SUMMARY)
-_BY_MODE: Final = "SELECT mode, count(*), count(*) FILTER (never_seen) FROM live.devices GROUP BY mode"
-_BY_CLOCK: Final = "SELECT clock, count(*) FROM live.devices WHERE clock IS NOT NULL GROUP BY clock"
 _BY_LARGEST: Final = f"""
     WITH counted AS MATERIALIZED (SELECT mode, coalesce({{column}}, '') AS name, count(*) AS n FROM live.devices GROUP BY ALL),
     largest AS (SELECT name FROM counted GROUP BY name ORDER BY sum(n) DESC, name LIMIT {{most}})
@@ -244,8 +244,8 @@ class FleetCollector:
 
     def _count_devices(self) -> Samples:
         with self._live.reading() as cursor:
-            modes = cursor.execute(_BY_MODE).fetchall()
-            clocks = dict(cursor.execute(_BY_CLOCK).fetchall())
+            modes = cursor.execute(queries.MODES).fetchall()
+            clocks = dict(cursor.execute(queries.WRONG_CLOCKS).fetchall())
             sites = cursor.execute(_BY_LARGEST.format(column="site", most=MOST_SITES)).fetchall()
             classes = cursor.execute(_BY_LARGEST.format(column="device_class", most=MOST_CLASSES)).fetchall()
             [(site_count,)] = cursor.execute("SELECT count(DISTINCT site) FROM live.devices").fetchall()
@@ -304,22 +304,21 @@ class FleetCollector:
 
     def _processes(self) -> Samples:
         bridges = {bridge: bridge_job(bridge) for bridge in self._home.bridges()}
-        names = (*bridges.values(), "landing", "lifecycle", "simulator", PUBLISHER)
-        statuses = {name: read_status(self._home.run(name)) for name in names}
+        names = jobs(self._home)
         running = {
-            name
-            for name, status in statuses.items()
-            if status and status.get("state") != NOT_RESTARTED and runs(self._home, name)
+            name: status
+            for name, status in statuses(self._home).items()
+            if name in names and status.get("state") != NOT_RESTARTED
         }
         now_s = wall_clock_ms() / 1000
         ages = {name: status_age_s(self._home.run(name), now_s) for name in running}
         gaps = self._gaps().get("fleetpulse_bridge_gap_open", {})
-        open_now = {bridge: job in running and bool(statuses[job].get("gap_open")) for bridge, job in bridges.items()}
+        open_now = {bridge: job in running and bool(running[job].get("gap_open")) for bridge, job in bridges.items()}
         return {
             "fleetpulse_process_running": {(name,): name in running for name in names},
             "fleetpulse_process_status_age_seconds": {(name,): age for name, age in ages.items() if age is not None},
             "fleetpulse_bridge_listening": {
-                (bridge,): job in running and bool(statuses[job].get("subscribed")) for bridge, job in bridges.items()
+                (bridge,): job in running and bool(running[job].get("subscribed")) for bridge, job in bridges.items()
             },
             "fleetpulse_bridge_gap_open": {(bridge,): open_now[bridge] or bool(gaps.get((bridge,))) for bridge in bridges},
         }

@@ -5,49 +5,19 @@ each `SLOW_S`. All requests share them.
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
-from threading import Lock
+from dataclasses import dataclass
 from typing import Any, Final
 
-from fleetpulse.core.monitoring.health import Rating, problems_of
+from fleetpulse.core.monitoring.health import Rating
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.io.checkpoints.checkpoint import judged_ms
-from fleetpulse.io.home.home import PUBLISHER, Home, bridge_job
-from fleetpulse.io.home.services import runs
-from fleetpulse.io.system.process import read_status
 from fleetpulse.reports import judgements as reports
+from fleetpulse.reports import stream
 from fleetpulse.web.live import LiveFleet
+from fleetpulse.web.recent import VersionedValues
 
 SLOW_S: Final = 3.0
 _MOST: Final = 200  # values that are kept
-
-
-@dataclass(slots=True)
-class VersionedCache:
-    """Values of one version of the facts; those of the version before are dropped."""
-
-    tag: str = ""
-    values: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
-    lock: Lock = field(default_factory=Lock)
-
-    def get(self, tag: str, key: Hashable, compute: Callable[[], Any]) -> Any:
-        """Return a value; compute it if it is not known for this version.
-
-        Args:
-            tag: version of the facts.
-            key: key of the value.
-            compute: function that computes it. Two threads may compute the same value.
-        """
-        with self.lock:
-            if self.tag != tag:
-                self.tag, self.values = tag, {}
-            if key in self.values:
-                return self.values[key]
-        value = compute()
-        with self.lock:
-            if self.tag == tag and len(self.values) < _MOST:
-                self.values[key] = value
-        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +46,11 @@ class PageFacts:
 
     def __init__(self, live: LiveFleet) -> None:
         self._live = live
-        self._cache = VersionedCache()
+        self._values = VersionedValues(_MOST)
 
     def cached(self, key: Hashable, compute: Callable[[], Any]) -> Any:
-        """Return a value for the version in memory, see `VersionedCache.get`."""
-        return self._cache.get(self._live.reached_tag(), key, compute)
+        """Return a value for the version in memory, see `VersionedValues`."""
+        return self._values.get(self._live.reached_tag(), key, compute)
 
     def shards(self) -> Shards | None:
         """Return coverage and frontier of every site; None before the first row."""
@@ -112,16 +82,9 @@ class PageFacts:
 
     def problems(self) -> list[str]:
         """Return the problems of the running jobs, and the metrics of the lifecycle job that are not good."""
-        return [*self._of_jobs(), *self._live.recent.get("problems", SLOW_S, self._of_health)]
-
-    def _of_jobs(self) -> list[str]:
-        home: Home = self._live.home
-        return [
-            f"{job}: {problem}"
-            for job in (*map(bridge_job, home.bridges()), "landing", "lifecycle", PUBLISHER)
-            if (status := read_status(home.run(job))) and runs(home, job)
-            for problem in problems_of(status)
-        ]
+        of_jobs = stream.troubles(stream.statuses(self._live.home))
+        found = [f"{job}: {problem}" for job, problems in of_jobs.items() for problem in problems]
+        return [*found, *self._live.recent.get("problems", SLOW_S, self._of_health)]
 
     def _of_health(self) -> list[str]:
         found = reports.health(self._live.home, batches=1)

@@ -7,7 +7,7 @@ begin after any row.
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, Final
@@ -31,8 +31,10 @@ _SORTS: Final = {  # sort key -> its expressions; the first is compared for pagi
     "since": "since", "device": "device_id", "site": "site", "class": "device_class", "mode": "mode",
 }  # fmt: skip
 SORT_KEYS: Final = tuple(key for one in _SORTS for key in (one, f"-{one}"))
-FACETS: Final = ("mode", "site", "class", "trigger", "clock")
-_COLUMN: Final = {"mode": "mode", "class": "device_class", "site": "site", "trigger": "trigger", "clock": "clock"}
+_COLUMN: Final = {"mode": "mode", **_EXACT, "trigger": "trigger", "clock": "clock"}
+ALL_FACETS: Final = tuple(_COLUMN)
+FACETS: Final = tuple(name for name in _COLUMN if name != "gateway")  # of the API
+_ALL: Final = "all"  # facet of all devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,13 @@ class Condition:
 
     sql: str
     values: Sequence[Any]
+
+
+EVERYTHING: Final = Condition("true", ())
+MODES: Final = """SELECT mode, count(*) AS n, count(*) FILTER (never_seen) AS never_seen
+                  FROM live.devices GROUP BY mode ORDER BY n DESC, mode"""
+WRONG_CLOCKS: Final = f"""SELECT clock, count(*) AS n FROM live.devices WHERE clock != '{Trust.ON_TIME}'
+                          GROUP BY clock ORDER BY clock"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,17 +274,47 @@ def instants(columns: Sequence[str], of: Sequence[str]) -> str:
     return ", ".join(f'epoch_ms("{name}") AS {name}_ms' if name in of else f'"{name}"' for name in columns)
 
 
-def count_sql(where: Condition) -> tuple[str, list[Any]]:
-    """Return SQL and parameters for the number of devices that match."""
-    return f"SELECT count(*) AS n FROM live.devices WHERE {where.sql}", list(where.values)
+def facets_sql(where: Condition, names: Sequence[str], most: int) -> tuple[str, list[Any]]:
+    """Return SQL and parameters for the number of devices that match, and the most frequent values of facets among them.
 
+    Args:
+        where: condition on the devices.
+        names: names of `ALL_FACETS`.
+        most: maximum number of values of a facet.
 
-def facet_sql(where: Condition, name: str, most: int) -> tuple[str, list[Any]]:
-    """Return SQL and parameters for the most frequent values of a facet among the devices that match."""
-    column = _COLUMN[name]
-    sql = f"""SELECT "{column}" AS value, count(*) AS n FROM live.devices WHERE {where.sql} AND "{column}" IS NOT NULL
-              GROUP BY 1 ORDER BY n DESC, value LIMIT {int(most)}"""
+    Returns:
+        SQL of rows with ``facet``, ``value`` and ``n``, for `facets_of`.
+    """
+    if not names:
+        return f"SELECT '{_ALL}' AS facet, count(*) AS n FROM live.devices WHERE {where.sql}", list(where.values)
+    columns = {name: f'"{_COLUMN[name]}"' for name in names}
+    sets = ", ".join(f"({column})" for column in columns.values())
+    picked = " ".join(f"WHEN grouping({column}) = 0 THEN '{name}'" for name, column in columns.items())  # one column of each set
+    sql = f"""
+        SELECT * FROM (
+            SELECT CASE {picked} ELSE '{_ALL}' END AS facet, coalesce({", ".join(columns.values())}) AS value, count(*) AS n
+            FROM live.devices WHERE {where.sql} GROUP BY GROUPING SETS ({sets}, ()))
+        WHERE value IS NOT NULL OR facet = '{_ALL}'
+        QUALIFY row_number() OVER (PARTITION BY facet ORDER BY n DESC, value) <= {int(most)}
+        ORDER BY facet, n DESC, value
+    """
     return sql, list(where.values)
+
+
+def facets_of(rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+    """Return the number of devices, and the values of each facet with theirs, most frequent first.
+
+    Args:
+        rows: rows of `facets_sql`.
+        names: its names.
+    """
+    count, found = 0, {name: list[dict[str, Any]]() for name in names}
+    for row in rows:
+        if row["facet"] == _ALL:
+            count = row["n"]
+        else:
+            found[row["facet"]].append({"value": row["value"], "n": row["n"]})
+    return count, found
 
 
 def changes_sql(parameters: Mapping[str, str], frontier_ms: int | None) -> Condition:
@@ -344,6 +383,11 @@ def change_rows_sql(where: Condition, after: str, limit: int | None) -> tuple[st
     return f"SELECT {CHANGE_COLUMNS} FROM live.changes WHERE {sql} ORDER BY {_CHANGE_KEY} DESC {page}", values
 
 
+def change_count_sql(where: Condition) -> tuple[str, list[Any]]:
+    """Return SQL and parameters for the number ``n`` of transitions that match, see `changes_sql`."""
+    return f"SELECT count(*) AS n FROM live.changes WHERE {where.sql}", list(where.values)
+
+
 def groups_sql(column: str, where: Condition, order: str, limit: int) -> tuple[str, list[Any]]:
     """Return SQL and parameters for numbers of devices by mode, of each site or class.
 
@@ -354,11 +398,42 @@ def groups_sql(column: str, where: Condition, order: str, limit: int) -> tuple[s
         limit: maximum number of rows.
     """
     by = {"trouble": "trouble DESC, devices DESC, name", "devices": "devices DESC, name", "name": "name"}[order]
-    sql = f"""
+    return f"{_groups_sql(column, where)} ORDER BY {by} LIMIT {limit}", list(where.values)
+
+
+def sites_sql(in_service: Sequence[str], since_ms: int, limit: int, *, by_share: bool) -> str:
+    """Return SQL for numbers of devices by mode of each site, trouble first, with its newest transitions.
+
+    Args:
+        in_service: modes of the devices of which trouble is a share.
+        since_ms: instant after which transitions count, epoch milliseconds.
+        limit: maximum number of rows.
+        by_share: whether the share of devices in trouble orders the sites; otherwise their number does.
+
+    Returns:
+        SQL of the rows of `groups_sql`, with ``in_service``, the number of such devices; ``worse`` and ``better``,
+        the numbers of transitions to and from trouble; ``site_count``, the number of all sites.
+    """
+    trouble = literals(TROUBLE)
+    served = " + ".join(f"coalesce(modes['{mode}'], 0)" for mode in in_service)
+    order = "trouble / greatest(1, in_service) DESC, trouble DESC" if by_share else "trouble DESC"
+    return f"""
+        WITH changed AS (
+            SELECT coalesce(site, '') AS name, count(*) FILTER (to_mode IN ({trouble}) AND from_mode NOT IN ({trouble})) AS worse,
+                   count(*) FILTER (from_mode IN ({trouble}) AND to_mode NOT IN ({trouble})) AS better
+            FROM live.changes WHERE epoch_ms(event_time) > {since_ms} GROUP BY name)
+        SELECT counted.*, {served} AS in_service, coalesce(worse, 0) AS worse, coalesce(better, 0) AS better,
+               count(*) OVER () AS site_count
+        FROM ({_groups_sql("site", EVERYTHING)}) AS counted LEFT JOIN changed USING (name)
+        ORDER BY {order}, name LIMIT {int(limit)}
+    """
+
+
+def _groups_sql(column: str, where: Condition) -> str:
+    return f"""
         SELECT name, sum(n)::BIGINT AS devices, coalesce(sum(n) FILTER (mode IN ({literals(TROUBLE)})), 0)::BIGINT AS trouble,
                map_from_entries(list((mode, n) ORDER BY mode)) AS modes
         FROM (SELECT coalesce("{column}", '') AS name, mode, count(*) AS n FROM live.devices
               WHERE {where.sql} AND mode != '{UNJUDGED}' GROUP BY ALL)
-        GROUP BY name ORDER BY {by} LIMIT {limit}
+        GROUP BY name
     """
-    return sql, list(where.values)

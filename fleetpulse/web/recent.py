@@ -1,7 +1,8 @@
-"""Values that are slow to read, shared by requests for some seconds."""
+"""Values that are slow to compute, shared by requests: for some seconds, or for a version of the facts."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from threading import Lock
 from typing import Any
 
@@ -35,3 +36,42 @@ class RecentValues:
                 known = self._clock(), read()
                 self._known[name] = known
             return known[1]
+
+
+class VersionedValues:
+    """Values by key of one version of the facts; those of the version before are dropped.
+
+    Args:
+        most: number of values that are kept; before one more is kept, all are dropped.
+        one_at_a_time: whether requests wait while a value is computed; otherwise several threads may compute the
+            same value.
+    """
+
+    def __init__(self, most: int, *, one_at_a_time: bool = False) -> None:
+        self._most = most
+        self._computing = Lock() if one_at_a_time else nullcontext()
+        self._lock = Lock()
+        self._tag = ""
+        self._known: dict[Hashable, Any] = {}
+
+    def get(self, tag: str, key: Hashable, compute: Callable[[], Any]) -> Any:
+        """Return a value; compute it if it is not known for a version.
+
+        Args:
+            tag: version of the facts.
+            key: key of the value.
+            compute: function that computes it.
+        """
+        with self._computing:
+            with self._lock:
+                if self._tag != tag:
+                    self._tag, self._known = tag, {}
+                if key in self._known:
+                    return self._known[key]
+            value = compute()
+            with self._lock:
+                if self._tag == tag:
+                    if len(self._known) >= self._most:
+                        self._known = {}
+                    self._known[key] = value
+            return value

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.home.home import PAGE, PUBLISHER, SERVICES, Home
+from fleetpulse.io.home.home import PAGE, PUBLISHER, SERVICES, Home, bridge_job
 from fleetpulse.io.system.locks import lock_holder, named_lock, shared_lock
 
 
@@ -61,6 +61,11 @@ def services(home: Home) -> tuple[Service, ...]:
 def in_use(home: Home) -> bool:
     """Return whether a full run or a service writes to a home; the HTTP server only reads it."""
     return home.owner() is not None or bool({*services(home)} - {Service.PAGE})
+
+
+def jobs(home: Home) -> tuple[str, ...]:
+    """Return the names of the processes of a home, whether they run or not; without the HTTP server, which only reads."""
+    return (*map(bridge_job, home.bridges()), "landing", "lifecycle", "simulator", PUBLISHER)
 
 
 def runs(home: Home, job: str) -> bool:

@@ -7,10 +7,9 @@ from typing import Any
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row
-from fleetpulse.core.tables import COVERAGE, DEVICES, QUALITY_FAILURES, QUALITY_RESULTS, QUARANTINE, STREAM_HEALTH, Table
-from fleetpulse.io.tables import tables
-from tests.support.histories.histories import START, registry_entries, row, tick
-from tests.support.homes.homes import JudgedHome, empty
+from fleetpulse.core.tables import COVERAGE, QUALITY_FAILURES, QUALITY_RESULTS, QUARANTINE, STREAM_HEALTH
+from tests.support.histories.histories import START, row, tick
+from tests.support.homes.homes import RegisteredHome
 
 ODD = ('quo"te', "per%cent", "under_score", "Ünïcode", "<script>", "site-7/why", "'; DROP", " hx-get=")
 _ARRIVAL: dict[str, Any] = {"origin": "bridge", "bridge": "bridge-1", "segment": 1}
@@ -22,11 +21,8 @@ def heard(at_s: float, device_id: str, site: str = "north", **more: Any) -> Row:
     return replace(made, device_id=device_id)
 
 
-class ApiHome:
-    """Home that is judged by the definition.
-
-    Attributes:
-        home: the home.
+class ApiHome(RegisteredHome):
+    """Home with a policy.
 
     Args:
         path: folder of the home.
@@ -34,21 +30,9 @@ class ApiHome:
     """
 
     def __init__(self, path: Path, *rows: Row) -> None:
-        self.home = empty(path, Deployment(10_000, max_clock_lead_ms=100_000))
-        self._judged, self._commits = JudgedHome(self.home), 0
+        super().__init__(path, Deployment(10_000, max_clock_lead_ms=100_000))
         policy = parse_policy({"rules": {"timeout": "100s", "forget_after": "1d"}}).normalised()
         self.batch(row(0, "fleet/_/_/policy", policy=policy, effective_from_s=-1000), *rows)
-
-    def batch(self, *rows: Row) -> None:
-        """Land and judge rows."""
-        self._judged.land_and_judge(*rows)
-        if entries := registry_entries(rows):
-            self.append(DEVICES, *entries)
-
-    def append(self, table: Table, *entries: dict[str, Any]) -> None:
-        """Append rows to a table."""
-        self._commits += 1
-        tables.append(self.home, table, tables.to_table(table, entries), f"test-{table.name}", self._commits)
 
 
 def api_home(path: Path) -> ApiHome:

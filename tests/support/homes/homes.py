@@ -6,7 +6,7 @@ Bronze is as landing writes it; judgements and checkpoint are as the lifecycle j
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -17,13 +17,14 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from fleetpulse.core.judgements import Judgement
 from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.rows import Row, hash64
-from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, TABLES
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, DEVICES, JUDGEMENTS, MESSAGES, TABLES, Table
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import raise_floor
 from fleetpulse.io.maintenance import compaction
 from fleetpulse.io.maintenance.readers import ReaderPin
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.row_accounting import IngestCounters, read_counters
+from tests.support.histories.histories import registry_entries
 
 
 def empty(path: Path, deployment: Deployment) -> Home:
@@ -136,3 +137,27 @@ class JudgedHome:
         written = [{**asdict(one), **more, "last_errors": json.dumps(one.last_errors)} for one in fresh.elements()]
         tables.append(self.home, JUDGEMENTS, tables.to_table(JUDGEMENTS, written), "test", self._number)
         commit_batch(self.home.checkpoint, self._number, newest_ms - 1)
+
+
+class RegisteredHome(JudgedHome):
+    """Home that is judged by the definition, with entries of the registry.
+
+    Args:
+        path: folder of the home.
+        deployment: its deployment.
+    """
+
+    def __init__(self, path: Path, deployment: Deployment) -> None:
+        super().__init__(empty(path, deployment))
+        self._commits = 0
+
+    def batch(self, *rows: Row) -> None:
+        """Land and judge rows, and append their entries of the registry."""
+        self.land_and_judge(*rows)
+        if entries := registry_entries(rows):
+            self.append(DEVICES, *entries)
+
+    def append(self, table: Table, *entries: Mapping[str, Any]) -> None:
+        """Append rows to a table, in a commit of its own."""
+        self._commits += 1
+        tables.append(self.home, table, tables.to_table(table, entries), f"test-{table.name}", self._commits)

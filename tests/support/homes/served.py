@@ -7,11 +7,9 @@ from typing import Any
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row
-from fleetpulse.core.tables import COVERAGE, DEVICES, JUDGEMENTS, QUARANTINE, STREAM_HEALTH
-from fleetpulse.io.home.home import Home
-from fleetpulse.io.tables import tables
-from tests.support.histories.histories import START, registry_entries, row, signal, tick
-from tests.support.homes.homes import JudgedHome, empty
+from fleetpulse.core.tables import COVERAGE, JUDGEMENTS, QUARANTINE, STREAM_HEALTH
+from tests.support.histories.histories import START, row, signal, tick
+from tests.support.homes.homes import RegisteredHome
 
 RULES: dict[str, Any] = {"rules": {"timeout": "100s", "forget_after": "1d"}}
 BRIDGE_ROW: dict[str, Any] = {"origin": "bridge", "bridge": "bridge-1", "segment": 1}
@@ -27,34 +25,22 @@ def registered(received_s: float, device_id: str, site: str, **content: Any) -> 
     return row(received_s, f"fleet/{site}/{device_id}/registry", op="add", **content)
 
 
-class ServedHome:
-    """Home that is judged by the definition, with entries of the registry.
-
-    Attributes:
-        home: the home.
-        judged: its bronze and judgements.
+class ServedHome(RegisteredHome):
+    """Home with a policy, and rows of the tables that the server reads.
 
     Args:
         path: folder of the home.
     """
 
     def __init__(self, path: Path) -> None:
-        self.home: Home = empty(path, Deployment(10_000, max_clock_lead_ms=100_000))
-        self.judged = JudgedHome(self.home)
-        self._commits = 0
+        super().__init__(path, Deployment(10_000, max_clock_lead_ms=100_000))
         policy = parse_policy(RULES).normalised()
         self.batch(row(0, "fleet/_/_/policy", policy=policy, effective_from_s=-1000))
-
-    def batch(self, *rows: Row) -> None:
-        """Land and judge rows."""
-        self.judged.land_and_judge(*rows)
-        if entries := registry_entries(rows):
-            tables.append(self.home, DEVICES, tables.to_table(DEVICES, entries), "registry", self._next())
 
     def refuse(self, reason: str, messages: int | None = None) -> None:
         """Append a row to quarantine."""
         entry = {**BRIDGE_ROW, "received_at_ms": START, "topic": "t", "reason": reason, "detail": "x", "messages": messages}
-        tables.append(self.home, QUARANTINE, tables.to_table(QUARANTINE, [entry]), "quarantine", self._next())
+        self.append(QUARANTINE, entry)
 
     def retract(self, device_id: str, to_mode: str, transition_no: int) -> None:
         """Append the retraction of a transition."""
@@ -62,23 +48,18 @@ class ServedHome:
             "kind": "retract", "device_id": device_id, "life": START, "transition_no": transition_no, "to_mode": to_mode,
             "amendment_no": 1, "event_time_ms": START, "judged_at_ms": START,
         }  # fmt: skip
-        tables.append(self.home, JUDGEMENTS, tables.to_table(JUDGEMENTS, [entry]), "amend", self._next())
+        self.append(JUDGEMENTS, entry)
 
     def gap(self, bridge: str, op: str, received_s: int) -> None:
         """Append a row to coverage."""
         at_ms = START + received_s * 1_000
-        entry = {**BRIDGE_ROW, "bridge": bridge, "received_at_ms": at_ms, "at_ms": at_ms, "op": op}
-        tables.append(self.home, COVERAGE, tables.to_table(COVERAGE, [entry]), "coverage", self._next())
+        self.append(COVERAGE, {**BRIDGE_ROW, "bridge": bridge, "received_at_ms": at_ms, "at_ms": at_ms, "op": op})
 
     def ran_batch(self, number: int, **columns: Any) -> None:
         """Append a batch to the metrics of the job."""
         zeros = {column.name: 0 for column in STREAM_HEALTH.columns if column.required and column.name != "began_at"}
         entry = {**zeros, "query_id": "q", "run_id": "r", "batch_id": number, "began_at_ms": START + number, **columns}
-        tables.append(self.home, STREAM_HEALTH, tables.to_table(STREAM_HEALTH, [entry]), "health", self._next())
-
-    def _next(self) -> int:
-        self._commits += 1
-        return self._commits
+        self.append(STREAM_HEALTH, entry)
 
 
 def small_fleet(path: Path) -> ServedHome:

@@ -1,7 +1,6 @@
 """Routes about changes of modes: pages, filters, files, and the feed."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -12,21 +11,9 @@ from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.reports.judgements import transitions
 from tests.support.api import Api
 from tests.support.histories.histories import signal, tick
-from tests.support.homes.api_home import ApiHome, api_home
+from tests.support.homes.api_home import ApiHome
 
 pytestmark = pytest.mark.unit
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> ApiHome:
-    return api_home(tmp_path_factory.mktemp("changes") / "home")
-
-
-@pytest.fixture(scope="module")
-def api(made: ApiHome) -> Iterator[Api]:
-    opened = Api(made.home)
-    yield opened
-    opened.close()
 
 
 @settings(max_examples=8)

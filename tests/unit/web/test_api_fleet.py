@@ -7,7 +7,6 @@ import pytest
 
 from cli.commands.inspect.status import status_facts
 from fleetpulse.web import api_fleet
-from fleetpulse.web.recent import RecentValues
 from tests.support.api import Api
 from tests.support.histories.histories import signal, tick
 from tests.support.homes.api_home import ODD, api_home
@@ -48,23 +47,3 @@ def test_sites_are_sorted_by_trouble_and_add_up(tmp_path: Path) -> None:
     assert [one["name"] for one in api.rows("/fleet/sites?sort=name&limit=1")["sites"]] == ["north"]
     assert [one["devices"] for one in api.rows("/fleet/sites?site=north")["classes"]] == [4]
     api.close()
-
-
-def test_a_slow_value_is_read_at_most_once_in_an_interval() -> None:
-    now, read = [100.0], list[int]()
-
-    def value() -> int:
-        read.append(len(read))
-        return read[-1]
-
-    recent = RecentValues(lambda: now[0])
-    assert [recent.get("a", 5, value), recent.get("a", 5, value)] == [0, 0]
-    now[0] += 5
-    assert [recent.get("a", 5, value), recent.get("b", 5, value)] == [1, 2]
-
-
-def test_a_value_that_cannot_be_read_is_read_again() -> None:
-    recent = RecentValues()
-    with pytest.raises(ZeroDivisionError):
-        recent.get("a", 5, lambda: 1 // 0)
-    assert recent.get("a", 5, lambda: 7) == 7

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import pytest
 
+from fleetpulse.core.lifecycle import TROUBLE
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import DAY_MS, HOUR_MS, format_instant
 from fleetpulse.io.checkpoints.checkpoint import judged_ms
@@ -22,6 +23,7 @@ from fleetpulse.reports import judgements as reports
 from fleetpulse.reports.present import devices as present
 from fleetpulse.reports.why import why
 from fleetpulse.web import device_pages, fleet_pages
+from fleetpulse.web.charts import IN_SERVICE
 from fleetpulse.web.rendering import NAVIGATION, device_path
 from tests.support.asgi import Client
 from tests.support.histories.histories import START
@@ -89,6 +91,30 @@ def test_the_list_has_the_devices_of_the_api(client: Client, listed: list[dict[s
     text = client.get("/devices").text
     assert _ids(text) == [one["device_id"] for one in found["devices"]]
     assert _count(text) == found["count"] == len(listed)
+
+
+@pytest.mark.parametrize("by", ["share", "count"])
+def test_the_sites_are_those_of_the_api_trouble_first(client: Client, by: str) -> None:
+    sites = client.get("/api/v1/fleet/sites?limit=1000").json()["sites"]
+    found = list[tuple[str, int, int]]()
+    text = client.get(f"/?sites=all&by={by}").text.partition('aria-label="Sites"')[2]
+    for row in re.findall(r"<tr data-row>.*?</tr>", text, re.DOTALL):
+        name, served, bar = (
+            re.findall(pattern, row)[0]
+            for pattern in (r"<bdi>(.*?)</bdi>", r'<td class="num">([\d,]+)</td>', r'role="img" aria-label="(.*?)"')
+        )
+        numbers = dict(one.rsplit(" ", 1) for one in bar.split(", "))
+        assert numbers.keys() <= set(IN_SERVICE) and sum(map(int, numbers.values())) == int(served), (
+            "the bar has devices in service"
+        )
+        found.append((unescape(name), int(served), sum(int(numbers.get(mode, 0)) for mode in TROUBLE)))
+    served_of = {one["name"]: sum(one["modes"].get(mode, 0) for mode in IN_SERVICE) for one in sites}
+    wanted = [(one["name"], served_of[one["name"]], one["trouble"]) for one in sites]
+    if by == "share":
+        wanted.sort(key=lambda one: (-one[2] / max(1, one[1]), -one[2], one[0]))
+    else:
+        wanted.sort(key=lambda one: (-one[2], one[0]))
+    assert found == wanted and len(found) > 2
 
 
 @pytest.mark.parametrize("name", FILTERS)
@@ -291,7 +317,8 @@ def test_an_unknown_device_is_not_found(client: Client) -> None:
 @pytest.mark.parametrize(
     "address",
     ["/devices?sort=x", "/devices?after=x", "/devices?mode=x", f"/devices?q={'x' * 300}", "/changes?after=eDE=",
-     "/changes?last=0", "/devices?before=W10=", "/changes?after=WzEsICJhIiwgMV0="],
+     "/changes?last=0", "/devices?before=W10=", "/changes?after=WzEsICJhIiwgMV0=",
+     "/changes?after=WzEsICJcdWQ4MDAiLCAwLCAwLCAwXQ=="],
 )  # fmt: skip
 def test_an_invalid_parameter_is_refused(client: Client, address: str) -> None:
     answer = client.get(address)

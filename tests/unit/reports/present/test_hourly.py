@@ -11,8 +11,7 @@ from batch.maintenance.maintain import maintain
 from batch.maintenance.plan import Keep
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
-from fleetpulse.core.rows import Row
-from fleetpulse.core.tables import DEVICE_CURRENT, DEVICES, MODE_HOURLY_SITE
+from fleetpulse.core.tables import DEVICE_CURRENT, MODE_HOURLY_SITE
 from fleetpulse.core.times import HOUR_MS
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.tables import tables
@@ -21,8 +20,8 @@ from fleetpulse.reports.present.hourly import is_kept
 from fleetpulse.reports.present.kept import keep_present, open_present
 from fleetpulse.reports.present.over_time import modes_over_time
 from fleetpulse.reports.time_travel import Moment, fleet
-from tests.support.histories.histories import START, registry_entries, row, signal, tick
-from tests.support.homes.homes import JudgedHome, empty
+from tests.support.histories.histories import START, row, signal, tick
+from tests.support.homes.homes import RegisteredHome
 
 pytestmark = pytest.mark.unit
 RULES: dict[str, Any] = {"rules": {"timeout": "30m", "forget_after": "4h"}}
@@ -31,19 +30,11 @@ HOUR_S: Final = HOUR_MS // 1000
 KEEP: Final = Keep(None, None, None, None, None, None, None, None, 0)
 
 
-class _Live:
+class _Live(RegisteredHome):
     """A judged home with a registry."""
 
     def __init__(self, path: Path) -> None:
-        self.judged = JudgedHome(empty(path / "home", Deployment(10_000)))
-        self.home = self.judged.home
-        self._entries = 0
-
-    def batch(self, *rows: Row) -> None:
-        self.judged.land_and_judge(*rows)
-        if entries := registry_entries(rows):
-            self._entries += 1
-            tables.append(self.home, DEVICES, tables.to_table(DEVICES, entries), "test", self._entries)
+        super().__init__(path / "home", Deployment(10_000))
 
     def keep(self) -> int | None:
         return keep_present(self.home, judged_frontier_ms(self.home))

@@ -10,14 +10,14 @@ import pytest
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row
-from fleetpulse.core.tables import DEVICE_CURRENT, DEVICES, JUDGEMENTS, MESSAGES, Table
+from fleetpulse.core.tables import DEVICE_CURRENT, JUDGEMENTS, MESSAGES, Table
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.tables import tables
 from fleetpulse.reports import judgements
 from fleetpulse.reports.present import devices, kept
 from fleetpulse.reports.present.kept import keep_present, open_present
-from tests.support.histories.histories import START, registry_entries, row, signal, tick
-from tests.support.homes.homes import JudgedHome, empty
+from tests.support.histories.histories import START, row, signal, tick
+from tests.support.homes.homes import RegisteredHome, empty
 
 pytestmark = pytest.mark.unit
 RULES: dict[str, Any] = {"rules": {"timeout": "100s", "forget_after": "500s"}}
@@ -28,19 +28,11 @@ def _add(received_s: float, device: str, **content: Any) -> Row:
     return row(received_s, f"fleet/site/{device}/registry", op="add", **content)
 
 
-class _Live:
+class _Live(RegisteredHome):
     """A judged home whose facts can be kept between batches."""
 
     def __init__(self, path: Path) -> None:
-        self.judged = JudgedHome(empty(path / "home", Deployment(10_000, max_clock_lead_ms=100_000)))
-        self.home = self.judged.home
-        self._entries = 0
-
-    def batch(self, *rows: Row) -> None:
-        self.judged.land_and_judge(*rows)
-        if entries := registry_entries(rows):
-            self._entries += 1
-            tables.append(self.home, DEVICES, tables.to_table(DEVICES, entries), "test", self._entries)
+        super().__init__(path / "home", Deployment(10_000, max_clock_lead_ms=100_000))
 
     def keep(self) -> int | None:
         return keep_present(self.home, judgements.judged_frontier_ms(self.home))

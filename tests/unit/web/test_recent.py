@@ -1,0 +1,66 @@
+"""Values that requests share: for an interval, or for a version of the facts."""
+
+from threading import Event, Thread
+
+import pytest
+
+from fleetpulse.web.recent import RecentValues, VersionedValues
+
+pytestmark = pytest.mark.unit
+LIMIT_S = 20.0
+
+
+def test_a_slow_value_is_read_at_most_once_in_an_interval() -> None:
+    now, read = [100.0], list[int]()
+
+    def value() -> int:
+        read.append(len(read))
+        return read[-1]
+
+    recent = RecentValues(lambda: now[0])
+    assert [recent.get("a", 5, value), recent.get("a", 5, value)] == [0, 0]
+    now[0] += 5
+    assert [recent.get("a", 5, value), recent.get("b", 5, value)] == [1, 2]
+
+
+def test_a_value_that_cannot_be_read_is_read_again() -> None:
+    recent = RecentValues()
+    with pytest.raises(ZeroDivisionError):
+        recent.get("a", 5, lambda: 1 // 0)
+    assert recent.get("a", 5, lambda: 7) == 7
+
+
+def test_a_value_of_a_version_is_computed_once_and_dropped_with_it() -> None:
+    values, computed = VersionedValues(2), list[str]()
+
+    def get(tag: str, key: str) -> str:
+        return values.get(tag, key, lambda: computed.append(key) or f"{key} of {tag}")
+
+    assert [get("1", "a"), get("1", "b"), get("1", "a")] == ["a of 1", "b of 1", "a of 1"]
+    assert computed == ["a", "b"]
+    assert [get("2", "a"), get("1", "a"), get("1", "a")] == ["a of 2", "a of 1", "a of 1"]
+    assert computed == ["a", "b", "a", "a"]
+    assert [get("1", one) for one in "bcbc"] == ["b of 1", "c of 1"] * 2
+    assert computed[4:] == ["b", "c", "b"], "a third value drops the others"
+
+
+@pytest.mark.parametrize("one_at_a_time", [True, False])
+def test_values_are_computed_one_at_a_time_if_wanted(one_at_a_time: bool) -> None:
+    values, begun, ended = VersionedValues(9, one_at_a_time=one_at_a_time), Event(), Event()
+    order = list[str]()
+
+    def slow() -> None:
+        begun.set()
+        ended.wait(LIMIT_S if not one_at_a_time else 0.2)
+        order.append("slow")
+
+    def quick() -> None:
+        order.append("quick")
+        ended.set()
+
+    thread = Thread(target=values.get, args=("1", "a", slow), daemon=True)
+    thread.start()
+    assert begun.wait(LIMIT_S)
+    values.get("1", "b", quick)
+    thread.join(LIMIT_S)
+    assert order == (["slow", "quick"] if one_at_a_time else ["quick", "slow"])
