@@ -1,7 +1,7 @@
 """Answers of the API: JSON with a version, and files as CSV or NDJSON.
 
 Rule 1: a failure before the first byte of a file is an error with its status. A later one ends the connection
-before the end of the file, so that a client notices it.
+before the end of the file, so that a client notices it. So does a client that reads for longer than `EXPORT_S`.
 Rule 2: an answer from the facts in memory names their version. It has an ETag, unless it has other facts as well,
 which can change within a version.
 """
@@ -29,6 +29,7 @@ from fleetpulse.web.live import QUERY_S, LiveFleet, QueryTooLong
 from fleetpulse.web.openapi import Endpoint, Schema, obj, optional, text, whole
 
 MOST_EXPORTS: Final = 2  # files that are written at once: each holds its sorted rows in memory
+EXPORT_S: Final = 600.0  # for all of a file: a client that stops to read holds its rows, and one of `MOST_EXPORTS`
 _FETCHED: Final = 1_000  # rows that are read at a time for a file
 _ATTEMPTS: Final = 3  # readings of facts that change in between
 NDJSON, CSV = "application/x-ndjson", "text/csv"
@@ -163,7 +164,8 @@ class _File(StreamingResponse):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 await send({"type": "http.response.body", "body": b""})
                 return
-            await super().__call__(scope, receive, send)
+            with anyio.fail_after(EXPORT_S):
+                await super().__call__(scope, receive, send)
         finally:
             self._rows.close()
 
@@ -182,11 +184,15 @@ class _Rows:
 
         if not _exports.acquire(blocking=False):
             raise QueryTooLong(f"the server writes {MOST_EXPORTS} other files; try again when they are complete", code="busy")
-        self._cursor = live.mirror.cursor()  # the client decides how quickly it reads, so it holds no core
+        try:
+            self._cursor = live.mirror.cursor()  # the client decides how quickly it reads, so it holds no core
+        except BaseException:
+            _exports.release()
+            raise
         timer = Timer(QUERY_S, self._cursor.interrupt)
         timer.daemon = True
-        timer.start()
         try:
+            timer.start()
             self._result = self._cursor.execute(sql, list(values))
             self.names = [column[0] for column in self._result.description]
             self._first = self._result.fetchmany(_FETCHED)

@@ -10,7 +10,7 @@ import atexit
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from threading import Condition, Event, Lock, Semaphore, Thread, Timer
 from typing import TYPE_CHECKING, Any, Final
 
@@ -167,20 +167,20 @@ class LiveFleet:
 
         if not self._cores.acquire(timeout=QUERY_S):
             raise QueryTooLong(f"the server answers other requests; no core was free for {QUERY_S:g} s; try again", code="busy")
-        cursor = self.mirror.cursor()
-        timer = Timer(QUERY_S, cursor.interrupt)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield cursor
-        except duckdb.InterruptException:
-            raise QueryTooLong(
-                f"the query took longer than {QUERY_S:g} s and was interrupted; ask for less", code="query-too-long"
-            ) from None
-        finally:
-            timer.cancel()
-            cursor.close()
-            self._cores.release()
+        with ExitStack() as held:
+            held.callback(self._cores.release)
+            cursor = self.mirror.cursor()
+            held.callback(cursor.close)
+            timer = Timer(QUERY_S, cursor.interrupt)
+            timer.daemon = True
+            timer.start()
+            held.callback(timer.cancel)
+            try:
+                yield cursor
+            except duckdb.InterruptException:
+                raise QueryTooLong(
+                    f"the query took longer than {QUERY_S:g} s and was interrupted; ask for less", code="query-too-long"
+                ) from None
 
     def query(self, sql: str, parameters: Iterable[Any] = ()) -> list[dict[str, Any]]:
         """Run SQL over the facts in memory; return rows by column name."""
