@@ -39,8 +39,13 @@ _exports = BoundedSemaphore(MOST_EXPORTS)
 Answer = Callable[[LiveFleet, Request], dict[str, Any]]
 
 
-def facts(answer: Answer) -> Endpoint:
-    """Return an endpoint that answers from the facts in memory, and with 304 if the client has the same facts."""
+def facts(answer: Answer, *, reads_tables: bool = False) -> Endpoint:
+    """Return an endpoint that answers from the facts in memory, and with 304 if the client has the same facts.
+
+    Args:
+        answer: function that returns the answer.
+        reads_tables: whether the function also reads tables; see `tables` for the limit.
+    """
 
     async def endpoint(request: Request) -> Response:
         live: LiveFleet = request.app.state.live
@@ -48,7 +53,8 @@ def facts(answer: Answer) -> Endpoint:
         tag = _etag(live, reached)
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers={"ETag": tag})
-        reached, tag, found = await run_in_threadpool(_consistent, live, partial(answer, live, request))
+        read = partial(_consistent, live, partial(answer, live, request))
+        reached, tag, found = await (_one_a_core(request, read) if reads_tables else run_in_threadpool(read))
         return JSONResponse(_versioned(reached, found), headers={"ETag": tag})
 
     return endpoint

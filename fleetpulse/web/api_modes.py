@@ -20,7 +20,7 @@ from fleetpulse.web.queries import MOST_TEXT
 
 PATH: Final = "/fleet/modes"
 _MOST_MS: Final = 366 * DAY_MS  # longest range
-_MOST_KNOWN: Final = 64  # answers in memory
+_MOST_KNOWN: Final = 50_000  # hours of all answers in memory
 Wanted = tuple[int, int, str | None, str | None]  # range, site and class
 
 
@@ -46,11 +46,18 @@ class KnownModes:
         reached = live.mirror.reached
         wanted = _wanted(given, reached.frontier_ms)
         with self._lock:
-            if self._tag != reached.tag or len(self._known) >= _MOST_KNOWN:
+            if self._tag != reached.tag:
                 self._tag, self._known = reached.tag, {}
             if wanted not in self._known:
-                self._known[wanted] = modes_over_time(live.home, reached.frontier_ms, *wanted)
+                hours = modes_over_time(live.home, reached.frontier_ms, *wanted)
+                if sum(map(_size, self._known.values())) + _size(hours) > _MOST_KNOWN:
+                    self._known = {}
+                self._known[wanted] = hours
             return {"hours": self._known[wanted]}
+
+
+def _size(hours: list[dict[str, Any]]) -> int:
+    return len(hours) + 1  # an answer without hours also has a size
 
 
 def _wanted(given: Mapping[str, str], frontier_ms: int | None) -> Wanted:
@@ -97,7 +104,7 @@ OPERATIONS: Final = (
         PATH,
         "fleetModes",
         "Return numbers of devices by mode at the end of each hour.",
-        facts(_modes),
+        facts(_modes, reads_tables=True),  # requests wait for one another: without a thread, which others need
         _ANSWER,
         (
             Parameter("from", "start of the range; default: one day before the end", text("instant")),
