@@ -4,15 +4,12 @@ Rule 1: modes in the past are the present counts less the transitions since then
 Rule 2: a range "last hour" ends at the frontier, not at the clock of the reader.
 """
 
-import base64
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleetpulse.core.errors import Misuse
 from fleetpulse.core.lifecycle import TROUBLE
 from fleetpulse.core.times import DAY_MS, HOUR_MS, format_instant, parse_instant_ms
 from fleetpulse.reports.present.parts import UNJUDGED
@@ -202,6 +199,7 @@ def _axis(parameters: Mapping[str, str], frontier_ms: int | None) -> charts.Rang
     last = int(parameters.get("last") or 1_440) * 60_000
     since_ms = max(parse_instant_ms(parameters["since"]) if parameters.get("since") else 0, frontier_ms - last)
     until_ms = min(parse_instant_ms(parameters["until"]) if parameters.get("until") else frontier_ms, frontier_ms)
+    since_ms = min(since_ms, frontier_ms)
     return charts.Range(min(since_ms, until_ms), max(since_ms, until_ms))
 
 
@@ -249,19 +247,11 @@ def _page(where: queries.Condition, after: list[Any] | None, limit: int | None) 
 
 def _cursor(row: Mapping[str, Any]) -> str:
     key = [row["event_time_ms"], row["device_id"], row["life_ms"] or 0, row["transition_no"] or 0, row["amendment_no"] or 0]
-    return base64.urlsafe_b64encode(json.dumps(key).encode()).decode()
+    return queries.encoded_cursor(*key)
 
 
 def _after(text: str) -> list[Any] | None:
-    if not text:
-        return None
-    try:
-        at_ms, device_id, *numbers = json.loads(base64.urlsafe_b64decode(text.encode()[:4_096]))
-        if not isinstance(device_id, str) or len(numbers) != 3 or not all(type(one) is int for one in (at_ms, *numbers)):
-            raise ValueError(text)
-    except (ValueError, TypeError):
-        raise Misuse('parameter "after" must be that of a link of this page', code="parameter-invalid") from None
-    return [at_ms, device_id, *numbers]
+    return queries.decoded_cursor(text, (int,), (str,), (int,), (int,), (int,)) if text else None
 
 
 def export_changes(request: Request) -> Response:

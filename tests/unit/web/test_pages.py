@@ -1,5 +1,6 @@
 """Operations page: numbers, filters, escaping, links and errors, over a home that the definition judged."""
 
+import base64
 import csv
 import io
 import os
@@ -268,18 +269,38 @@ def test_an_unknown_device_is_not_found(client: Client) -> None:
     answer = client.get("/devices/nobody")
     assert (answer.status, "device-unknown" in answer.text) == (404, True)
     assert client.get("/devices/nobody/facts").status == client.get("/devices/nobody/why").status == 404
-    assert client.get("/devices/pump-1006/else").status in (404, 500)
+    assert client.get("/devices/pump-1006/else").status == 404
+
+
+def cursor(text: str) -> str:
+    """Return a text as the parameter ``after``."""
+    return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+FORGED = [cursor(f'[1, "a", 1, 2, {2**200}]'), cursor(r'[1, "\ud800", 1, 2, 3]'), cursor("[" * 2_900)]
 
 
 @pytest.mark.parametrize(
     "address",
     ["/devices?sort=x", "/devices?after=x", "/devices?mode=x", f"/devices?q={'x' * 300}", "/changes?after=eDE=",
-     "/changes?last=0", "/devices?before=W10=", "/changes?after=WzEsICJhIiwgMV0="],
+     "/changes?last=0", "/devices?before=W10=", "/changes?after=WzEsICJhIiwgMV0=",
+     *(f"/changes?after={one}" for one in FORGED)],
 )  # fmt: skip
 def test_an_invalid_parameter_is_refused(client: Client, address: str) -> None:
     answer = client.get(address)
     assert (answer.status, "parameter-invalid" in answer.text) == (400, True)
     assert answer.headers["content-type"].startswith("text/html")
+
+
+@pytest.mark.parametrize("instant", ["253402300799999", "9999-12-31T23:59:59.999Z", "0", "1970-01-01T00:00:00Z"])
+def test_instants_at_the_ends_of_time_have_a_page(client: Client, instant: str) -> None:
+    for address in (f"/changes?since={instant}", f"/changes?until={instant}", f"/devices/pump-1006?at={instant}"):
+        assert client.get(address).status == 200, address
+
+
+def test_an_explanation_of_an_instant_that_no_table_has_is_refused(client: Client) -> None:
+    answer = client.get("/devices/pump-1006/why?at=0001-01-01T00:00:00%2B14:00")
+    assert (answer.status, "years 1970 to 9999" in answer.text) == (200, True)
 
 
 def test_errors_are_pages_for_people_and_json_for_programs(client: Client, shown: Home) -> None:
