@@ -137,24 +137,12 @@ class LiveFleet:
         """Whether the newest refresh succeeded less than `STALE_S` ago."""
         return not self.fault and self.age_s < STALE_S
 
-    def await_change(self, tag: str, limit_s: float) -> bool:
-        """Wait until the facts differ from a version; return whether they do.
-
-        Args:
-            tag: tag of the known version, see `Reached.tag`.
-            limit_s: limit of the wait, seconds.
-        """
-        until_s = time.monotonic() + limit_s
-        with self._changed:
-            while not self._stopping.is_set() and self.reached_tag() == tag and time.monotonic() < until_s:
-                self._asked_s = time.monotonic()
-                self._wanted.set()
-                self._changed.wait(min(5.0, max(0.0, until_s - time.monotonic())))
-        return self.reached_tag() != tag
-
     def reached_tag(self) -> str:
-        """Return the tag of the facts in memory; empty before the first load."""
-        return "" if self.age_s == float("inf") else self.mirror.reached.tag
+        """Return the tag of the facts in memory; empty before the first load.
+
+        Facts that are loaded again have another tag: they may have further devices and newer clocks in the same version.
+        """
+        return "" if self.age_s == float("inf") else f"{self.mirror.reached.tag}-{self.mirror.loaded_ms:x}"
 
     @contextmanager
     def reading(self) -> "Iterator[DuckDBPyConnection]":

@@ -19,14 +19,16 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import DAY_MS, HOUR_MS, format_instant
 from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.home.home import Home
+from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.reports import judgements as reports
 from fleetpulse.reports.present import devices as present
 from fleetpulse.reports.why import why
 from fleetpulse.web import fleet_pages
 from fleetpulse.web.rendering import NAVIGATION, device_path
 from tests.support.asgi import Client
-from tests.support.histories.histories import START
-from tests.support.homes.homes import empty
+from tests.support.histories.histories import START, signal, tick
+from tests.support.homes.homes import empty, land
+from tests.support.homes.served import ServedHome
 from tests.support.homes.shown import HOSTILE, seem_running, shown_home
 from tests.support.page_client import Page, served
 
@@ -311,6 +313,21 @@ def test_errors_are_pages_for_people_and_json_for_programs(client: Client, shown
         answer = nobody.get("/")
         assert (answer.status, "<h1>Log in</h1>" in answer.text) == (401, True)
         assert "judged up to" not in answer.text and "<nav" not in answer.text
+
+
+def test_a_device_that_a_load_adds_is_counted(tmp_path: Path) -> None:
+    """A load may have further devices and other clocks in the same version of the tables."""
+    made = ServedHome(tmp_path / "home")
+    made.batch(signal(10, "known"), tick(20))
+    with served(made.home) as client:
+        live = client.app.state.live  # type: ignore[attr-defined]
+        assert '<b class="figure">1</b> device<' in client.get("/devices").text
+        live.stop()
+        land(made.home, [signal(30, "heard")], 9)
+        live.mirror._loaded_s = 0.0
+        live.mirror.refresh(wall_clock_ms())
+        text = client.get("/devices").text
+        assert "/devices/heard" in text and '<b class="figure">2</b> devices<' in text
 
 
 def test_an_empty_home_has_pages(tmp_path: Path) -> None:
