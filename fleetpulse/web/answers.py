@@ -131,8 +131,8 @@ def _consistent(live: LiveFleet, answer: Callable[[], dict[str, Any]]) -> tuple[
     reached = live.mirror.reached
     tag, found = _etag(live, reached), answer()
     for _ in range(_ATTEMPTS - 1):
-        newest = live.mirror.reached
-        if _etag(live, newest) == tag:
+        is_replacing, newest = live.mirror.is_replacing, live.mirror.reached  # in the reverse order of a refresh
+        if _etag(live, newest) == tag and not is_replacing:
             break
         reached, tag, found = newest, _etag(live, newest), answer()
     return reached, tag, found

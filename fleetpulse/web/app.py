@@ -11,6 +11,7 @@ import os
 import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -188,7 +189,7 @@ class _Guard:
         if user.role is WebRole.API_READER and is_for_people(request):
             text = "a token of the role api-reader reads the API and the metrics; for the page, log in: ./fleet access login"
             return error(request, 403, "role-insufficient", text)
-        request.scope["user"] = user
+        request.scope["user"], request.scope["user_now"] = user, partial(self._authenticate, request)
         return None
 
 

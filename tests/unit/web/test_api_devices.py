@@ -103,6 +103,21 @@ def test_an_answer_is_not_sent_again_until_the_facts_change(tmp_path: Path) -> N
     api.close()
 
 
+def test_an_answer_is_read_again_if_a_refresh_replaced_its_facts_before_their_version(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.live.reached()
+    calls = list[None]()
+
+    def answer() -> dict[str, Any]:
+        calls.append(None)
+        monkeypatch.setattr(api.live.mirror, "is_replacing", len(calls) == 1)
+        return {"n": len(calls)}
+
+    reached, _, found = answers._consistent(api.live, answer)
+    assert (found, reached) == ({"n": 2}, api.live.mirror.reached)
+
+
 def test_files_have_all_devices_that_match_in_the_order_of_the_list(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "_FETCHED", 2)
     ids = [row["device_id"] for row in api.rows("/devices?site=south&sort=device&limit=1000")["devices"]]
