@@ -9,6 +9,7 @@ import pytest
 
 from cli.commands.inspect import why as command
 from fleetpulse.core.amendments import amend, histories
+from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row
@@ -122,3 +123,10 @@ def test_a_transition_whose_messages_are_no_longer_kept_has_a_note(tmp_path: Pat
     found = _why(judged.home, "pump", 600)
     assert found["note"].startswith("The retained messages do not lead to this transition")
     assert (found["sentence"], found["next"]) == ("trigger silence", None)
+
+
+def test_an_id_in_a_command_to_type_is_quoted(tmp_path: Path) -> None:
+    judged = _home(tmp_path, signal(10, "a;$(id)"), tick(40))
+    with pytest.raises(FleetError, match=r"--device 'a;\$\(id\)' --home") as found:
+        why(judged.home, "a;$(id)", START + 40_000, 1)
+    assert found.value.code == "why-without-mode"
