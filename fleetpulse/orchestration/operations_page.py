@@ -132,7 +132,8 @@ class OperationsPage:
         is_script = "hx-request" in request.headers or "text/html" not in request.headers.get("accept", "")
         if is_script or request.method != "GET":
             return JSONResponse({"error": {"code": "not-authenticated", "message": "log in to Airflow"}}, 401)
-        here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        path: bytes = request.scope.get("raw_path") or quote(request.scope["path"]).encode()  # ids may have a slash: `%2F`
+        here = path.partition(b"?")[0].decode("latin-1") + (f"?{request.url.query}" if request.url.query else "")
         base = str(request.scope.get("root_path", "")).removesuffix(self._mounted_at)
         return RedirectResponse(
             f"{base}/api/v2/auth/login?next={quote(here, safe='')}", 303, headers={"Cache-Control": "no-store"}

@@ -5,6 +5,7 @@ Rule 2: if retention has removed rows of the device, the definition starts from 
 the transition. Without such a snapshot, only the row of the transition is shown, and why.
 """
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -146,7 +147,7 @@ def _without_transition(
         if at_ms is not None:
             raise FleetError(
                 f"device {device_id} had no mode at {format_instant(at_ms)}; see its life with: "
-                f"./fleet rewind --to INSTANT --device {device_id} --home {home.path}",
+                f"./fleet rewind --to INSTANT --device {shlex.quote(device_id)} --home {shlex.quote(str(home.path))}",
                 code="why-without-mode",
             )
         [one] = devices(home, reached_ms, device_id=device_id)

@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from hashlib import sha256
@@ -163,8 +164,9 @@ def _is_first_use(home: Home, key: str, now_s: float) -> bool:
     folder = _folder(home) / "used"
     folder.mkdir(0o700, exist_ok=True)
     for old in folder.iterdir():
-        if old.stat().st_mtime < now_s - LOGIN_S:
-            old.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # another login removed it
+            if old.stat().st_mtime < now_s - LOGIN_S:
+                old.unlink()
     record = folder / _digest(key)
     try:
         record.touch(0o600, exist_ok=False)

@@ -175,5 +175,9 @@ def command(home: Home, words: Sequence[str], device: str = "") -> str:
         words: words after ``./fleet``; ``{device}`` stands for the id of the device.
         device: id of the device.
     """
-    named = [device if word == "{device}" else word for word in words]
-    return shlex.join(["./fleet", *named, "--home", str(home.path)])
+    named, last = [device if word == "{device}" else word for word in words], list[str]()
+    is_argument = "{device}" in words and not words[words.index("{device}") - 1].startswith("--")
+    if is_argument and device.startswith("-"):  # otherwise, the id would be an option
+        named.remove(device)
+        last = ["--", device]
+    return shlex.join(["./fleet", *named, "--home", str(home.path), *last])

@@ -1,7 +1,7 @@
 """Answers of the API: JSON with a version, and files as CSV or NDJSON.
 
 Rule 1: a failure before the first byte of a file is an error with its status. A later one ends the connection
-before the end of the file, so that a client notices it.
+before the end of the file, so that a client notices it. So does a client that reads for longer than `EXPORT_S`.
 Rule 2: an answer from the facts in memory names their version. It has an ETag, unless it has other facts as well,
 which can change within a version.
 """
@@ -30,6 +30,7 @@ from fleetpulse.web.openapi import Endpoint, Operation, Parameter, Schema, obj, 
 from fleetpulse.web.queries import MOST_ROWS
 
 MOST_EXPORTS: Final = 2  # files that are written at once: each holds its sorted rows in memory
+EXPORT_S: Final = 600.0  # for all of a file: a client that stops to read holds its rows, and one of `MOST_EXPORTS`
 _FETCHED: Final = 1_000  # rows that are read at a time for a file
 _ATTEMPTS: Final = 3  # readings of facts that change in between
 NDJSON, CSV = "application/x-ndjson", "text/csv"
@@ -40,8 +41,13 @@ Answer = Callable[[LiveFleet, Request], dict[str, Any]]
 Query = Callable[[Reached, Mapping[str, str]], tuple[str, list[Any]]]
 
 
-def facts(answer: Answer) -> Endpoint:
-    """Return an endpoint that answers from the facts in memory, and with 304 if the client has the same facts."""
+def facts(answer: Answer, *, reads_tables: bool = False) -> Endpoint:
+    """Return an endpoint that answers from the facts in memory, and with 304 if the client has the same facts.
+
+    Args:
+        answer: function that returns the answer.
+        reads_tables: whether the function also reads tables; see `tables` for the limit.
+    """
 
     async def endpoint(request: Request) -> Response:
         live: LiveFleet = request.app.state.live
@@ -49,7 +55,8 @@ def facts(answer: Answer) -> Endpoint:
         tag = _etag(live, reached)
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers={"ETag": tag})
-        reached, tag, found = await run_in_threadpool(_consistent, live, partial(answer, live, request))
+        read = partial(_consistent, live, partial(answer, live, request))
+        reached, tag, found = await (_one_a_core(request, read) if reads_tables else run_in_threadpool(read))
         return JSONResponse(_versioned(reached, found), headers={"ETag": tag})
 
     return endpoint
@@ -126,8 +133,8 @@ def _consistent(live: LiveFleet, answer: Callable[[], dict[str, Any]]) -> tuple[
     reached = live.mirror.reached
     tag, found = _etag(live, reached), answer()
     for _ in range(_ATTEMPTS - 1):
-        newest = live.mirror.reached
-        if _etag(live, newest) == tag:
+        is_replacing, newest = live.mirror.is_replacing, live.mirror.reached  # in the reverse order of a refresh
+        if _etag(live, newest) == tag and not is_replacing:
             break
         reached, tag, found = newest, _etag(live, newest), answer()
     return reached, tag, found
@@ -199,7 +206,8 @@ class _File(StreamingResponse):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 await send({"type": "http.response.body", "body": b""})
                 return
-            await super().__call__(scope, receive, send)
+            with anyio.fail_after(EXPORT_S):
+                await super().__call__(scope, receive, send)
         finally:
             self._rows.close()
 
@@ -218,11 +226,15 @@ class _Rows:
 
         if not _exports.acquire(blocking=False):
             raise QueryTooLong(f"the server writes {MOST_EXPORTS} other files; try again when they are complete", code="busy")
-        self._cursor = live.mirror.cursor()  # the client decides how quickly it reads, so it holds no core
+        try:
+            self._cursor = live.mirror.cursor()  # the client decides how quickly it reads, so it holds no core
+        except BaseException:
+            _exports.release()
+            raise
         timer = Timer(QUERY_S, self._cursor.interrupt)
         timer.daemon = True
-        timer.start()
         try:
+            timer.start()
             self._result = self._cursor.execute(sql, list(values))
             self.names = [column[0] for column in self._result.description]
             self._first = self._result.fetchmany(_FETCHED)

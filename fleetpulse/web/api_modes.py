@@ -20,7 +20,7 @@ from fleetpulse.web.recent import VersionedValues
 
 PATH: Final = "/fleet/modes"
 _MOST_MS: Final = 366 * DAY_MS  # longest range
-_MOST_KNOWN: Final = 64  # answers in memory
+_MOST_KNOWN: Final = 50_000  # hours of all answers in memory
 _Wanted = tuple[int, int, str | None, str | None]  # range, site and class
 
 
@@ -41,7 +41,7 @@ def _wanted(given: Mapping[str, str], frontier_ms: int | None) -> _Wanted:
 
 def known_modes() -> VersionedValues:
     """Return the place of the answers in memory, for `OPERATIONS`."""
-    return VersionedValues(_MOST_KNOWN, one_at_a_time=True)
+    return VersionedValues(_MOST_KNOWN, lambda hours: len(hours) + 1, one_at_a_time=True)
 
 
 def _modes(live: LiveFleet, request: Request) -> dict[str, Any]:
@@ -64,7 +64,7 @@ OPERATIONS: Final = (
         PATH,
         "fleetModes",
         "Return numbers of devices by mode at the end of each hour.",
-        facts(_modes),
+        facts(_modes, reads_tables=True),  # requests wait for one another: without a thread, which others need
         _ANSWER,
         (
             Parameter("from", "start of the range; default: one day before the end", text("instant")),

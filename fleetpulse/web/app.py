@@ -1,6 +1,6 @@
 """Application of the HTTP server: routes, authentication, limits and security headers.
 
-Rule 1: every route but `OPEN` needs a user. The routes are read-only: they answer GET and HEAD.
+Rule 1: every route but `OPEN` needs a user, and the pages need a person. The routes are read-only: they answer GET and HEAD.
 Rule 2: an answer never has what a browser may take for a script of another kind: see `HEADERS`. Content of devices
 is data in JSON, or escaped text in HTML.
 Rule 3: errors are sentences with a code, in JSON below ``/api``, otherwise in HTML. An unexpected error is written to
@@ -11,6 +11,7 @@ import os
 import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -27,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
 from fleetpulse.web import api, metrics, pages, pages_operations, readiness
-from fleetpulse.web.access import SESSION_S, Access, User
+from fleetpulse.web.access import SESSION_S, Access, User, WebRole
 from fleetpulse.web.actions import Starter
 from fleetpulse.web.api_modes import known_modes
 from fleetpulse.web.events import Streams
@@ -104,6 +105,7 @@ def create_app(
     app.state.home, app.state.live, app.state.access, app.state.metrics = home, live, access, measured
     app.state.streams, app.state.readings = Streams(), anyio.CapacityLimiter(os.cpu_count() or 1)
     app.state.starter, app.state.modes = starter, known_modes()
+    app.state.waiting = anyio.CapacityLimiter(readiness.MOST_WAITING)
     return app
 
 
@@ -184,7 +186,10 @@ class _Guard:
                 "./fleet access grant NAME --role api-reader as: Authorization: Bearer TOKEN",
                 {"WWW-Authenticate": "Bearer"},
             )
-        request.scope["user"] = user
+        if user.role is WebRole.API_READER and is_for_people(request):
+            text = "a token of the role api-reader reads the API and the metrics; for the page, log in: ./fleet access login"
+            return error(request, 403, "role-insufficient", text)
+        request.scope["user"], request.scope["user_now"] = user, partial(self._authenticate, request)
         return None
 
 

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.lifecycle import PRESENT, Mode, Trigger
 from fleetpulse.core.rows import Trust
-from fleetpulse.core.times import DAY_MS, parse_instant_ms
+from fleetpulse.core.times import DAY_MS
 from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.home.home import Home
 from fleetpulse.reports import judgements as reports
@@ -219,7 +219,7 @@ def _why_part(live: LiveFleet, request: Request, device_id: str) -> dict[str, An
 def _explained(home: Home, device_id: str, at: str | None, to_mode: str | None) -> dict[str, Any]:
     """Return an explanation with its arithmetic as a bar, or the reason why there is none."""
     try:
-        found = explained(home, device_id, judged_ms(home.checkpoint), None if not at else parse_instant_ms(at), to_mode)
+        found = explained(home, device_id, judged_ms(home.checkpoint), queries.instant_of({"at": at or ""}, "at"), to_mode)
     except FleetError as error:
         if error.code == "device-unknown":
             raise

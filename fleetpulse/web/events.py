@@ -2,7 +2,7 @@
 
 Rule 1: a stream holds no thread while it waits. It looks for new commits each second, and reads them in a thread.
 Rule 2: the number of streams is bounded. A stream ends when its client closes the connection, and when the server
-stops.
+stops, and within `HEARTBEAT_S` after its token was revoked or its session has expired.
 Rule 3: the id of an event is the cursor after it, so a client that connects again receives each row once.
 
 Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
@@ -11,7 +11,7 @@ Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -92,14 +92,20 @@ async def stream_changes(request: Request) -> Response:
     if request.method == "HEAD":
         return Response(media_type=EVENTS)
     streams.enter()
-    return _EventStream(streams, log, first)
+    return _EventStream(streams, log, first, request.scope["user_now"])
 
 
-async def _events(streams: Streams, log: DeltaLog, first: Changes) -> AsyncIterator[str]:
-    """Yield the events of a feed until the server ends."""
+async def _events(streams: Streams, log: DeltaLog, first: Changes, user_now: Callable[[], object]) -> AsyncIterator[str]:
+    """Yield the events of a feed until the server ends, or there is no user any more."""
     yield f"retry: {_RETRY_MS}\n\n"
     found, sent_s = first, time.monotonic()
+    admitted_s = sent_s
     while True:
+        if time.monotonic() - admitted_s >= HEARTBEAT_S:
+            if await run_in_threadpool(user_now) is None:
+                yield _error("not-authenticated", "the token was revoked, or the session has expired; log in again")
+                return
+            admitted_s = time.monotonic()
         if found.rows:
             yield "".join(_event(row["kind"], row["cursor"], json.dumps(row)) for row in found.rows)
             sent_s = time.monotonic()
@@ -115,7 +121,7 @@ async def _events(streams: Streams, log: DeltaLog, first: Changes) -> AsyncItera
         try:
             found = await run_in_threadpool(changes_after, log, found.following, _ROWS)
         except FleetError as error:
-            yield f"event: error\ndata: {json.dumps({'code': error.code, 'message': str(error)})}\n\n"
+            yield _error(error.code, str(error))
             return
 
 
@@ -123,13 +129,17 @@ def _event(kind: str, cursor: str, data: str) -> str:
     return f"id: {cursor}\nevent: {kind}\ndata: {data}\n\n"
 
 
+def _error(code: str, text: str) -> str:
+    return f"event: error\ndata: {json.dumps({'code': code, 'message': text})}\n\n"
+
+
 class _EventStream(Response):
     media_type = EVENTS
 
-    def __init__(self, streams: Streams, log: DeltaLog, first: Changes) -> None:
+    def __init__(self, streams: Streams, log: DeltaLog, first: Changes, user_now: Callable[[], object]) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._streams, self._log, self._first = streams, log, first
+        self._streams, self._log, self._first, self._user_now = streams, log, first, user_now
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the client closes the connection, or the server ends."""
@@ -144,7 +154,7 @@ class _EventStream(Response):
 
                 group.start_soon(await_end)
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                async for text in _events(self._streams, self._log, self._first):
+                async for text in _events(self._streams, self._log, self._first, self._user_now):
                     await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
                 group.cancel_scope.cancel()

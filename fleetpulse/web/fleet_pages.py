@@ -183,6 +183,7 @@ def _axis(parameters: Mapping[str, str], frontier_ms: int | None) -> charts.Rang
     last = int(parameters.get("last") or 1_440) * 60_000
     since_ms = max(parse_instant_ms(parameters["since"]) if parameters.get("since") else 0, frontier_ms - last)
     until_ms = min(parse_instant_ms(parameters["until"]) if parameters.get("until") else frontier_ms, frontier_ms)
+    since_ms = min(since_ms, frontier_ms)
     return charts.Range(min(since_ms, until_ms), max(since_ms, until_ms))
 
 

@@ -10,7 +10,7 @@ import atexit
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from threading import Condition, Event, Lock, Semaphore, Thread, Timer
 from typing import TYPE_CHECKING, Any, Final
 
@@ -137,24 +137,12 @@ class LiveFleet:
         """Whether the newest refresh succeeded less than `STALE_S` ago."""
         return not self.fault and self.age_s < STALE_S
 
-    def await_change(self, tag: str, limit_s: float) -> bool:
-        """Wait until the facts differ from a version; return whether they do.
-
-        Args:
-            tag: tag of the known version, see `Reached.tag`.
-            limit_s: limit of the wait, seconds.
-        """
-        until_s = time.monotonic() + limit_s
-        with self._changed:
-            while not self._stopping.is_set() and self.reached_tag() == tag and time.monotonic() < until_s:
-                self._asked_s = time.monotonic()
-                self._wanted.set()
-                self._changed.wait(min(5.0, max(0.0, until_s - time.monotonic())))
-        return self.reached_tag() != tag
-
     def reached_tag(self) -> str:
-        """Return the tag of the facts in memory; empty before the first load."""
-        return "" if self.age_s == float("inf") else self.mirror.reached.tag
+        """Return the tag of the facts in memory; empty before the first load.
+
+        Facts that are loaded again have another tag: they may have further devices and newer clocks in the same version.
+        """
+        return "" if self.age_s == float("inf") else f"{self.mirror.reached.tag}-{self.mirror.loaded_ms:x}"
 
     @contextmanager
     def reading(self) -> "Iterator[DuckDBPyConnection]":
@@ -167,20 +155,20 @@ class LiveFleet:
 
         if not self._cores.acquire(timeout=QUERY_S):
             raise QueryTooLong(f"the server answers other requests; no core was free for {QUERY_S:g} s; try again", code="busy")
-        cursor = self.mirror.cursor()
-        timer = Timer(QUERY_S, cursor.interrupt)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield cursor
-        except duckdb.InterruptException:
-            raise QueryTooLong(
-                f"the query took longer than {QUERY_S:g} s and was interrupted; ask for less", code="query-too-long"
-            ) from None
-        finally:
-            timer.cancel()
-            cursor.close()
-            self._cores.release()
+        with ExitStack() as held:
+            held.callback(self._cores.release)
+            cursor = self.mirror.cursor()
+            held.callback(cursor.close)
+            timer = Timer(QUERY_S, cursor.interrupt)
+            timer.daemon = True
+            timer.start()
+            held.callback(timer.cancel)
+            try:
+                yield cursor
+            except duckdb.InterruptException:
+                raise QueryTooLong(
+                    f"the query took longer than {QUERY_S:g} s and was interrupted; ask for less", code="query-too-long"
+                ) from None
 
     def query(self, sql: str, parameters: Iterable[Any] = ()) -> list[dict[str, Any]]:
         """Run SQL over the facts in memory; return rows by column name."""

@@ -42,13 +42,14 @@ class VersionedValues:
     """Values by key of one version of the facts; those of the version before are dropped.
 
     Args:
-        most: number of values that are kept; before one more is kept, all are dropped.
+        most: size of all values that are kept; before one would exceed it, all others are dropped.
+        size: function that returns the size of a value; by default, each has the size 1.
         one_at_a_time: whether requests wait while a value is computed; otherwise several threads may compute the
             same value.
     """
 
-    def __init__(self, most: int, *, one_at_a_time: bool = False) -> None:
-        self._most = most
+    def __init__(self, most: int, size: Callable[[Any], int] = lambda _: 1, *, one_at_a_time: bool = False) -> None:
+        self._most, self._size = most, size
         self._computing = Lock() if one_at_a_time else nullcontext()
         self._lock = Lock()
         self._tag = ""
@@ -71,7 +72,7 @@ class VersionedValues:
             value = compute()
             with self._lock:
                 if self._tag == tag:
-                    if len(self._known) >= self._most:
+                    if sum(map(self._size, self._known.values())) + self._size(value) > self._most:
                         self._known = {}
                     self._known[key] = value
             return value

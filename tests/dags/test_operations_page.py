@@ -65,6 +65,8 @@ def test_anonymous_readers_are_sent_to_the_login_and_load_nothing(page: Any) -> 
     assert answer.headers["location"] == (
         "/airflow/api/v2/auth/login?next=%2Fairflow%2Ffleet%2Fui%2Fdevices%3Fmode%3Doffline%26q%3Da%2526b"
     )
+    answer = client.get("/fleet/ui/devices/a%2Fwhy%3F%25", BROWSER)
+    assert answer.headers["location"].endswith("?next=%2Fairflow%2Ffleet%2Fui%2Fdevices%2Fa%252Fwhy%253F%2525")
     for path in ("/", "/state", "/fragments/freshness", "/api/v1/fleet", "/healthz", "/login?key=x", "/static/x/fleet.css"):
         assert client.get(f"/fleet/ui{path}").status == 401, path
     assert client.get("/fleet/ui/", {**BROWSER, "hx-request": "true"}).status == 401

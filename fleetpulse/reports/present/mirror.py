@@ -86,12 +86,17 @@ class PresentMirror:
     the newest transition. ``live.changes`` has the transitions of the last day before the frontier, after
     amendments, with the columns `CHANGED`.
 
+    Attributes:
+        home: home that is read.
+        is_replacing: whether a refresh has replaced the facts, and not yet their version.
+
     Args:
         home: home to read.
     """
 
     def __init__(self, home: Home) -> None:
         self.home = home
+        self.is_replacing = False
         self._lock = Lock()
         self._logs = {table.name: DeltaLog(home.table(table.name)) for table in (*VERSIONED, DEVICE_CURRENT)}
         self._connection = _connect()
@@ -139,8 +144,11 @@ class PresentMirror:
             frontier_ms = self._frontier_ms()
             versions = {table.name: self._logs[table.name].latest() for table in VERSIONED}
             known = self._reached
-            if known is None or self._is_due(now_ms) or not self._fold(known, versions, frontier_ms, now_ms):
-                self._load(frontier_ms, now_ms)
+            try:
+                if known is None or self._is_due(now_ms) or not self._fold(known, versions, frontier_ms, now_ms):
+                    self._load(frontier_ms, now_ms)
+            finally:
+                self.is_replacing = False
             return known is None or known.tag != self.reached.tag
 
     def _frontier_ms(self) -> int | None:
@@ -170,6 +178,7 @@ class PresentMirror:
         self._load_changes(fresh, frontier_ms)  # afterwards the view of the judgements has the recent files only
         _forget(fresh)
         fresh.execute("CHECKPOINT live")
+        self.is_replacing = True
         earlier, self._connection, self._loading = self._connection, fresh, None
         self._limits, self._kept_version = present.limits, kept_version
         self._commits = {name: self._logs[name].digest(present.versions[name]) for name in self._commits}
@@ -273,6 +282,7 @@ class PresentMirror:
         except BaseException:
             connection.execute("ROLLBACK")
             raise
+        self.is_replacing = True
         connection.execute("COMMIT")
 
 

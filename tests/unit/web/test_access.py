@@ -180,3 +180,10 @@ def test_each_one_time_address_is_another(home: Home) -> None:
     first, second = (login_address(home, "http://127.0.0.1:8090") for _ in range(2))
     assert first.startswith("http://127.0.0.1:8090/login?key=")
     assert first != second
+
+
+def test_a_record_that_another_login_removes_meanwhile_is_no_fault(home: Home) -> None:
+    access, first, second = Access(home), login_key(home, now_s=NOW_S), login_key(home, now_s=NOW_S)
+    assert access.log_in(first, NOW_S)
+    (home.path / "web" / "used" / "removed").symlink_to(home.path / "nothing")  # listed, and then not found
+    assert access.log_in(second, NOW_S)

@@ -1,5 +1,6 @@
 """Routes about devices: pages, filters, files, one device, and explanations."""
 
+import asyncio
 import csv
 import io
 import json
@@ -11,10 +12,12 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.types import Message
 
 from cli.commands.inspect import status, why
 from fleetpulse.reports.present.mirror import LISTED
 from fleetpulse.web import answers, queries
+from fleetpulse.web.api import PREFIX
 from tests.support.api import Api
 from tests.support.histories.histories import START, signal, tick
 from tests.support.homes.api_home import ODD, ApiHome, api_home
@@ -88,6 +91,21 @@ def test_an_answer_is_not_sent_again_until_the_facts_change(tmp_path: Path) -> N
     api.close()
 
 
+def test_an_answer_is_read_again_if_a_refresh_replaced_its_facts_before_their_version(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.live.reached()
+    calls = list[None]()
+
+    def answer() -> dict[str, Any]:
+        calls.append(None)
+        monkeypatch.setattr(api.live.mirror, "is_replacing", len(calls) == 1)
+        return {"n": len(calls)}
+
+    reached, _, found = answers._consistent(api.live, answer)
+    assert (found, reached) == ({"n": 2}, api.live.mirror.reached)
+
+
 def test_files_have_all_devices_that_match_in_the_order_of_the_list(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "_FETCHED", 2)
     ids = [row["device_id"] for row in api.rows("/devices?site=south&sort=device&limit=1000")["devices"]]
@@ -122,6 +140,37 @@ def test_the_number_of_files_at_once_is_bounded(api: Api) -> None:
     for one in open_files:
         one.close()
         one.close()
+    assert api.get("/devices.csv").status == 200
+
+
+def test_a_client_that_does_not_read_its_file_leaves_the_place_to_others(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forever(_message: Message | None = None) -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        await forever(message)  # the buffer of the connection is full
+
+    async def stalled() -> None:
+        scope = api.client._scope(f"{PREFIX}/devices.csv", {"host": "localhost"}, "GET")
+        with pytest.raises(TimeoutError):
+            await api.app(scope, forever, send)
+
+    monkeypatch.setattr(answers, "EXPORT_S", 0.1)
+    api.client.run(stalled())
+    monkeypatch.undo()
+    assert [api.get("/devices.csv").status for _ in range(answers.MOST_EXPORTS)] == [200] * answers.MOST_EXPORTS
+    open_files = [answers._Rows(api.live, "SELECT 1", ()) for _ in range(answers.MOST_EXPORTS)]
+    for one in open_files:
+        one.close()
+
+
+def test_a_file_that_cannot_be_opened_leaves_the_place_to_others(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.live.reached()
+    monkeypatch.setattr(api.live.mirror, "cursor", lambda: 1 / 0)
+    for _ in range(answers.MOST_EXPORTS + 1):
+        assert api.get("/devices.csv").code == "internal-error"
+    monkeypatch.undo()
     assert api.get("/devices.csv").status == 200
 
 

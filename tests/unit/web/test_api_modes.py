@@ -1,7 +1,10 @@
 """Route of the modes over time: range, filters and errors."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -12,7 +15,7 @@ from fleetpulse.core.times import HOUR_MS
 from fleetpulse.web import api_modes
 from fleetpulse.web.access import User, WebRole
 from fleetpulse.web.app import create_app
-from tests.support.asgi import Client
+from tests.support.asgi import LIMIT_S, Client
 from tests.support.histories.histories import START, row, signal, tick
 from tests.support.homes.homes import JudgedHome, empty
 
@@ -71,3 +74,37 @@ def test_range_and_filters_are_parameters(client: Client, monkeypatch: pytest.Mo
 def test_invalid_parameters_are_refused(client: Client, given: dict[str, str], code: str) -> None:
     answer = client.get(f"{PATH}?{urlencode({'from': str(START), **given})}")
     assert (answer.status, answer.json()["error"]["code"]) == (400, code)
+
+
+def test_the_hours_in_memory_are_bounded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A year of hours has several megabytes, and each pair of instants is a request of its own."""
+    monkeypatch.setattr(client.app.state.modes, "_most", 100)  # type: ignore[attr-defined]
+    for number in range(12):
+        given = {"from": str(START - 23 * HOUR_MS + number), "to": str(START + number)}
+        assert len(client.get(f"{PATH}?{urlencode(given)}").json()["hours"]) in (23, 24)
+        known = client.app.state.modes._known  # type: ignore[attr-defined]
+        assert 0 < sum(map(len, known.values())) <= 100
+
+
+def test_requests_that_wait_for_the_tables_leave_threads_to_others(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    free, entered = Event(), list[str | None]()
+
+    def read(*wanted: Any) -> list[dict[str, Any]]:
+        entered.append(wanted[-1])
+        free.wait(LIMIT_S)
+        return []
+
+    async def many() -> tuple[int, set[int]]:
+        waiting = [asyncio.create_task(client.send(f"{PATH}?class={number}")) for number in range(60)]
+        while not entered:
+            await asyncio.sleep(0)
+        other = await client.send("/api/v1/devices")
+        free.set()
+        return other.status, {one.status for one in await asyncio.gather(*waiting)}
+
+    monkeypatch.setattr(api_modes, "modes_over_time", read)
+    assert client.get("/api/v1/devices").status == 200
+    try:
+        assert client.run(asyncio.wait_for(many(), LIMIT_S / 2)) == (200, {200})
+    finally:
+        free.set()

@@ -121,6 +121,14 @@ def test_a_token_is_accepted_until_it_is_revoked(home: Home, application: Starle
     require_refusal(ask(application, FINE, program), 401, "not-authenticated")
 
 
+def test_a_token_of_a_program_reads_no_page(home: Home, application: Starlette, program: dict[str, str]) -> None:
+    person = {"Cookie": _logged_in(application, home).headers["set-cookie"].partition(";")[0]}
+    for path in ("/help", "/fragments/freshness", "/backtest/none", "/changes.csv", "/no/such/page"):
+        require_refusal(ask(application, path, program), 403, "role-insufficient")
+        assert ask(application, path, person).status != 403
+    assert ask(application, "/api/v1/openapi.json", program).status == 200
+
+
 def _logged_in(application: Starlette, home: Home, scheme: str = "http") -> Answer:
     return ask(application, f"/login?key={login_key(home)}", scheme=scheme)
 

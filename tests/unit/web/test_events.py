@@ -11,9 +11,11 @@ import pytest
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.web import events
+from fleetpulse.web.access import WebRole, grant_token, revoke_token
 from fleetpulse.web.api import PREFIX
+from fleetpulse.web.app import create_app
 from tests.support.api import Api
-from tests.support.asgi import Answer
+from tests.support.asgi import Answer, Client
 from tests.support.histories.histories import signal, tick
 from tests.support.homes.api_home import ApiHome, api_home
 
@@ -92,6 +94,23 @@ def test_streams_end_with_the_server(api: Api) -> None:
     answer = api.client.run(api.client.send(ADDRESS, on_part=on_part))
     assert answer.is_complete
     assert api.app.state.streams.open == 0
+
+
+def test_a_stream_ends_after_its_token_is_revoked(made: ApiHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    def on_part(_: Answer) -> bool:
+        revoke_token(made.home, "program")
+        return True
+
+    monkeypatch.setattr(events, "HEARTBEAT_S", 0.0)
+    headers = {"Authorization": f"Bearer {grant_token(made.home, 'program', WebRole.API_READER, 5)}"}
+    app = create_app(made.home, hosts=("localhost",))
+    client = Client(app)
+    try:
+        answer = client.run(client.send(ADDRESS, headers, on_part=on_part))
+    finally:
+        app.state.live.stop()
+    assert (answer.status, answer.is_complete, app.state.streams.open) == (200, True, 0)
+    assert [(kind, data["code"]) for _, kind, data in _parsed(answer)] == [("error", "not-authenticated")]
 
 
 def test_the_number_of_streams_is_bounded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

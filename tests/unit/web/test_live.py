@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fleetpulse.paths import ROOT
+from fleetpulse.web.live import LiveFleet
 from tests.support.homes.served import ServedHome
 
 pytestmark = pytest.mark.unit
@@ -31,3 +32,14 @@ def test_a_process_ends_although_its_facts_are_being_refreshed(tmp_path: Path) -
             env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=60,
         )  # fmt: skip
         assert (done.returncode, done.stderr, bool(done.stdout)) == (0, "", True)
+
+
+def test_a_query_that_cannot_begin_leaves_its_core_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = LiveFleet(ServedHome(tmp_path / "home").home)
+    monkeypatch.setattr("fleetpulse.web.live.QUERY_S", 0.1)
+    monkeypatch.setattr(fleet.mirror, "cursor", lambda: 1 / 0)
+    for _ in range((os.cpu_count() or 1) + 1):
+        with pytest.raises(ZeroDivisionError):
+            fleet.query("SELECT 1")
+    monkeypatch.undo()
+    assert fleet.query("SELECT 1 AS n") == [{"n": 1}]

@@ -1,5 +1,6 @@
 """Operations page: numbers, filters, escaping, links and errors, over a home that the definition judged."""
 
+import base64
 import csv
 import io
 import os
@@ -19,6 +20,7 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import DAY_MS, HOUR_MS, format_instant
 from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.home.home import Home
+from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.reports import judgements as reports
 from fleetpulse.reports.present import devices as present
 from fleetpulse.reports.why import why
@@ -26,8 +28,9 @@ from fleetpulse.web import device_pages, fleet_pages
 from fleetpulse.web.charts import IN_SERVICE
 from fleetpulse.web.rendering import NAVIGATION, device_path
 from tests.support.asgi import Client
-from tests.support.histories.histories import START
-from tests.support.homes.homes import empty
+from tests.support.histories.histories import START, signal, tick
+from tests.support.homes.homes import empty, land
+from tests.support.homes.served import ServedHome
 from tests.support.homes.shown import HOSTILE, seem_running, shown_home
 from tests.support.page_client import Page, served
 
@@ -311,19 +314,38 @@ def test_an_unknown_device_is_not_found(client: Client) -> None:
     answer = client.get("/devices/nobody")
     assert (answer.status, "device-unknown" in answer.text) == (404, True)
     assert client.get("/devices/nobody/facts").status == client.get("/devices/nobody/why").status == 404
-    assert client.get("/devices/pump-1006/else").status in (404, 500)
+    assert client.get("/devices/pump-1006/else").status == 404
+
+
+def cursor(text: str) -> str:
+    """Return a text as the parameter ``after``."""
+    return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+FORGED = [cursor(f'[1, "a", 1, 2, {2**200}]'), cursor(r'[1, "\ud800", 1, 2, 3]'), cursor("[" * 2_900)]
 
 
 @pytest.mark.parametrize(
     "address",
     ["/devices?sort=x", "/devices?after=x", "/devices?mode=x", f"/devices?q={'x' * 300}", "/changes?after=eDE=",
      "/changes?last=0", "/devices?before=W10=", "/changes?after=WzEsICJhIiwgMV0=",
-     "/changes?after=WzEsICJcdWQ4MDAiLCAwLCAwLCAwXQ=="],
+     "/changes?after=WzEsICJcdWQ4MDAiLCAwLCAwLCAwXQ==", *(f"/changes?after={one}" for one in FORGED)],
 )  # fmt: skip
 def test_an_invalid_parameter_is_refused(client: Client, address: str) -> None:
     answer = client.get(address)
     assert (answer.status, "parameter-invalid" in answer.text) == (400, True)
     assert answer.headers["content-type"].startswith("text/html")
+
+
+@pytest.mark.parametrize("instant", ["253402300799999", "9999-12-31T23:59:59.999Z", "0", "1970-01-01T00:00:00Z"])
+def test_instants_at_the_ends_of_time_have_a_page(client: Client, instant: str) -> None:
+    for address in (f"/changes?since={instant}", f"/changes?until={instant}", f"/devices/pump-1006?at={instant}"):
+        assert client.get(address).status == 200, address
+
+
+def test_an_explanation_of_an_instant_that_no_table_has_is_refused(client: Client) -> None:
+    answer = client.get("/devices/pump-1006/why?at=0001-01-01T00:00:00%2B14:00")
+    assert (answer.status, "years 1970 to 9999" in answer.text) == (200, True)
 
 
 def test_errors_are_pages_for_people_and_json_for_programs(client: Client, shown: Home) -> None:
@@ -334,6 +356,21 @@ def test_errors_are_pages_for_people_and_json_for_programs(client: Client, shown
         answer = nobody.get("/")
         assert (answer.status, "<h1>Log in</h1>" in answer.text) == (401, True)
         assert "judged up to" not in answer.text and "<nav" not in answer.text
+
+
+def test_a_device_that_a_load_adds_is_counted(tmp_path: Path) -> None:
+    """A load may have further devices and other clocks in the same version of the tables."""
+    made = ServedHome(tmp_path / "home")
+    made.batch(signal(10, "known"), tick(20))
+    with served(made.home) as client:
+        live = client.app.state.live  # type: ignore[attr-defined]
+        assert '<b class="figure">1</b> device<' in client.get("/devices").text
+        live.stop()
+        land(made.home, [signal(30, "heard")], 9)
+        live.mirror._loaded_s = 0.0
+        live.mirror.refresh(wall_clock_ms())
+        text = client.get("/devices").text
+        assert "/devices/heard" in text and '<b class="figure">2</b> devices<' in text
 
 
 def test_an_empty_home_has_pages(tmp_path: Path) -> None:

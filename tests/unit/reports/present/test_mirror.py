@@ -108,6 +108,23 @@ def test_transitions_committed_during_a_load_are_listed_once(watched: _Watched, 
     assert watched.facts(held) == watched.loaded()
 
 
+@pytest.mark.parametrize("replace", ["_replace", "_load_changes"])
+def test_a_mirror_shows_that_facts_and_version_differ(watched: _Watched, monkeypatch: pytest.MonkeyPatch, replace: str) -> None:
+    """A fold replaces the facts before their version is known; a load replaces both after all reading."""
+    original, seen = getattr(watched.held, replace), list[bool]()
+
+    def observed(*arguments: Any) -> None:
+        original(*arguments)
+        seen.append(watched.held.is_replacing)
+
+    monkeypatch.setattr(watched.held, replace, observed)
+    monkeypatch.setattr(watched.held, "_is_due", lambda _: replace == "_load_changes")
+    watched.batch(signal(60, "c"), tick(90))
+    watched.refresh()
+    assert seen == [replace == "_replace"]
+    assert not watched.held.is_replacing
+
+
 def test_facts_are_loaded_again_after_a_rollback_of_the_frontier(watched: _Watched) -> None:
     watched.batch(signal(2 * DAY_S, "a"), tick(2 * DAY_S + 60))
     watched.refresh()
