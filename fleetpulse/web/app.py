@@ -33,10 +33,10 @@ from fleetpulse.web.actions import Starter
 from fleetpulse.web.api_modes import known_modes
 from fleetpulse.web.events import Streams
 from fleetpulse.web.live import LiveFleet, QueryTooLong
+from fleetpulse.web.openapi import COOKIE
 from fleetpulse.web.rendering import error_page, is_for_people
 
 OPEN: Final = frozenset({"/healthz", "/readyz", "/login"})  # and all below /static
-COOKIE: Final = "fleet_session"
 MOST_QUERY_BYTES: Final = 8_192
 HEADERS: Final = {
     "Content-Security-Policy": (

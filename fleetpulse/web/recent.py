@@ -21,7 +21,9 @@ class RecentValues:
         self._known: dict[str, tuple[float, Any]] = {}
 
     def get(self, name: str, every_s: float, read: Callable[[], Any]) -> Any:
-        """Return a value; requests for it at one time wait for one reading.
+        """Return a value.
+
+        While one request reads it again, others get the value before, unless that is older than twice the interval.
 
         Args:
             name: name of the value.
@@ -30,12 +32,19 @@ class RecentValues:
         """
         with self._lock:
             lock = self._locks.setdefault(name, Lock())
-        with lock:
+        if not lock.acquire(blocking=False):
+            before = self._known.get(name)
+            if before is not None and self._clock() - before[0] < 2 * every_s:
+                return before[1]
+            lock.acquire()
+        try:
             known = self._known.get(name)
             if known is None or self._clock() - known[0] >= every_s:
                 known = self._clock(), read()
                 self._known[name] = known
             return known[1]
+        finally:
+            lock.release()
 
 
 class VersionedValues:

@@ -4,6 +4,7 @@ History is shown as it is known now, or as it was known at an earlier instant.
 """
 
 from collections import Counter
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -153,7 +154,7 @@ def _why_no_history(home: Home, device: str, moment: Any) -> str:
     reports.require_known(home, device)
     changes = reports.transitions(home, device)
     if not changes:
-        return f'no verdict about "{device}" has been emitted; to see why: ./fleet device {device} --home {home.path}'
+        return f'no verdict about "{device}" has been emitted; to see why: ./fleet device {quote(device)} --home {home.path}'
     if moment.known_ms != END_OF_TIME_MS and instant_ms(changes[0]["event_time"]) <= moment.at_ms:
         return f'nothing about "{device}" was known then: {_judged_when(home, moment.known_ms)}'
     began = cell("event_time", changes[0]["event_time"])

@@ -23,6 +23,31 @@ def test_a_slow_value_is_read_at_most_once_in_an_interval() -> None:
     assert [recent.get("a", 5, value), recent.get("b", 5, value)] == [1, 2]
 
 
+def test_a_value_that_is_being_read_again_is_the_one_before_for_another_interval() -> None:
+    now, begun, ended = [100.0], Event(), Event()
+    recent = RecentValues(lambda: now[0])
+    assert recent.get("a", 5, lambda: 0) == 0
+
+    def slow() -> int:
+        begun.set()
+        assert ended.wait(LIMIT_S)
+        return 1
+
+    now[0] += 6
+    reader = Thread(target=recent.get, args=("a", 5, slow))
+    reader.start()
+    assert begun.wait(LIMIT_S)
+    assert recent.get("a", 5, lambda: 2) == 0
+    now[0] += 4
+    waiter = Thread(target=lambda: found.append(recent.get("a", 5, lambda: 3)))
+    found: list[int] = []
+    waiter.start()
+    ended.set()
+    reader.join(LIMIT_S)
+    waiter.join(LIMIT_S)
+    assert found == [1], "a value of twice the interval is not returned: the request waits"
+
+
 def test_a_value_that_cannot_be_read_is_read_again() -> None:
     recent = RecentValues()
     with pytest.raises(ZeroDivisionError):
