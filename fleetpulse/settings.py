@@ -24,6 +24,8 @@ from fleetpulse.core.presence.coverage import MAX_OWN_BRIDGES
 from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import BRIDGE, KAFKA
+from fleetpulse.core.streams.names import StreamName
+from fleetpulse.core.streams.options import StreamOptions
 from fleetpulse.core.text import MAX_ID_BYTES
 from fleetpulse.core.times import DAY_MS, HOUR_MS, format_duration, parse_duration_ms
 
@@ -90,6 +92,10 @@ def _is_host(value: str) -> str:
     if len(value.encode()) > MAX_ID_BYTES or not value.isprintable() or any(mark in value for mark in "/+#"):
         raise ValueError(f'a host id has at most {MAX_ID_BYTES} printable bytes without / + #; write an id such as "fleetpulse"')
     return value
+
+
+def _are_distinct(names: tuple[StreamName, ...]) -> tuple[StreamName, ...]:
+    return tuple(sorted({*names}))
 
 
 def _is_bounded(jitter_ms: int) -> int:
@@ -340,6 +346,12 @@ class Settings(BaseSettings):
             run ends.
         stale_after: time after which ``fleet stream supervise`` calls the lifecycle job stale: it
             has judged no pending row, or no bridge has written anything.
+        streams: streams beside the lifecycle to run: ``sessions`` (connections of devices), ``vitals``
+            (metrics over windows) and ``commands`` (commands to devices, and their answers). Each costs
+            CPU time and memory; none by default.
+        streams_every: interval of the batches of each stream; a result is at most that much later.
+        session_silence: covered time without a message after which the session of a device ends.
+        command_timeout: time after which a command without an answer has timed out.
         keep_messages: retention of messages by ``fleet maintain``, counted back from the newest
             message, or from now if that is in the future. At least one day, or ``forever``, like
             all settings down to ``keep_quality``. Rows of the registry, policies, coverage gaps and
@@ -421,6 +433,10 @@ class Settings(BaseSettings):
     verdict_delay: Annotated[Milliseconds, Field(ge=0, le=10_000)] = "10s"  # pyright: ignore[reportAssignmentType]
     batch_every: Annotated[Milliseconds, Field(ge=200, le=10_000)] = "200ms"  # pyright: ignore[reportAssignmentType]
     state_store: Annotated[str, AfterValidator(_is_usable)] = "rocksdb"
+    streams: Annotated[tuple[StreamName, ...], AfterValidator(_are_distinct)] = ()
+    streams_every: Annotated[Milliseconds, Field(ge=200, le=HOUR_MS)] = "30s"  # pyright: ignore[reportAssignmentType]
+    session_silence: Annotated[Milliseconds, Field(ge=1_000)] = "60m"  # pyright: ignore[reportAssignmentType]
+    command_timeout: Annotated[Milliseconds, Field(ge=1_000, le=DAY_MS)] = "5m"  # pyright: ignore[reportAssignmentType]
     restarts: Annotated[int, Field(ge=0, le=1_000)] = 5
     stale_after: Annotated[Milliseconds, Field(ge=1_000)] = "10m"  # pyright: ignore[reportAssignmentType]
     keep_messages: Kept = "90d"  # pyright: ignore[reportAssignmentType]
@@ -479,6 +495,10 @@ class Settings(BaseSettings):
         """Cores that run the tasks of a session: those of this machine, or of all executors on a cluster."""
         return self.cores if self.spark_master == LOCAL else self.executors * self.executor_cores
 
+    def stream_options(self) -> StreamOptions:
+        """Return the options of the streams beside the lifecycle."""
+        return StreamOptions(self.streams, self.streams_every, self.session_silence, self.command_timeout)
+
     def chosen_identity(self) -> DeviceIdentity | None:
         """Return the setting ``identity``; None if it is not set: a home keeps its own."""
         return self.identity if "identity" in self.model_fields_set else None
@@ -523,7 +543,8 @@ def load_settings(home: Path) -> Settings:
         return Settings(**content)
     except SettingsError as error:
         raise FleetError(
-            f"invalid settings: {error}; write bridges, kafka and serve_hosts as JSON in the environment", code="settings-faulty"
+            f"invalid settings: {error}; write bridges, kafka, serve_hosts and streams as JSON in the environment",
+            code="settings-faulty",
         ) from None
     except ValidationError as error:
         faults = [f"  {'.'.join(map(str, one['loc']))}: {_rule(one)}{_got(one)}" for one in error.errors()]

@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import structlog
@@ -16,6 +16,7 @@ from py4j.protocol import Py4JNetworkError
 from pyspark.sql.streaming.query import StreamingQuery
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.streams.options import StreamOptions
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io.checkpoints.checkpoint import judged_up_to
 from fleetpulse.io.delta.log import holds_table
@@ -25,6 +26,7 @@ from fleetpulse.io.lifecycle.query import start
 from fleetpulse.io.maintenance.vacuum import shorten_log
 from fleetpulse.io.spark.scratch import leftovers, remove_folders
 from fleetpulse.io.spark.session import SparkResources, spark_session
+from fleetpulse.io.streams.runner import StreamRunner
 from fleetpulse.io.system.kernel_cache import compile_in_background
 from fleetpulse.io.system.process import StopSignal, write_status
 from fleetpulse.io.tables.adaptive_batching import trigger_ms
@@ -50,12 +52,14 @@ class LifecycleOptions:
         health_ms: retention of `stream_health`; None for ever.
         versions_ms: retention of a version in the log of `judgements` after a checkpoint of the log
             includes it.
+        streams: streams beside the lifecycle.
     """
 
     hold_ms: int
     batch_every_ms: int
     health_ms: int | None
     versions_ms: int
+    streams: StreamOptions = field(default_factory=StreamOptions)
 
 
 def run_lifecycle(home: Home, stop: StopSignal, options: LifecycleOptions, size: SparkResources) -> None:
@@ -92,17 +96,22 @@ def _run(home: Home, stop: StopSignal, options: LifecycleOptions, size: SparkRes
     health = StreamHealth(home, home.generation().number, options.health_ms)
     trigger_interval_ms, held_ms = trigger_ms(options.hold_ms, options.batch_every_ms)
     query: StreamingQuery | None = None
-    status: Mapping[str, Any] = {}
+    streams = StreamRunner(spark, home, options.streams)
+    status: dict[str, Any] = {}
     next_s = time.monotonic()
     try:
         query = start(spark, home, f"{trigger_interval_ms} milliseconds", held_ms=held_ms, stopped=stop.is_set)
         health.follow(query)
+        streams.check()
         while not stop.wait(_POLL_S):
             if not query.isActive:
                 raise FleetError(
                     f"the Spark query of the lifecycle job failed: {query.exception() or 'no reason given'}", code="job-ended"
                 )
             status = _status(home, query, status)
+            if options.streams.names:
+                streams.check()
+                status["streams"] = streams.status()
             write_status(home.run("lifecycle"), status)
             if time.monotonic() >= next_s:
                 trim_judgements_log(home, str(query.id), options.versions_ms)
@@ -116,6 +125,8 @@ def _run(home: Home, stop: StopSignal, options: LifecycleOptions, size: SparkRes
         with suppress(*_JVM_GONE):
             if query is not None:
                 _finish(query)
+        with suppress(*_JVM_GONE):
+            streams.stop()
         health.stop()
         with suppress(*_JVM_GONE):
             spark.stop()

@@ -220,7 +220,9 @@ def lifecycle(home: HomeOption, parent: ParentOption = None) -> None:
 
     settings, at = load_settings(home), Home(home)
     held_ms = hold_ms(verdict_delay_ms(at.deployment().allowed_lateness_ms, settings.verdict_delay))
-    options = LifecycleOptions(held_ms, settings.batch_every, settings.keep_stream_health, settings.keep_judgement_versions)
+    options = LifecycleOptions(
+        held_ms, settings.batch_every, settings.keep_stream_health, settings.keep_judgement_versions, settings.stream_options()
+    )
     run_lifecycle(at, _set_up_process(parent), options, session_resources_of(at))
 
 

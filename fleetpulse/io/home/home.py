@@ -15,6 +15,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import BRIDGE, KAFKA
+from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.times import format_duration
 from fleetpulse.io.checkpoints.checkpoint import judged_up_to
 from fleetpulse.io.checkpoints.generations import Generation, checkpoint_of, load_generations
@@ -110,6 +111,10 @@ class Home:
     def checkpoint(self) -> Path:
         """Checkpoint of the lifecycle job's current generation."""
         return checkpoint_of(self.lifecycle, load_generations(self.lifecycle).current)
+
+    def stream_checkpoint(self, stream: StreamName) -> Path:
+        """Return the checkpoint of a stream beside the lifecycle."""
+        return self.path / "checkpoints" / stream
 
     @property
     def kafka_checkpoint(self) -> Path:

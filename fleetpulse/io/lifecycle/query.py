@@ -1,8 +1,7 @@
 """Streaming query of the lifecycle job: bronze blocks to judgements."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -24,7 +23,7 @@ from fleetpulse.io.lifecycle.finish_commit import finish_sink_committed_batch
 from fleetpulse.io.lifecycle.judgement_sink import JudgementSink
 from fleetpulse.io.lifecycle.stateful_processor import OUTPUT, GroupProcessor
 from fleetpulse.io.spark.scratch import remove_temporary_files
-from fleetpulse.io.spark.session import folder_of
+from fleetpulse.io.spark.session import changed_settings, folder_of
 from fleetpulse.io.tables.adaptive_batching import BATCH_ROWS
 from fleetpulse.io.tables.outbox import flush_outbox
 
@@ -193,7 +192,7 @@ def start(
         table=None if silent and judgements_table is None else table,
         whole=judgements_table is not None,
     )
-    with _set(spark, _OF_THE_QUERY):
+    with changed_settings(spark, _OF_THE_QUERY):
         if silent and judgements_table is None:
             writer = rows.writeStream.outputMode("append").option("checkpointLocation", str(checkpoint)).format("noop")
         else:
@@ -201,22 +200,6 @@ def start(
         writer = writer.queryName("lifecycle")
         writer = writer.trigger(availableNow=True) if pause is None else writer.trigger(processingTime=pause)
         return start_with_retries(writer.start, stopped, bounded=pause is None)
-
-
-@contextmanager
-def _set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Change settings of a session until the context exits."""
-    before = {name: spark.conf.get(name, None) for name in settings}
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, value)
 
 
 def start_with_retries(

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Final
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.checkpoints.checkpoint import committed_batches, query_id
 from fleetpulse.io.checkpoints.generations import DISCARDED, NEW, PRUNED, RETIRED, checkpoint_of, load_generations
+from fleetpulse.io.checkpoints.streams import next_versions
 from fleetpulse.io.home.exclusive import is_making
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.maintenance.vacuum import newest_by
@@ -97,8 +99,15 @@ def _snapshots(home: Home) -> Iterable[ReaderPin]:
         yield ReaderPin(f"snapshot {one.version}", one.bronze)
 
 
+def _streams(home: Home) -> Iterable[ReaderPin]:
+    """Yield the pins of the streams beside the lifecycle that have committed a batch."""
+    for name in StreamName:
+        if versions := next_versions(home.stream_checkpoint(name)):
+            yield ReaderPin(f"stream {name}", min(versions), by_version=True)
+
+
 # Each function returns the pins of one kind of reader; add new kinds here.
-PIN_SOURCES: Final[tuple[Callable[[Home], Iterable[ReaderPin]], ...]] = (_generations, _snapshots)
+PIN_SOURCES: Final[tuple[Callable[[Home], Iterable[ReaderPin]], ...]] = (_generations, _snapshots, _streams)
 
 
 def reader_pins(home: Home) -> list[ReaderPin]:

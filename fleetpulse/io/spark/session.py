@@ -6,8 +6,8 @@ encrypts all its connections.
 
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -238,6 +238,22 @@ def _temporary(local_dir: Path) -> str:
 def folder_of(spark: SparkSession) -> Path:
     """Return the folder for files that a session can lose."""
     return Path(str(spark.conf.get(_FOLDER)))
+
+
+@contextmanager
+def changed_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Change settings of a session until the context exits."""
+    before = {name: spark.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, value)
 
 
 def _count_start(app_name: str) -> None:

@@ -1,0 +1,137 @@
+"""Runner of the streams beside the lifecycle: starts their queries, and restarts those that fail.
+
+Rule 1: a stream never fails or stops the lifecycle query. A failed stream is restarted after a pause, which grows
+with each failure; its checkpoint loses nothing meanwhile.
+Rule 2: a stream that the settings do not name costs nothing: none of its code is imported.
+Rule 3: a new stream begins at the version of bronze at which the lifecycle job continues.
+"""
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, Final
+
+import structlog
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.streams.names import StreamName
+from fleetpulse.core.streams.options import StreamOptions
+from fleetpulse.core.tables import MESSAGES
+from fleetpulse.io.checkpoints.checkpoint import committed_batches, relocate
+from fleetpulse.io.checkpoints.streams import has_begun
+from fleetpulse.io.delta.log import DeltaLog
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.maintenance.readers import batch_ends
+from fleetpulse.io.spark.scratch import remove_temporary_files
+from fleetpulse.io.spark.session import changed_settings
+
+_LOG: Final = structlog.get_logger("streams")
+_FIRST_PAUSE_S: Final = 5.0
+_LONGEST_PAUSE_S: Final = 600.0
+_STOP_S: Final = 10.0  # wait for the end of a batch
+_OF_THE_QUERY: Final = {  # bronze has ticks, so each batch has rows, and one without rows has no work
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false"
+}
+_MODULES: Final[Mapping[StreamName, str]] = {  # each has `start_query(spark, home, options, begin)`
+    StreamName.SESSIONS: "fleetpulse.io.streams.sessions",
+    StreamName.VITALS: "fleetpulse.io.streams.vitals",
+    StreamName.COMMANDS: "fleetpulse.io.streams.commands",
+}
+
+
+class _Running:
+    """One stream: its query, its failures, and the time of its next start."""
+
+    def __init__(self) -> None:
+        self.query: StreamingQuery | None = None
+        self.failures = 0
+        self.next_s = 0.0
+        self.fault: str | None = None
+
+
+class StreamRunner:
+    """Runner of the streams of a home in one Spark session.
+
+    Args:
+        spark: Spark session of the lifecycle job.
+        home: home of the tables and the checkpoints.
+        options: streams and their options.
+    """
+
+    def __init__(self, spark: SparkSession, home: Home, options: StreamOptions) -> None:
+        self._spark, self._home, self._options = spark, home, options
+        self._running = {name: _Running() for name in options.names}
+
+    def check(self) -> None:
+        """Start each stream that does not run and whose pause is over; call it every few seconds."""
+        for name, one in self._running.items():
+            if one.query is not None and one.query.isActive:
+                continue
+            if one.query is not None:
+                self._failed(name, one, str(one.query.exception() or "the query ended"))
+            if time.monotonic() >= one.next_s:
+                try:
+                    one.query = start_stream(self._spark, self._home, name, self._options)
+                    one.fault = None
+                except (FleetError, PySparkException, OSError) as error:
+                    self._failed(name, one, str(error))
+
+    def _failed(self, name: StreamName, one: _Running, why: str) -> None:
+        one.query, one.fault = None, why.split("\n", 1)[0]
+        pause_s = min(_FIRST_PAUSE_S * 2**one.failures, _LONGEST_PAUSE_S)
+        one.failures += 1
+        one.next_s = time.monotonic() + pause_s
+        _LOG.error("a stream failed; it starts again", stream=str(name), error=one.fault, pause_s=pause_s)
+
+    def status(self) -> dict[str, dict[str, Any]]:
+        """Return the state, the newest batch and the last fault of each stream."""
+        return {
+            name.value: {
+                "state": "failed" if one.query is None and one.fault else "running",
+                "batch": max(committed_batches(self._home.stream_checkpoint(name)), default=None),
+                "failures": one.failures,
+                "error": one.fault,
+            }
+            for name, one in self._running.items()
+        }
+
+    def stop(self) -> None:
+        """Stop all streams, each between two batches if its batch ends within ten seconds."""
+        limit = time.monotonic() + _STOP_S
+        for one in self._running.values():
+            if one.query is None:
+                continue
+            while one.query.isActive and one.query.status["isTriggerActive"] and time.monotonic() < limit:
+                time.sleep(0.05)
+            with suppress(PySparkException):
+                one.query.stop()
+
+
+def start_stream(spark: SparkSession, home: Home, name: StreamName, options: StreamOptions) -> StreamingQuery:
+    """Start the query of a stream from its checkpoint, or at the present without one.
+
+    Args:
+        spark: Spark session.
+        home: home of the tables and the checkpoint.
+        name: the stream.
+        options: options of the stream.
+
+    Raises:
+        FleetError: a checkpoint is damaged.
+    """
+    checkpoint = home.stream_checkpoint(name)
+    relocate(checkpoint)
+    remove_temporary_files(checkpoint)
+    begin = 0 if has_begun(checkpoint) else _begin(home)
+    with changed_settings(spark, _OF_THE_QUERY):
+        return import_module(_MODULES[name]).start_query(spark, home, options, begin)
+
+
+def _begin(home: Home) -> int:
+    """Return the version of bronze at which a new stream begins."""
+    ends = batch_ends(home.checkpoint)
+    return min(ends[0], DeltaLog(home.table(MESSAGES.name)).latest()) if ends else 0

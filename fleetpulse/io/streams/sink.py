@@ -1,0 +1,62 @@
+"""Streaming sink that appends the rows of a batch to a Delta table, exactly once.
+
+Rule: a batch is committed once: its commit carries the query id and the batch number (Delta's ``txn``). A batch
+that the table already has still runs, since the state of the query needs it; its rows are dropped.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fleetpulse.core.tables import Table
+from fleetpulse.io.checkpoints.checkpoint import query_id
+from fleetpulse.io.delta.appender import Appender
+from fleetpulse.io.delta.corruption import open_table
+from fleetpulse.io.tables import tables
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+
+class TableSink:
+    """Function for ``foreachBatch`` that appends batches to a table.
+
+    Args:
+        folder: folder of the table; a missing table is created.
+        table: declaration of the table.
+        checkpoint: checkpoint of the query.
+    """
+
+    def __init__(self, folder: Path, table: Table, checkpoint: Path) -> None:
+        self._folder, self._table, self._checkpoint = folder, table, checkpoint
+        tables.create_at(folder, table)
+        self._appender: Appender | None = None
+        self._query = ""
+        self._through = -1  # last batch in the table
+
+    def __call__(self, batch: "DataFrame", batch_id: int) -> None:
+        """Run a batch and append its rows unless the table already has them."""
+        rows = self.rows_of(batch)
+        appender = self._appender or self._open()
+        if batch_id <= self._through:
+            return
+        try:
+            if rows.num_rows:
+                appender.append(rows.cast(tables.arrow_schema(self._table)), {self._query: batch_id})
+        except BaseException:
+            self._appender = None  # the next attempt reads the last batch from the table again
+            raise
+        self._through = batch_id
+
+    def rows_of(self, batch: "DataFrame") -> "pa.Table":
+        """Return the rows of a batch with the columns of the table."""
+        columns: list[Any] = [column.name for column in self._table.columns]
+        return batch.select(*columns).toArrow()
+
+    def _open(self) -> Appender:
+        query = query_id(self._checkpoint)
+        assert query is not None, "a query has an id before its first batch"
+        appender = Appender(self._folder)
+        known = open_table(self._folder).transaction_version(query)
+        self._query, self._through, self._appender = query, -1 if known is None else known, appender
+        return appender
