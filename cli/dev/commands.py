@@ -62,6 +62,7 @@ def register(app: typer.Typer) -> None:
     bench.command("quality")(bench_quality)
     bench.command("present")(bench_present)
     bench.command("page")(bench_page)
+    bench.command("streams")(bench_streams)
     app.add_typer(bench, name="bench")
 
 
@@ -440,6 +441,18 @@ def bench_page(
 
     measured = run(devices, history or [1, 4], viewers, for_s, _print_progress)
     _show_measured(measured, "page and API", json_lines=json_lines)
+
+
+def bench_streams(
+    devices: Annotated[int, typer.Option("--devices", min=100, help="Number of devices.")] = 100_000,
+    minutes: Annotated[int, typer.Option("--minutes", min=10, help="Length of bronze; a device sends a message a minute.")] = 20,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of measured rounds.")] = 3,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """Measure the streams beside the lifecycle against plain Spark: CPU a message of each."""
+    from bench.streams import bench_streams as run
+
+    _show_measured(run(devices, minutes, rounds, _print_progress), "streams beside the lifecycle", json_lines=json_lines)
 
 
 def _print_progress(line: str) -> None:
