@@ -272,4 +272,9 @@ def _json(counts: Mapping[str, int] | None) -> str | None:
 def problems_of(status: Mapping[str, Any]) -> list[str]:
     """Return the problems that the status of a job reports."""
     problems = [str(status["problem"])] if status.get("problem") else []
+    problems += [
+        f"the stream {name} has failed {one['failures']} times, and starts again: {one['error']}"
+        for name, one in status.get("streams", {}).items()
+        if one["state"] == "failed"
+    ]
     return [*problems, "a coverage gap is open: silence at its sites does not count"] if status.get("gap_open") else problems

@@ -1,0 +1,137 @@
+"""The runner of streams: starts, pauses after failures, and the place at which a stream begins."""
+
+import json
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.monitoring.health import problems_of
+from fleetpulse.core.streams.names import StreamName
+from fleetpulse.core.streams.options import StreamOptions
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.streams import runner
+from fleetpulse.io.streams.runner import StreamRunner
+
+pytestmark = pytest.mark.unit
+
+
+class FakeQuery:
+    """Query whose end a test determines."""
+
+    def __init__(self) -> None:
+        self.isActive = True
+        self.fault: str | None = None
+        self.stopped = False
+        self.status = {"isTriggerActive": False}
+
+    def exception(self) -> str | None:
+        return self.fault
+
+    def fail(self, fault: str) -> None:
+        self.isActive, self.fault = False, fault
+
+    def stop(self) -> None:
+        self.isActive, self.stopped = False, True
+
+
+class FakeStream(ModuleType):
+    """Module of a stream whose starts are recorded."""
+
+    def __init__(self) -> None:
+        super().__init__("fake_stream")
+        self.queries: list[FakeQuery] = []
+        self.begins: list[int] = []
+        self.refusal: FleetError | None = None
+
+    def start_query(self, _spark: Any, _home: Home, _options: StreamOptions, begin: int) -> FakeQuery:
+        if self.refusal:
+            raise self.refusal
+        self.begins.append(begin)
+        self.queries.append(FakeQuery())
+        return self.queries[-1]
+
+
+class Clock:
+    """Monotonic clock of the runner."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 100.0
+        monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: self.now_s, sleep=lambda _: None))
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> FakeStream:
+    module = FakeStream()
+    monkeypatch.setitem(sys.modules, "fake_stream", module)
+    monkeypatch.setattr(runner, "_MODULES", dict.fromkeys(StreamName, "fake_stream"))
+    return module
+
+
+def _spark() -> Any:
+    return SimpleNamespace(conf=SimpleNamespace(get=lambda *_: None, set=lambda *_: None, unset=lambda *_: None))
+
+
+def _runner(home: Home) -> StreamRunner:
+    return StreamRunner(_spark(), home, StreamOptions((StreamName.SESSIONS,)))
+
+
+def test_failed_stream_starts_again_after_a_growing_pause(
+    home: Home, stream: FakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, running = Clock(monkeypatch), _runner(home)
+    starts: list[int] = []
+    running.check()
+    for pause_s in (5, 10, 20):
+        stream.queries[-1].fail("first line\nsecond line")
+        running.check()
+        assert problems_of({"streams": running.status()}) == [
+            f"the stream sessions has failed {len(starts) + 1} times, and starts again: first line"
+        ]
+        clock.now_s += pause_s - 0.1
+        running.check()
+        assert not stream.queries[-1].isActive
+        clock.now_s += 0.2
+        running.check()
+        assert stream.queries[-1].isActive
+        starts.append(len(stream.queries))
+        assert problems_of({"streams": running.status()}) == []
+    assert starts == [2, 3, 4]
+
+
+def test_stream_that_cannot_start_does_not_stop_the_others(
+    home: Home, stream: FakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, running = Clock(monkeypatch), _runner(home)
+    stream.refusal = FleetError("no checkpoint", code="offsets-damaged")
+    running.check()
+    assert running.status()["sessions"] == {"state": "failed", "batch": None, "failures": 1, "error": "no checkpoint"}
+    stream.refusal = None
+    clock.now_s += 6
+    running.check()
+    assert running.status()["sessions"]["state"] == "running"
+
+
+def test_streams_stop_with_the_job(home: Home, stream: FakeStream) -> None:
+    running = _runner(home)
+    running.check()
+    running.stop()
+    assert [query.stopped for query in stream.queries] == [True]
+
+
+def test_stream_that_is_off_is_not_imported(home: Home) -> None:
+    running = StreamRunner(_spark(), home, StreamOptions())
+    running.check()
+    assert running.status() == {}
+
+
+def test_new_stream_begins_where_the_job_continues(home: Home, stream: FakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder, content in (("offsets", "v1\n{}\n" + json.dumps({"version": 7})), ("commits", "v1\n{}")):
+        (home.checkpoint / folder).mkdir(parents=True)
+        (home.checkpoint / folder / "0").write_text(content)
+    for latest, begin in ((9, 7), (6, 6)):
+        monkeypatch.setattr(runner, "DeltaLog", lambda _, latest=latest: SimpleNamespace(latest=lambda: latest))
+        _runner(home).check()
+        assert stream.begins[-1] == begin
