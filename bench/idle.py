@@ -8,6 +8,7 @@ Rule 3: latency is measured from outside: from the publication of a new device's
 the commit of its transition.
 """
 
+import json
 import os
 import pty
 import shutil
@@ -31,6 +32,7 @@ from bench.measure import Meter, arguments_of, pss_bytes
 from cli.common.output import as_json, as_table, console
 from cli.supervisor.processes import ROOT
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.delta.log import DeltaLog, is_committed
 from fleetpulse.io.home.home import Home
@@ -41,6 +43,7 @@ from fleetpulse.paths import cache_dir
 
 BEFORE: Final = "716d995"  # commit before adaptive batching
 OURS: Final = "this tree"
+WITH_STREAMS: Final = "this tree with streams"
 DEVICES: Final = (100, 10_000)
 PARTS: Final = ("broker", "bridge", "landing", "lifecycle", "screen")
 COLUMNS: Final = (
@@ -62,10 +65,12 @@ class Contender:
     Attributes:
         name: name for display.
         tree: folder of the source tree.
+        streams: whether all streams beside the lifecycle run.
     """
 
     name: str
     tree: Path
+    streams: bool = False
 
 
 @contextmanager
@@ -144,6 +149,8 @@ def _running(contender: Contender, home: Home) -> Iterator[psutil.Process]:
     command = [str(contender.tree / "fleet"), "up", "--no-airflow", "--no-sim", "--port", "0", "--home", str(home.path)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"FLEET_VENV": str(Path(sys.executable).parents[1]), "FLEET_CACHE": str(cache_dir()), "TERM": "xterm"}
+    if contender.streams:
+        environment["FLEET_STREAMS"] = json.dumps([*StreamName])
     # The working directory is the contender's tree: without PYTHONSAFEPATH, Python workers import
     # from the directory in which Spark was started.
     started = subprocess.Popen(
@@ -191,7 +198,7 @@ class _Commits:
 
 
 def _measure(contender: Contender, devices: int, place: Path, settle_s: float, window_s: float) -> dict[str, Any]:
-    home = Home(place / f"{contender.tree.name}-{devices}")
+    home = Home(_folder(place, contender, devices))
     commits = _Commits(home)
     with _running(contender, home) as tree, Meter(tree) as meter:
         _await(lambda: read_status(home.run("bridge")).get("state") == "live", "the bridge")
@@ -232,6 +239,10 @@ def _measure(contender: Contender, devices: int, place: Path, settle_s: float, w
     }
 
 
+def _folder(place: Path, contender: Contender, devices: int) -> Path:
+    return place / f"{contender.name.replace(' ', '-')}-{devices}"
+
+
 def _sleep(seconds: float, commits: _Commits) -> None:
     limit = time.monotonic() + seconds
     while (left_s := limit - time.monotonic()) > 0:
@@ -256,7 +267,15 @@ def _keeps_classes(tree: psutil.Process) -> bool:
 
 
 def bench_idle(
-    *, before: str, devices: Sequence[int], settle_s: float, window_s: float, rounds: int, json_lines: bool, alone: bool
+    *,
+    before: str,
+    devices: Sequence[int],
+    settle_s: float,
+    window_s: float,
+    rounds: int,
+    json_lines: bool,
+    alone: bool,
+    streams: bool = False,
 ) -> None:
     """Run the contenders in turn; print a row each, with the ratio per fleet size.
 
@@ -268,6 +287,7 @@ def bench_idle(
         rounds: number of runs of each contender; figures are medians.
         json_lines: whether to print one JSON object a line instead of a table.
         alone: whether to measure this commit only.
+        streams: whether to measure this commit again with all streams beside the lifecycle.
 
     Raises:
         FleetError: a run did not start, or did not judge all published messages.
@@ -276,13 +296,15 @@ def bench_idle(
     with own_folder(Path(tempfile.mkdtemp(prefix="fleet-idle-"))) as place, ExitStack() as others:
         contenders = [] if alone else [others.enter_context(checkout(before))]
         contenders.append(Contender(OURS, ROOT))
+        if streams:
+            contenders.append(Contender(WITH_STREAMS, ROOT, streams=True))
         for size in devices:
             found: dict[str, list[dict[str, Any]]] = {one.name: [] for one in contenders}
             for number in range(rounds):
                 for one in contenders:
                     console().print(f"{one.name}, {size:,} devices, round {number + 1}", style="bright_black")
                     found[one.name].append(_measure(one, size, place, settle_s, window_s))
-                    shutil.rmtree(place / f"{one.tree.name}-{size}", ignore_errors=True)
+                    shutil.rmtree(_folder(place, one, size), ignore_errors=True)
             medians = {name: _median(those) for name, those in found.items()}
             for row in medians.values():
                 row["ratio"] = round(row["cpu_cores"] / medians[contenders[0].name]["cpu_cores"], 3)

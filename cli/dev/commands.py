@@ -331,6 +331,7 @@ def bench_idle(
     window: Annotated[str, typer.Option("--window", help="Length of the measurement.")] = "2m",
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Runs of each contender; figures are medians.")] = 1,
     alone: Annotated[bool, typer.Option("--alone", help="Skip the other commit.")] = False,
+    streams: Annotated[bool, typer.Option("--streams", help="Measure also with all streams beside the lifecycle.")] = False,
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """Measure the steady cost of `fleet up` and its time to the first verdicts.
@@ -348,6 +349,7 @@ def bench_idle(
         rounds=rounds,
         json_lines=json_lines,
         alone=alone,
+        streams=streams,
     )
 
 
