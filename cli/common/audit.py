@@ -56,6 +56,7 @@ AUDITED: Final[Mapping[str, IfUnwritable]] = {
             "state rollback",
             "state snapshot",
             "state switch",
+            "stream rebuild",
             "stream start",
             "stream stop",
         ),

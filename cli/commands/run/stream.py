@@ -10,6 +10,7 @@ import typer
 
 from cli.common.options import DEFAULT_HOME, HomeOption, JsonOption
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.streams.names import StreamName
 from fleetpulse.io.home.desired_state import RUNNING, STOPPED, get_desired, set_desired
 from fleetpulse.io.home.exclusive import await_state_free
 from fleetpulse.io.home.home import Home
@@ -99,3 +100,21 @@ def supervise(
         raise FleetError(f'the lifecycle job of "{home}" is {check.state}: {check.why}', code="job-unwell")
     if not as_json:
         typer.echo(f"{check.state}: {check.why}")
+
+
+@stream.command("rebuild")
+def rebuild(
+    name: Annotated[StreamName, typer.Argument(help="Stream beside the lifecycle.")], home: HomeOption = DEFAULT_HOME
+) -> None:
+    """Rebuild the state of a stream beside the lifecycle from bronze, for example after damage.
+
+    The lifecycle job must be stopped. The stream reads a recent part of bronze again when the job starts; rows
+    that its table has are not written twice. The former checkpoint is kept until the next rebuild.
+    """
+    from fleetpulse.io.streams.rebuilds import rebuild_stream
+
+    opened = Home(home)
+    opened.record()
+    with opened.state_held("fleet stream rebuild"):
+        found = rebuild_stream(opened, name)
+    typer.echo(f'the stream "{name}" reads bronze again from version {found.begin:,}; it had read up to {found.through:,}')

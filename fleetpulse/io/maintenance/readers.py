@@ -15,13 +15,16 @@ from typing import Final
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.streams.names import StreamName
-from fleetpulse.core.tables import JUDGEMENTS
+from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io.checkpoints.checkpoint import committed_batches, query_id
 from fleetpulse.io.checkpoints.generations import DISCARDED, NEW, PRUNED, RETIRED, checkpoint_of, load_generations
+from fleetpulse.io.checkpoints.stream_rebuild import read_rebuild, read_span
 from fleetpulse.io.checkpoints.streams import next_versions
+from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.exclusive import is_making
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.maintenance.vacuum import newest_by
+from fleetpulse.io.tables.adaptive_batching import first_version_since
 from fleetpulse.io.tables.snapshots import snapshots
 
 
@@ -100,10 +103,20 @@ def _snapshots(home: Home) -> Iterable[ReaderPin]:
 
 
 def _streams(home: Home) -> Iterable[ReaderPin]:
-    """Yield the pins of the streams beside the lifecycle that have committed a batch."""
+    """Yield the pins of the streams beside the lifecycle.
+
+    A stream also keeps the versions from which its state can be rebuilt.
+    """
+    log = DeltaLog(home.table(MESSAGES.name))
     for name in StreamName:
-        if versions := next_versions(home.stream_checkpoint(name)):
-            yield ReaderPin(f"stream {name}", min(versions), by_version=True)
+        checkpoint = home.stream_checkpoint(name)
+        versions, rebuilt = next_versions(checkpoint), read_rebuild(checkpoint)
+        if versions:
+            yield ReaderPin(
+                f"stream {name}", first_version_since(log, min(versions), read_span(checkpoint) or 0), by_version=True
+            )
+        elif rebuilt:
+            yield ReaderPin(f"stream {name}", rebuilt.begin, by_version=True)
 
 
 # Each function returns the pins of one kind of reader; add new kinds here.

@@ -22,12 +22,15 @@ from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.streams.options import StreamOptions
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoints.checkpoint import committed_batches, relocate
+from fleetpulse.io.checkpoints.stream_rebuild import finish as finish_rebuild
+from fleetpulse.io.checkpoints.stream_rebuild import read_rebuild
 from fleetpulse.io.checkpoints.streams import has_begun
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.maintenance.readers import batch_ends
 from fleetpulse.io.spark.scratch import remove_temporary_files
 from fleetpulse.io.spark.session import changed_settings
+from fleetpulse.io.streams.rebuilds import end_finished_rebuild
 
 _LOG: Final = structlog.get_logger("streams")
 _FIRST_PAUSE_S: Final = 5.0
@@ -70,6 +73,7 @@ class StreamRunner:
         """Start each stream that does not run and whose pause is over; call it every few seconds."""
         for name, one in self._running.items():
             if one.query is not None and one.query.isActive:
+                end_finished_rebuild(self._home, name)
                 continue
             if one.query is not None:
                 self._failed(name, one, str(one.query.exception() or "the query ended"))
@@ -124,14 +128,17 @@ def start_stream(spark: SparkSession, home: Home, name: StreamName, options: Str
         FleetError: a checkpoint is damaged.
     """
     checkpoint = home.stream_checkpoint(name)
+    finish_rebuild(checkpoint)
     relocate(checkpoint)
     remove_temporary_files(checkpoint)
-    begin = 0 if has_begun(checkpoint) else _begin(home)
+    begin = 0 if has_begun(checkpoint) else _begin(home, name)
     with changed_settings(spark, _OF_THE_QUERY):
         return import_module(_MODULES[name]).start_query(spark, home, options, begin)
 
 
-def _begin(home: Home) -> int:
-    """Return the version of bronze at which a new stream begins."""
+def _begin(home: Home, name: StreamName) -> int:
+    """Return the version of bronze at which a new or rebuilt stream begins."""
+    if rebuilt := read_rebuild(home.stream_checkpoint(name)):
+        return rebuilt.begin
     ends = batch_ends(home.checkpoint)
     return min(ends[0], DeltaLog(home.table(MESSAGES.name)).latest()) if ends else 0

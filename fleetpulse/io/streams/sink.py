@@ -1,7 +1,9 @@
 """Streaming sink that appends the rows of a batch to a Delta table, exactly once.
 
-Rule: a batch is committed once: its commit carries the query id and the batch number (Delta's ``txn``). A batch
+Rule 1: a batch is committed once: its commit carries the query id and the batch number (Delta's ``txn``). A batch
 that the table already has still runs, since the state of the query needs it; its rows are dropped.
+Rule 2: while a stream is rebuilt, its table has some of its rows already, from the former checkpoint. A row whose
+key the table has is dropped: equal rows of bronze give equal rows of the stream.
 """
 
 from pathlib import Path
@@ -9,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from fleetpulse.core.tables import Table
 from fleetpulse.io.checkpoints.checkpoint import query_id
+from fleetpulse.io.checkpoints.stream_rebuild import read_rebuild
 from fleetpulse.io.delta.appender import Appender
 from fleetpulse.io.delta.corruption import open_table
+from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 
 if TYPE_CHECKING:
@@ -40,6 +44,8 @@ class TableSink:
         appender = self._appender or self._open()
         if batch_id <= self._through:
             return
+        if rows.num_rows and read_rebuild(self._checkpoint):
+            rows = self._new_rows(rows)
         try:
             if rows.num_rows:
                 appender.append(rows.cast(tables.arrow_schema(self._table)), {self._query: batch_id})
@@ -52,6 +58,15 @@ class TableSink:
         """Return the rows of a batch with the columns of the table."""
         columns: list[Any] = [column.name for column in self._table.columns]
         return batch.select(*columns).toArrow()
+
+    def _new_rows(self, rows: "pa.Table") -> "pa.Table":
+        """Return the rows whose keys the table does not have."""
+        equal = " AND ".join(f"known.{name} IS NOT DISTINCT FROM batch.{name}" for name in self._table.key)
+        with tables.connect() as connection:
+            tables.open_table_in(connection, Home(self._folder.parents[1]), self._table)
+            connection.register("batch", rows)
+            sql = f"SELECT * FROM batch WHERE NOT EXISTS (SELECT 1 FROM {self._table.name} AS known WHERE {equal})"
+            return connection.sql(sql).to_arrow_table()
 
     def _open(self) -> Appender:
         query = query_id(self._checkpoint)

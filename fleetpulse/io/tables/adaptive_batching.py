@@ -136,8 +136,52 @@ class BatchStart:
         while self._counted <= latest and self._rows < FEW_ROWS:
             files, self._counted = self._log.span(self._counted)
             self._rows += sum(rows for _, rows in files)
-        return self._rows >= FEW_ROWS or not is_live(self._newest_ms(latest), self._wall_ms())
+        return self._rows >= FEW_ROWS or not is_live(newest_received_ms(self._log, latest), self._wall_ms())
 
-    def _newest_ms(self, version: int) -> int | None:
-        numbers = [one["txn"]["version"] for one in self._log.actions(version) if one.get("txn", {}).get("appId") == NEWEST]
-        return int(numbers[0]) if numbers else None
+
+def newest_received_ms(log: DeltaLog, version: int) -> int | None:
+    """Return the newest ``received_at`` that had landed with a version of bronze.
+
+    Returns:
+        Epoch milliseconds; None if the version landed no rows, such as a rewrite.
+
+    Raises:
+        FleetError: the version is no longer in the log.
+    """
+    numbers = [one["txn"]["version"] for one in log.actions(version) if one.get("txn", {}).get("appId") == NEWEST]
+    return int(numbers[0]) if numbers else None
+
+
+def first_version_since(log: DeltaLog, end: int, span_ms: int) -> int:
+    """Return the first version of bronze whose rows may lie within a span before a version.
+
+    Args:
+        log: Delta log of bronze.
+        end: version before which the span ends.
+        span_ms: length of the span of ``received_at``, milliseconds.
+
+    Returns:
+        The version; the oldest one in the log if the log does not reach back so far.
+    """
+
+    def landed(version: int) -> tuple[int, int | None] | None:
+        """Return the nearest version at or before another that landed rows; None if the log has none."""
+        for one in range(version, -1, -1):
+            if log.digest(one) is None:
+                return None
+            if (newest_ms := newest_received_ms(log, one)) is not None:
+                return one, newest_ms
+        return None
+
+    last = landed(end - 1)
+    if last is None or last[1] is None:
+        return end
+    low, high = 0, last[0]  # the version is in this range
+    while low < high:
+        middle = (low + high) // 2
+        found = landed(middle)
+        if found is None or found[1] is None or found[1] < last[1] - span_ms:
+            low = middle + 1
+        else:
+            high = found[0]
+    return low
