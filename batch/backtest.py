@@ -1,10 +1,10 @@
 """Backtest: replay a history under another policy, in this process or on Spark.
 
 Rule 1: a backtest reads the home and writes nothing into it, so it may run while the job runs.
-On a cluster, it has a temporary folder there.
-Rule 2: both sides are replayed. The emitted judgements cannot serve as one side: they end at the
-job's position, a jitter delays some, amendments change them, and a generation may have been made
-from a list.
+On a cluster, it writes temporary files to a folder in the home.
+Rule 2: both sides are replayed. The emitted judgements cannot serve as one side. They end at the
+job's position, and a verdict jitter delays some. Amendments change them. A generation can come from a
+list of devices.
 Rule 3: the engine changes the duration only, not the result.
 """
 

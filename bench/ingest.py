@@ -327,7 +327,7 @@ def measure(count: int, rounds: int, *, mapped: bool = False) -> list[dict[str, 
 
 
 def bench_ingest(*, quick: bool, messages: int | None, json_lines: bool, mapped: bool = False) -> None:
-    """Run the benchmark, and print the results."""
+    """Run the ingest benchmark, and print its results."""
     count = messages or (100_000 if quick else 1_000_000)
     rows: list[Mapping[str, Any]] = [*measure(count, 1 if quick else ROUNDS, mapped=mapped)]
     if json_lines:

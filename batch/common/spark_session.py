@@ -38,7 +38,7 @@ def batch_session(home: Home, size: SparkResources) -> Iterator[SparkSession]:
 
 
 def try_session(place: Path, size: SparkResources) -> None:
-    """Start a Spark session, so that it makes its checks, and stop it.
+    """Start and stop a Spark session, to run the checks of its start.
 
     Args:
         place: empty folder for its temporary files; on a cluster, below a home.

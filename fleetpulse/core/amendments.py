@@ -180,7 +180,7 @@ def histories(
 
 
 def amend(both: Histories, emitted: Mapping[str, Iterable[Judgement]]) -> dict[str, list[Judgement]]:
-    """Return the missing retractions and additions by device, without devices that need none.
+    """Return the missing retractions and additions of each device that has any.
 
     Args:
         both: both histories, judged up to the same frontier.

@@ -375,7 +375,7 @@ def _due(judged: Outcome, device_id: str) -> dict[str, Any]:
 
 
 def newest_batches(home: Home, last: int) -> list[dict[str, Any]]:
-    """Return the rows of `stream_health` about the newest batches, newest first; instants are epoch milliseconds."""
+    """Return the `stream_health` rows of the newest batches, newest first, with instants in epoch ms."""
     names = ", ".join(
         f"epoch_ms({column.name}) AS {column.name}" if column.type == "timestamp" else column.name
         for column in STREAM_HEALTH.columns

@@ -98,12 +98,12 @@ def tokens(home: Home) -> list[Token]:
 
 
 def grant_token(home: Home, name: str, role: WebRole, now_ms: int) -> str:
-    """Store a token for a program, and return it; it replaces an earlier one of that name.
+    """Create and store a program's token, replacing the one of the same name.
 
     Args:
         home: home of the server.
         name: name of the program: letters, digits and ``. _ : @ -``.
-        role: what the program may do.
+        role: rights of the program.
         now_ms: instant of the creation, epoch milliseconds.
 
     Raises:

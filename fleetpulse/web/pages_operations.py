@@ -62,7 +62,7 @@ def routes() -> list[Route]:
 
 
 def _axis(request: Request, hours: int) -> tuple[int, Range, int]:
-    """Return the hours that a request names, with their axis and the length of a bar in milliseconds.
+    """Return the requested hours, their axis, and the duration of a bar in milliseconds.
 
     Raises:
         Misuse: the number of hours is not one of `RANGES`.

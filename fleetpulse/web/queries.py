@@ -270,7 +270,7 @@ def _device_columns() -> str:
 
 
 def instants(columns: Sequence[str], of: Sequence[str]) -> str:
-    """Return SQL that selects columns, with instants as epoch milliseconds named ``<name>_ms``."""
+    """Return SQL that selects columns, with instants in milliseconds as ``<name>_ms``."""
     return ", ".join(f'epoch_ms("{name}") AS {name}_ms' if name in of else f'"{name}"' for name in columns)
 
 

@@ -23,7 +23,8 @@ class RecentValues:
     def get(self, name: str, every_s: float, read: Callable[[], Any]) -> Any:
         """Return a value.
 
-        While one request reads it again, others get the value before, unless that is older than twice the interval.
+        While one request reads the value again, other requests get the previous value, if it is younger than
+        twice the interval.
 
         Args:
             name: name of the value.

@@ -1,4 +1,4 @@
-"""Limits per device, so that a flooding device can neither displace the fleet nor fill the disk.
+"""Rate limits per device, against floods that displace others or fill the disk.
 
 Rule 1: a message beyond a limit of its device is marked. It goes to quarantine only, cut and counted
 (`SegmentBuffer`).

@@ -162,7 +162,7 @@ class RecordingSequencer:
         return LineAction.REJECTED if older else LineAction.WRITE
 
     def _track_gaps(self, row: object) -> LineAction:
-        """Track open coverage gaps as the lifecycle job will judge the row."""
+        """Track the open coverage gaps of a recording; refuse gap rows beyond the limits."""
         if not isinstance(row, Row) or row.kind is not Kind.GAP:
             return LineAction.WRITE
         same = self.gap_rows_at(row.received_at_ms)

@@ -79,7 +79,7 @@ def _texts(texts: Sequence[Any], numbers: Int64s) -> pa.Array:
 
 
 def judgements_to_batch(judgements: Iterable[Judgement]) -> pa.RecordBatch:
-    """Return judgements of the definition as a batch of `JUDGEMENT_SCHEMA`."""
+    """Convert judgements of the definition (`core.replay`) to an Arrow batch."""
     ordered = list(judgements)
     columns: dict[str, pa.Array] = {}
     for field in JUDGEMENT_SCHEMA:

@@ -56,8 +56,8 @@ def partition_by_hash(hashes: NDArray[np.int64], groups: int) -> tuple[NDArray[n
         groups: number of groups.
 
     Returns:
-        Indices of the rows, group after group, in their order within a group; and the start of each
-        group in them, with the end of the last.
+        Row indices by group, in input order within each group; and the offset of each group, followed
+        by the number of rows.
     """
     own = np.empty(len(hashes), np.int32)
     ends = np.zeros(groups + 1, np.int64)

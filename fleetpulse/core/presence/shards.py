@@ -251,7 +251,7 @@ class Advance:
     def judged_to(self, frontier_ms: int, site: str | None = None) -> "Advance":
         """Return the movement of all frontiers, or of one site's, to an instant.
 
-        If a site is given, the frontiers of other shards move by the same ``received_at``.
+        If a site is given, the other shards read the ``received_at`` that moves its frontier to the instant.
         """
         shards, shard = self.shards, None if site is None else self.shards.number(site)
         if shard is not None:

@@ -1,7 +1,7 @@
 """State of a device in a correction row: plain values and their fingerprint.
 
-Rule 1: a covered time is encoded as the covered time elapsed since, which does not depend on the
-start of the coverage.
+Rule 1: a covered time is encoded as its distance from the covered time at the instant of encoding.
+The distance does not depend on the start of the coverage.
 Rule 2: values without further effect are left out, so that devices with the same future are encoded
 equally.
 Rule 3: decoding checks each value: no content of a row can break the fold.

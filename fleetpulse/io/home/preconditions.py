@@ -39,7 +39,7 @@ def existing_folder(home: Home) -> Path:
 
 
 def require_own(home: Home) -> None:
-    """Check that this user owns the home, if it exists, and can write to `existing_folder`.
+    """Check that this user can write to a home's folder, and owns an existing home.
 
     Raises:
         FleetError: another user owns the home, or this user cannot write to it.

@@ -278,7 +278,7 @@ def _fault_of(home: Home, version: int, error_text: str) -> str | None:
 
 
 def _read(files: list[str], numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Read the files of a snapshot by their numbers.
+    """Read the snapshot files that are selected by their indexes in ``files``.
 
     A file without the column ``part`` gets it from the name of its folder.
     """

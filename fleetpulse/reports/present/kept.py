@@ -312,7 +312,7 @@ def appended_since(log: DeltaLog, after: int, through_version: int) -> list[Path
 
 
 def keep_present(home: Home, frontier_ms: int | None, *, dry_run: bool = False) -> int | None:
-    """Write the facts of the present to the tables `device_current` and `mode_hourly_site`.
+    """Write the present facts of devices to `device_current` and `mode_hourly_site`.
 
     Only one process of a home may do so at a time.
 

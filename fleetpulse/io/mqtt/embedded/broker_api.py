@@ -79,7 +79,7 @@ class BrokerApi:
         self._send(subject, "", content)
 
     def use_of(self, stream: str) -> StreamUse:
-        """Return the use of a stream; it is empty if the stream does not exist."""
+        """Return the sizes and limits of a stream; zeros if the stream does not exist."""
         known = self(f"$JS.API.STREAM.INFO.{stream}", {})
         if "error" in known:
             return StreamUse(0, 0)
