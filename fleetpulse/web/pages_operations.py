@@ -94,6 +94,7 @@ def stream_page(live: LiveFleet, request: Request) -> Mapping[str, Any]:
         "held_back": facts_of(live, request).held_back(),
         "coverage": live.recent.get(f"coverage {hours}", SLOW_S, lambda: _coverage(home, axis)),
         "refusals": refusals_of(running["broker"]),
+        "streams": stream.streams_beside(home),
         **running,
     }
 
