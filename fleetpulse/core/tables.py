@@ -515,7 +515,7 @@ MODE_HOURLY_SITE: Final = Table(
 
 VITALS: Final = Table(
     "vitals",
-    "Values of metrics over windows of presence time, one row for each closed window; late values are listed in rows of their own.",
+    "Values of metrics over windows of presence time, one row for each closed window; late values have rows of their own.",
     ("device_id", "site", "metric", "window_start", "window_end", "late", "closed_at"),
     (
         Column("device_id", "string", "id of the device", required=True),
@@ -529,7 +529,9 @@ VITALS: Final = Table(
             "whether the row lists values that were late for the window; they are not in its other row",
             required=True,
         ),
-        Column("closed_at", "timestamp", "window_end; of late values: end of the slide in which they were received", required=True),
+        Column(
+            "closed_at", "timestamp", "window_end; of late values: end of the slide in which they were received", required=True
+        ),
         Column("count", "long", "number of values; copies of a message count once", required=True),
         Column("min", "double", "least value", required=True),
         Column("max", "double", "greatest value", required=True),

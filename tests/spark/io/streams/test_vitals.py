@@ -1,7 +1,6 @@
 """Vitals: windows equal a batch computation in DuckDB, however bronze is cut into batches."""
 
 import math
-import shutil
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -18,11 +17,13 @@ from fleetpulse.core.rows import Row
 from fleetpulse.core.streams.names import StreamName, StreamRestart
 from fleetpulse.core.streams.options import StreamOptions
 from fleetpulse.core.tables import MESSAGES, VITALS
+from fleetpulse.io.checkpoints.checkpoint import committed_batches
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.streams.runner import start_stream
+from fleetpulse.io.streams.runner import StreamRunner, start_stream
 from fleetpulse.io.tables import tables
 from tests.support.histories.histories import START, positioned, row, tick
 from tests.support.histories.streams import land
+from tests.support.wait import await_that
 
 pytestmark = pytest.mark.spark
 DEPLOYMENT = Deployment(allowed_lateness_ms=60_000, max_clock_lead_ms=30_000, max_backlog_ms=1_200_000)
@@ -79,7 +80,8 @@ def _batch_computation(home: Home, closed_ms: int) -> list[dict[str, Any]]:
         SELECT * FROM (VALUES ('battery', 120000, 120000, 1), ('load', 180000, 60000, 1), ('battery', 300000, 300000, 2),
             ('heat', 120000, 120000, 2)) AS one(metric, width, slide, nth)),
     valued AS (
-        SELECT device_id, site, metric, width, slide, late, heard, heard_ms, epoch_ms(received_at) AS received_ms, coalesce(seq, -1) AS seq,
+        SELECT device_id, site, metric, width, slide, late, heard, heard_ms,
+            epoch_ms(received_at) AS received_ms, coalesce(seq, -1) AS seq,
             json_extract(metrics, '$.' || metric) AS found, json_extract_string(metrics, '$.' || metric)::VARCHAR AS text
         FROM distinct_rows JOIN policy ON nth = CASE WHEN heard_ms >= {change_ms} THEN 2 WHEN heard_ms >= {START} + 1 THEN 1 END),
     numbers AS (
@@ -132,15 +134,22 @@ def _run(spark: SparkSession, home: Home) -> StreamingQuery:
     raise AssertionError("the query starts again without end")
 
 
+def _forget_commit(home: Home) -> None:
+    checkpoint = home.stream_checkpoint(StreamName.VITALS)
+    (checkpoint / "commits" / str(committed_batches(checkpoint)[-1])).unlink()
+
+
 def test_windows_equal_a_batch_computation_for_any_cuts(spark: SparkSession, tmp_path: Path) -> None:
     rows = _history(3)
     ticks = [tick(END_S + 3_600), tick(END_S + 3_601)]
-    cuts, random = sorted(Random(3).sample(range(40, len(rows) - 40), 3)), Random(4)
+    cuts = sorted(Random(3).sample(range(40, len(rows) - 40), 2))
     cut, whole = _home(tmp_path / "cut"), _home(tmp_path / "whole")
     edges = [0, *cuts, len(rows)]
     for number, (begin, end) in enumerate(pairwise(edges), 1):
         land(cut, rows[begin:end], number)
         _run(spark, cut)
+        if number == 2:
+            _forget_commit(cut)  # as if the process had ended between the commit of the table and that of the checkpoint
     land(whole, rows, 1)
     _run(spark, whole)
     for number, last in enumerate(ticks, len(edges)):
@@ -160,3 +169,28 @@ def test_windows_equal_a_batch_computation_for_any_cuts(spark: SparkSession, tmp
         assert math.isclose(one["mean"], math.fsum(want["values"]) / want["count"], rel_tol=1e-14, abs_tol=1e-12)
     assert {one["late"] for one in found} == {True, False}
     assert [one["numRowsTotal"] for one in query.lastProgress["stateOperators"]] == [0, 0], "closed windows leave the state"
+
+
+def _await_batch(runner: StreamRunner, batch: int) -> None:
+    def reached() -> bool:
+        runner.check()
+        return runner.status()["vitals"]["batch"] == batch
+
+    await_that(reached, what=f"batch {batch}")
+
+
+def test_a_new_policy_starts_the_query_again_before_the_batch_that_it_counts_for(spark: SparkSession, tmp_path: Path) -> None:
+    home = _home(tmp_path / "home")
+    land(home, [_policy(0, FIRST, -60), tick(1)], 1)
+    runner = StreamRunner(spark, home, StreamOptions((StreamName.VITALS,), every_ms=200))
+    later = row(20, "fleet/n/a/telemetry", ts_s=20, metrics={"heat": 7})
+    try:
+        _await_batch(runner, 0)
+        land(home, positioned([_policy(10, SECOND, 10), later, tick(400)]), 2)
+        _await_batch(runner, 1)
+        land(home, [tick(401)], 3)
+        _await_batch(runner, 2)
+        assert runner.status()["vitals"]["failures"] == 0
+    finally:
+        runner.stop()
+    assert [(one["metric"], one["last"], one["end_ms"] - one["start_ms"]) for one in _found(home)] == [("heat", 7.0, 120_000)]
