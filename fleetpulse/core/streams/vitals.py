@@ -20,6 +20,13 @@ MAX_WINDOWS: Final = 4  # distinct windows and slides of a policy
 MAX_OVERLAP: Final = 12  # windows that contain one value
 WINDOW_MS: Final = range(1_000, DAY_MS + 1)
 FOR_MS: Final = range(1_000, 30 * DAY_MS + 1)
+VITAL_KEYS: Final = (  # key, default, meaning; the reference of the policy is generated from them
+    ("window", "required", "width of a window, from 1s to 1d"),
+    ("slide", "the window", f"distance between the starts of two windows; divides the window into at most {MAX_OVERLAP} parts"),
+    ("below", "none", "bound: it is broken while all values of the device lie below it"),
+    ("above", "none", "bound: it is broken while all values of the device lie above it; a metric has one bound at most"),
+    ("for", "the window", "time for which the bound must be broken before it is an error, at most 30d"),
+)
 _DURATIONS: Final = {"window": "window_ms", "slide": "slide_ms", "for": "for_ms"}
 _BOUNDS: Final = ("below", "above")
 _KEYS: Final = (*_DURATIONS, *_BOUNDS)
