@@ -39,6 +39,7 @@ AUDITED: Final[Mapping[str, IfUnwritable]] = {
             "access revoke",
             "amend",
             "device add",
+            "device command",
             "device correct",
             "device decommission",
             "device import",

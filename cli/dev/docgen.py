@@ -25,6 +25,7 @@ from fleetpulse.core.lifecycle import TRANSITIONS, Mode, Trigger
 from fleetpulse.core.policy import MAX_BYTES, MAX_CLASSES, RULES, Rules
 from fleetpulse.core.quality.table_suites import SUITES
 from fleetpulse.core.rows import FORMAT_VERSION, FROM_DEVICES
+from fleetpulse.core.streams.commands import ANSWERS
 from fleetpulse.core.tables import TABLES, VIEWS
 from fleetpulse.core.text import MAX_TEXT
 from fleetpulse.core.times import format_duration
@@ -155,6 +156,10 @@ def schema() -> str:
         "firmware": (text, "firmware version"),
         "gateway": (text, "gateway that delivered the message; a will that names its own device is a gateway's death"),
         "metrics": ({"type": "object"}, "measured values"),
+        "id": (named, "of kind ack: id of the command that it answers"),
+        "status": ({"enum": [*ANSWERS]}, "of kind ack: whether the device accepted the command"),
+        "reason": (text, "of kind ack: reason, for people"),
+        "reported": ({"type": "object"}, "of kind ack: part of the state of the device, merged as in RFC 7396"),
         "device_id": (text, "optional; if present, it must equal that of the topic, as must site and kind"),
     }
     content = {

@@ -88,6 +88,7 @@ from fleetpulse.core.registry.device_patch import decode_device, fingerprint
 from fleetpulse.core.registry.registry import limits
 from fleetpulse.core.rows import EVERYONE, POSITION_BITS, SIGNALS, GatewayEvent, Kind, Row, Trust, session_number
 from fleetpulse.core.sending_order import fell_back, was_sent_earlier, was_sent_later
+from fleetpulse.core.streams.commands import COMMAND
 from fleetpulse.core.times import DAY_MS
 
 NO_CODE: Final = "unknown"  # code of an error without a code
@@ -344,6 +345,8 @@ class Fold:
     def _control(self, device: Device | None, row: Row) -> None:
         content, at_ms = row.contents(), row.at_ms
         operation = content.get("op")
+        if operation == COMMAND:
+            return  # it concerns the device, and no verdict depends on it
         if device is None or device.mode is Mode.DECOMMISSIONED:
             self._refuse(row, "unknown or decommissioned device")
         elif operation == "release":

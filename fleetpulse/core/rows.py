@@ -36,10 +36,12 @@ class Kind(StrEnum):
     GAP = "gap"  # a bridge stopped listening, or listens again
     TICK = "tick"  # a canary of the bridge came back: the bridge is listening, so the frontier moves without messages
     CORRECT = "correct"  # correction row: sets a device to the state of its amended history
+    ACK = "ack"  # alive, with the answer to a command; the last one, since stored forms number the kinds
 
 
-SIGNALS: Final = frozenset({Kind.HEARTBEAT, Kind.TELEMETRY, Kind.ERROR, Kind.BIRTH})
+SIGNALS: Final = frozenset({Kind.HEARTBEAT, Kind.TELEMETRY, Kind.ERROR, Kind.BIRTH, Kind.ACK})
 FROM_DEVICES: Final = SIGNALS | {Kind.DEATH}
+WITHOUT_BODY: Final = FROM_DEVICES - {Kind.ACK}  # kinds that other formats can express
 RESERVED: Final = frozenset(Kind) - FROM_DEVICES
 FOR_EVERYONE: Final = frozenset({Kind.POLICY, Kind.GAP, Kind.TICK})
 FLUSH: Final = "flush"  # operation of a tick that writes all delayed verdicts
@@ -109,7 +111,7 @@ class Row:
         firmware: firmware version.
         gateway: gateway that delivered the message.
         metrics: JSON object of measured values.
-        body: JSON object of a reserved kind (control, registry, policy, gap, tick, correct).
+        body: JSON object of a reserved kind (control, registry, policy, gap, tick, correct), or of an answer.
         note: warning about the message, with a hint.
         digest: 64 bits of BLAKE2b over the payload's bytes.
         session: name of the connection of the device to the broker.

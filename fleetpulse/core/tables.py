@@ -67,7 +67,10 @@ MESSAGES: Final = Table(
         Column("received_at", "timestamp", "time at which the bridge received the message", required=True),
         Column("event_time", "timestamp", "event time, by the clock of the device; null if it is not a time"),
         Column(
-            "kind", "string", "heartbeat, telemetry, error, birth, death; control, registry, policy, gap, tick, correct", True
+            "kind",
+            "string",
+            "heartbeat, telemetry, error, birth, death, ack; control, registry, policy, gap, tick, correct",
+            True,
         ),
         Column("device_id", "string", "id of the device; _ for the whole fleet", required=True),
         Column("site", "string", "site in the topic", required=True),
@@ -80,7 +83,7 @@ MESSAGES: Final = Table(
         Column("firmware", "string", "firmware version"),
         Column("gateway", "string", "gateway that delivered the message"),
         Column("metrics", "string", "JSON object of measured values"),
-        Column("body", "string", "JSON object of a control, registry, policy, gap, tick or correct row"),
+        Column("body", "string", "JSON object of a control, registry, policy, gap, tick, correct or ack row"),
         Column("note", "string", "warning about the message, with a hint"),
         Column("digest", "long", "64 bits of BLAKE2b over the payload's bytes", required=True),
         Column(
@@ -513,9 +516,32 @@ MODE_HOURLY_SITE: Final = Table(
     ),
 )
 
+COMMANDS: Final = Table(
+    "commands",
+    "Commands to devices and their answers, of the stream `commands`: a row when a command was sent, and a row for each "
+    "answer, or after the timeout without one. The first answer to a command counts.",
+    ("device_id", "command_id", "sent_at", "status", "answered_at", "answer_position"),
+    (
+        Column("device_id", "string", "id of the device", required=True),
+        Column("sent_at", "timestamp", "received_at of the command; null if unmatched"),
+        Column("answered_at", "timestamp", "received_at of the answer; null if pending or timed_out"),
+        Column("command_id", "string", "id of the command", required=True),
+        Column(
+            "status", "string", "pending, acknowledged, rejected, timed_out, or unmatched: an answer without such a command", True
+        ),
+        Column("name", "string", "name of the command; null if unmatched"),
+        Column("payload", "string", "JSON object: payload of the command; null if it has none"),
+        Column("latency_ms", "long", "time from sent_at to answered_at, in milliseconds"),
+        Column("reason", "string", "reason of the device"),
+        Column("reported", "string", "JSON object: state that the device reported with the answer"),
+        Column("answer_position", "long", "place in delivery order of the answer among the rows of its bridge and received_at"),
+        Column("site", "string", "site in the topic of the command, or of an unmatched answer"),
+    ),
+)
+
 TABLES: Final = (
     MESSAGES, QUARANTINE, COVERAGE, DEVICES, GATEWAYS, JUDGEMENTS, STREAM_HEALTH, DEVICE_SNAPSHOTS, DEVICE_CURRENT,
-    MODE_HOURLY_SITE, QUALITY_RESULTS, QUALITY_FAILURES, AUDIT,
+    MODE_HOURLY_SITE, QUALITY_RESULTS, QUALITY_FAILURES, AUDIT, COMMANDS,
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from fleetpulse.paths import ROOT
 from tests.fuzz.laws import NOW, USUAL, packet
 
 LEVELS: Final = ("fleet", "s", "d", "_", "z", "y", "x", "$SYS", "replay", "")
-KINDS: Final = ("heartbeat", "telemetry", "error", "birth", "death", "control", "registry", "policy", "gap", "tick", "")
+KINDS: Final = ("ack", "heartbeat", "telemetry", "error", "birth", "death", "control", "registry", "policy", "gap", "tick", "")
 FIELDS: Final = (
     *("ts", "seq", "boot", "code", "uptime_s", "firmware", "gateway", "metrics", "device_id", "site", "kind", "op", "class"),
     *("from", "until", "after", "effective_from", "policy", "why", "m", "at", "n", "e", "time", "t", "a", "b"),
@@ -100,7 +100,7 @@ def _samples() -> Iterator[bytes]:
 
 def _usual(kind: str) -> dict[str, Any]:
     content: dict[str, Any] = {"ts": NOW, "seq": 7, "boot": "b", "uptime_s": 3, "metrics": {"t": 1.5}}
-    return content | ({"op": "open", "from": NOW, "until": NOW} if kind in KINDS[5:] else {"code": "e1"})
+    return content | ({"op": "open", "from": NOW, "until": NOW} if kind in KINDS[6:] else {"code": "e1"})
 
 
 def packet_seeds() -> list[bytes]:

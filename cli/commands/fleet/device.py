@@ -1,6 +1,8 @@
 """``fleet device``: show one device, or spool a command about devices."""
 
 import csv
+import json
+import secrets
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +17,7 @@ from fleetpulse.core.policy import DEFAULT_CLASS, RULES
 from fleetpulse.core.presence.identities import SEPARATOR, DeviceIdentity, device_of
 from fleetpulse.core.registry.registry import AS_ITS_CLASS, LIMITS
 from fleetpulse.core.rows import EVERYONE, Kind, Origin
+from fleetpulse.core.streams.commands import COMMAND
 from fleetpulse.core.times import format_duration, format_instant, parse_duration_ms, parse_instant_ms
 from fleetpulse.io.home.command_spool import Command, devices_with_pending_commands, spool, spool_lock, spool_locked
 from fleetpulse.io.home.home import Home
@@ -164,8 +167,8 @@ def _entry(identity: DeviceIdentity, device_id: str, site: str | None, content: 
     return _registry(identity, device_id, site if site or SEPARATOR in device_id else "main", content)
 
 
-def _control(home: Path, device_id: str, content: dict[str, Any]) -> Command:
-    site, name = _site_and_id(Home(home).identity(), device_id)
+def _control(home: Path, device_id: str, content: dict[str, Any], at_site: str | None = None) -> Command:
+    site, name = _site_and_id(Home(home).identity(), device_id, at_site)
     check_names(site, name)
     return f"fleet/{site}/{name}/{Kind.CONTROL}", content
 
@@ -366,3 +369,57 @@ def release(device_id: DeviceArgument, home: HomeOption = DEFAULT_HOME) -> None:
     _spool_about_device(
         home, _control(home, device_id, {"op": "release"}), f'device "{device_id}" is released from its update or flag; {refused}'
     )
+
+
+@device.command("command")
+def command(
+    device_id: DeviceArgument,
+    name: Annotated[str, typer.Argument(help="Name of the command, such as set or firmware.")],
+    payload: Annotated[str, typer.Option("--payload", help="Payload: a JSON object.")] = "{}",
+    id_: Annotated[str | None, typer.Option("--id", help="Id of the command; a new one by default.")] = None,
+    site: Annotated[str | None, typer.Option("--site", help="Site of the device; by default that of its newest message.")] = None,
+    home: HomeOption = DEFAULT_HOME,
+    json_lines: JsonOption = False,
+) -> None:
+    """Send a command to a device, on its topic fleet/SITE/DEVICE_ID/command.
+
+    The device may receive it several times, with the same id. Its answer: ./fleet commands.
+    """
+    try:
+        content = json.loads(payload)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise Misuse(
+            f"--payload must be a JSON object; got {payload[:100]!a}; write one such as '{{\"interval_s\": 60}}'",
+            code="payload-invalid",
+        )
+    opened = Home(home)
+    opened.record()
+    command_id = secrets.token_hex(8) if id_ is None else id_
+    sent = {"op": COMMAND, "id": command_id, "name": name, "payload": content}
+    spool(opened, [_control(home, device_id, sent, _site_for_delivery(opened, device_id, site))])
+    if json_lines:
+        typer.echo(json.dumps({"id": command_id, "device_id": device_id, "name": name}))
+    else:
+        _print_done(opened, f'command {command_id} is sent to device "{device_id}"; its answer: ./fleet commands {device_id}')
+
+
+def _site_for_delivery(home: Home, device_id: str, site: str | None) -> str | None:
+    """Return the site of the topic on which a device receives a command; None if its id includes the site.
+
+    Raises:
+        FleetError: the site is neither given nor known.
+    """
+    from fleetpulse.reports.judgements import site_of
+
+    if site is not None or home.identity() is DeviceIdentity.SITE_AND_ID:
+        return site
+    known = site_of(home, device_id)
+    if known in (None, EVERYONE):
+        raise FleetError(
+            f'the site of device "{device_id}" is unknown, and a command is delivered on a topic with the site; name it with '
+            f"--site, or list the devices with: ./fleet devices --home {home.path}",
+            code="device-site-unknown",
+        )
+    return known

@@ -14,7 +14,8 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, cast
 
-from fleetpulse.core.rows import EVERYONE, FOR_EVERYONE, FROM_DEVICES, RESERVED, Clock, Kind, Origin, Reason, Row
+from fleetpulse.core.rows import EVERYONE, FOR_EVERYONE, FROM_DEVICES, RESERVED, WITHOUT_BODY, Clock, Kind, Origin, Reason, Row
+from fleetpulse.core.streams.commands import ANSWERS, COMMAND
 from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT, as_text
 from fleetpulse.core.times import DAY_MS, END_OF_TIME_MS, EPOCH_2000_MS
 
@@ -139,14 +140,14 @@ def parse_topic(topic: str) -> Address:
 
 
 def plain_address(topic: str) -> Address | None:
-    """Return the address in a topic of a device; None if it is invalid, reserved or not below ``fleet/``."""
+    """Return the address in a topic of a device; None if its kind has a body, or it is invalid or not below ``fleet/``."""
     if not topic.startswith("fleet/"):
         return None
     try:
         address = parse_topic(topic)
     except _Rejected:
         return None
-    return None if address.kind in RESERVED else address
+    return address if address.kind in WITHOUT_BODY else None
 
 
 def check_name(field: str, name: str, *, may_be_everyone: bool = False) -> None:
@@ -228,6 +229,8 @@ def to_row(address: Address, content: Mapping[str, Any], received_at_ms: int, di
     fields, notes = _fields(content)
     if note is not None:
         notes.insert(0, note)
+    if address.kind is Kind.ACK:
+        fields["body"] = _answer(content, notes)
     return Row(
         received_at_ms=received_at_ms,
         kind=address.kind,
@@ -254,6 +257,41 @@ def _fields(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return fields, notes
 
 
+def _answer(content: Mapping[str, Any], notes: list[str]) -> str | None:
+    """Return the answer to a command as JSON; None with a note if it does not name a command and a status."""
+    answer: dict[str, Any] = {}
+    try:
+        for name in ("id", "status"):
+            answer[name] = _text(content, name, numbers=True)
+        if answer["id"] is None or answer["status"] not in ANSWERS:
+            expected = f"id must name a command, and status must be one of {', '.join(ANSWERS)}"
+            raise _Rejected("field", f"{expected}; got {_shown(content.get('id'))} and {_shown(content.get('status'))}")
+    except _Rejected as rejected:
+        notes.append(f"{rejected.rejection.detail}; the answer is left out")
+        return None
+    for name, read in (("reason", partial(_text, name="reason")), ("reported", partial(_object, name="reported"))):
+        try:
+            answer[name] = read(content)
+        except _Rejected as rejected:
+            notes.append(f"{rejected.rejection.detail}; it is left out")
+    return _TO_SORTED_JSON({name: value for name, value in answer.items() if value is not None})
+
+
+def _object(content: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    value = content.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise _Rejected("field", f"{name} must be a JSON object; got {_json_type(value)}")
+    return cast("Mapping[str, Any] | None", value)
+
+
+def _check_command(content: Mapping[str, Any]) -> None:
+    """Refuse a command to a device without an id, a name, or with a payload that is no object."""
+    for name in ("id", "name"):
+        if _text(content, name) is None:
+            raise _Rejected("field", f"{name} of a command is missing; it must be a printable text of 1 to {MAX_TEXT} characters")
+    _object(content, "payload")
+
+
 def _own_row(address: Address, content: Mapping[str, Any], received_at_ms: int, digest: int) -> Row:
     effective = content.get("effective_from", received_at_ms)
     if type(effective) is not int:
@@ -269,7 +307,9 @@ def _own_row(address: Address, content: Mapping[str, Any], received_at_ms: int, 
     for name in _TEXT_FIELDS:
         if content.get(name) != "":  # an empty text counts as absent: the class is then the default one
             _text(content, name)
-    body = json.dumps(content, separators=(",", ":"), sort_keys=True)
+    if address.kind is Kind.CONTROL and content.get("op") == COMMAND:
+        _check_command(content)
+    body = _TO_SORTED_JSON(content)
     return Row(
         received_at_ms=received_at_ms,
         kind=address.kind,
@@ -381,6 +421,7 @@ _READERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Any]]] = {
     "metrics": _metrics,
 }
 _TO_JSON: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_TO_SORTED_JSON: Final = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
 
 
 def _shown(value: object) -> str:

@@ -30,7 +30,7 @@ from fleetpulse.core.messages.decode import (
     is_too_deep,
 )
 from fleetpulse.core.messages.topic_filters import covers, overlap
-from fleetpulse.core.rows import FROM_DEVICES, KNOWN_NAMES, Kind, Origin, Row
+from fleetpulse.core.rows import KNOWN_NAMES, WITHOUT_BODY, Kind, Origin, Row
 from fleetpulse.core.text import MAX_TEXT
 
 IGNORE: Final = "ignore"  # as a kind: the message is not a message of a device
@@ -316,7 +316,7 @@ class Mappings:
         if not matched:
             return None
         rule, words = matched[0]
-        if rule.when or rule.each or rule.kind or rule.ids or words["kind"] not in FROM_DEVICES:
+        if rule.when or rule.each or rule.kind or rule.ids or words["kind"] not in WITHOUT_BODY:
             return None
         address = Address(words["site"], words["device"], _KINDS[words["kind"]])
         return (rule, address) if address_fault(address) is None else None
@@ -437,8 +437,8 @@ def extract(rule: MappingRule, words: Mapping[str, str], content: Any) -> tuple[
     kind = _kind_of(rule, words, content)
     if kind == IGNORE:
         return None
-    if kind not in FROM_DEVICES:
-        return Rejection("topic", f'the kind must be one of {", ".join(sorted(FROM_DEVICES))}; got "{kind[:MAX_TEXT]}"')
+    if kind not in WITHOUT_BODY:
+        return Rejection("topic", f'the kind must be one of {", ".join(sorted(WITHOUT_BODY))}; got "{kind[:MAX_TEXT]}"')
     for name, path in rule.ids.items():
         value = _as_id(path(content))
         if value is None:

@@ -23,7 +23,7 @@ from fleetpulse.core.messages.mapping import (
     is_several,
     placeholder,
 )
-from fleetpulse.core.rows import FROM_DEVICES, Kind
+from fleetpulse.core.rows import WITHOUT_BODY, Kind
 from fleetpulse.core.text import MAX_TEXT
 
 MAX_RULES: Final = 500
@@ -32,7 +32,7 @@ RECEIVED: Final = "received"
 _FIELDS: Final = ("seq", "code", "boot", "session", "gateway", "firmware", "uptime_s")
 _OPTIONS: Final = ("topic", "when", "each", "site", "device", "kind", "metrics", "ts", "ts_unit", "ts_zone", "ts_else")
 _KEYS: Final = frozenset({*_OPTIONS, *_FIELDS})
-_KINDS: Final = frozenset({*FROM_DEVICES, IGNORE})
+_KINDS: Final = frozenset({*WITHOUT_BODY, IGNORE})
 
 
 def parse_mappings(content: Mapping[str, Any], compile_path: PathCompiler) -> Mappings:

@@ -8,7 +8,8 @@ Rule 2: the broker stores only the hash of a password; the password is shown onc
 Rule 3: a user has a password or a certificate. Users with certificates have no password, so they are
 in the rules only if the listener requires certificates.
 Rule 4: access that is not granted is refused. Devices publish only the kinds that devices send;
-only operators and fleetpulse itself publish on control topics and internal kinds.
+only operators and fleetpulse itself publish on control topics and internal kinds. A device subscribes only to the
+commands to itself.
 """
 
 import fcntl
@@ -28,6 +29,7 @@ from fleetpulse.core.messages.sparkplug import COMMANDS, FILTERS, PREFIX, STATE
 from fleetpulse.core.messages.verdicts import PUBLISHED
 from fleetpulse.core.presence.identities import SEPARATOR, DeviceIdentity, topic_of
 from fleetpulse.core.rows import ALERTS, FAILURES, FROM_DEVICES, Kind
+from fleetpulse.core.streams.commands import COMMAND
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.embedded.broker_api import INBOX
 from fleetpulse.io.system.secret_files import write_secret
@@ -40,6 +42,7 @@ _NODE: Final = re.compile(f"{_NAME.pattern}/{_NAME.pattern}")
 _DEVICE: Final = re.compile(f"(?:{_NAME.pattern}/)?{_NAME.pattern}")
 _ANY_SITE: Final = "+"
 _KINDS: Final = sorted(kind.value for kind in FROM_DEVICES)
+_HEARD_BY_DEVICE: Final = (Kind.CONTROL.value, COMMAND)  # last levels of the topics below its id that a device may subscribe to
 _NOTHING: Final = ["_nothing"]  # an empty list would allow everything
 _HEARD: Final = ("fleet/#", f"{ALERTS}/#", f"{FAILURES}/#", *PUBLISHED)  # watchers and operators may subscribe
 _SENT: Final = ("fleet/#", f"{ALERTS}/#")  # operators may publish
@@ -369,7 +372,7 @@ def _topics(one: Grant, mappings: Mappings) -> tuple[list[str], list[str]]:
     may_send = [topic_of(own, kind, _ANY_SITE) for own in one.devices for kind in _KINDS]
     may_send += [mapped for own in one.devices for mapped in mappings.filters_of_device(own)]
     may_send += one.topics
-    may_hear = [topic_of(own, Kind.CONTROL.value, _ANY_SITE) for own in one.devices]
+    may_hear = [topic_of(own, level, _ANY_SITE) for own in one.devices for level in _HEARD_BY_DEVICE]
     for group, node in (each.split("/") for each in one.nodes):
         may_send += [filtered.replace("+", group, 1).replace("+", node, 1) for filtered in FILTERS]
         may_hear += [f"{PREFIX}{group}/{command}/{node}{more}" for command in COMMANDS for more in ("", "/#")]
@@ -400,7 +403,8 @@ def mosquitto_rules(
     own = "fleet/%u" if has_site else "fleet/+/%u"
     lines = [f"# devices: the user name is {'site/id' if has_site else 'the device id'}"]
     lines += [f"pattern write {own}/{kind}" for kind in _KINDS]
-    lines += [f"pattern read {own}/{Kind.CONTROL.value}", "", "# the bridge", f"user {SERVICE_USER}", "topic readwrite #"]
+    lines += [f"pattern read {own}/{level}" for level in _HEARD_BY_DEVICE]
+    lines += ["", "# the bridge", f"user {SERVICE_USER}", "topic readwrite #"]
     for one in known:
         is_own = one.login in one.devices and (SEPARATOR in one.login) == has_site  # as the patterns require
         more = one.nodes or one.topics or mappings.filters_of_device(one.login)

@@ -22,8 +22,8 @@ Choose = Callable[[Sequence[Any]], Any]  # choice of an element, by a Hypothesis
 CODES = ("reconnaissance", "auth_failed", "escalation", "escalation", "x", None)
 SEQUENCES = (["reconnaissance", "auth_failed", "escalation"], ["x", "escalation"], ["x", "x"], ["escalation"])
 GATEWAYS = ("g", "h")
-KINDS = ("heartbeat", "heartbeat", "telemetry", "error", "error", "birth", "death")
-OWN = ("gap", "gap", "policy", "add", "add", "decommission", "maintain", "update", "release", "tick")
+KINDS = ("heartbeat", "heartbeat", "telemetry", "error", "error", "birth", "death", "ack")
+OWN = ("gap", "gap", "policy", "add", "add", "decommission", "maintain", "update", "release", "command", "tick")
 DELAYS = (0, 0, 0, 5, 10, 25, 70, -10, -30, -35)
 
 
@@ -202,6 +202,8 @@ def any_internal_row(choose: Choose, devices: Sequence[str], steps: int, own: Se
             return row(received, f"{device}/registry", op="decommission", **more)
         case "release":
             return row(received, f"{device}/control", op="release", **more)
+        case "command":
+            return row(received, f"{device}/control", op="command", id=choose(["c1", "c2"]), name="set", **more)
     until = choose([received, coming, coming]) + choose([5, 40, 90, 100, 110])
     return row(received, f"{device}/control", op=which, until_s=until, **more)
 

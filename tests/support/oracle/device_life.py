@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from tests.support.oracle.world import DeviceCoverage, Listening, Message, World
 
-KINDS = ("heartbeat", "telemetry", "error", "birth", "death", "control", "registry", "policy", "gap", "tick", "correct")
-SIGNALS = KINDS[:4]
+KINDS = ("heartbeat", "telemetry", "error", "birth", "death", "control", "registry", "policy", "gap", "tick", "correct", "ack")
+SIGNALS = (*KINDS[:4], "ack")
 FAULTS = ("invalid", "ahead", "behind")
 PRESENT = ("online", "degraded", "flagged")
 HELD = ("updating", "maintenance")

@@ -67,6 +67,7 @@ Facts and lives:
 - An error is judged by the rules in force at its instant, and so are the earlier errors that count
   with it. An earlier error counts if it was among the newest k and within the window at every error
   since. A step of a sequence counts if it was in time when it was taken.
+- A command to a device has no effect. The answer of the device is a signal without further effect.
 - A release restarts a sequence, and so does an error that was judged under another sequence.
 - After a correcting row, the device continues as if no message received before that row had been
   late. A correction that was computed for an older state of the device is refused. That depends on
@@ -321,6 +322,8 @@ def _lives(
         if lives:
             lives[-1].expire(row.at)
         if row.trust == "late" and not _proves_alive(row, lives, world):
+            continue
+        if row.kind == "control" and row.content.get("op") == "command":
             continue
         if row.kind == "correct":
             known = [one for one in [*rows, *belated] if one.row.received_at < row.received_at and one.row.at < row.at]

@@ -372,3 +372,15 @@ def test_a_forgotten_device_is_listed_as_unknown_until_it_is_registered_again() 
         (START + 500_000, "the device is not registered, or was forgotten; register it (again)")
     ]
     assert [one[2] for one in changes(judgements)] == ["online", "offline", "forgotten", "online"]
+
+
+def test_a_command_to_a_device_has_no_effect_and_its_answer_is_a_signal() -> None:
+    command = {"op": "command", "id": "c", "name": "set"}
+    history = [signal(10), row(20, "d/control", **command), row(30, "unknown/control", **command), tick(3_000)]
+    assert replay(history, DEPLOYMENT) == replay([signal(10), tick(3_000)], DEPLOYMENT)
+    answers = [signal(10), row(20, "d/ack", ts_s=20, id="c", status="rejected"), tick(3_000)]
+    beats = [signal(10), row(20, "d/heartbeat", ts_s=20), tick(3_000)]
+    found, expected = (
+        [(one.to_mode, one.event_time_ms, one.last_seen_ms) for one in replay(rows, DEPLOYMENT)] for rows in (answers, beats)
+    )
+    assert found == expected != []

@@ -32,6 +32,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages.sparkplug import COMMANDS
 from fleetpulse.core.presence.identities import DeviceIdentity, joined
 from fleetpulse.core.rows import Kind
+from fleetpulse.core.streams.commands import COMMAND
 from fleetpulse.io.mqtt.acl import Role, grants
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.embedded.broker_api import BrokerApi, broker_api
@@ -89,7 +90,7 @@ def _owner(subject: str, identity: DeviceIdentity) -> str | None:
         Device or edge node; None for the state of a Sparkplug host; `_OTHERS` for any other subject.
     """
     levels = subject.split(".")
-    if len(levels) == 4 and levels[0] == "fleet" and levels[3] == Kind.CONTROL.value:
+    if len(levels) == 4 and levels[0] == "fleet" and levels[3] in (Kind.CONTROL.value, COMMAND):
         return joined(levels[1], levels[2]) if identity is DeviceIdentity.SITE_AND_ID else levels[2]
     if len(levels) > 3 and levels[0] == _SPARKPLUG and levels[2] in COMMANDS:
         return f"{levels[1]}/{levels[3]}"

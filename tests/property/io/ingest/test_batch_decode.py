@@ -34,6 +34,7 @@ TOPICS = [
     "fleet/site 2/device-2/error",
     "fleet/s/d/birth",
     "fleet/s/d/death",
+    "fleet/s/d/ack",
     "fleet/Köln/ütf/heartbeat",
     "fleet/_/b/tick",
     "fleet/_/b/gap",

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetpulse.core.messages.decode import NO_TS, Rejection, decode
-from fleetpulse.core.rows import Clock, Row
+from fleetpulse.core.rows import Clock, Origin, Row
 
 NOW = 1_700_000_000_000
 
@@ -118,3 +118,35 @@ def test_event_time_is_whole_milliseconds_rounded_down() -> None:
     row = decode("fleet/a/b/heartbeat", b'{"ts": 1700000000000.9}', NOW)
     assert isinstance(row, Row)
     assert row.event_time_ms == NOW
+
+
+def test_an_answer_is_a_row_with_its_content_as_body() -> None:
+    content = {"ts": NOW - 5, "id": 7, "status": "accepted", "reported": {"b": 1, "a": None}, "firmware": "2.0", "other": 1}
+    row = decode("fleet/s/d/ack", json.dumps(content).encode(), NOW)
+    assert isinstance(row, Row)
+    assert (row.kind, row.event_time_ms, row.firmware, row.note) == ("ack", NOW - 5, "2.0", None)
+    assert row.body == '{"id":"7","reported":{"a":null,"b":1},"status":"accepted"}'
+
+
+@pytest.mark.parametrize(
+    ("change", "note", "body"),
+    [
+        ({"status": "done"}, "status must be one of accepted, rejected", None),
+        ({"id": ""}, "id must be a printable text", None),
+        ({"id": None}, "id must name a command", None),
+        ({"reason": ""}, "reason must be a printable text", '{"id":"c","status":"accepted"}'),
+        ({"reported": [1]}, "reported must be a JSON object", '{"id":"c","status":"accepted"}'),
+    ],
+)
+def test_an_invalid_answer_still_proves_its_device_alive(change: dict[str, Any], note: str, body: str | None) -> None:
+    row = decode("fleet/s/d/ack", json.dumps({"ts": NOW, "id": "c", "status": "accepted", **change}).encode(), NOW)
+    assert isinstance(row, Row)
+    assert note in (row.note or "") and row.body == body
+
+
+@pytest.mark.parametrize("change", [{"id": None}, {"name": None}, {"name": "a\n"}, {"payload": 3}])
+def test_a_command_without_id_and_name_or_with_a_payload_that_is_no_object_is_rejected(change: dict[str, Any]) -> None:
+    content = {"op": "command", "id": "c", "name": "set", "payload": {"a": 1}}
+    assert isinstance(decode("fleet/s/d/control", json.dumps(content).encode(), NOW, Origin.COMMAND), Row)
+    rejected = decode("fleet/s/d/control", json.dumps({**content, **change}).encode(), NOW, Origin.COMMAND)
+    assert isinstance(rejected, Rejection) and rejected.reason == "field"

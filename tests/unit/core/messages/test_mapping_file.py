@@ -30,6 +30,7 @@ from tests.support.refusals import refused
         ({"topic": 7}, "must be a pattern"),
         ({"kind": "dance"}, "kind must be one of"),
         ({"kind": {"values": {"a": "gap"}}}, "kind must be one of"),
+        ({"kind": "ack"}, "kind must be one of"),
         ({"kind": {"path": "a"}}, "kind must be a text, or a table"),
         ({"seq": "rxInfo.0.x"}, "write an index in brackets"),
         ({"seq": {"value": "7"}}, "only site, device, kind and gateway can be constants"),

@@ -110,7 +110,8 @@ def test_nats_rules_limit_a_device_to_its_own_id(tmp_path: Path) -> None:
     assert rules.count("STANDARD") == 1, "no other user logs in at the NATS port"
     assert rules.count("allowed_connection_types") == 2
     assert '"fleet.*.pump//1.heartbeat"' in rules
-    assert 'subscribe: { allow: ["fleet.*.pump//1.control"] }' in rules
+    assert 'subscribe: { allow: ["fleet.*.pump//1.control", "fleet.*.pump//1.command"] }' in rules
+    assert "pattern read fleet/+/%u/command\n" in mosquitto_rules(grants(tmp_path))
     assert "fleet.>" not in rules
     assert "policy" not in rules
 
@@ -126,9 +127,9 @@ def test_an_id_with_its_site_gives_the_topics_of_that_site_only(tmp_path: Path) 
     grant(tmp_path, "oslo/pump.1", Role.DEVICE, identity=DeviceIdentity.SITE_AND_ID)
     (known,) = grants(tmp_path)
     may_send, may_hear = _subjects(known, mappings)
-    kinds = ("birth", "death", "error", "heartbeat", "telemetry")
+    kinds = ("ack", "birth", "death", "error", "heartbeat", "telemetry")
     assert may_send == [*(f"fleet.oslo.pump//1.{kind}" for kind in kinds), "tele.oslo.pump//1", "z.pump//1"]
-    assert may_hear == ["fleet.oslo.pump//1.control"]
+    assert may_hear == ["fleet.oslo.pump//1.control", "fleet.oslo.pump//1.command"], "the commands to itself, and no others"
     rules = mosquitto_rules([known], mappings)
     assert "user oslo/pump.1\n" in rules and "topic write fleet/oslo/pump.1/heartbeat\n" in rules
     assert "fleet/+/pump.1" not in rules
@@ -152,7 +153,7 @@ def test_a_device_is_granted_with_its_site_where_that_is_a_part_of_its_identity(
     rules = mosquitto_rules(grants(tmp_path), identity=by_site)
     assert "pattern write fleet/%u/heartbeat\n" in rules
     assert "user oslo/pump-1\n" not in rules, "the patterns are enough"
-    assert "user gate\ntopic deny fleet/gate/+\ntopic write fleet/oslo/pump-1/birth\n" in rules
+    assert "user gate\ntopic deny fleet/gate/+\ntopic write fleet/oslo/pump-1/ack\n" in rules
     assert "fleet/+" not in rules
 
 
@@ -205,7 +206,7 @@ def test_mosquitto_rules_have_patterns_for_devices_and_blocks_for_other_users(tm
     rules = mosquitto_rules(grants(tmp_path))
     assert "pattern write fleet/+/%u/heartbeat\n" in rules
     assert "pump-1" not in rules
-    assert "user gate\ntopic deny fleet/+/gate/+\ntopic write fleet/+/a/birth\n" in rules
+    assert "user gate\ntopic deny fleet/+/gate/+\ntopic write fleet/+/a/ack\n" in rules
     assert "user eye\ntopic deny fleet/+/eye/+\ntopic read fleet/#\ntopic read fleetpulse/alert/#\n" in rules
 
 
@@ -217,7 +218,7 @@ def test_users_with_certificates_have_no_password_and_are_left_out_unless_the_li
     assert "pump-1" not in nats_rules(SERVICE, known)
     mapped = nats_rules(SERVICE, known, certificates=True)
     assert r'{ user: "CN=pümp\\, 1,O=Acme", allowed_connection_types: ["MQTT", "MQTT_WS"], permissions' in mapped
-    assert "user CN=pümp\\, 1,O=Acme\ntopic write fleet/+/pump-1/birth\n" in mosquitto_rules(known)
+    assert "user CN=pümp\\, 1,O=Acme\ntopic write fleet/+/pump-1/ack\n" in mosquitto_rules(known)
     grant(tmp_path, "pump-1", Role.DEVICE)
     assert [one.certificate for one in grants(tmp_path)] == [""]
 

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.unit
     [
         ((), None),
         (["fleet.oslo.pump-1.control"], "pump-1"),
+        (["fleet.oslo.pump-1.command"], "pump-1"),
         (["fleet.a.pump-2.control", "fleet.b.pump-1.control"], "pump-1"),
         (["spBv1//0.STATE.*", "spBv1//0.plant.NCMD.line", "spBv1//0.plant.DCMD.line.>"], "plant/line"),
         (["fleet.>"], ""),
