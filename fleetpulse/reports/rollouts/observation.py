@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from fleetpulse.core.lifecycle import HELD, PRESENT, Mode
-from fleetpulse.core.rollouts.verdict import Counts, Observation
+from fleetpulse.core.rollouts.verdict import Answers, Counts, Observation
 from fleetpulse.core.rows import Kind
-from fleetpulse.core.tables import MESSAGES, literals
+from fleetpulse.core.streams.commands import FINAL
+from fleetpulse.core.tables import COMMANDS, MESSAGES, literals
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import files_of, open_files, reading
 from fleetpulse.reports.judgements import judged_frontier_ms
@@ -59,6 +60,28 @@ def observe(home: Home, number: int, from_ms: int, cohort: Sequence[str], rest: 
         open_files(tables, MESSAGES.name, MESSAGES, _received_since(home, before_ms))
         after, before = _counts(tables, from_ms, through_ms), _counts(tables, before_ms, from_ms)
     return Observation(number, from_ms, through_ms, after[True], after[False], before[True])
+
+
+def answers(home: Home, command_ids: Sequence[str], *, expected: bool) -> Answers | None:
+    """Return the answers to commands; None if the home records none.
+
+    Args:
+        home: home to read.
+        command_ids: ids of the commands of a cohort.
+        expected: whether the stream of commands runs, so that a missing row is a missing answer.
+    """
+    with reading(home, [COMMANDS.name]) as tables:
+        tables.execute("CREATE TEMP TABLE wanted AS SELECT unnest(?) AS command_id", [list(command_ids)])
+        counted = tables.execute(
+            f"""SELECT status, count(*) FROM (
+                SELECT command_id, arg_min(status, (answered_at IS NULL, answered_at, coalesce(answer_position, 0)))
+                FILTER (status IN ({literals(FINAL)})) AS status
+                FROM commands SEMI JOIN wanted USING (command_id) GROUP BY command_id) GROUP BY status"""
+        ).fetchall()
+    if not counted and not expected:
+        return None
+    known = {status: number for status, number in counted if status is not None}
+    return Answers(len(command_ids) - sum(known.values()), *(known.get(status, 0) for status in FINAL))
 
 
 def _received_since(home: Home, since_ms: int) -> list[Path]:

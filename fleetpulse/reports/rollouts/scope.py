@@ -27,6 +27,7 @@ from fleetpulse.core.operations.device_filter import (
 )
 from fleetpulse.core.policy import Policy
 from fleetpulse.core.rollouts.plan import SCOPED
+from fleetpulse.core.rows import EVERYONE
 from fleetpulse.core.tables import MESSAGES, literals
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import fetch, open_table_in, query
@@ -63,7 +64,7 @@ class ScopedDevice:
 def devices_in_scope(home: Home, scope: DeviceFilter) -> list[ScopedDevice]:
     """Return the devices in service that a filter selects at present, ordered by id.
 
-    Devices without a mode, decommissioned and forgotten ones are left out.
+    Devices without a mode or a site, decommissioned and forgotten ones are left out.
 
     Args:
         home: home to read.
@@ -90,7 +91,7 @@ def devices_in_scope(home: Home, scope: DeviceFilter) -> list[ScopedDevice]:
             reported = f"(SELECT device_id, {newest} AS firmware FROM messages WHERE firmware IS NOT NULL GROUP BY device_id)"
             listed = f"({listed} LEFT JOIN {reported} USING (device_id))"
         sql = f"""SELECT device_id, site, mode, device_class FROM (SELECT * FROM {listed})
-            WHERE mode NOT IN ({without}) AND site IS NOT NULL AND ({condition}) ORDER BY device_id"""
+            WHERE mode NOT IN ({without}) AND site != '{EVERYONE}' AND ({condition}) ORDER BY device_id"""
         return [ScopedDevice(**row) for row in fetch(present.connection, sql, [*values, *filtered])]
 
 

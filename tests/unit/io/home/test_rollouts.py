@@ -102,7 +102,7 @@ def test_an_invalid_command_leaves_the_prepared_ones(home: Home) -> None:
     stored.create([])
     stored.prepare([UPDATE])
     with refused("commands-faulty"):
-        stored.prepare([MORE, ("fleet/s/d/control", {"op": "odd"})])
+        stored.prepare([MORE, ("fleet/s/d/control", {"op": "command", "name": "x"})])
     stored.send()
     assert spooled(home) == [UPDATE]
 
