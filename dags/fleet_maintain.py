@@ -29,6 +29,7 @@ from fleetpulse.orchestration.assets import (
     MESSAGES,
     MODE_HOURLY_SITE,
     QUARANTINE,
+    SESSIONS,
     STREAM_HEALTH,
 )
 from fleetpulse.orchestration.dag_factory import fleet_dag
@@ -58,6 +59,7 @@ def build(*, alarmed: bool = True) -> DAG:
                 MODE_HOURLY_SITE,
                 STREAM_HEALTH,
                 AUDIT,
+                SESSIONS,
             ],
         )
     return made

@@ -83,6 +83,7 @@ READ_ONLY: Final = frozenset(
         "quality results",
         "quality suites",
         "quarantine",
+        "sessions",
         "rewind",
         "state generations",
         "state inspect",
