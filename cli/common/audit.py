@@ -88,6 +88,7 @@ READ_ONLY: Final = frozenset(
         "quality results",
         "quality suites",
         "quarantine",
+        "sessions",
         "rewind",
         "rollout plan",
         "rollout status",
