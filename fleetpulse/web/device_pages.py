@@ -31,6 +31,7 @@ from fleetpulse.web.actions import OF_DEVICE, offers
 from fleetpulse.web.fleet_pages import facts_of, mode_counts
 from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.rendering import device_of, freshness, render
+from fleetpulse.web.streams.pages import device_part
 
 FILTERS: Final = {
     "q": "id has", "mode": "mode", "site": "site", "class": "class", "gateway": "gateway", "trigger": "trigger", "clock": "clock",
@@ -96,7 +97,12 @@ async def device(request: Request) -> Response:
     reached = await run_in_threadpool(live.reached)
     fresh = await run_in_threadpool(freshness, live, reached)
     device_id, part = device_of(request)
-    views = {"": ("device.html", _device), "why": ("device_why.html", _why_part), "facts": ("device_facts.html", _facts_part)}
+    views = {
+        "": ("device.html", _device),
+        "why": ("device_why.html", _why_part),
+        "facts": ("device_facts.html", _facts_part),
+        "streams": ("device_streams.html", device_part),
+    }
     if part not in views:
         raise FleetError(f'a device has no page "{part[:50]}"', code="page-unknown")
     template, view = views[part]
@@ -134,11 +140,13 @@ def _device(live: LiveFleet, request: Request, device_id: str) -> dict[str, Any]
         "is_present": row["mode"] in PRESENT,
         "span": span,
         "spans": list(SPANS),
-        "is_still": wants_why or bool(given.get("facts")),
+        "is_still": wants_why or bool(given.get("facts") or given.get("streams")),
         "why": _explained(live.home, device_id, given.get("at"), given.get("to")) if wants_why else None,
         "at": given.get("at"),
         "to_mode": given.get("to"),
         "facts": _facts(live.home, device_id) if given.get("facts") else None,
+        "beside": None,
+        **(device_part(live, request, device_id) if given.get("streams") else {}),
         "offers": offers(request, *OF_DEVICE, device=device_id),
     }
     if frontier_ms is None:
