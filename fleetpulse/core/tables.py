@@ -525,7 +525,9 @@ SESSIONS: Final = Table(
         Column("boot", "string", "name of the run of the device since its last start"),
         Column("firmware", "string", "firmware version"),
         Column("started_at", "timestamp", "received_at of its first message", required=True),
-        Column("position", "long", "place in delivery order of its first message; identifies it with device and start", required=True),
+        Column(
+            "position", "long", "place in delivery order of its first message; identifies it with device and start", required=True
+        ),
         Column("started_by", "string", "birth, or signal: another message while no session was open", required=True),
         Column("last_seen", "timestamp", "received_at of its newest signal", required=True),
         Column("messages", "long", "number of its signals, copies included", required=True),
