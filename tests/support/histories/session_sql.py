@@ -26,9 +26,11 @@ WITH RECURSIVE gaps AS (
     WHERE kind IN ('heartbeat', 'telemetry', 'error', 'birth', 'death')
 ), newest AS (
     SELECT max(epoch_ms(received_at)) AS at_ms, at_ms - coalesce((SELECT sum(least(closed, last.at_ms) - opened) FROM gaps,
-        (SELECT max(epoch_ms(received_at)) AS at_ms FROM messages) AS last WHERE opened < last.at_ms), 0) AS covered_ms FROM messages
+        (SELECT max(epoch_ms(received_at)) AS at_ms FROM messages) AS last WHERE opened < last.at_ms), 0) AS covered_ms
+    FROM messages
 ), walk AS (
-    SELECT DISTINCT device_id, 0::BIGINT AS n, false AS is_open, false AS has_begun, NULL::VARCHAR AS reason, NULL::BIGINT AS end_ms,
+    SELECT DISTINCT device_id, 0::BIGINT AS n, false AS is_open, false AS has_begun, NULL::VARCHAR AS reason,
+        NULL::BIGINT AS end_ms,
         NULL::BIGINT AS started_ms, NULL::BIGINT AS position, NULL::VARCHAR AS started_by, NULL::VARCHAR AS site,
         NULL::VARCHAR AS gateway, NULL::VARCHAR AS session, NULL::VARCHAR AS boot, NULL::VARCHAR AS firmware, NULL::BIGINT AS seq,
         NULL::BIGINT AS digest, NULL::BIGINT AS last_ms, NULL::BIGINT AS last_covered_ms, NULL::BIGINT AS messages
@@ -44,13 +46,16 @@ WITH RECURSIVE gaps AS (
         CASE WHEN has_begun THEN row_boot WHEN kind = 'death' THEN boot ELSE coalesce(boot, row_boot) END,
         CASE WHEN has_begun THEN row_firmware WHEN kind = 'death' THEN firmware ELSE coalesce(firmware, row_firmware) END,
         CASE WHEN has_begun THEN row_seq ELSE seq END, CASE WHEN has_begun THEN row_digest ELSE digest END,
-        CASE WHEN kind = 'death' THEN last_ms ELSE at_ms END, CASE WHEN kind = 'death' THEN last_covered_ms ELSE row_covered_ms END,
+        CASE WHEN kind = 'death' THEN last_ms ELSE at_ms END,
+        CASE WHEN kind = 'death' THEN last_covered_ms ELSE row_covered_ms END,
         CASE WHEN has_begun THEN 1 WHEN kind = 'death' THEN messages ELSE messages + 1 END
     FROM (
         SELECT *, kind <> 'death' AND (NOT is_open OR reason IS NOT NULL) AS has_begun FROM (
-            SELECT walk.* EXCLUDE (n, has_begun, reason, end_ms), heard.n, heard.kind, heard.at_ms, heard.position AS row_position,
+            SELECT walk.* EXCLUDE (n, has_begun, reason, end_ms), heard.n, heard.kind, heard.at_ms,
+                heard.position AS row_position,
                 heard.site AS row_site, heard.gateway AS row_gateway, heard.session AS row_session, heard.boot AS row_boot,
-                heard.firmware AS row_firmware, heard.seq AS row_seq, heard.digest AS row_digest, heard.covered_ms AS row_covered_ms,
+                heard.firmware AS row_firmware, heard.seq AS row_seq, heard.digest AS row_digest,
+                heard.covered_ms AS row_covered_ms,
                 CASE WHEN NOT walk.is_open THEN NULL
                     WHEN heard.covered_ms - walk.last_covered_ms > $silence THEN 'silence'
                     WHEN heard.kind = 'death' AND CASE WHEN heard.session <> walk.session THEN false

@@ -1,5 +1,7 @@
 """Connection sessions: which messages begin and end one, and when it was silent for too long."""
 
+from typing import Any
+
 import pytest
 
 from fleetpulse.core.rows import Row
@@ -25,11 +27,11 @@ def ends(*rows: Row) -> list[tuple[float, str, float | None, str | None, int]]:
     ]
 
 
-def birth(at_s: float, session: str | None = None, **more: object) -> Row:
+def birth(at_s: float, session: str | None = None, **more: Any) -> Row:
     return signal(at_s, kind="birth", **({} if session is None else {"session": session}), **more)
 
 
-def death(at_s: float, **fields: object) -> Row:
+def death(at_s: float, **fields: Any) -> Row:
     return row(at_s, "fleet/site/d/death", **fields)
 
 
@@ -84,7 +86,11 @@ def test_an_older_birth_that_is_delivered_again_begins_no_session() -> None:
 
 
 def test_a_session_takes_the_first_names_that_its_signals_give() -> None:
-    found = [*sessions([signal(0), signal(1, session="1", boot="a", firmware="1.0"), signal(2, session="2"), death(3, session="1")], 9_999)]
+    found = [
+        *sessions(
+            [signal(0), signal(1, session="1", boot="a", firmware="1.0"), signal(2, session="2"), death(3, session="1")], 9_999
+        )
+    ]
     assert (found[-1].session, found[-1].boot, found[-1].firmware, found[-1].ended_by) == ("1", "a", "1.0", "will")
 
 
