@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import COMMANDS
 from fleetpulse.core.times import DAY_MS, format_instant
 from fleetpulse.io.tables import tables
@@ -25,8 +26,8 @@ END_MS = START + 300_000
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """Serve a home in which two devices have results of streams."""
     made = ServedHome(tmp_path_factory.mktemp("streams") / "home")
-    made.batch(signal(10, "a/b"), tick(60))
-    add_streams(made.home, "a/b", END_MS)
+    made.batch(signal(10, "pump"), tick(60))
+    add_streams(made.home, "pump", END_MS)
     add_commands(made.home, "other", END_MS - 5)
     add_sessions(made.home, "other", END_MS - 5)
     opened = Api(made.home)
@@ -37,7 +38,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 def test_commands_of_the_last_day_are_listed_newest_first(api: Api) -> None:
     found = api.rows("/commands")
     assert found["since_ms"] == END_MS - DAY_MS and found["next"] is None
-    of_device = [row for row in found["commands"] if row["device_id"] == "a/b"]
+    of_device = [row for row in found["commands"] if row["device_id"] == "pump"]
     assert [row["status"] for row in of_device] == ["pending", "timed_out", "rejected", "acknowledged", "unmatched"]
     acknowledged = of_device[3]
     assert acknowledged["payload"] == {"interval": 30, "led": "<script>"} and acknowledged["reported"] == {"interval": 60}
@@ -72,7 +73,7 @@ def test_a_list_and_its_files_have_the_same_rows(api: Api, address: str, count: 
     assert [row["device_id"] for row in table] == [row["device_id"] for row in rows]
 
 
-@pytest.mark.parametrize("address", ["/commands?", "/sessions?", "/commands?device=a%2Fb&", "/sessions?open=false&"])
+@pytest.mark.parametrize("address", ["/commands?", "/sessions?", "/commands?device=pump&", "/sessions?open=false&"])
 def test_pages_have_each_row_once(api: Api, address: str) -> None:
     noun = address[1:].partition("?")[0]
     whole, parts, after = api.rows(f"{address}limit=100")[noun], list[dict[str, Any]](), ""
@@ -86,9 +87,9 @@ def test_pages_have_each_row_once(api: Api, address: str) -> None:
 
 
 def test_an_open_session_lasts_until_what_the_stream_has_read_and_an_ended_one_has_its_counts(api: Api) -> None:
-    [session] = api.rows("/sessions?device=a%2Fb&open=true")["sessions"]
+    [session] = api.rows("/sessions?device=pump&open=true")["sessions"]
     assert (session["ended_at_ms"], session["ended_by"], session["messages"], session["duration_ms"]) == (None,) * 4
-    ended = api.rows("/sessions?device=a%2Fb&ended_by=silence")["sessions"][0]
+    ended = api.rows("/sessions?device=pump&ended_by=silence")["sessions"][0]
     assert (ended["messages"], ended["duration_ms"], ended["firmware"]) == (7, 9 * MINUTE_MS, "1.9")
 
 
@@ -103,19 +104,19 @@ def test_a_cursor_of_another_list_is_refused(api: Api, after: str) -> None:
 
 
 def test_a_twin_has_its_states_and_its_difference(api: Api) -> None:
-    found = api.rows("/devices/a%2Fb/twin")
+    found = api.rows("/devices/pump/twin")
     assert found["desired"] == {"interval": 30, "led": "<script>", "firmware": "2.0"}
     assert found["reported"] == {"interval": 60} and found["difference"] == found["desired"]
     assert found["commands"][-1]["status"] == "pending" and found["commands"][-1]["sent_at_ms"] == END_MS
 
 
 def test_windows_of_a_device_are_filtered_by_metric_and_instant(api: Api) -> None:
-    rows = api.rows("/devices/a%2Fb/vitals")["windows"]
+    rows = api.rows("/devices/pump/vitals")["windows"]
     assert len(rows) == 14 and rows[0]["window_end_ms"] == END_MS
     since = format_instant(END_MS - 20 * MINUTE_MS)
-    few = api.rows(f"/devices/a%2Fb/vitals?metric=battery&since={since}")["windows"]
+    few = api.rows(f"/devices/pump/vitals?metric=battery&since={since}")["windows"]
     assert [(row["metric"], row["window_end_ms"]) for row in few] == [("battery", END_MS), ("battery", END_MS - 10 * MINUTE_MS)]
-    assert len(api.rows("/devices/a%2Fb/vitals?limit=3")["windows"]) == 3
+    assert len(api.rows("/devices/pump/vitals?limit=3")["windows"]) == 3
 
 
 @pytest.mark.parametrize("address", ["/devices/nobody/twin", "/devices/nobody/vitals", "/rollouts/none", "/rollouts/.."])
@@ -135,7 +136,7 @@ def test_rollouts_have_their_cohorts_and_verdicts(api: Api) -> None:
 
 
 def test_damaged_records_and_tables_are_errors_with_a_sentence(tmp_path: Any) -> None:
-    made = RegisteredHome(tmp_path / "home")
+    made = RegisteredHome(tmp_path / "home", Deployment(10_000))
     add_streams(made.home, "a", END_MS)
     (made.home.path / "rollouts" / "bad-3" / "rollout.json").write_text("{")
     for path in tables.paths_of(made.home, COMMANDS):
