@@ -39,7 +39,8 @@ from fleetpulse.io.system.fsync import is_disk_full
 from fleetpulse.io.system.process import StopSignal, write_status
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from streaming.bridge.clock import SET_FORWARD, GuardedClock
-from streaming.bridge.command_reader import Spool
+from streaming.bridge.command_delivery import CommandChannel, CommandDelivery
+from streaming.bridge.command_reader import DELIVERY, Spool
 from streaming.bridge.device_quota import FILE, DeviceQuota
 from streaming.bridge.rate_limit import RateLimiter
 from streaming.bridge.sequencer import BridgeSequencer
@@ -201,6 +202,7 @@ class Bridge:
         own_number = self.number - 1 if fenced else self.number
         named = None if position is None or fenced else commands_in(settings.segments_dir, own_number)
         self.spool = Spool(settings.commands_dir, own_number, named) if settings.commands_dir else None
+        self.delivery = CommandDelivery(settings.commands_dir / DELIVERY) if settings.commands_dir else None
         self.intake = BridgeSequencer(
             settings.bridge,
             position,
@@ -264,6 +266,7 @@ class Bridge:
         if self.intake.live and not self._wall.doubted:
             self._publish_canary()
         self._flush_if_due()
+        self._deliver_commands()
         self._maybe_listen()
         if time.monotonic() - self._report_at_s > STATUS_S:
             self.report()
@@ -356,8 +359,12 @@ class Bridge:
         )
         self.number, self._tail = self.number + 1, tail_of(table, self._tail)
         self.rows += table.num_rows
-        if self.spool:
-            self.spool.written()
+        if self.spool and self.spool.written() and self.delivery:
+            self.delivery.added()
+
+    def _deliver_commands(self) -> None:
+        if self.delivery and self.intake.live and isinstance(self.receiver, CommandChannel):
+            self.delivery.step(self.receiver, time.monotonic())
 
     def _reconnect_after_fence(self, why: str) -> None:
         """Reconnect after landing fenced this bridge.

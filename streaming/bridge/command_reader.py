@@ -1,8 +1,9 @@
 """Read operators' commands from the spool folder, each exactly once.
 
 A command file is renamed to ``<name>.taken-<segment>``. The rename is durable before the rows of
-the command are written to that segment. The file is deleted once the segment is durable. After a
-crash, the newest segment shows which commands are durable: it contains their names.
+the command are written to that segment. The file is deleted once the segment is durable, or moved to
+`DELIVERY` if it has commands to devices. After a crash, the newest segment shows which commands are
+durable: it contains their names.
 """
 
 import json
@@ -13,11 +14,13 @@ from typing import Any, Final, cast
 
 import structlog
 
+from fleetpulse.core.streams.commands import COMMAND
 from fleetpulse.io.home.command_spool import MAX_COMMANDS
 from fleetpulse.io.system.fsync import sync_folder
 
 _LOG: Final = structlog.get_logger("bridge")
 _TAKEN: Final = re.compile(r"(.+)\.taken-(\d+)")
+DELIVERY: Final = "delivery"  # folder below that of the spool: commands to devices whose segment is durable
 _ENOUGH: Final = 50_000  # commands of one segment; later files wait for the next segment
 Command = tuple[str, str, Mapping[str, Any]]
 
@@ -36,7 +39,7 @@ class Spool:
     def __init__(self, folder: Path, newest: int, named: Collection[str] | None = None) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._taken_files: list[Path] = []
+        self._taken_files: dict[Path, bool] = {}  # whether a file has commands to devices
         self._stuck: str | None = None
         for path in folder.iterdir():
             match = _TAKEN.fullmatch(path.name)
@@ -44,7 +47,7 @@ class Spool:
                 continue
             number = int(match[2])
             if number < newest or (number == newest and (named is None or match[1] in named)):
-                path.unlink()
+                self._finish(path, for_devices=_has_commands_to_devices(path))
             else:
                 path.rename(folder / match[1])
 
@@ -78,7 +81,8 @@ class Spool:
         except (ValueError, RecursionError) as error:
             self._refuse(path, str(error))
             return []
-        self._taken_files.append(path.rename(path.with_name(f"{path.name}.taken-{number}")))
+        taken = path.rename(path.with_name(f"{path.name}.taken-{number}"))
+        self._taken_files[taken] = any(payload.get("op") == COMMAND for _, payload in found)
         return [(path.name, topic, payload) for topic, payload in found]
 
     def sync(self) -> None:
@@ -96,11 +100,33 @@ class Spool:
         path.rename(refused / path.name)
         _LOG.error("moved a broken command file to commands/refused", file=path.name, why=why)
 
-    def written(self) -> None:
-        """Delete the taken files; their segment is durable."""
-        for path in self._taken_files:
-            path.unlink(missing_ok=True)
-        self._taken_files.clear()
+    def written(self) -> bool:
+        """Delete the taken files, or move them to `DELIVERY`; their segment is durable.
+
+        Returns:
+            Whether there are commands to deliver.
+        """
+        taken, self._taken_files = self._taken_files, {}
+        for path, for_devices in taken.items():
+            self._finish(path, for_devices=for_devices)
+        return any(taken.values())
+
+    def _finish(self, taken: Path, *, for_devices: bool) -> None:
+        try:
+            if for_devices:
+                (self.folder / DELIVERY).mkdir(exist_ok=True)
+                taken.rename(self.folder / DELIVERY / taken.name.rpartition(".taken-")[0])
+            else:
+                taken.unlink(missing_ok=True)
+        except OSError as error:  # the rows are durable, so the next start finishes the file
+            _LOG.error("cannot move or delete a command file", file=taken.name, why=error.strerror)
+
+
+def _has_commands_to_devices(path: Path) -> bool:
+    try:
+        return any(payload.get("op") == COMMAND for _, payload in _read(path))
+    except (ValueError, RecursionError):
+        return False
 
 
 def _read(path: Path) -> list[tuple[str, Mapping[str, Any]]]:

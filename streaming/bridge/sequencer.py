@@ -26,6 +26,7 @@ from fleetpulse.core.messages.replay_envelope import TOPIC_PREFIX, Envelope
 from fleetpulse.core.messages.sparkplug import is_command
 from fleetpulse.core.presence.shards import served_sites
 from fleetpulse.core.rows import EVERYONE, FLUSH, SPARED_BYTES, Kind, Origin, Reason
+from fleetpulse.core.streams.commands import is_for_device
 from fleetpulse.io.ingest.segments import BridgePosition, SegmentRow
 from fleetpulse.io.mqtt.subscriber import AckToken, Arrived
 from streaming.bridge.buffer import SegmentBuffer
@@ -191,7 +192,7 @@ class BridgeSequencer:
         """Whether `_arrived_ordinary` may take messages of a topic; positive answers are cached."""
         if topic in self._ordinary_topics:
             return True
-        is_ordinary = _is_storable(topic) and topic != self.canary_topic and not is_command(topic)
+        is_ordinary = _is_storable(topic) and topic != self.canary_topic and not _is_command(topic)
         if not is_ordinary or self._mappings.has_items(topic) or self._belongs_to_others(topic) or not self._quota.knows(topic):
             return False
         if len(self._ordinary_topics) >= _ORDINARY_TOPICS:
@@ -209,7 +210,7 @@ class BridgeSequencer:
             self._canary_returned(message, now_ms)
         elif self._belongs_to_others(message.topic):
             self._pass_over("elsewhere", message.token)
-        elif is_command(message.topic):
+        elif _is_command(message.topic):
             self._pass_over("commands", message.token)
         else:
             stamp, place, topic = self._stamp(now_ms), len(self.buffer), message.topic[:MAX_TOPIC]
@@ -444,6 +445,11 @@ def _is_storable(topic: str) -> bool:
     """Return whether a topic is short and printable, so that it can be stored unchanged."""
     fits = len(topic) <= MAX_TOPIC and topic.isprintable()
     return fits and (topic.isascii() or len(topic.encode()) <= MAX_TOPIC)
+
+
+def _is_command(topic: str) -> bool:
+    """Return whether a topic carries commands to devices, which are no messages of devices."""
+    return is_for_device(topic) or is_command(topic)
 
 
 def _json(content: Mapping[str, Any]) -> bytes:

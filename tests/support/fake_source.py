@@ -15,6 +15,8 @@ class Records:
         self.coming: list[Arrived] = []
         self.acknowledged: list[AckToken | None] = []
         self.canaries: list[Arrived] = []
+        self.sent: list[tuple[str, bytes]] = []  # commands
+        self.confirming: list[AckToken] = []
 
     def poll(self, timeout_s: float) -> list[Arrived]:
         coming, self.coming = self.coming, []
@@ -29,6 +31,14 @@ class Records:
     def publish(self, topic: str, payload: bytes) -> bool:
         self.canaries.append(Arrived(topic, payload, False, None))
         return True
+
+    def send(self, topic: str, payload: bytes) -> AckToken | None:
+        self.sent.append((topic, payload))
+        return self.connections, len(self.sent)
+
+    def confirmed(self) -> list[AckToken]:
+        found, self.confirming = self.confirming, []
+        return found
 
     def reconnect(self, why: str, cause: str = "broker") -> None:
         self.connections += 1

@@ -154,6 +154,14 @@ class EmbeddedSessions:
         """Publish with QoS 1 in the session of the first filter; return whether the message was sent."""
         return self._receivers[0].publish(topic, payload)
 
+    def send(self, topic: str, payload: bytes) -> AckToken | None:
+        """Publish like `publish`; return the token by which `confirmed` names the message, or None."""
+        return self._receivers[0].send(topic, payload)
+
+    def confirmed(self) -> list[AckToken]:
+        """Return the tokens that the broker has confirmed since the last call."""
+        return self._receivers[0].confirmed()
+
     def reconnect(self, why: str, cause: str = "broker") -> None:
         """Close the connections, so that the broker redelivers unacknowledged messages."""
         for one in self._receivers:

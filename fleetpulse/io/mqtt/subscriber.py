@@ -130,6 +130,8 @@ class Receiver:
         self._arrived: list[Arrived] = []
         self._arrived_bytes = 0
         self._unacknowledged: set[int] = set()
+        self._unconfirmed: set[int] = set()  # packet ids of messages of this client, see `send`
+        self._confirmed: list[AckToken] = []
         self._acknowledged: tuple[set[int], set[int]] = set(), set()  # packet ids of this connection: newest, and earlier
         self._refused = False
 
@@ -199,6 +201,22 @@ class Receiver:
             return False
         self._send(codec.encode_publish(self._next(), topic, payload))
         return self._up
+
+    def send(self, topic: str, payload: bytes) -> AckToken | None:
+        """Publish a message with QoS 1 if connected.
+
+        Returns:
+            The token by which `confirmed` names the message; None if it was not sent.
+        """
+        if not self.publish(topic, payload):
+            return None
+        self._unconfirmed.add(self._number)
+        return self._token_number, self._number
+
+    def confirmed(self) -> list[AckToken]:
+        """Return the tokens of messages from `send` that the broker has confirmed since the last call."""
+        found, self._confirmed = self._confirmed, []
+        return found
 
     def reconnect(self, why: str, cause: str = "broker") -> None:
         """Close the connection, so that the broker redelivers unacknowledged messages.
@@ -363,11 +381,15 @@ class Receiver:
             self._pauses.reset()
             self.connections += 1
             self._unacknowledged.clear()
+            self._unconfirmed.clear()
             self._acknowledged = set(), set()
             self._arrived.clear()
             self._subscribe()
             if self._will is not None:
                 self._send(codec.encode_publish(self._next(), self._will.topic, self._will.here, retain=True))
+        elif answer.kind == codec.PUBACK and (number := int.from_bytes(answer.body[:2], "big")) in self._unconfirmed:
+            self._unconfirmed.discard(number)
+            self._confirmed.append((self._token_number, number))
         elif answer.kind == codec.SUBACK and int.from_bytes(answer.body[:2], "big") == self._subscribe_id:
             refused = [topic for topic, code in zip(self.topics, answer.body[2:], strict=False) if code >= codec.FAILURE]
             self._subscribe_id, self._refused = None, bool(refused)

@@ -11,7 +11,7 @@ import pytest
 from fleetpulse.io.mqtt.address import MAX_PAYLOAD_BYTES, BrokerAddress
 from fleetpulse.io.mqtt.publisher import Publisher
 from fleetpulse.io.mqtt.sockets import cause
-from fleetpulse.io.mqtt.subscriber import Arrived, Receiver
+from fleetpulse.io.mqtt.subscriber import AckToken, Arrived, Receiver
 from tests.support.refusals import refused
 
 CONNACK, SUBACK = b"\x20\x02\x00\x00", b"\x90\x03\x00\x01\x01"
@@ -129,3 +129,33 @@ def test_unknown_host_has_the_cause_network() -> None:
 def test_publisher_refuses_invalid_messages_at_once(topic: str, size: int, code: str) -> None:
     with refused(code):
         Publisher(BrokerAddress("127.0.0.1", 1), "p").publish(topic, bytes(size))
+
+
+class ConfirmingBroker(StubBroker):
+    """Broker stub that confirms one message, and another one that was never sent."""
+
+    def _serve(self) -> None:
+        client, _ = self.listening.accept()
+        with client:
+            client.settimeout(10)
+            client.recv(1024)
+            client.sendall(CONNACK)
+            client.recv(1024)
+            client.sendall(SUBACK)
+            sent = client.recv(1024)  # a header of two bytes, three of the topic, two of the packet id
+            client.sendall(b"\x40\x02\x00\x63\x40\x02" + sent[5:7])
+            self.done.wait(10)
+
+
+def test_a_message_is_confirmed_when_the_broker_has_acknowledged_it(brokers: list[StubBroker]) -> None:
+    brokers.append(ConfirmingBroker(b"", closing=False))
+    receiver, deadline_s = Receiver(brokers[0].address, "b", ("t",)), time.monotonic() + 60
+    assert receiver.send("t", b"x") is None, "it is not connected yet"
+    token, confirmed = None, list[AckToken]()
+    while not confirmed:
+        assert time.monotonic() < deadline_s, "the receiver took too long"
+        receiver.poll(0.05)
+        token = token or receiver.send("t", b"x")
+        confirmed += receiver.confirmed()
+    assert confirmed == [token] and receiver.confirmed() == []
+    receiver.close()
