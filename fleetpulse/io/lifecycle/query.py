@@ -1,7 +1,7 @@
 """Streaming query of the lifecycle job: bronze blocks to judgements."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -33,7 +33,7 @@ _STARTS: Final = 5  # attempts if a Python process of the query connects too lat
 _FIRST_BATCH_S: Final = 3600.0  # timeout for the first batch of a bounded query
 _INITIALIZING: Final = "Initializing"
 _NOT_CONNECTED: Final = "Python worker failed to connect back"
-_OF_THE_QUERY: Final = {  # session settings that a query reads when it starts
+OF_A_BLOCK_QUERY: Final = {  # session settings that a query reads when it starts
     # A batch judges all key groups at its newest row, so a batch without rows has no work.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     # The JVM sees few rows, one per block: generating a projection's code takes longer than
@@ -92,33 +92,42 @@ def judgement_stream(
             many; None returns all judgements in the rows.
         whole: whether each judgement has a row of its own, see `GroupProcessor`.
     """
-    spark.dataSource.register(BlockSource)
-    options: dict[str, str | int] = {
-        "path": str(messages),
-        "key_groups": generation.key_groups,
-        "max_rows": max_rows,
-        "parallelism": spark.sparkContext.defaultParallelism,
-    }
+    options: dict[str, str | int] = {"max_rows": max_rows}
     if initial is not None:
         options |= {"begin": initial.version, "begin_alone": int(initial.alone)}
-    if str(spark.conf.get("spark.master")).startswith("local["):  # all tasks share the local disk
-        options["handover"] = mkdtemp(prefix="blocks-", dir=folder_of(spark))
     if through is not None:
         options["through"] = through
     if held_ms:
         options["hold_ms"] = held_ms
-    blocks = (
-        spark.readStream.format(FORMAT)
-        .options(**options)
-        .load()
-        .withWatermark("received_at", f"{WATERMARK_DELAY_MS} milliseconds")
-    )
+    blocks = block_stream(spark, messages, generation.key_groups, options)
     initial_groups = None if initial is None else initial.groups.groupBy("key_group")
     folder = None if table is None else str(table)
     processor = GroupProcessor(
         deployment, generation.form, silent=silent, table=folder, generation=generation.number, whole=whole
     )
     return blocks.groupBy("key_group").transformWithState(processor, OUTPUT, "append", "eventtime", initial_groups)
+
+
+def block_stream(spark: SparkSession, messages: Path, key_groups: int, options: Mapping[str, str | int]) -> DataFrame:
+    """Return the blocks of a table of messages as a streaming DataFrame, with ``received_at`` as watermark.
+
+    Args:
+        spark: Spark session.
+        messages: folder of the table of messages.
+        key_groups: number of key groups.
+        options: further options of `BlockReader`.
+    """
+    spark.dataSource.register(BlockSource)
+    given: dict[str, str | int] = {
+        "path": str(messages),
+        "key_groups": key_groups,
+        "parallelism": spark.sparkContext.defaultParallelism,
+        **options,
+    }
+    if str(spark.conf.get("spark.master")).startswith("local["):  # all tasks share the local disk
+        given["handover"] = mkdtemp(prefix="blocks-", dir=folder_of(spark))
+    blocks = spark.readStream.format(FORMAT).options(**given).load()
+    return blocks.withWatermark("received_at", f"{WATERMARK_DELAY_MS} milliseconds")
 
 
 def judgement_writer(rows: DataFrame, table: Path, checkpoint: Path, generation: int) -> DataStreamWriter:
@@ -192,7 +201,7 @@ def start(
         table=None if silent and judgements_table is None else table,
         whole=judgements_table is not None,
     )
-    with changed_settings(spark, _OF_THE_QUERY):
+    with changed_settings(spark, OF_A_BLOCK_QUERY):
         if silent and judgements_table is None:
             writer = rows.writeStream.outputMode("append").option("checkpointLocation", str(checkpoint)).format("noop")
         else:

@@ -1,0 +1,37 @@
+"""Stateful processor of the stream ``sessions``: one value of state for each key group.
+
+Rule 1: the driver and Spark's planners import this module for its class name, so it imports no compiled code.
+Rule 2: the block source wakes each key group in each batch, so there are no timers.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+OUTPUT: Final = "key_group int, changes binary"
+
+
+class SessionProcessor(StatefulProcessor):
+    """Processor of key groups, called for each micro-batch with rows.
+
+    Args:
+        silence_ms: limit of silence, milliseconds.
+    """
+
+    def __init__(self, silence_ms: int) -> None:
+        self.silence_ms = silence_ms
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the state."""
+        from fleetpulse.io.streams.session_task import SessionTask
+
+        self.task = SessionTask(handle, self.silence_ms)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        """Fold the blocks of a key group in a micro-batch."""
+        yield from self.task.fold(key[0], rows)
+
+    def close(self) -> None:
+        """Finish the task."""
+        self.task.close()

@@ -1,0 +1,102 @@
+"""Query of the stream ``sessions``: blocks of bronze to rows of the table ``sessions``.
+
+Rule: the number of key groups is fixed when the stream first starts, and recorded beside its checkpoint. A rescale of
+the lifecycle job does not change it.
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.streams.names import StreamName
+from fleetpulse.core.streams.options import StreamOptions
+from fleetpulse.core.tables import MESSAGES, SESSIONS
+from fleetpulse.io.checkpoints.streams import has_begun
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.lifecycle.query import OF_A_BLOCK_QUERY, block_stream, start_with_retries
+from fleetpulse.io.spark.session import changed_settings
+from fleetpulse.io.streams.session_processor import OUTPUT, SessionProcessor
+from fleetpulse.io.streams.sink import TableSink
+from fleetpulse.io.system.fsync import atomic_write
+from fleetpulse.io.tables import tables
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+_RECORD: Final = "key-groups.json"
+
+
+class SessionSink(TableSink):
+    """Sink of the rows of `SessionProcessor`, each of which has the changes of a key group."""
+
+    def rows_of(self, batch: "DataFrame") -> "pa.Table":
+        """Return the rows of a batch with the columns of the table."""
+        import pyarrow as pa
+
+        from fleetpulse.columnar.codec.arrow import from_bytes
+        from fleetpulse.columnar.streams.sessions import CHANGE_SCHEMA
+
+        changes = [from_bytes(row) for row in batch.select("changes").toArrow()["changes"].to_pylist()]
+        return to_rows(pa.Table.from_batches(changes, CHANGE_SCHEMA))
+
+
+def to_rows(changes: "pa.Table") -> "pa.Table":
+    """Return changes, columns of `CHANGE_SCHEMA`, as rows of the table ``sessions``."""
+    import pyarrow as pa
+
+    from fleetpulse.columnar.compute import pc
+
+    columns = {name: changes[name] for name in changes.column_names}
+    for name in ("started_at", "last_seen", "ended_at"):
+        columns[name] = changes[f"{name}_ms"].cast(pa.timestamp("ms", tz="UTC"))
+    columns["duration_ms"] = pc.subtract(changes["ended_at_ms"], changes["started_at_ms"])
+    schema = tables.arrow_schema(SESSIONS)
+    return pa.Table.from_arrays([columns[name].cast(schema.field(name).type) for name in schema.names], schema=schema)
+
+
+def start_query(spark: SparkSession, home: Home, options: StreamOptions, begin: int) -> StreamingQuery:
+    """Start the query from its checkpoint, or without one at a version of bronze.
+
+    Args:
+        spark: Spark session.
+        home: home of the tables and the checkpoint.
+        options: options of the streams.
+        begin: first version to read with a new checkpoint.
+
+    Raises:
+        FleetError: the record of the number of key groups is damaged or missing.
+    """
+    checkpoint = home.stream_checkpoint(StreamName.SESSIONS)
+    blocks = block_stream(spark, home.table(MESSAGES.name), _key_groups(home, checkpoint), {"begin": begin})
+    processor = SessionProcessor(options.silence_ms)
+    rows = blocks.groupBy("key_group").transformWithState(processor, OUTPUT, "append", "none")
+    writer = (
+        rows.writeStream.outputMode("append")
+        .option("checkpointLocation", str(checkpoint))
+        .foreachBatch(SessionSink(home.table(SESSIONS.name), SESSIONS, checkpoint))
+        .queryName(StreamName.SESSIONS)
+        .trigger(**options.trigger)  # pyright: ignore[reportArgumentType] - one of its two keyword arguments
+    )
+    with changed_settings(spark, OF_A_BLOCK_QUERY):
+        return start_with_retries(writer.start, bounded=not options.every_ms)
+
+
+def _key_groups(home: Home, checkpoint: Path) -> int:
+    """Return the number of key groups of a checkpoint; record that of the lifecycle job in a new one."""
+    record = checkpoint / _RECORD
+    if not has_begun(checkpoint):
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        atomic_write(record, json.dumps({"key_groups": home.generation().key_groups}))
+    try:
+        return int(json.loads(record.read_text())["key_groups"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FleetError(
+            f'the number of key groups in "{record}" cannot be read ({error!r}); restore the checkpoint, or remove its folder: '
+            "the stream then begins at the present",
+            code="checkpoint-damaged",
+        ) from None
