@@ -81,6 +81,10 @@ VERBS: Final = {
         "commands.inspect.availability",
         "Show the share of a day that devices spent in each mode.",
     ),
+    "vitals": Verb(
+        "commands.inspect.vitals",
+        "Show metrics of a device over closed windows, newest first: count, min, max, mean and last value.",
+    ),
     "version": Verb("commands.run.version", "Print the version."),
     "replay": Verb("commands.run.run", "Play a recording through the whole pipeline and judge it to the end."),
     "up": Verb("commands.run.run", "Start the whole platform and show it live; Ctrl-C stops it in order."),

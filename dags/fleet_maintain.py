@@ -30,6 +30,7 @@ from fleetpulse.orchestration.assets import (
     MODE_HOURLY_SITE,
     QUARANTINE,
     STREAM_HEALTH,
+    VITALS,
 )
 from fleetpulse.orchestration.dag_factory import fleet_dag
 from fleetpulse.orchestration.operators import Recurring
@@ -58,6 +59,7 @@ def build(*, alarmed: bool = True) -> DAG:
                 MODE_HOURLY_SITE,
                 STREAM_HEALTH,
                 AUDIT,
+                VITALS,
             ],
         )
     return made

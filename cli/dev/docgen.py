@@ -26,6 +26,7 @@ from fleetpulse.core.policy import MAX_BYTES, MAX_CLASSES, RULES, Rules
 from fleetpulse.core.quality.table_suites import SUITES
 from fleetpulse.core.rows import FORMAT_VERSION, FROM_DEVICES
 from fleetpulse.core.streams.commands import ANSWERS
+from fleetpulse.core.streams.vitals import MAX_METRICS, MAX_WINDOWS, VITAL_KEYS
 from fleetpulse.core.tables import TABLES, VIEWS
 from fleetpulse.core.text import MAX_TEXT
 from fleetpulse.core.times import format_duration
@@ -109,6 +110,14 @@ def policy() -> str:
         value = getattr(Rules(), name)
         shown = format_duration(value) if name.endswith("_ms") else ", ".join(value) if isinstance(value, tuple) else value
         text += f"| `{rule.key}` | {shown} | {rule.meaning} |\n"
+    text += (
+        "\n## Vitals\n`[vitals.METRIC]` names the windows of a metric, see [Vitals](../concepts/streams.md#vitals). A policy can "
+    )
+    text += f"have vitals of at most {MAX_METRICS} metrics, with at most {MAX_WINDOWS} different windows and slides.\n\n"
+    text += '```toml\n[vitals.battery]\nwindow = "10m"\nbelow = 3.2\nfor = "20m"\n\n[vitals.load]\nwindow = "1h"\nslide = "15m"\n```\n\n'
+    text += "| key | default | meaning |\n| --- | --- | --- |\n"
+    for key, default, meaning in VITAL_KEYS:
+        text += f"| `{key}` | {default} | {meaning} |\n"
     return text
 
 

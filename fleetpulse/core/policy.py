@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final, cast
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.streams.vitals import Vital, faults_of, parse_vitals, stored_vitals, vitals_from_stored
 from fleetpulse.core.text import MAX_TEXT, as_text
 from fleetpulse.core.times import DAY_MS, HOUR_MS, format_duration, parse_duration_ms
 
@@ -86,11 +87,13 @@ class Policy:
         classes: rules of the listed classes, each complete.
         unknown_devices: "admit" judges devices that are not registered, "quarantine" lists their
             messages.
+        vitals: windows and bounds of metrics, by metric.
     """
 
     rules: Rules = field(default_factory=Rules)
     classes: Mapping[str, Rules] = field(default_factory=lambda: MappingProxyType({}))
     unknown_devices: str = "admit"
+    vitals: Mapping[str, Vital] = field(default_factory=lambda: MappingProxyType({}))
 
     def of(self, device_class: str) -> Rules:
         """Return the rules of a class."""
@@ -107,6 +110,7 @@ class Policy:
             "unknown_devices": self.unknown_devices,
             "rules": _plain(self.rules),
             "classes": {name: _plain(self.classes[name]) for name in sorted(self.classes)},
+            **({"vitals": stored_vitals(self.vitals)} if self.vitals else {}),
         }
 
     @property
@@ -126,6 +130,7 @@ class Policy:
             for name in self.classes
             if as_text(name) is None
         ]
+        faults += faults_of(self.vitals)
         if not faults and (size := len(self._stored())) > MAX_BYTES:
             faults = [
                 f"a policy can have at most {MAX_BYTES:,} bytes in its stored form; got {size:,}; list fewer classes or "
@@ -246,15 +251,15 @@ def parse_policy(content: Mapping[str, Any]) -> Policy:
     """Parse the content of a policy file: TOML tables, durations such as "60m".
 
     Args:
-        content: keys ``unknown_devices``, ``rules`` (table) and ``classes`` (table of tables with
-            the rules that differ from ``rules``).
+        content: keys ``unknown_devices``, ``rules`` (table), ``classes`` (table of tables with the
+            rules that differ from ``rules``) and ``vitals`` (table of tables by metric).
 
     Raises:
         PolicyFault: an invalid policy; each fault names the key, the rule and the value found.
     """
     faults: list[str] = []
-    for key in content.keys() - {"unknown_devices", "rules", "classes"}:
-        faults.append(f'"{key}" is unknown; use unknown_devices, [rules] and [classes.NAME]')
+    for key in content.keys() - {"unknown_devices", "rules", "classes", "vitals"}:
+        faults.append(f'"{key}" is unknown; use unknown_devices, [rules], [classes.NAME] and [vitals.METRIC]')
     unknown = content.get("unknown_devices", "admit")
     if unknown not in ("admit", "quarantine"):
         faults.append(f'unknown_devices must be "admit" or "quarantine"; got {unknown!r}')
@@ -266,7 +271,8 @@ def parse_policy(content: Mapping[str, Any]) -> Policy:
         listed = {}
     for name, table in cast("Mapping[str, Any]", listed).items():
         classes[name] = _read_rules(rules, f"classes.{name}", table, faults)
-    policy = Policy(rules, MappingProxyType(classes), cast("str", unknown))
+    vitals = parse_vitals(content.get("vitals", {}), faults)
+    policy = Policy(rules, MappingProxyType(classes), cast("str", unknown), MappingProxyType(vitals))
     faults += policy.beyond_bounds()
     if faults:
         raise PolicyFault(sorted(faults))
@@ -320,7 +326,8 @@ def from_normalised(content: Mapping[str, Any]) -> Policy:
     """
     try:
         classes = {name: _rules(values) for name, values in content["classes"].items()}
-        return Policy(_rules(content["rules"]), MappingProxyType(classes), content["unknown_devices"])
+        vitals = MappingProxyType(vitals_from_stored(content.get("vitals", {})))
+        return Policy(_rules(content["rules"]), MappingProxyType(classes), content["unknown_devices"], vitals)
     except (KeyError, TypeError, AttributeError) as error:
         raise PolicyFault([f"not a stored policy of this version: {error!r}"]) from None
 

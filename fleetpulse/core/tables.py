@@ -563,9 +563,37 @@ SESSIONS: Final = Table(
     ),
 )
 
+VITALS: Final = Table(
+    "vitals",
+    "Values of metrics over windows of presence time, one row for each closed window; late values have rows of their own.",
+    ("device_id", "site", "metric", "window_start", "window_end", "late", "closed_at"),
+    (
+        Column("device_id", "string", "id of the device", required=True),
+        Column("metric", "string", "name of the metric", required=True),
+        Column("window_start", "timestamp", "start of the window, which is in it", required=True),
+        Column("window_end", "timestamp", "end of the window, which is not in it", required=True),
+        Column("site", "string", "site in the topic of the messages", required=True),
+        Column(
+            "late",
+            "boolean",
+            "whether the row lists values that were late for the window; they are not in its other row",
+            required=True,
+        ),
+        Column(
+            "closed_at", "timestamp", "window_end; of late values: end of the slide in which they were received", required=True
+        ),
+        Column("count", "long", "number of values; copies of a message count once", required=True),
+        Column("min", "double", "least value", required=True),
+        Column("max", "double", "greatest value", required=True),
+        Column("mean", "double", "mean, from a sum with 12 decimal places; null if the sum exceeds 2^63"),
+        Column("last", "double", "value with the greatest presence time; of several: seq, then value", required=True),
+        Column("last_at", "timestamp", "presence time of that value", required=True),
+    ),
+)
+
 TABLES: Final = (
     MESSAGES, QUARANTINE, COVERAGE, DEVICES, GATEWAYS, JUDGEMENTS, STREAM_HEALTH, DEVICE_SNAPSHOTS, DEVICE_CURRENT,
-    MODE_HOURLY_SITE, QUALITY_RESULTS, QUALITY_FAILURES, AUDIT, COMMANDS, SESSIONS,
+    MODE_HOURLY_SITE, QUALITY_RESULTS, QUALITY_FAILURES, AUDIT, COMMANDS, SESSIONS, VITALS,
 )  # fmt: skip
 
 

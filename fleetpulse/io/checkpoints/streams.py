@@ -25,9 +25,16 @@ def next_versions(checkpoint: Path) -> list[int]:
         FleetError: the offsets of the batch cannot be read.
     """
     done = committed_batches(checkpoint)
-    if not done:
-        return []
-    path = checkpoint / "offsets" / str(done[-1])
+    return versions_after(checkpoint, done[-1]) if done else []
+
+
+def versions_after(checkpoint: Path, batch: int) -> list[int]:
+    """Return the versions of bronze at which the sources of a stream continue after a batch that was started.
+
+    Raises:
+        FleetError: the offsets of the batch cannot be read.
+    """
+    path = checkpoint / "offsets" / str(batch)
     try:
         return [_version(json.loads(line)) for line in path.read_text().splitlines()[2:] if line != "-"]
     except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:

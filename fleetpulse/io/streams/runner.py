@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.streams.names import StreamName
+from fleetpulse.core.streams.names import StreamName, StreamRestart
 from fleetpulse.core.streams.options import StreamOptions
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoints.checkpoint import committed_batches, relocate
@@ -76,7 +76,9 @@ class StreamRunner:
                 end_finished_rebuild(self._home, name)
                 continue
             if one.query is not None:
-                self._failed(name, one, str(one.query.exception() or "the query ended"))
+                why = str(one.query.exception() or "the query ended")
+                if StreamRestart.__name__ not in why:
+                    self._failed(name, one, why)
             if time.monotonic() >= one.next_s:
                 try:
                     one.query = start_stream(self._spark, self._home, name, self._options)

@@ -1,0 +1,251 @@
+"""Vitals: metrics of devices over windows of presence time, by Spark's window aggregation with a watermark.
+
+Rule 1: the rows of the table are a function of bronze alone. Batches, restarts and replays do not change them.
+Rule 2: a value is late if its presence time lies at or before its ``received_at`` less the allowed lateness. The
+watermark is the newest ``received_at`` less the allowed lateness, so Spark drops no other value.
+Rule 3: the plan of the state does not depend on the policy. Windows are computed from the policy, and are keys of
+one aggregation, so that a checkpoint survives any change of the policy.
+Rule 4: no column that the windows read differs between two rows with the same key of `_IDENTITY`, so it does not
+matter which of two copies Spark keeps.
+
+Source: ADR 47.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import DoubleType, StructField, StructType
+
+from fleetpulse.core.policy import PolicyFault, from_row
+from fleetpulse.core.presence.presence_time import presence_sql
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import SIGNALS
+from fleetpulse.core.streams.names import StreamName, StreamRestart
+from fleetpulse.core.streams.options import StreamOptions
+from fleetpulse.core.streams.vitals import Vitals, VitalsSpan, spans_of
+from fleetpulse.core.tables import MESSAGES, VITALS
+from fleetpulse.io.checkpoints.streams import versions_after
+from fleetpulse.io.delta.log import DeltaLog
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.spark.session import changed_settings
+from fleetpulse.io.streams.bronze import bronze_stream, of_kinds
+from fleetpulse.io.streams.sink import TableSink
+from fleetpulse.io.tables.tables import connect, fetch, open_files, paths_of
+
+GREATEST: Final = 2.0**53  # of a value: greater ones have no digit behind the point, and are skipped
+_PARTS: Final = 1e12  # a sum counts whole numbers, and trillionths
+_WATERMARK: Final = "spark.watermarkDelayMs"  # metadata with which Spark marks columns that its watermark removes from the state
+_IDENTITY: Final = ("device_id", "site", "kind", "at", "state_until", "boot", "seq", "digest", "content")
+_STATE: Final = {"spark.sql.streaming.stateStore.encodingFormat": "unsaferow"}  # Spark has no other for aggregations
+_KEYS: Final = ("device_id", "metric", "window_start", "window_end", "site", "late", "closed_at")
+_POLICIES: Final = (
+    "SELECT epoch_ms(event_time) AS effective_ms, epoch_ms(received_at) AS received_ms, body FROM messages WHERE kind = 'policy'"
+)
+
+
+def start_query(spark: SparkSession, home: Home, options: StreamOptions, begin: int) -> StreamingQuery:
+    """Start the query from its checkpoint, or at a version of bronze without one.
+
+    Args:
+        spark: Spark session.
+        home: home of the tables and the checkpoint.
+        options: interval of the batches.
+        begin: version of bronze at which a new checkpoint begins.
+    """
+    checkpoint, policies = home.stream_checkpoint(StreamName.VITALS), VitalsPolicies(home)
+    rows = vitals_rows(bronze_stream(spark, home.table(MESSAGES.name), begin), home.deployment(), policies.spans)
+    writer = rows.writeStream.queryName(StreamName.VITALS).outputMode("append").option("checkpointLocation", str(checkpoint))
+    writer = writer.foreachBatch(VitalsSink(home, checkpoint, policies)).trigger(**options.trigger)  # pyright: ignore[reportArgumentType]
+    with changed_settings(spark, _STATE):
+        return writer.start()
+
+
+class VitalsPolicies:
+    """Vitals of the policies in bronze; new versions of bronze are read when a batch needs them.
+
+    A policy that the lifecycle refuses since it is late counts from its receipt.
+
+    Args:
+        home: home of bronze.
+    """
+
+    def __init__(self, home: Home) -> None:
+        self._log = DeltaLog(home.table(MESSAGES.name))
+        self._next = self._log.latest() + 1
+        self._dated: list[tuple[int, int, Vitals]] = []
+        self._add(paths_of(home, MESSAGES))
+        self.spans = spans_of(self._dated)
+
+    def read_through(self, version: int) -> tuple[VitalsSpan, ...]:
+        """Return the spans by the rows up to a version of bronze.
+
+        Raises:
+            FleetError: a version is no longer in the log.
+        """
+        files: list[Path] = []
+        last = min(version, self._log.latest())
+        while self._next <= last:
+            appended, self._next = self._log.span(self._next)
+            files += (Path(name) for name, _ in appended)
+        self._add(files)
+        return spans_of(self._dated)
+
+    def _add(self, files: Iterable[Path]) -> None:
+        with connect() as connection:
+            open_files(connection, MESSAGES.name, MESSAGES, [*files])
+            for one in fetch(connection, _POLICIES):
+                if (vitals := _vitals_in(one["body"])) is not None:
+                    self._dated.append((one["effective_ms"], one["received_ms"], vitals))
+
+
+def _vitals_in(body: str | None) -> Vitals | None:
+    """Return the vitals of a policy row; None if the policy is invalid, and therefore refused."""
+    try:
+        return from_row(json.loads(body or "{}").get("policy")).vitals
+    except PolicyFault:
+        return None
+
+
+class VitalsSink(TableSink):
+    """Sink of the windows, which ends the query before a batch that has another policy.
+
+    Args:
+        home: home of the table.
+        checkpoint: checkpoint of the query.
+        policies: policies with which the query was started.
+    """
+
+    def __init__(self, home: Home, checkpoint: Path, policies: VitalsPolicies) -> None:
+        super().__init__(home.table(VITALS.name), VITALS, checkpoint)
+        self._checkpoint, self._policies = checkpoint, policies
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Append the windows that a batch closes.
+
+        Raises:
+            StreamRestart: a policy with other vitals has landed, which may count for rows of the batch.
+        """
+        version = max(versions_after(self._checkpoint, batch_id))
+        if self._policies.read_through(version) != self._policies.spans:
+            raise StreamRestart(f"a policy with other vitals has landed up to version {version} of bronze")
+        super().__call__(batch, batch_id)
+
+
+def vitals_rows(bronze: DataFrame, deployment: Deployment, spans: tuple[VitalsSpan, ...]) -> DataFrame:
+    """Return the windows of metrics, with the columns of the table.
+
+    Args:
+        bronze: rows of bronze, as a streaming or a static DataFrame.
+        deployment: allowed lateness, clock lead and backlog.
+        spans: vitals of the policies, in order.
+    """
+    lateness_ms = deployment.allowed_lateness_ms
+    at = F.expr(presence_sql(str(deployment.max_clock_lead_ms), str(deployment.max_backlog_ms)))
+    timed = bronze.withColumn("at", at).withWatermark("received_at", f"{lateness_ms} milliseconds")
+    columns = ("device_id", "site", "kind", "at", "boot", "seq", "digest", "received_at", "metrics")
+    late = F.unix_millis("at") <= F.unix_millis("received_at") - lateness_ms
+    signals = (
+        of_kinds(timed, SIGNALS, columns)
+        .where("metrics IS NOT NULL")
+        .withColumn("late", late)
+        .withColumn("content", F.xxhash64("metrics"))
+        .withColumn("values", F.from_json("metrics", _metrics(spans)))
+        .withColumn("measured", _measured(spans))
+        .where("measured IS NOT NULL")
+    )
+    until = F.when(F.col("late"), F.col("received_at")).otherwise(F.col("at"))
+    kept = [*(name for name in _IDENTITY if name != "state_until"), "received_at", "late", "measured"]
+    distinct = signals.select(*kept, _expiring(until, "state_until", lateness_ms)).dropDuplicates([*_IDENTITY])
+    return _aggregated(_in_windows(distinct, lateness_ms))
+
+
+def _expiring(instant: Column, name: str, lateness_ms: int) -> Column:
+    """Name an instant, and mark it such that Spark removes it from its state when the watermark reaches it.
+
+    Spark marks the column of ``withWatermark`` itself. It cannot follow an expression, and has only windows of one
+    fixed width.
+    """
+    return instant.alias(name, metadata={_WATERMARK: lateness_ms})
+
+
+def _metrics(spans: tuple[VitalsSpan, ...]) -> StructType:
+    """Return the type of the metrics of a message; Spark reads a value that is no number as null."""
+    return StructType([StructField(name, DoubleType()) for name in sorted({name for span in spans for name in span.vitals})])
+
+
+def _measured(spans: tuple[VitalsSpan, ...]) -> Column:
+    """Return the values of a message with their windows, by the policy in force at ``at``; null without vitals."""
+    measured = F.lit(None).cast("array<struct<metric: string, width: bigint, slide: bigint, value: double>>")
+    for span in spans:
+        in_force = F.unix_millis("at") >= span.from_ms
+        measured = F.when(in_force, _listed(span.vitals) if span.vitals else F.lit(None)).otherwise(measured)
+    return measured
+
+
+def _listed(vitals: Vitals) -> Column:
+    return F.array(
+        *(
+            F.struct(
+                F.lit(metric).alias("metric"),
+                F.lit(vital.window_ms).cast("bigint").alias("width"),
+                F.lit(vital.slide_ms).cast("bigint").alias("slide"),
+                F.col("values")[metric].alias("value"),
+            )
+            for metric, vital in sorted(vitals.items())
+        )
+    )
+
+
+def _in_windows(messages: DataFrame, lateness_ms: int) -> DataFrame:
+    """Return each value once for each window that contains it."""
+    kept = ("device_id", "site", "at", "seq", "received_at", "late")
+    at_ms, received_ms = F.unix_millis("at"), F.unix_millis("received_at")
+    valued = messages.select(*kept, F.inline("measured")).where(F.abs("value") <= GREATEST)  # NaN is greater
+    overlapping = valued.select("*", F.explode(F.sequence(F.lit(0).cast("bigint"), F.expr("width div slide - 1"))).alias("nth"))
+    start_ms = at_ms - F.pmod(at_ms, F.col("slide")) - F.col("nth") * F.col("slide")
+    closed_ms = F.when(F.col("late"), received_ms - F.pmod(received_ms, F.col("slide")) + F.col("slide"))
+    return (
+        overlapping.withColumn("start_ms", start_ms)
+        .withColumn("end_ms", F.expr("start_ms + width"))
+        .select(
+            "device_id",
+            "metric",
+            F.timestamp_millis("start_ms").alias("window_start"),
+            F.timestamp_millis("end_ms").alias("window_end"),
+            "site",
+            "late",
+            _expiring(F.timestamp_millis(F.coalesce(closed_ms, F.col("end_ms"))), "closed_at", lateness_ms),
+            "at",
+            F.coalesce("seq", F.lit(-1)).alias("seq"),
+            (F.col("value") + 0.0).alias("value"),  # makes -0.0 to 0.0, of which min and max would return either
+        )
+    )
+
+
+def _aggregated(values: DataFrame) -> DataFrame:
+    """Return the figures of each window. Sums are those of whole numbers, so their order does not matter."""
+    whole = F.col("value").cast("bigint")
+    newest = F.max(F.struct("at", "seq", "value")).alias("newest")
+    figures = values.groupBy(*_KEYS).agg(
+        F.count(F.lit(1)).alias("count"),
+        F.min("value").alias("min"),
+        F.max("value").alias("max"),
+        F.try_sum(whole).alias("wholes"),
+        F.try_sum(F.rint((F.col("value") - whole) * _PARTS).cast("bigint")).alias("parts"),
+        newest,
+    )
+    total = F.col("wholes").cast("double") + F.col("parts").cast("double") / _PARTS
+    return figures.select(
+        *_KEYS,
+        "count",
+        "min",
+        "max",
+        (total / F.col("count")).alias("mean"),
+        F.col("newest.value").alias("last"),
+        F.col("newest.at").alias("last_at"),
+    )
