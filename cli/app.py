@@ -91,6 +91,10 @@ VERBS: Final = {
     "down": Verb("commands.run.run", "Stop the run that uses a home."),
     "job": Verb("commands.run.job", "Run one process of a run; started by other commands.", hidden=True),
     "device": Verb("commands.fleet.device", "Show a device (fleet device ID), or register and control devices."),
+    "rollout": Verb(
+        "commands.fleet.rollout",
+        "Give firmware to devices by cohort; a rollout stops where a cohort fares worse than the rest.",
+    ),
     "policy": Verb("commands.fleet.policy", "Check and apply policies: timeouts, error limits and other rules."),
     "map": Verb("commands.fleet.mapping", "Add, test and watch mappings for devices with their own topics and payloads."),
     "access": Verb("commands.fleet.access", "Manage users of the embedded broker and their topics, and tokens of the HTTP API."),

@@ -5,6 +5,7 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from fleetpulse.core.errors import FleetError
@@ -12,7 +13,7 @@ from fleetpulse.core.messages.decode import Rejection, decode
 from fleetpulse.core.presence.identities import device_of
 from fleetpulse.core.rows import Origin
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.system.fsync import atomic_write
+from fleetpulse.io.system.fsync import atomic_write, sync_folder
 from fleetpulse.io.system.locks import folder_held
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 
@@ -62,6 +63,20 @@ def spool_locked(home: Home, commands: Sequence[Command]) -> None:
     Raises:
         FleetError: see `spool`.
     """
+    content = file_content(commands)
+    name = _new_name(home)
+    try:
+        atomic_write(home.commands / name, content, temporary=home.commands / f".{name}.new")
+    except OSError as error:
+        raise _unwritable(home, error) from None
+
+
+def file_content(commands: Sequence[Command]) -> str:
+    """Return commands as the content of a file of the spool.
+
+    Raises:
+        FleetError: a command is invalid, or there are too many.
+    """
     if len(commands) > MAX_COMMANDS:
         advice = "split them into several calls"
         raise FleetError(
@@ -74,12 +89,30 @@ def spool_locked(home: Home, commands: Sequence[Command]) -> None:
             faults.append(row.detail)
     if faults:
         raise FleetError("; ".join(faults[:20]), code="commands-faulty")
-    name = f"{max(wall_clock_ms(), _newest(home) + 1)}-{secrets.token_hex(4)}.json"
-    content = json.dumps([{"topic": topic, "payload": payload} for topic, payload in commands])
-    try:
-        atomic_write(home.commands / name, content, temporary=home.commands / f".{name}.new")
-    except OSError as error:
-        raise _unwritable(home, error) from None
+    return json.dumps([{"topic": topic, "payload": payload} for topic, payload in commands])
+
+
+def spool_file(home: Home, prepared: Path) -> None:
+    """Move a durable file with the content of `file_content` to the spool: it is in one of the two places at any time.
+
+    Args:
+        home: home of the spool.
+        prepared: the file, on the file system of the home.
+
+    Raises:
+        FleetError: the spool cannot be written.
+    """
+    with spool_lock(home):
+        try:
+            prepared.rename(home.commands / _new_name(home))
+            sync_folder(home.commands)
+            sync_folder(prepared.parent)
+        except OSError as error:
+            raise _unwritable(home, error) from None
+
+
+def _new_name(home: Home) -> str:
+    return f"{max(wall_clock_ms(), _newest(home) + 1)}-{secrets.token_hex(4)}.json"
 
 
 def _unwritable(home: Home, error: OSError) -> FleetError:

@@ -1,0 +1,66 @@
+"""Counts of a started cohort: connected devices, spans, and the frontier."""
+
+from pathlib import Path
+
+import pytest
+
+from fleetpulse.core.rollouts.verdict import Counts
+from fleetpulse.reports.rollouts.observation import emitted_through_ms, observe
+from tests.support.homes.rolled_out import RolledOutHome
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> RolledOutHome:
+    """Return a home with 8 pumps that are online."""
+    return RolledOutHome(tmp_path / "home", pumps=8, others=0)
+
+
+def test_devices_that_go_offline_or_have_errors_count_in_their_group(fleet: RolledOutHome) -> None:
+    cohort, rest = fleet.pumps[:4], fleet.pumps[4:]
+    from_ms = fleet.now_ms
+    fleet.run(120, silent=["pump-0", "pump-1", "pump-4"], faulty=["pump-2", "pump-5", "pump-6"])
+    seen = observe(fleet.home, 1, from_ms, cohort, rest)
+    assert (seen.cohort, seen.rest, seen.before) == (Counts(4, 2, 1), Counts(4, 1, 2), Counts(4))
+    assert seen.through_ms == emitted_through_ms(fleet.home) == fleet.now_ms + 1_000 - 10_000
+
+
+def test_a_device_that_came_back_has_been_offline_all_the_same(fleet: RolledOutHome) -> None:
+    from_ms = fleet.now_ms
+    fleet.run(100, silent=["pump-0"])
+    fleet.run(60)
+    assert observe(fleet.home, 1, from_ms, ["pump-0"], fleet.pumps[1:]).cohort == Counts(1, 1, 0)
+
+
+def test_devices_that_were_not_connected_at_the_start_do_not_count(fleet: RolledOutHome) -> None:
+    fleet.run(120, silent=["pump-0", "pump-4"])
+    from_ms = fleet.now_ms
+    fleet.run(40)
+    fleet.run(120, silent=["pump-0", "pump-4"])
+    seen = observe(fleet.home, 1, from_ms, fleet.pumps[:4], fleet.pumps[4:])
+    assert (seen.cohort, seen.rest) == (Counts(3), Counts(3)), "they came back and went offline again"
+    assert seen.before == Counts(3), "the past is that of the same devices"
+
+
+def test_the_past_of_a_cohort_is_an_equal_time_before_its_start(fleet: RolledOutHome) -> None:
+    fleet.run(120, silent=["pump-0"], faulty=["pump-1"])
+    fleet.run(60)
+    from_ms = fleet.now_ms
+    fleet.run(60)
+    assert observe(fleet.home, 3, from_ms, fleet.pumps, []).before == Counts(8, 0, 0)
+    fleet.run(180)
+    seen = observe(fleet.home, 3, from_ms, fleet.pumps, [])
+    assert (seen.cohort, seen.rest, seen.before) == (Counts(8), Counts(0), Counts(8, 1, 1))
+
+
+def test_an_error_that_does_not_degrade_a_device_counts(fleet: RolledOutHome) -> None:
+    from_ms = fleet.now_ms
+    fleet.run(20, faulty=["pump-0"])
+    fleet.run(40)
+    assert observe(fleet.home, 1, from_ms, fleet.pumps[:2], fleet.pumps[2:]).cohort == Counts(2, 0, 1)
+
+
+def test_nothing_is_counted_before_the_frontier_passes_the_start(fleet: RolledOutHome) -> None:
+    seen = observe(fleet.home, 1, fleet.now_ms, fleet.pumps, [])
+    assert seen.through_ms is not None and seen.through_ms < fleet.now_ms and seen.cohort == Counts(0)
