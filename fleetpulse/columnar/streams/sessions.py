@@ -132,7 +132,9 @@ class SessionGroup:
         current = {one.device_id: one for one in _to_sessions(self.open.filter(pa.array(changed)))}
         written: list[Session] = []
         left: list[Session] = []
-        for device_id, its in groupby(sorted(rows, key=lambda row: (row.device_id, arrival_order(row))), lambda row: row.device_id):
+        for device_id, its in groupby(
+            sorted(rows, key=lambda row: (row.device_id, arrival_order(row))), lambda row: row.device_id
+        ):
             session = current.get(device_id)
             for row in its:
                 session, changes = after(session, row, silence_ms, self._coverage_of)

@@ -30,7 +30,9 @@ def connections(random: Random) -> list[Row]:
     rows = [any_signal(choose, devices, steps, KINDS) for _ in range(count)]
     rows = [replace(one, code=choose([one.code, "disconnect", "logout"])) if one.kind is Kind.DEATH else one for one in rows]
     rows += [replace(one, received_at_ms=one.received_at_ms + choose([0, 5_000, 60_000])) for one in rows[:: choose([5, 40])]]
-    gaps = {one.received_at_ms: one for one in (any_internal_row(choose, devices, steps, ["gap"]) for _ in range(choose([0, 3, 30])))}
+    gaps = {
+        one.received_at_ms: one for one in (any_internal_row(choose, devices, steps, ["gap"]) for _ in range(choose([0, 3, 30])))
+    }
     return stamped_by_bridge([*rows, *gaps.values(), tick(steps * 5 + choose([20, 500]))])
 
 
