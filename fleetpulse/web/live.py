@@ -185,6 +185,8 @@ class LiveFleet:
                 continue
             self._once = False
             self._refresh()
+            if not self._stopping.is_set():
+                self.recent.renew()
             self._stopping.wait(REFRESH_S)
 
     def _refresh(self) -> None:
