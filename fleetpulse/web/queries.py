@@ -34,7 +34,10 @@ _EXACT: Final = {"site": "site", "class": "device_class", "gateway": "gateway"}
 _SORTS: Final = {  # sort key -> its column
     "since": "since", "device": "device_id", "site": "site", "class": "device_class", "mode": "mode",
 }  # fmt: skip
-_KEYS: Final = {"since": "devices.since_ms", "device": "device_id"}  # sort key -> SQL that is compared; otherwise the column, or empty
+_KEYS: Final = {
+    "since": "devices.since_ms",
+    "device": "device_id",
+}  # sort key -> SQL that is compared; otherwise the column, or empty
 SORT_KEYS: Final = tuple(key for one in _SORTS for key in (one, f"-{one}"))
 _COLUMN: Final = {"mode": "mode", **_EXACT, "trigger": "trigger", "clock": "clock"}
 ALL_FACETS: Final = tuple(_COLUMN)

@@ -329,7 +329,9 @@ def _find(connection: "DuckDBPyConnection", table: str, columns: str) -> None:
 
     Hashes are compared first: they are quicker to read than ids.
     """
-    connection.execute(f"CREATE OR REPLACE TEMP TABLE places AS SELECT rowid AS place FROM {table} SEMI JOIN {_AFFECTED} USING (id_hash)")
+    connection.execute(
+        f"CREATE OR REPLACE TEMP TABLE places AS SELECT rowid AS place FROM {table} SEMI JOIN {_AFFECTED} USING (id_hash)"
+    )
     connection.execute(f"""CREATE OR REPLACE TEMP TABLE found AS SELECT {columns}, rowid AS place FROM {table}
         WHERE rowid IN (FROM places) AND device_id IN (SELECT device_id FROM {_AFFECTED})""")
 
