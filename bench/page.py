@@ -26,8 +26,9 @@ from urllib.parse import quote
 import psutil
 
 from bench.folders import own_folder
-from bench.large_home import add_transitions, generate
+from bench.large_home import ID, add_transitions, generate
 from bench.measure import read, resident_bytes
+from bench.paint import paints
 from cli.dev.test_run import calibrate
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
@@ -52,6 +53,11 @@ _PATHS: Final = {  # route -> addresses with places for a device, a site and a s
     "/api/v1/transitions": ("/api/v1/transitions?last=60",),
     "/metrics": ("/metrics",),
 }
+
+_PAINTED: Final = {
+    "/": "/", "/devices": "/devices", "/devices?q=": "/devices?q=00012", "/devices/ID": f"/devices/{ID}", "/changes": "/changes",
+    "/stream": "/stream",
+}  # fmt: skip
 
 
 def bench_page(
@@ -83,6 +89,8 @@ def bench_page(
             token = grant_token(home, "bench", WebRole.VIEWER, wall_clock_ms())
             with _served(home) as (server, port, start_s):
                 yield from ({**same, **row} for row in _measured(home, server, port, token, devices, viewers, for_s, report))
+                report("largest paints in Chromium")
+                yield from ({**same, **row} for row in paints(f"http://{_HOST}:{port}", token, _PAINTED))
                 yield {**same, "route": "start until ready", "p50_s": round(start_s, 2)}
 
 

@@ -56,6 +56,11 @@ class RecentValues:
         finally:
             lock.release()
 
+    @property
+    def is_expiring(self) -> bool:
+        """Whether `renew` has values to read."""
+        return bool(self._expiring)
+
     def renew(self) -> None:
         """Read the values again that were requested shortly before they expire.
 
