@@ -39,6 +39,7 @@ from fleetpulse.web.access import WebRole, grant_token
 _HOST: Final = "127.0.0.1"
 _START_S: Final = 300.0
 _REQUEST_S: Final = 60.0
+_MESSAGES: Final = 3  # of a device, in each history
 _CHANGES: Final = 50  # transitions a second
 _PACE_S: Final = 1.0  # interval between the requests of a viewer
 _PATHS: Final = {  # route -> addresses with places for a device, a site and a search
@@ -80,7 +81,7 @@ def bench_page(
         with own_folder(Path(tempfile.mkdtemp(prefix="fleet-page-"))) as place:
             report(f"generating {devices:,} devices, history x{history}")
             home = Home(place / "home")
-            transitions, _ = generate(home, devices, history)
+            transitions, _ = generate(home, devices, history, _MESSAGES)
             subprocess.run(
                 [sys.executable, "-m", "cli", "maintain", "--home", str(home.path)], check=True, stdout=subprocess.DEVNULL,
                 timeout=1_800,
