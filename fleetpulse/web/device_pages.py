@@ -173,8 +173,7 @@ def _device(live: LiveFleet, request: Request, device_id: str) -> dict[str, Any]
 def _changes(live: LiveFleet, device_id: str, span: str, frontier_ms: int) -> list[dict[str, Any]]:
     """Return the transitions of a device within a span before the frontier, newest first."""
     if span == "24h":  # the span of the facts in memory
-        sql = f"SELECT {queries.CHANGE_COLUMNS} FROM live.changes WHERE device_id = ?"
-        found = live.query(sql, [device_id])
+        found = live.query(*queries.device_changes_sql(device_id))
     else:
         with reading_device(live.home, device_id) as tables:
             found = [_in_ms(one) for one in reports.transitions_of(tables, device_id)]

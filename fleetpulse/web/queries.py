@@ -433,6 +433,12 @@ def change_rows_sql(where: Condition, after: str, limit: int | None) -> tuple[st
     return f"SELECT {CHANGE_COLUMNS} FROM live.changes WHERE {sql} ORDER BY {_CHANGE_KEY} DESC {page}", values
 
 
+def device_changes_sql(device_id: str) -> tuple[str, list[Any]]:
+    """Return SQL and parameters for the transitions of one device in the last day."""
+    is_wanted = f"id_hash = {HASH.format('?')} AND device_id = ?"
+    return f"SELECT {CHANGE_COLUMNS} FROM live.changes WHERE {is_wanted}", [device_id, device_id]
+
+
 def change_count_sql(where: Condition) -> tuple[str, list[Any]]:
     """Return SQL and parameters for the number ``n`` of transitions that match, see `changes_sql`."""
     return f"SELECT count(*) AS n FROM live.changes WHERE {where.sql}", list(where.values)

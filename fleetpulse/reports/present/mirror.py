@@ -90,7 +90,7 @@ class PresentMirror:
     ``live.devices`` has a row for each device, with the columns `LISTED`; ``last_seen`` is the last signal as of
     the newest transition. Two more columns make queries quick: ``since_ms``, -1 without a mode, and ``id_hash``, see
     `HASH`. ``live.counted`` has numbers of devices, see `tally`. ``live.changes`` has the transitions of the last day
-    before the frontier, after amendments, with the columns `CHANGED`.
+    before the frontier, after amendments, with the columns `CHANGED` and ``id_hash``.
 
     Attributes:
         home: home that is read.
@@ -206,7 +206,7 @@ class PresentMirror:
         tables.open_views_in(connection)
         names = ", ".join(f'"{name}"' for name in CHANGED)
         connection.execute(
-            f"""CREATE OR REPLACE TABLE live.changes AS SELECT {names} FROM transitions
+            f"""CREATE OR REPLACE TABLE live.changes AS SELECT {names}, {HASH.format("device_id")} AS id_hash FROM transitions
                 WHERE epoch_ms(event_time) >= {since_ms} ORDER BY event_time, device_id, transition_no"""
         )
 
@@ -280,7 +280,7 @@ class PresentMirror:
         connection.execute("CREATE OR REPLACE TEMP TABLE replaced AS FROM found SEMI JOIN fresh USING (device_id)")
         connection.execute("""UPDATE listed SET clock = replaced.clock, clock_offset_ms = replaced.clock_offset_ms
             FROM replaced WHERE listed.device_id = replaced.device_id""")
-        new = f"SELECT {names} FROM new_judgements AS new WHERE kind IN ({_KINDS})"
+        new = f"SELECT {names}, {HASH.format('device_id')} AS id_hash FROM new_judgements AS new WHERE kind IN ({_KINDS})"
         connection.execute("BEGIN")
         try:
             connection.execute("DELETE FROM live.kept WHERE rowid IN (FROM outdated)")
