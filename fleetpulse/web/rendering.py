@@ -296,13 +296,17 @@ def page(template: str, view: View) -> Callable[[Request], Any]:
     """
 
     async def route(request: Request) -> Response:
-        live: LiveFleet = request.app.state.live
-        reached = await run_in_threadpool(live.reached)
-        fresh = await run_in_threadpool(freshness, live, reached)
-        context = await run_in_threadpool(view, live, request)
-        return render(request, template, {"fresh": fresh, "now_ms": fresh.now_ms, **context})
+        return await run_in_threadpool(_rendered, request, template, view)
 
     return route
+
+
+def _rendered(request: Request, template: str, view: View) -> Response:
+    """Render a view; call it in a thread, so that others can be answered meanwhile."""
+    live: LiveFleet = request.app.state.live
+    fresh = freshness(live, live.reached())
+    context = view(live, request)
+    return render(request, template, {"fresh": fresh, "now_ms": fresh.now_ms, **context})
 
 
 def is_for_people(request: Request) -> bool:
