@@ -51,7 +51,7 @@ def start_query(spark: SparkSession, home: Home, options: StreamOptions, begin: 
             .foreachBatch(TableSink(home.table(COMMANDS.name), COMMANDS, checkpoint))
             .option("checkpointLocation", str(checkpoint))
             .outputMode("append")
-            .trigger(**options.trigger)  # pyright: ignore[reportArgumentType]
+            .trigger(**options.trigger)  # pyright: ignore[reportCallIssue, reportArgumentType]
             .start()
         )
 
