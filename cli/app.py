@@ -87,6 +87,9 @@ VERBS: Final = {
         "commands.inspect.vitals",
         "Show metrics of a device over closed windows, newest first: count, min, max, mean and last value.",
     ),
+    "sessions": Verb(
+        "commands.inspect.sessions", "List the connection sessions of devices, with duration and reason of the end."
+    ),
     "version": Verb("commands.run.version", "Print the version."),
     "replay": Verb("commands.run.run", "Play a recording through the whole pipeline and judge it to the end."),
     "up": Verb("commands.run.run", "Start the whole platform and show it live; Ctrl-C stops it in order."),

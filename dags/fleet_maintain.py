@@ -29,6 +29,7 @@ from fleetpulse.orchestration.assets import (
     MESSAGES,
     MODE_HOURLY_SITE,
     QUARANTINE,
+    SESSIONS,
     STREAM_HEALTH,
     VITALS,
 )
@@ -60,6 +61,7 @@ def build(*, alarmed: bool = True) -> DAG:
                 STREAM_HEALTH,
                 AUDIT,
                 VITALS,
+                SESSIONS,
             ],
         )
     return made

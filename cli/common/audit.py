@@ -91,6 +91,7 @@ READ_ONLY: Final = frozenset(
         "rewind",
         "rollout plan",
         "rollout status",
+        "sessions",
         "state generations",
         "state inspect",
         "state snapshots",

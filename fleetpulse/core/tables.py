@@ -541,7 +541,7 @@ COMMANDS: Final = Table(
 
 SESSIONS: Final = Table(
     "sessions",
-    "Connection sessions: one row when a session begins, and one when it ends. The view `connections` has each session once.",
+    "Connection sessions: one row when a session begins, and one when it ends. `fleet sessions` shows each once.",
     ("device_id", "started_at", "position", "ended_at"),
     (
         Column("device_id", "string", "id of the device", required=True),

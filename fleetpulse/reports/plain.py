@@ -24,6 +24,9 @@ DURATIONS: Final = frozenset(
         "death_grace_ms",
         "duration_ms",
         "latency_ms",
+        "median_ms",
+        "shortest_ms",
+        "longest_ms",
     }
 )  # the other *_ms are instants
 _INSTANTS: Final = frozenset(column.name for table in TABLES for column in table.columns if column.type == "timestamp")

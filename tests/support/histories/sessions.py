@@ -1,7 +1,7 @@
 """Histories of connections, and the rows of the table ``sessions`` that follow from them."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from random import Random
 from typing import Any, Final
@@ -36,14 +36,19 @@ def connections(random: Random) -> list[Row]:
     return stamped_by_bridge([*rows, *gaps.values(), tick(steps * 5 + choose([20, 500]))])
 
 
-def counted(rows: pa.Table) -> Counter[tuple[Any, ...]]:
+def counted(rows: Iterable[Mapping[str, Any]]) -> Counter[tuple[Any, ...]]:
     """Return rows of the table as a multiset."""
-    return Counter(tuple(one[column.name] for column in SESSIONS.columns) for one in rows.to_pylist())
+    return Counter(tuple(one[column.name] for column in SESSIONS.columns) for one in rows)
 
 
 def defined(rows: Iterable[Row], silence_ms: int) -> Counter[tuple[Any, ...]]:
     """Return the rows of the table by the definition."""
-    return counted(to_rows(pa.Table.from_batches([_batch([*sessions(rows, silence_ms)])])))
+    return counted(table_of(rows, silence_ms).to_pylist())
+
+
+def table_of(rows: Iterable[Row], silence_ms: int) -> pa.Table:
+    """Return the rows of the table by the definition, with its columns."""
+    return to_rows(pa.Table.from_batches([_batch([*sessions(rows, silence_ms)])]))
 
 
 def _batch(changes: list[Session]) -> pa.RecordBatch:
@@ -53,5 +58,4 @@ def _batch(changes: list[Session]) -> pa.RecordBatch:
 
 def written(home: Home) -> Counter[tuple[Any, ...]]:
     """Return the rows of the table of a home."""
-    found = tables.query(home, "SELECT * FROM sessions", tables=[SESSIONS.name])
-    return Counter(tuple(one[column.name] for column in SESSIONS.columns) for one in found)
+    return counted(tables.query(home, "SELECT * FROM sessions", tables=[SESSIONS.name]))

@@ -41,7 +41,7 @@ def test_batch_cuts_and_stored_forms_do_not_change_the_sessions() -> None:
     for seed in range(60):
         random = Random(seed)
         rows, silence_ms = connections(random), random.choice(SILENCES_MS)
-        want = Counter(map(astuple, sessions(rows, silence_ms)))
+        want = Counter(astuple(one) for one in sessions(rows, silence_ms))
         each = [*range(1, len(rows))]
         for cuts in ([], each[: 60 if seed % 3 else 0], sorted(random.sample(each, min(7, len(each))))):
             assert folded(rows, cuts, silence_ms) == want, (seed, cuts)
