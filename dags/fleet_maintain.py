@@ -30,6 +30,7 @@ from fleetpulse.orchestration.assets import (
     MODE_HOURLY_SITE,
     QUARANTINE,
     STREAM_HEALTH,
+    VITAL_ALARMS,
     VITALS,
 )
 from fleetpulse.orchestration.dag_factory import fleet_dag
@@ -60,6 +61,7 @@ def build(*, alarmed: bool = True) -> DAG:
                 STREAM_HEALTH,
                 AUDIT,
                 VITALS,
+                VITAL_ALARMS,
             ],
         )
     return made

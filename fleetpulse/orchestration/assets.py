@@ -40,6 +40,7 @@ QUALITY_FAILURES: Final = _table("quality_failures")
 STREAM_HEALTH: Final = _table("stream_health")
 AUDIT: Final = _table("audit")
 VITALS: Final = _table("vitals")
+VITAL_ALARMS: Final = _table("vital_alarms")
 LATE: Final = Asset(
     "late_events",
     uri=(CONFIG.home / "tables" / "judgements" / "kind=late").as_uri(),
