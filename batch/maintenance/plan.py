@@ -27,6 +27,7 @@ class Keep:
     replaced_ms: int
     generations_ms: int | None = None
     audit_ms: int | None = None
+    vitals_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

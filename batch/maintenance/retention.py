@@ -16,6 +16,8 @@ from fleetpulse.core.tables import (
     QUALITY_RESULTS,
     QUARANTINE,
     STREAM_HEALTH,
+    VITAL_ALARMS,
+    VITALS,
     literals,
 )
 from fleetpulse.core.times import DAY_MS, format_instant
@@ -65,6 +67,8 @@ def _aged(keep: Keep) -> tuple[_Aged, ...]:
         _Aged(QUALITY_RESULTS.name, "began_at", keep.quality_ms, QUALITY_RESULTS.name),
         _Aged(QUALITY_FAILURES.name, "began_at", keep.quality_ms, QUALITY_FAILURES.name),
         _Aged(AUDIT.name, "recorded_at", keep.audit_ms, AUDIT.name),
+        _Aged(VITALS.name, "window_end", keep.vitals_ms, VITALS.name),
+        _Aged(VITAL_ALARMS.name, "raised_at", keep.vitals_ms, VITAL_ALARMS.name),
         _Aged(JUDGEMENTS.name, "judged_at", keep.summaries_ms, "summaries", _SUMMARIES, _newest_summaries),
         _Aged(JUDGEMENTS.name, "judged_at", keep.late_ms, "late", f"kind IN ({kinds})", _not_amended),
     )

@@ -62,6 +62,7 @@ def _steps(home: Home, report: Callable[[str], None], *, dry_run: bool) -> Itera
         replaced_ms=settings.keep_replaced,
         generations_ms=settings.keep_generations,
         audit_ms=settings.keep_audit,
+        vitals_ms=settings.keep_vitals,
     )
     for step in run(home, keep, dry_run=dry_run, report=report):
         yield {**asdict(step), "dry_run": dry_run}

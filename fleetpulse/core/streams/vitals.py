@@ -61,6 +61,16 @@ class Vital:
         assert self.for_ms is not None, "a bound has a time"
         return -(-(self.for_ms - self.window_ms) // self.slide_ms) + 1
 
+    def described(self) -> str:
+        """Describe the windows and the bound for people."""
+        text = f"window {format_duration(self.window_ms)}"
+        if self.slide_ms != self.window_ms:
+            text += f", slide {format_duration(self.slide_ms)}"
+        if self.for_ms is not None:
+            bound = f"above {self.above:g}" if self.below is None else f"below {self.below:g}"
+            text += f", {bound} for {format_duration(self.for_ms)}"
+        return text
+
     def stored(self) -> dict[str, Any]:
         """Return the stored form, without the bounds that are not set."""
         bounds = {"below": self.below, "above": self.above, "for_ms": self.for_ms}
