@@ -31,6 +31,7 @@ from fleetpulse.orchestration.assets import (
     QUARANTINE,
     SESSIONS,
     STREAM_HEALTH,
+    VITAL_ALARMS,
     VITALS,
 )
 from fleetpulse.orchestration.dag_factory import fleet_dag
@@ -62,6 +63,7 @@ def build(*, alarmed: bool = True) -> DAG:
                 AUDIT,
                 VITALS,
                 SESSIONS,
+                VITAL_ALARMS,
             ],
         )
     return made

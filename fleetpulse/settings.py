@@ -372,7 +372,8 @@ class Settings(BaseSettings):
             runs.
         keep_audit: retention of records of actions in ``audit``.
         keep_sessions: retention of sessions, counted from their end; the start of an open session is kept.
-        keep_vitals: retention of vitals, counted from the end of their windows.
+        keep_vitals: retention of windows in ``vitals`` and of ``vital_alarms``. It must exceed the
+            longest ``for`` of a policy, or alarms of such bounds are not raised.
         keep_commands: retention of commands and their answers.
         keep_quality: retention of data quality results in ``quality_results`` and
             ``quality_failures``.

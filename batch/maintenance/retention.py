@@ -18,6 +18,7 @@ from fleetpulse.core.tables import (
     QUARANTINE,
     SESSIONS,
     STREAM_HEALTH,
+    VITAL_ALARMS,
     VITALS,
     literals,
 )
@@ -73,6 +74,7 @@ def _aged(keep: Keep) -> tuple[_Aged, ...]:
         _Aged(VITALS.name, "closed_at", keep.vitals_ms, VITALS.name),
         _Aged(COMMANDS.name, "sent_at", keep.commands_ms, COMMANDS.name),
         _Aged(COMMANDS.name, "answered_at", keep.commands_ms, "answers", "sent_at IS NULL"),
+        _Aged(VITAL_ALARMS.name, "raised_at", keep.vitals_ms, VITAL_ALARMS.name),
         _Aged(JUDGEMENTS.name, "judged_at", keep.summaries_ms, "summaries", _SUMMARIES, _newest_summaries),
         _Aged(JUDGEMENTS.name, "judged_at", keep.late_ms, "late", f"kind IN ({kinds})", _not_amended),
     )

@@ -591,9 +591,26 @@ VITALS: Final = Table(
     ),
 )
 
+VITAL_ALARMS: Final = Table(
+    "vital_alarms",
+    "Broken bounds of metrics: one row when all values of a device have been beyond a bound for its time.",
+    ("device_id", "site", "metric", "raised_at"),
+    (
+        Column("device_id", "string", "id of the device", required=True),
+        Column("metric", "string", "name of the metric", required=True),
+        Column("broken_from", "timestamp", "start of the first of the consecutive windows that break the bound", required=True),
+        Column("raised_at", "timestamp", "end of the last of these windows", required=True),
+        Column("site", "string", "site in the topic of the messages", required=True),
+        Column("below", "double", "bound below which all values lie; null if the bound is above"),
+        Column("above", "double", "bound above which all values lie; null if the bound is below"),
+        Column("for_ms", "long", "time of the bound in the policy, in milliseconds", required=True),
+        Column("last", "double", "last value of the last window", required=True),
+    ),
+)
+
 TABLES: Final = (
     MESSAGES, QUARANTINE, COVERAGE, DEVICES, GATEWAYS, JUDGEMENTS, STREAM_HEALTH, DEVICE_SNAPSHOTS, DEVICE_CURRENT,
-    MODE_HOURLY_SITE, QUALITY_RESULTS, QUALITY_FAILURES, AUDIT, COMMANDS, SESSIONS, VITALS,
+    MODE_HOURLY_SITE, QUALITY_RESULTS, QUALITY_FAILURES, AUDIT, COMMANDS, SESSIONS, VITALS, VITAL_ALARMS,
 )  # fmt: skip
 
 

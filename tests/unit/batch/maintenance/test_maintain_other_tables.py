@@ -14,7 +14,17 @@ from deltalake.exceptions import DeltaError
 from batch.maintenance import retention
 from batch.maintenance.maintain import maintain
 from batch.maintenance.plan import FULL
-from fleetpulse.core.tables import AUDIT, COMMANDS, DEVICE_SNAPSHOTS, GATEWAYS, JUDGEMENTS, QUARANTINE, SESSIONS, VITALS
+from fleetpulse.core.tables import (
+    AUDIT,
+    COMMANDS,
+    DEVICE_SNAPSHOTS,
+    GATEWAYS,
+    JUDGEMENTS,
+    QUARANTINE,
+    SESSIONS,
+    VITAL_ALARMS,
+    VITALS,
+)
 from fleetpulse.io.checkpoints.generations import begin_generation, checkpoint_of, load_generations, save_generations
 from fleetpulse.io.home.exclusive import exclusive_state_change
 from fleetpulse.io.home.home import Home
@@ -69,6 +79,17 @@ def test_audit_records_are_kept_for_their_own_time(home: Home) -> None:
 
     assert kept(None) == ["0", "100", "150"]
     assert kept(90 * DAY_MS) == ["100", "150"]
+
+
+def test_windows_and_alarms_are_kept_for_the_time_of_vitals(home: Home) -> None:
+    for table, instant in ((VITALS, "window_end"), (VITAL_ALARMS, "raised_at")):
+        tables.create(home, table)
+        rows = [{f"{instant}_ms": START + day * DAY_MS, "device_id": str(day)} for day in (0, 100, 150)]
+        tables.append(home, table, tables.to_table(table, rows), "test", 1)
+    run_maintain(home, replace(KEEP, vitals_ms=90 * DAY_MS))
+    for table in (VITALS, VITAL_ALARMS):
+        remaining = tables.query(home, f"SELECT device_id FROM {table.name} ORDER BY ALL", tables=[table.name])
+        assert [one["device_id"] for one in remaining] == ["100", "150"]
 
 
 def test_newest_old_row_of_each_gateway_is_kept(home: Home) -> None:
