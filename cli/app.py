@@ -56,6 +56,8 @@ VERBS: Final = {
         "commands.inspect.why",
         "Explain the mode of a device: reason, arithmetic, messages, rule, and what would have prevented it.",
     ),
+    "commands": Verb("commands.inspect.commands", "List commands to devices, each with its state and answer."),
+    "twin": Verb("commands.inspect.commands", "Show the desired and the reported state of a device, and their difference."),
     "rewind": Verb("commands.inspect.rewind", "Show every device's mode at an instant, or the life of one device up to it."),
     "maintain": Verb("commands.batch.maintain", "Compact small files, remove expired rows, and delete unused files."),
     "doctor": Verb(

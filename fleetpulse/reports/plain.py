@@ -23,6 +23,7 @@ DURATIONS: Final = frozenset(
         "timeout_ms",
         "death_grace_ms",
         "duration_ms",
+        "latency_ms",
     }
 )  # the other *_ms are instants
 _INSTANTS: Final = frozenset(column.name for table in TABLES for column in table.columns if column.type == "timestamp")

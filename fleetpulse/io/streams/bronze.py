@@ -2,7 +2,7 @@
 
 Rule 1: rows come in the order of ``received_at``, so a watermark `WATERMARK_DELAY_MS` behind it drops no row,
 however batches are cut.
-Rule 2: rows that every fleet has, such as ticks, must reach the watermark. A filter of kinds therefore follows
+Rule 2: rows that every fleet has, such as ticks, must reach the watermark. A filter of rows therefore follows
 the watermark, and must not be moved before it: see `of_kinds`.
 Rule 3: the source reads appended rows only; maintenance rewrites files without changing rows.
 """
@@ -41,22 +41,18 @@ def by_receipt(rows: DataFrame) -> DataFrame:
     return rows.withWatermark("received_at", f"{WATERMARK_DELAY_MS} milliseconds")
 
 
-def of_kinds(rows: DataFrame, kinds: Iterable[str], columns: Iterable[str | Column]) -> DataFrame:
-    """Select the rows of some kinds after the watermark.
+def of_kinds(rows: DataFrame, kinds: Iterable[str], columns: Iterable[str | Column], also: Column | bool = True) -> DataFrame:
+    """Select the rows of some kinds after the watermark on ``received_at``.
 
-    Spark moves a filter before the watermark if the filter does not read the watermark's column. A generator
-    stays in its place.
+    Spark moves each condition before the watermark that does not read the watermark's column, even one of a later
+    filter. This filter is a single condition that reads it. A query must not filter the result further. (A generator
+    would stay in its place, too, but its result has no watermark.)
 
     Args:
-        rows: rows with a watermark.
+        rows: rows with a watermark on ``received_at``.
         kinds: kinds to select.
         columns: columns of the result.
+        also: a further condition of the rows.
     """
-    kept = F.struct(*columns)
-    return rows.select(
-        F.inline(F.when(F.col("kind").isin([*kinds]), F.array(kept)).otherwise(F.array().cast(_arrays(rows, kept))))
-    )
-
-
-def _arrays(rows: DataFrame, kept: Column) -> str:
-    return rows.select(F.array(kept).alias("one")).schema["one"].dataType.simpleString()
+    selected = F.col("kind").isin([*kinds]) & also
+    return rows.where(F.when(selected, F.col("received_at")).isNotNull()).select(*columns)

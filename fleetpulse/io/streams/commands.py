@@ -1,0 +1,153 @@
+"""Stream of commands and their answers: Spark's full outer join of two streams, both over bronze.
+
+Rule 1: a command and an answer meet if device and command id are equal, and the answer was received within the
+timeout. Spark drops their state when the watermark has passed that time; a command without an answer has then timed
+out, and an answer without a command is unmatched.
+Rule 2: the time is ``received_at``, so no row is late, and the result depends on bronze alone. An answer may precede
+its command by `CLOCK_LEAD_MS`, since two bridges stamp them by two clocks.
+Rule 3: a command has one row more, ``pending``, when it is read. Reports derive its state from all of its rows.
+"""
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from fleetpulse.core.rows import Kind
+from fleetpulse.core.streams.commands import ACCEPTED, COMMAND, CommandStatus
+from fleetpulse.core.streams.names import StreamName
+from fleetpulse.core.streams.options import StreamOptions
+from fleetpulse.core.tables import COMMANDS, MESSAGES
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.spark.session import changed_settings
+from fleetpulse.io.streams.bronze import bronze_stream, by_receipt, of_kinds
+from fleetpulse.io.streams.sink import TableSink
+
+CLOCK_LEAD_MS: Final = 10_000
+_OF_THE_QUERY: Final = {
+    "spark.sql.shuffle.partitions": "1",  # few rows, and each partition has four state stores
+    "spark.sql.streaming.stateStore.encodingFormat": "unsaferow",  # a join supports no other one
+}
+_SENT: Final = "op STRING, id STRING, name STRING, payload STRING"  # of the body of a command
+_ANSWER: Final = "id STRING, status STRING, reason STRING, reported STRING"  # of the body of an answer
+
+
+def start_query(spark: SparkSession, home: Home, options: StreamOptions, begin: int) -> StreamingQuery:
+    """Start the query that appends to the table ``commands``.
+
+    Args:
+        spark: Spark session.
+        home: home of bronze, the table and the checkpoint.
+        options: options of the streams.
+        begin: first version of bronze to read with a new checkpoint.
+    """
+    checkpoint = home.stream_checkpoint(StreamName.COMMANDS)
+    rows = by_receipt(bronze_stream(spark, home.table(MESSAGES.name), begin))
+    found = resolved(rows, options.answer_ms).unionByName(pending(rows))
+    with changed_settings(spark, _OF_THE_QUERY):
+        return (
+            found.writeStream.queryName(StreamName.COMMANDS)
+            .foreachBatch(TableSink(home.table(COMMANDS.name), COMMANDS, checkpoint))
+            .option("checkpointLocation", str(checkpoint))
+            .outputMode("append")
+            .trigger(**options.trigger)  # pyright: ignore[reportCallIssue, reportArgumentType]
+            .start()
+        )
+
+
+def pending(rows: DataFrame) -> DataFrame:
+    """Return the row ``pending`` of each command."""
+    sent = _commands(rows)
+    nothing = F.lit(None)
+    return sent.select(
+        F.col("sent_to").alias("device_id"),
+        "sent_at",
+        nothing.cast("timestamp").alias("answered_at"),
+        F.col("sent_id").alias("command_id"),
+        F.lit(CommandStatus.PENDING.value).alias("status"),
+        F.col("name"),
+        F.col("payload"),
+        nothing.cast("long").alias("latency_ms"),
+        nothing.cast("string").alias("reason"),
+        nothing.cast("string").alias("reported"),
+        nothing.cast("long").alias("answer_position"),
+        F.col("sent_site").alias("site"),
+    )
+
+
+def resolved(rows: DataFrame, answer_ms: int) -> DataFrame:
+    """Return the row of each answer, and of each command that has timed out.
+
+    Args:
+        rows: rows of bronze, with a watermark on ``received_at``.
+        answer_ms: time after which a command has timed out, milliseconds.
+    """
+    meet = (
+        (F.col("device_id") == F.col("sent_to"))
+        & (F.col("command_id") == F.col("sent_id"))
+        & (F.col("answered_at") >= F.expr(f"sent_at - INTERVAL {CLOCK_LEAD_MS} MILLISECONDS"))
+        & (F.col("answered_at") <= F.expr(f"sent_at + INTERVAL {answer_ms} MILLISECONDS"))
+    )
+    return (
+        _commands(rows)
+        .join(_answers(rows), meet, "full_outer")
+        .select(
+            F.coalesce("sent_to", "device_id").alias("device_id"),
+            "sent_at",
+            "answered_at",
+            F.coalesce("sent_id", "command_id").alias("command_id"),
+            _status().alias("status"),
+            "name",
+            "payload",
+            (F.unix_millis("answered_at") - F.unix_millis("sent_at")).alias("latency_ms"),
+            "reason",
+            "reported",
+            "answer_position",
+            F.coalesce("sent_site", "site").alias("site"),
+        )
+    )
+
+
+def _status() -> Column:
+    return (
+        F.when(F.col("sent_at").isNull(), CommandStatus.UNMATCHED.value)
+        .when(F.col("answered_at").isNull(), CommandStatus.TIMED_OUT.value)
+        .when(F.col("answer") == ACCEPTED, CommandStatus.ACKNOWLEDGED.value)
+        .otherwise(CommandStatus.REJECTED.value)
+    )
+
+
+def _commands(rows: DataFrame) -> DataFrame:
+    body = F.from_json("body", _SENT)
+    columns = {"sent_at": "received_at", "sent_to": "device_id", "sent_site": "site"}
+    return of_kinds(
+        rows,
+        [Kind.CONTROL.value],
+        [
+            *(F.col(name).alias(new) for new, name in columns.items()),
+            body["id"].alias("sent_id"),
+            body["name"].alias("name"),
+            body["payload"].alias("payload"),
+        ],
+        also=body["op"] == COMMAND,
+    )
+
+
+def _answers(rows: DataFrame) -> DataFrame:
+    body = F.from_json("body", _ANSWER)
+    return of_kinds(
+        rows,
+        [Kind.ACK.value],
+        [
+            F.col("received_at").alias("answered_at"),
+            F.col("position").alias("answer_position"),
+            "device_id",
+            "site",
+            body["id"].alias("command_id"),
+            body["status"].alias("answer"),
+            body["reason"].alias("reason"),
+            body["reported"].alias("reported"),
+        ],
+        also=body["id"].isNotNull(),
+    )

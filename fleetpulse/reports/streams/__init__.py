@@ -1,0 +1,1 @@
+"""Reports over the streams beside the lifecycle: sessions, vitals, commands."""

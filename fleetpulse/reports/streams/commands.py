@@ -1,0 +1,68 @@
+"""Commands to devices, each with its state and its first answer.
+
+Rule: the stream `commands` appends rows; a report derives the state of a command from all of its rows. The first
+answer counts.
+"""
+
+import json
+from typing import Any, Final
+
+from fleetpulse.core.streams.commands import CommandStatus
+from fleetpulse.core.tables import COMMANDS
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables.tables import query
+
+_RESOLVED: Final = f"""
+    WITH answers AS (
+        SELECT device_id, command_id, sent_at, count(*) AS answers,
+            arg_min({{'status': status, 'answered_at': answered_at, 'latency_ms': latency_ms, 'reason': reason,
+                     'reported': reported}}, (answered_at, coalesce(answer_position, 0))) AS first
+        FROM commands WHERE sent_at IS NOT NULL AND answered_at IS NOT NULL GROUP BY ALL),
+    sent AS (
+        SELECT device_id, command_id, sent_at, any_value(name) AS name, any_value(payload) AS payload, any_value(site) AS site,
+            bool_or(status = '{CommandStatus.TIMED_OUT}') AS timed_out
+        FROM commands WHERE sent_at IS NOT NULL GROUP BY ALL)
+    SELECT sent_at, device_id, command_id, name, payload,
+        coalesce(first.status, CASE WHEN timed_out THEN '{CommandStatus.TIMED_OUT}' ELSE '{CommandStatus.PENDING}' END) AS status,
+        first.answered_at AS answered_at, first.latency_ms AS latency_ms, first.reason AS reason, first.reported AS reported,
+        coalesce(answers, 0) AS answers, site
+    FROM sent LEFT JOIN answers USING (device_id, command_id, sent_at)
+    UNION ALL BY NAME
+    SELECT sent_at, device_id, command_id, status, answered_at, reason, reported, 1 AS answers, site
+    FROM commands WHERE status = '{CommandStatus.UNMATCHED}'
+"""
+
+
+def commands(
+    home: Home, device_id: str | None = None, status: CommandStatus | None = None, last: int | None = None
+) -> list[dict[str, Any]]:
+    """Return commands with their states, and unmatched answers, oldest first.
+
+    Args:
+        home: home to read.
+        device_id: device to filter by; None: all.
+        status: state to filter by; None: all.
+        last: maximum number, the newest; None: all.
+
+    Returns:
+        Rows; ``payload`` and ``reported`` are objects or None, and ``answers`` is the number of answers.
+    """
+    order = "coalesce(sent_at, answered_at) {0}, device_id {0}, command_id {0}, answered_at {0}"
+    where, values = ("WHERE status = ?", [status.value]) if status else ("", [])
+    limit = f"LIMIT {int(last)}" if last is not None else ""
+    inner = f"SELECT * FROM ({_RESOLVED}) {where} ORDER BY {order.format('DESC')} {limit}"
+    found = query(
+        home, f"SELECT * FROM ({inner}) ORDER BY {order.format('ASC')}", values, tables=[COMMANDS.name], device_id=device_id
+    )
+    return [{**row, **{name: _object(row[name]) for name in ("payload", "reported")}} for row in found]
+
+
+def reported(home: Home, device_id: str) -> list[dict[str, Any]]:
+    """Return the states that a device reported with its answers, in the order of receipt."""
+    sql = "SELECT reported FROM commands WHERE device_id = ? AND reported IS NOT NULL ORDER BY answered_at, answer_position"
+    found = query(home, sql, [device_id], tables=[COMMANDS.name], device_id=device_id)
+    return [json.loads(row["reported"]) for row in found]
+
+
+def _object(text: str | None) -> dict[str, Any] | None:
+    return None if text is None else json.loads(text)

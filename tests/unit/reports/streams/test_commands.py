@@ -1,0 +1,96 @@
+"""Commands and twins: the state of each command follows from the rows of the stream."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.streams.commands import CommandStatus
+from fleetpulse.core.tables import COMMANDS
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables import tables
+from fleetpulse.reports.streams.commands import commands
+from fleetpulse.reports.streams.twin import NEWEST, twin
+from tests.support.histories.histories import START, row
+from tests.support.homes.homes import empty, land
+
+pytestmark = pytest.mark.unit
+
+
+def entry(
+    device: str, command: str, status: str, sent_s: float | None = None, answered_s: float | None = None, **more: Any
+) -> Any:
+    found = {"device_id": device, "command_id": command, "status": status, "site": "s", **more}
+    for name, at_s in (("sent_at_ms", sent_s), ("answered_at_ms", answered_s)):
+        found[name] = None if at_s is None else START + int(at_s * 1000)
+    return found
+
+
+def joined(path: Path, *entries: Any) -> Home:
+    home = empty(path, Deployment())
+    tables.append(home, COMMANDS, tables.to_table(COMMANDS, list(entries)), "test", 1)
+    return home
+
+
+def test_the_first_answer_to_a_command_counts(tmp_path: Path) -> None:
+    home = joined(
+        tmp_path / "home",
+        entry("a", "c1", "acknowledged", 1, 5, name="set", payload='{"x":1}', latency_ms=4_000, answer_position=1),
+        entry("a", "c1", "rejected", 1, 5, name="set", payload='{"x":1}', latency_ms=4_000, answer_position=0, reason="no"),
+        entry("a", "c1", "pending", 1, name="set", payload='{"x":1}'),
+        entry("a", "c2", "pending", 2, name="reboot"),
+        entry("b", "c1", "pending", 3, name="reboot"),
+        entry("b", "c1", "timed_out", 3, name="reboot"),
+        entry("b", "c9", "unmatched", None, 4, reason="late"),
+    )
+    found = commands(home)
+    assert [(one["device_id"], one["command_id"], one["status"], one["answers"], one["reason"]) for one in found] == [
+        ("a", "c1", "rejected", 2, "no"),
+        ("a", "c2", "pending", 0, None),
+        ("b", "c1", "timed_out", 0, None),
+        ("b", "c9", "unmatched", 1, "late"),
+    ]
+    assert found[0]["payload"] == {"x": 1} and found[1]["payload"] is None
+    assert [one["command_id"] for one in commands(home, "b", last=1)] == ["c9"]
+    assert [one["command_id"] for one in commands(home, status=CommandStatus.PENDING)] == ["c2"]
+
+
+def test_a_command_that_is_sent_again_with_its_id_is_listed_again(tmp_path: Path) -> None:
+    home = joined(
+        tmp_path / "home",
+        entry("a", "c1", "pending", 1, name="set"),
+        entry("a", "c1", "timed_out", 1, name="set"),
+        entry("a", "c1", "pending", 900, name="set"),
+    )
+    assert [one["status"] for one in commands(home)] == ["timed_out", "pending"]
+
+
+def test_a_twin_merges_commands_and_answers_in_order(tmp_path: Path) -> None:
+    first: dict[str, Any] = {"name": "set", "payload": '{"interval_s":30,"unit":"C","mode":{"night":true}}'}
+    second: dict[str, Any] = {"name": "set", "payload": '{"interval_s":60,"unit":null}'}
+    home = joined(
+        tmp_path / "home",
+        entry("a", "c2", "pending", 2, **second),
+        entry("a", "c1", "pending", 1, **first),
+        entry("a", "c3", "pending", 3, name="firmware", payload='{"version":"2.0"}'),
+        entry("a", "c2", "acknowledged", 2, 6, reported='{"interval_s":60}', **second),
+        entry("a", "c1", "acknowledged", 1, 5, reported='{"interval_s":30,"mode":{"night":false}}', **first),
+        entry("b", "c1", "acknowledged", 1, 7, reported='{"interval_s":1}'),
+    )
+    sent = [row(10, "fleet/s/a/birth", firmware="1.0", metrics={"t": 1}), row(11, "fleet/s/a/telemetry", metrics={"t": 2})]
+    land(home, [*sent, row(12, "fleet/s/b/birth", firmware="3.0")], 1)
+    found = twin(home, "a")
+    assert found.desired == {"interval_s": 60, "mode": {"night": True}, "firmware": "2.0"}
+    assert found.reported == {"interval_s": 60, "mode": {"night": False}, "firmware": "1.0"}
+    assert found.difference == {"mode": {"night": True}, "firmware": "2.0"}
+    assert found.metrics == {"t": 2}
+    assert [one["status"] for one in found.commands] == ["acknowledged", "acknowledged", "pending"]
+    unknown = twin(home, "z")
+    assert (unknown.desired, unknown.reported, unknown.metrics, unknown.commands) == ({}, {}, {}, [])
+
+
+def test_a_twin_lists_pending_commands_and_the_newest(tmp_path: Path) -> None:
+    old = [entry("a", f"c{number}", "pending", number) for number in range(NEWEST + 2)]
+    home = joined(tmp_path / "home", *old, entry("a", "c1", "timed_out", 1))
+    assert [one["command_id"] for one in twin(home, "a").commands] == ["c0", *(f"c{number + 2}" for number in range(NEWEST))]
