@@ -12,6 +12,8 @@ from random import Random
 from types import MappingProxyType
 from typing import Any, Final
 
+from fleetpulse.core.streams.commands import COMMAND
+
 _MINUTE: Final = 60_000
 _BUDGET: Final = 0.85  # share of the allowed messages; bursts and copies are added to it
 CLASSES: Final[Mapping[str, tuple[int, str]]] = MappingProxyType(
@@ -249,6 +251,11 @@ def simulate(scenario: Scenario) -> Iterator[Sent]:
             content = {"op": "add", "class": member.device_class, "gateway": member.gateway}
             yield Sent(scenario.start_ms, member.topic("registry"), _json(content))
     yield from _in_order(scenario, members)
+
+
+def command_topics(scenario: Scenario) -> frozenset[str]:
+    """Return the topics on which the devices of a fleet receive commands."""
+    return frozenset(member.topic(COMMAND) for member in _members(scenario))
 
 
 def _in_order(scenario: Scenario, members: list[_Member]) -> Iterator[Sent]:

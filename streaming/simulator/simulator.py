@@ -1,4 +1,4 @@
-"""Simulated fleet: replay its history at full speed, then publish in real time."""
+"""Simulated fleet: replay its history at full speed, then publish in real time and answer commands."""
 
 import json
 import os
@@ -20,12 +20,16 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.ingest.recording import RecordedMessage
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.publisher import Publisher
+from fleetpulse.io.mqtt.subscriber import Receiver
 from fleetpulse.io.system.fsync import atomic_write
 from fleetpulse.io.system.process import StopSignal, read_status, write_status
 from fleetpulse.io.system.wall_clock import wall_clock_ms
+from streaming.simulator.devices import SimulatedDevices
 from streaming.simulator.replay_publisher import play
 
 _LOG: Final = structlog.get_logger("simulator")
+_COMMANDS: Final = "fleet/+/+/command"
+_STEP_S: Final = 0.2  # longest wait for a command: answers are due within that time
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,11 @@ def run_simulator(home: Home, address: BrokerAddress, stop: StopSignal, *, play_
         live = (Sent(one.received_at_ms, one.topic, one.payload) for one in past.history)
         if past.next is not None:
             live = chain([Sent(past.next.received_at_ms, past.next.topic, past.next.payload)], live)
-        _keep_pace(home, live, publisher, stop)
+        answers = CommandAnswers(home, simulated.scenario, address, publisher)
+        try:
+            _keep_pace(home, live, publisher, answers, stop)
+        finally:
+            answers.close()
 
 
 def _await_bridge(home: Home, stop: StopSignal) -> None:
@@ -131,18 +139,62 @@ def _await_bridge(home: Home, stop: StopSignal) -> None:
         pass
 
 
-def _keep_pace(home: Home, live: Iterator[Sent], publisher: Publisher, stop: StopSignal) -> None:
+class CommandAnswers:
+    """Answers of the simulated devices to commands, by one connection for all devices.
+
+    Args:
+        home: home of the fleet; it keeps the state of the devices.
+        scenario: scenario of the fleet.
+        address: address of the broker.
+        publisher: publisher of the answers.
+    """
+
+    def __init__(self, home: Home, scenario: Scenario, address: BrokerAddress, publisher: Publisher) -> None:
+        self._file, self._publisher = home.path / "scenario-devices.json", publisher
+        self.devices = SimulatedDevices(scenario, _load_devices(self._file))
+        self._receiver = Receiver(address, f"fleetpulse-simulator-{secrets.token_hex(8)}", (_COMMANDS,), persistent=False)
+        self._saved, self._save_at_s = 0, 0.0
+
+    def step(self, timeout_s: float) -> None:
+        """Take the commands that arrive within a time, and publish the answers that are due."""
+        arrived = self._receiver.poll(timeout_s)
+        for one in arrived:
+            self.devices.receive(one.topic, one.payload, wall_clock_ms())
+        self._receiver.ack(one.token for one in arrived)
+        for answer in self.devices.due(wall_clock_ms()):
+            self._publisher.publish(answer.topic, answer.payload)
+        if self.devices.changes != self._saved and time.monotonic() >= self._save_at_s:
+            self._save()
+
+    def _save(self) -> None:
+        self._saved, self._save_at_s = self.devices.changes, time.monotonic() + 1
+        atomic_write(self._file, json.dumps(self.devices.to_plain()))
+
+    def close(self) -> None:
+        """Disconnect, and keep the state of the devices."""
+        self._receiver.close()
+        if self.devices.changes != self._saved:
+            self._save()
+
+
+def _load_devices(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def _keep_pace(home: Home, live: Iterator[Sent], publisher: Publisher, answers: CommandAnswers, stop: StopSignal) -> None:
     status_at = 0.0
     for sent in live:
         while (wait_s := (sent.received_at_ms - wall_clock_ms()) / 1000) > 0:
-            if stop.wait(min(wait_s, 0.5)):
+            if stop.is_set():
                 return
+            answers.step(min(wait_s, _STEP_S))
         if stop.is_set():
             return
+        answers.step(0.0)
         if sent.topic.endswith("/registry"):
             spool(home, [(sent.topic, json.loads(sent.payload))])
-        else:
-            publisher.publish(sent.topic, sent.payload)
+        elif (adapted := answers.devices.adapted(sent)) is not None:
+            publisher.publish(adapted.topic, adapted.payload)
         if time.monotonic() - status_at > 1:
             _write_status(home, "live", publisher)
             status_at = time.monotonic()
