@@ -81,7 +81,7 @@ def start_query(spark: SparkSession, home: Home, options: StreamOptions, begin: 
         .option("checkpointLocation", str(checkpoint))
         .foreachBatch(SessionSink(home.table(SESSIONS.name), SESSIONS, checkpoint))
         .queryName(StreamName.SESSIONS)
-        .trigger(**options.trigger)  # pyright: ignore[reportCallIssue] - one of its keyword arguments
+        .trigger(**options.trigger)  # pyright: ignore[reportArgumentType, reportCallIssue] - one of its keyword arguments
     )
     with changed_settings(spark, OF_A_BLOCK_QUERY):
         return start_with_retries(writer.start, bounded=not options.every_ms)
