@@ -9,7 +9,7 @@ This module does not depend on rows, clocks, policies or state: `core.fold` fire
 
 Inputs. The fold reduces each row and each deadline of a device to triggers:
 
-- A signal (heartbeat, telemetry, error, birth) fires ``SIGNAL``. It can also fire ``UPDATED``
+- A signal (heartbeat, telemetry, error, birth, ack) fires ``SIGNAL``. It can also fire ``UPDATED``
   (restart or new firmware), ``ERRORS`` and ``SEQUENCE`` (enough errors, or the error codes in
   order).
 - A control row fires ``MAINTAIN``, ``UPDATE`` or ``RELEASED``.
@@ -96,7 +96,7 @@ class Mode(StrEnum):
 class Trigger(StrEnum):
     """Cause of a transition from one mode to another."""
 
-    SIGNAL = "signal"  # heartbeat, telemetry, error or birth
+    SIGNAL = "signal"  # heartbeat, telemetry, error, birth or ack
     SILENCE = "silence"  # no signal for the timeout, or its gateway is dead for the outage limit
     DEATH = "death"  # the grace period after its will is over
     GATEWAY_DEATH = "gateway_death"  # the grace period after its gateway's will is over
