@@ -67,6 +67,12 @@ def start_query(spark: SparkSession, home: Home, options: StreamOptions, begin: 
         return writer.start()
 
 
+def state_span_ms(home: Home, _options: StreamOptions) -> int:
+    """Return how long rows of bronze have an effect on the state: the longest window, and the lateness of the watermark."""
+    widths = [vital.window_ms for span in VitalsPolicies(home).spans for vital in span.vitals.values()]
+    return max(widths, default=0) + 2 * home.deployment().allowed_lateness_ms
+
+
 class VitalsPolicies:
     """Vitals of the policies in bronze; new versions of bronze are read when a batch needs them.
 
