@@ -21,6 +21,7 @@ from airflow.sdk import DAG
 
 from fleetpulse.orchestration.assets import (
     AUDIT,
+    COMMANDS,
     COVERAGE,
     DEVICE_CURRENT,
     DEVICES,
@@ -63,6 +64,7 @@ def build(*, alarmed: bool = True) -> DAG:
                 AUDIT,
                 VITALS,
                 SESSIONS,
+                COMMANDS,
                 VITAL_ALARMS,
             ],
         )
