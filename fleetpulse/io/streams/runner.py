@@ -30,6 +30,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.maintenance.readers import batch_ends
 from fleetpulse.io.spark.scratch import remove_temporary_files
 from fleetpulse.io.spark.session import changed_settings
+from fleetpulse.io.streams.alarm_forwarder import AlarmForwarder
 from fleetpulse.io.streams.rebuilds import end_finished_rebuild
 
 _LOG: Final = structlog.get_logger("streams")
@@ -68,6 +69,7 @@ class StreamRunner:
     def __init__(self, spark: SparkSession, home: Home, options: StreamOptions) -> None:
         self._spark, self._home, self._options = spark, home, options
         self._running = {name: _Running() for name in options.names}
+        self._alarms = AlarmForwarder(home) if StreamName.VITALS in options.names else None
 
     def check(self) -> None:
         """Start each stream that does not run and whose pause is over; call it every few seconds."""
@@ -85,6 +87,16 @@ class StreamRunner:
                     one.fault = None
                 except (FleetError, PySparkException, OSError) as error:
                     self._failed(name, one, str(error))
+
+    def forward_alarms(self) -> None:
+        """Forward new alarms to the lifecycle; a failure is logged, and the next call tries again."""
+        if self._alarms is None:
+            return
+        try:
+            if count := self._alarms.forward():
+                _LOG.info("alarms count as errors of their devices", alarms=count)
+        except (FleetError, OSError) as error:
+            _LOG.error("alarms cannot be forwarded; they wait in their table", error=str(error))
 
     def _failed(self, name: StreamName, one: _Running, why: str) -> None:
         one.query, one.fault = None, why.split("\n", 1)[0]
