@@ -39,6 +39,7 @@ AUDITED: Final[Mapping[str, IfUnwritable]] = {
             "access revoke",
             "amend",
             "device add",
+            "device confirm",
             "device correct",
             "device decommission",
             "device import",
