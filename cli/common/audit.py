@@ -40,6 +40,7 @@ AUDITED: Final[Mapping[str, IfUnwritable]] = {
             "amend",
             "device add",
             "device command",
+            "device confirm",
             "device correct",
             "device decommission",
             "device import",

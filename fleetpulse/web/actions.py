@@ -100,9 +100,10 @@ ACTIONS: Final[dict[str, Action]] = {
                           ("amend", "--device", "{device}"), "fleet_amend", (Field("device", "Device", "fixed"),)),
     "hold": Action("Announce maintenance", "Silence of this device is expected for two hours.",
                    ("device", "maintain", "{device}", "--for", "2h")),
+    "confirm": Action("Confirm the flag", "Keeps the flag of this device until its release.", ("device", "confirm", "{device}")),
     "release": Action("Release", "Ends the update of this device, or clears its flag.", ("device", "release", "{device}")),
 }  # fmt: skip
-OF_DEVICE: Final = ("judge-again", "hold", "release")
+OF_DEVICE: Final = ("judge-again", "hold", "confirm", "release")
 STATE_FORMS: Final = {  # DAG with a form of Airflow that asks for an approval -> title, command
     "fleet_bootstrap": ("Bootstrap from a snapshot", ("state", "bootstrap")),
     "fleet_migrate": ("Migrate to another stored form", ("state", "migrate")),

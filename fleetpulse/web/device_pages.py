@@ -44,6 +44,7 @@ NEXT: Final = {  # deadlines that lead to a mode which depends on the facts abou
     Trigger.UNTIL: "end of maintenance or update",
     Trigger.RECOVERED: "end of the count of errors",
     Trigger.HOLD_OVER: "end of the flag",
+    Trigger.SESSION_OVER: "end of the session that is held for review",
 }
 _SHOWN: Final = 8  # values of a facet
 _HEAD: Final = (("device", "device"), ("mode", "mode"), ("since", "since"), ("site", "site"), ("class", "class"))

@@ -362,6 +362,15 @@ def _require_not_too_long(home: Path, device_id: str, now_ms: int, until_ms: int
         )
 
 
+@device.command("confirm")
+def confirm(device_id: DeviceArgument, home: HomeOption = DEFAULT_HOME) -> None:
+    """Confirm the flag of a device after a review: it then ends only by a release or a decommission."""
+    refused = "if it has none, the command is refused: ./fleet late --kind refused"
+    _spool_about_device(
+        home, _control(home, device_id, {"op": "confirm"}), f'the flag of device "{device_id}" is confirmed; {refused}'
+    )
+
+
 @device.command("release")
 def release(device_id: DeviceArgument, home: HomeOption = DEFAULT_HOME) -> None:
     """End the update of a device, or clear its flag."""

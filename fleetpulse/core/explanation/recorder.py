@@ -35,17 +35,20 @@ class Record:
     Attributes:
         causes: newest cause of each fact, by attribute of the device; a fact without a row has none.
         errors: errors that were counted, oldest first.
+        events: events that the velocity rule has counted, oldest first.
         gaps: rows that opened gaps, in any order.
     """
 
     causes: dict[str, Cause] = field(default_factory=dict[str, Cause])
     errors: list[Row] = field(default_factory=list[Row])
+    events: list[Row] = field(default_factory=list[Row])
     gaps: list[Row] = field(default_factory=list[Row])
 
     def add(self, before: Device | None, after: Device | None, row: Row | None, dated: Dated | None) -> None:
         """Record one step of the definition: a row (with the policy in force), or a deadline."""
         if after is None or before is None:
             self.causes, self.errors = {}, []
+            self.events = [one for one in self.events if one is row]  # the first row of a life can be an event
         if after is None or row is None or dated is None or before == after:
             return
         cause = Cause(row, dated, after.rules(dated.policy))
@@ -104,6 +107,12 @@ class StepRecorder(Fold):
         device_id = row.device_id if before is None else before.device_id
         self._step(device_id, before, after, row, count)
         return after
+
+    def count_event(self, device: Device, row: Row, rules: Rules) -> None:
+        """Count an event of the velocity rule, and record it."""
+        if device.device_id == self._wanted.device_id and self.step is None:
+            self._record.events.append(row)
+        Fold.count_event(self, device, row, rules)
 
     def fire(self, device: Device, at_ms: int, trigger: Trigger) -> Device | None:
         """Fire one deadline, and record the step."""

@@ -17,6 +17,7 @@ def test_an_id_that_begins_with_a_hyphen_is_no_option(device: str, home: Home) -
     assert words == {
         "judge-again": ["./fleet", "amend", "--device", device, *of_home],
         "hold": ["./fleet", "device", "maintain", "--for", "2h", *of_home, "--", device],
+        "confirm": ["./fleet", "device", "confirm", *of_home, "--", device],
         "release": ["./fleet", "device", "release", *of_home, "--", device],
     }
     assert shlex.split(command(home, ACTIONS["release"].words, "a b"))[3] == "a b"
