@@ -94,9 +94,10 @@ from fleetpulse.core.presence.presence_time import FAULTS, offset_ms
 from fleetpulse.core.presence.shards import Advance, Due
 from fleetpulse.core.registry.device_patch import decode_device, fingerprint
 from fleetpulse.core.registry.registry import limits
-from fleetpulse.core.rows import EVERYONE, POSITION_BITS, SIGNALS, GatewayEvent, Kind, Row, Trust, session_number
+from fleetpulse.core.rows import EVERYONE, OP_ERROR, POSITION_BITS, SIGNALS, GatewayEvent, Kind, Row, Trust, session_number
 from fleetpulse.core.sending_order import fell_back, was_sent_earlier, was_sent_later
 from fleetpulse.core.streams.commands import COMMAND
+from fleetpulse.core.text import as_text
 from fleetpulse.core.times import DAY_MS
 
 NO_CODE: Final = "unknown"  # code of an error without a code
@@ -376,6 +377,8 @@ class Fold:
                 return
             device.confirmed_ms = at_ms if device.confirmed_ms is None else device.confirmed_ms
             device.review_ms = None
+        elif operation == OP_ERROR:
+            self._error(device, as_error(row))
         elif operation in ("maintain", "update"):
             until, rules = content.get("until"), self._rules(device, at_ms)
             if type(until) is not int or not rules.may_hold(at_ms, until):
@@ -385,7 +388,7 @@ class Fold:
             self._transition(device, trigger, at_ms, row)
             device.held_until_ms = until
         else:
-            known = '"maintain", "update", "release" or "confirm"'
+            known = f'"maintain", "update", "release", "confirm" or "{OP_ERROR}"'
             self._refuse(row, f'op of a control row must be {known}; got "{operation}"')
 
     def _correct(self, device: Device | None, row: Row) -> Device | None:
@@ -580,6 +583,11 @@ class Fold:
         if device.flagged_until_ms is None or device.review_ms is not None:
             device.review_ms, device.flagged_until_ms = row.at_ms, row.at_ms + rules.velocity_hold_ms
             self._transition(device, Trigger.VELOCITY, row.at_ms, row)
+
+
+def as_error(row: Row) -> Row:
+    """Return a control row with the operation `OP_ERROR` as the error that it counts: with its code."""
+    return replace(row, code=as_text(row.contents().get("code")))
 
 
 def proves_alive(row: Row, rules: Rules) -> bool:

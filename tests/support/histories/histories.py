@@ -23,7 +23,21 @@ CODES = ("reconnaissance", "auth_failed", "escalation", "escalation", "x", None)
 SEQUENCES = (["reconnaissance", "auth_failed", "escalation"], ["x", "escalation"], ["x", "x"], ["escalation"])
 GATEWAYS = ("g", "h")
 KINDS = ("heartbeat", "heartbeat", "telemetry", "error", "error", "birth", "death", "ack")
-OWN = ("gap", "gap", "policy", "add", "add", "decommission", "maintain", "update", "release", "confirm", "command", "tick")
+OWN = (
+    "gap",
+    "gap",
+    "policy",
+    "add",
+    "add",
+    "decommission",
+    "maintain",
+    "update",
+    "release",
+    "confirm",
+    "command",
+    "alarm",
+    "tick",
+)
 DELAYS = (0, 0, 0, 5, 10, 25, 70, -10, -30, -35)
 
 
@@ -211,6 +225,8 @@ def any_internal_row(choose: Choose, devices: Sequence[str], steps: int, own: Se
             return row(received, f"{device}/registry", op="decommission", **more)
         case "release" | "confirm":
             return row(received, f"{device}/control", op=which, **more)
+        case "alarm":
+            return row(received, f"{device}/control", op="error", code=choose(CODES), **more)
         case "command":
             return row(received, f"{device}/control", op="command", id=choose(["c1", "c2"]), name="set", **more)
     until = choose([received, coming, coming]) + choose([5, 40, 90, 100, 110])

@@ -311,7 +311,7 @@ class Life:
         return row.trust == "late" or (placeless and row.seq is not None and row.seq == seq and row.boot in (None, boot))
 
     def errors(self, through: int) -> list[int]:
-        return [index for index, one in enumerate(self.log[: through + 1]) if one.kind == "error"]
+        return [index for index, one in enumerate(self.log[: through + 1]) if one.kind in ("error", "alarm")]
 
     def too_many(self, index: int) -> int | None:
         """Return until when the error at ``index`` degrades the device, or None."""
@@ -499,16 +499,20 @@ class Life:
             self.move_to(self.live(), "signal")
         if rebooted and self.mode == "updating":
             self.move_to(self.live(), "updated")
-        if row.kind == "error" and (until := self.too_many(index)) is not None:
-            self.append_event("degraded", until)
-            self.move_to("degraded" if self.mode == "online" else self.mode, "errors")
-        if row.kind == "error" and (until := self.completes(index)) is not None:
-            self.append_event("flagged", until)
-            self.move_to("flagged" if self.mode in PRESENT else self.mode, "sequence")
+        if row.kind == "error":
+            self.count_error(index)
         if row.kind in SIGNALS and (until := self.reviewed(index)) is not None:
             self.append_event("review", until)
             self.move_to("flagged" if self.mode in PRESENT else self.mode, "velocity")
         return None
+
+    def count_error(self, index: int) -> None:
+        if (until := self.too_many(index)) is not None:
+            self.append_event("degraded", until)
+            self.move_to("degraded" if self.mode == "online" else self.mode, "errors")
+        if (until := self.completes(index)) is not None:
+            self.append_event("flagged", until)
+            self.move_to("flagged" if self.mode in PRESENT else self.mode, "sequence")
 
     def registry(self, row: Message) -> None:
         if row.content["op"] == "decommission":
@@ -548,6 +552,10 @@ class Life:
             if self.mode in ("flagged", "updating"):
                 cut_off = self.mode == "updating" and self.last_seen() is not None and self.is_cut_off()
                 self.move_to("unreachable" if cut_off else self.live(), "released")
+            return None
+        if operation == "error":
+            self.log.append(replace(row, kind="alarm", code=row.content.get("code")))
+            self.count_error(len(self.log) - 1)
             return None
         if operation == "confirm":
             if self.flag() is None:

@@ -67,6 +67,7 @@ Facts and lives:
 - An error is judged by the rules in force at its instant, and so are the earlier errors that count
   with it. An earlier error counts if it was among the newest k and within the window at every error
   since. A step of a sequence counts if it was in time when it was taken.
+- A control row can name an error. It counts like an error of the device at its instant, but is no signal.
 - A command to a device has no effect. The answer of the device is a signal without further effect.
 - A release restarts a sequence, and so does an error that was judged under another sequence.
 - A session goes on at a signal if the span of event time since the signal before is within the limit in

@@ -386,6 +386,16 @@ def test_a_command_to_a_device_has_no_effect_and_its_answer_is_a_signal() -> Non
     assert found == expected != []
 
 
+def test_an_error_of_a_control_row_counts_without_proving_its_device_alive() -> None:
+    rules = {"degraded": {"errors": 2, "window": "5m"}, "flagged": {"codes": ["vital:battery", "x"]}, "timeout": "100s"}
+    alarm = row(50, "d/control", op="error", code="vital:battery")
+    transitions = judged(signal(10), signal(40, kind="error", code="y"), alarm, until_s=200, **rules)
+    assert transitions[1:] == [(50, "online", "degraded", "errors"), (140, "degraded", "offline", "silence")]
+    assert judged(signal(10), alarm, signal(60, kind="error", code="x"), until_s=100, **rules)[-1][3] == "sequence"
+    alarms = [row(at, "d/control", op="error", code=7) for at in (150, 151)]
+    assert judged(signal(10), *alarms, signal(160), until_s=170, **rules)[2:] == [(160, "offline", "degraded", "signal")]
+
+
 def _reviews(events: int = 3, **velocity: Any) -> dict[str, Any]:
     """Return rules with a velocity rule, and without other rules about errors."""
     calm = {"degraded": {"errors": 16}, "flagged": {"codes": ["never"]}, "timeout": "1h"}
