@@ -4,27 +4,21 @@
 """
 
 import os
-import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
 import uvicorn
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
-from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.ports import free_port
-from fleetpulse.web.access import login_key
 from fleetpulse.web.app import create_app
+from tests.support.browser import NEEDS_CHROMIUM, Site, Watched, browsing, require_fit
 from tests.support.homes.shown import seem_running, shown_home
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PICTURES = os.environ.get("FLEET_PICTURES")
 PAGES = {
     "fleet": "/",
@@ -32,66 +26,7 @@ PAGES = {
     "device": "/devices/pump-1006?why=1&facts=1",
     "changes": "/changes?last=1440",
 }
-LIMIT_MS = 20_000
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: on Debian and Ubuntu, apt install chromium"),
-]
-
-
-@dataclass
-class Site:
-    """Server of a home, and a browser.
-
-    Attributes:
-        url: address of the server.
-        home: home that it shows.
-        browser: browser.
-    """
-
-    url: str
-    home: Home
-    browser: Browser
-
-    @contextmanager
-    def context(self, **options: Any) -> Iterator[BrowserContext]:
-        """Open a context of the browser with a logged-in user."""
-        context = self.browser.new_context(base_url=self.url, **options)
-        context.set_default_timeout(LIMIT_MS)
-        entry = context.new_page()
-        entry.goto(f"/login?key={login_key(self.home)}")
-        entry.close()
-        try:
-            yield context
-        finally:
-            context.close()
-
-
-@dataclass
-class Watched:
-    """Faults that a page reports.
-
-    Attributes:
-        page: page.
-        origin: address of the server.
-        faults: messages of the console, errors of scripts, requests beyond the origin.
-    """
-
-    page: Page
-    origin: str
-    faults: list[str] = field(default_factory=list[str])
-
-    def __post_init__(self) -> None:
-        self.page.on("console", lambda one: self._keep(one.text if one.type in ("error", "warning") else ""))
-        self.page.on("pageerror", lambda one: self._keep(str(one)))
-        self.page.on("request", lambda one: self._keep("" if one.url.startswith(self.origin) else one.url))
-        self.page.add_init_script(
-            "document.addEventListener('securitypolicyviolation', (e) => console.error('CSP', e.violatedDirective, e.sourceFile))"
-        )
-
-    def _keep(self, fault: str) -> None:
-        if fault:
-            self.faults.append(fault)
+pytestmark = [pytest.mark.e2e, NEEDS_CHROMIUM]
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +44,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     while not server.started:
         assert time.monotonic() < limit and thread.is_alive(), "the server does not start"
         time.sleep(0.05)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])  # tests may run as root
-        yield Site(f"http://127.0.0.1:{port}", home, browser)
-        browser.close()
+    with browsing(f"http://127.0.0.1:{port}", home) as site:
+        yield site
     server.should_exit = True
     thread.join(30)
 
@@ -128,10 +61,7 @@ def test_each_page_is_accessible_and_obeys_the_policy(site: Site, scheme: Any, w
             page.locator("#zone").wait_for()  # scripts have run
             if width == 1280:
                 _picture(page, name, scheme)
-            found = Axe().run(page)
-            assert found.violations_count == 0, found.generate_report()
-            assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), f"{name} is wider than the screen"
-            assert watched.faults == [], name
+            require_fit(watched, name)
 
 
 def _picture(page: Page, name: str, scheme: str) -> None:
