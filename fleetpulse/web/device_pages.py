@@ -26,7 +26,7 @@ from fleetpulse.reports.messages import errors_of
 from fleetpulse.reports.present import devices as present
 from fleetpulse.reports.registry import entries
 from fleetpulse.reports.why import why as explained
-from fleetpulse.web import charts, queries
+from fleetpulse.web import charts, device_messages, past_pages, queries
 from fleetpulse.web.actions import OF_DEVICE, offers
 from fleetpulse.web.fleet_pages import facts_of, mode_counts
 from fleetpulse.web.live import LiveFleet
@@ -96,7 +96,13 @@ async def device(request: Request) -> Response:
     reached = await run_in_threadpool(live.reached)
     fresh = await run_in_threadpool(freshness, live, reached)
     device_id, part = device_of(request)
-    views = {"": ("device.html", _device), "why": ("device_why.html", _why_part), "facts": ("device_facts.html", _facts_part)}
+    views = {
+        "": ("device.html", _device),
+        "why": ("device_why.html", _why_part),
+        "facts": ("device_facts.html", _facts_part),
+        "messages": ("device_messages.html", device_messages.page),
+        "past": ("device_past.html", past_pages.device),
+    }
     if part not in views:
         raise FleetError(f'a device has no page "{part[:50]}"', code="page-unknown")
     template, view = views[part]

@@ -24,8 +24,12 @@ PAGES = {
     "fleet": "/",
     "devices": "/devices?mode=offline",
     "device": "/devices/pump-1006?why=1&facts=1",
+    "messages": "/devices/pump-1006/messages",
+    "past of a device": "/devices/pump-1006/past",
+    "past": "/past?known=then",
     "changes": "/changes?last=1440",
 }
+PICTURED = ("fleet", "devices", "device", "changes")
 pytestmark = [pytest.mark.e2e, NEEDS_CHROMIUM]
 
 
@@ -65,7 +69,7 @@ def test_each_page_is_accessible_and_obeys_the_policy(site: Site, scheme: Any, w
 
 
 def _picture(page: Page, name: str, scheme: str) -> None:
-    if PICTURES and scheme == "light":
+    if PICTURES and scheme == "light" and name in PICTURED:
         page.screenshot(path=Path(PICTURES) / f"page-{name}.png")
 
 

@@ -120,10 +120,18 @@ def _listed(page: Page) -> dict[str, str]:
 @pytest.mark.parametrize("width", [1280, 360])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_each_page_is_accessible_and_obeys_the_policy(site: Site, scheme: Any, width: int) -> None:
-    of_device = (device_path(DEVICE), device_path(DEVICE, why=1, facts=1, span="all"))
+    parts = [device_path(DEVICE, part) for part in ("", "messages", "past")]
+    of_device = (*parts, device_path(DEVICE, why=1, facts=1, span="all"))
     with site.context(color_scheme=scheme, viewport={"width": width, "height": 800}) as context:
         watched = Watched(context.new_page(), site.url)
-        for address in (*(path for _, path in NAVIGATION), "/help", *of_device, "/changes?last=1440", "/devices?mode=online"):
+        for address in (
+            *(path for _, path in NAVIGATION),
+            "/help",
+            *of_device,
+            "/changes?last=1440",
+            "/devices?mode=online",
+            "/past",
+        ):
             _opened(watched.page, address)
             expect(watched.page.locator("#fresh")).to_have_attribute("data-state", "live")
             require_fit(watched, address)
