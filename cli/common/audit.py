@@ -39,6 +39,7 @@ AUDITED: Final[Mapping[str, IfUnwritable]] = {
             "access revoke",
             "amend",
             "device add",
+            "device bulk",
             "device correct",
             "device decommission",
             "device import",

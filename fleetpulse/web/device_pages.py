@@ -27,7 +27,7 @@ from fleetpulse.reports.present import devices as present
 from fleetpulse.reports.registry import entries
 from fleetpulse.reports.why import why as explained
 from fleetpulse.web import charts, device_messages, past_pages, queries
-from fleetpulse.web.actions import OF_DEVICE, offers
+from fleetpulse.web.actions import MOST_LISTED, OF_DEVICE, list_offers, offers
 from fleetpulse.web.fleet_pages import facts_of, mode_counts
 from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.rendering import device_of, freshness, render
@@ -67,6 +67,7 @@ def devices(live: LiveFleet, request: Request) -> Mapping[str, Any]:
     key = ("facets", condition.sql, tuple(condition.values))
     count, facets = facts_of(live, request).cached(key, lambda: _facets(live, condition))
     parameters = {name: value for name, value in given.items() if name not in ("after", "before")}
+    filters = {name: parameters[name] for name in FILTERS if parameters.get(name)}
     return {
         "rows": [queries.shown_device(row) for row in rows],
         "present": PRESENT,
@@ -75,9 +76,10 @@ def devices(live: LiveFleet, request: Request) -> Mapping[str, Any]:
         "facets": facets,
         "filters": FILTERS,
         "parameters": parameters,
-        "is_filtered": any(parameters.get(name) for name in FILTERS),
+        "is_filtered": bool(filters),
         "sort": ("-" if wanted.descending else "") + wanted.sort,
         "head": dict(_HEAD),
+        "offers": list_offers(request, filters, count) if filters and 0 < count <= MOST_LISTED else [],
         "newer": None if is_first or not rows else queries.cursor_of(rows[0], wanted),
         "older": None if is_last or not rows else queries.cursor_of(rows[-1], wanted),
     }

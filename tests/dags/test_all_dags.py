@@ -38,6 +38,7 @@ EDGES = {  # downstream tasks by DAG; a teardown has an edge from its setup as w
     "fleet_maintain": ["maintain"],
     "fleet_tidy": ["tidy"],
     "fleet_report": ["judged", "report"],
+    "fleet_command": ["command"],
 }
 
 RUNS = {  # cron line (UTC), assets whose events start a run, and deadline from when a run is queued
@@ -53,6 +54,7 @@ RUNS = {  # cron line (UTC), assets whose events start a run, and deadline from 
     "fleet_maintain": ("40 * * * *", set[str](), timedelta(hours=3)),
     "fleet_tidy": ("50 2 * * *", set[str](), timedelta(hours=3)),
     "fleet_report": ("15 0 * * *", set[str](), timedelta(hours=7)),
+    "fleet_command": (None, set[str](), timedelta(hours=3)),
 }
 RETRIES = {"supervise": 1, "approve": 1}  # all other tasks have two
 
