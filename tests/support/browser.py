@@ -15,7 +15,7 @@ from fleetpulse.web.access import login_key
 
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 NEEDS_CHROMIUM: Final = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: on Debian and Ubuntu, apt install chromium")
-LIMIT_MS: Final = 20_000
+LIMIT_MS: Final = 60_000  # of a step; a busy machine needs 30 s for a page that takes one second elsewhere
 
 
 @dataclass
@@ -83,13 +83,14 @@ class Watched:
 
 
 def require_fit(watched: Watched, name: str) -> None:
-    """Check that the shown page is accessible, no wider than the screen, and obeys the content security policy.
+    """Check that the shown page, with all of its details, is accessible, no wider than the screen, and obeys the policy.
 
     Args:
         watched: page.
         name: name of the page in a failure.
     """
     page = watched.page
+    page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
     found = Axe().run(page)
     assert found.violations_count == 0, f"{name}: {found.generate_report()}"
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), f"{name} is wider than the screen"

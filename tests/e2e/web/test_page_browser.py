@@ -5,7 +5,8 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -13,8 +14,11 @@ from typing import Any
 import pytest
 import uvicorn
 from playwright.sync_api import Page, expect
+from starlette.requests import Request
 
+from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.ports import free_port
+from fleetpulse.web.actions import Starter
 from fleetpulse.web.app import create_app
 from tests.support.browser import NEEDS_CHROMIUM, Site, Watched, browsing, require_fit
 from tests.support.homes.shown import seem_running, shown_home
@@ -38,8 +42,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Serve a home whose newest message is of this minute."""
     home = shown_home(tmp_path_factory.mktemp("site") / "home", round(time.time() * 1000) - 5_000)
     seem_running(home)
+    with _served(home) as url, browsing(url, home) as site:
+        yield site
+
+
+@contextmanager
+def _served(home: Home, starter: Starter | None = None) -> Iterator[str]:
+    """Serve a home in a thread; yield the address."""
     port = free_port("127.0.0.1", 0, RuntimeError)
-    config = uvicorn.Config(create_app(home, hosts=("127.0.0.1",)), host="127.0.0.1", port=port, log_level="warning")
+    config = uvicorn.Config(
+        create_app(home, hosts=("127.0.0.1",), starter=starter), host="127.0.0.1", port=port, log_level="warning"
+    )
     server = uvicorn.Server(config)
     thread = Thread(target=server.run, daemon=True)
 
@@ -48,10 +61,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     while not server.started:
         assert time.monotonic() < limit and thread.is_alive(), "the server does not start"
         time.sleep(0.05)
-    with browsing(f"http://127.0.0.1:{port}", home) as site:
-        yield site
-    server.should_exit = True
-    thread.join(30)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
 
 
 @pytest.mark.parametrize("width", [1280, 360])
@@ -146,6 +160,39 @@ def test_keys_go_search_choose_and_switch_the_zone(site: Site) -> None:
         name = chosen.inner_text()
         page.keyboard.press("Enter")
         expect(page.locator("h1")).to_have_text(name)
+        assert watched.faults == []
+
+
+class _Airflow:
+    """Airflow at the root of the server, in which everybody may start every DAG."""
+
+    def base(self, request: Request) -> str:
+        del request
+        return ""
+
+    def startable(self, request: Request, dags: Collection[str]) -> frozenset[str]:
+        del request
+        return frozenset(dags)
+
+
+def test_an_action_on_all_that_match_posts_the_filter_and_the_number(site: Site) -> None:
+    with _served(site.home, _Airflow()) as url, Site(url, site.home, site.browser).context() as context:
+        watched = Watched(context.new_page(), url)
+        page, posted = watched.page, list[tuple[str, Any]]()
+        answer = {"dag_run_id": "manual__1"}
+        page.route("**/api/v2/**", lambda route: (posted.append((route.request.url, route.request.post_data_json)),
+                                                 route.fulfill(json=answer)))  # fmt: skip
+        page.goto("/devices?mode=unreachable")
+        page.get_by_label("Text within the id").press_sequentially("pump-10", delay=20)
+        expect(page).to_have_url(f"{url}/devices?q=pump-10&mode=unreachable")  # the forms were replaced
+        count = page.locator("#count .figure").inner_text()
+        page.get_by_text("Actions on all").click()
+        form = page.locator("form", has=page.locator('input[name="action"][value="maintain"]'))
+        form.get_by_label("For").fill("3h")
+        form.get_by_role("button").click()
+        expect(form.get_by_role("link", name="manual__1")).to_have_attribute("href", "/dags/fleet_command/runs/manual__1")
+        conf = {"action": "maintain", "for": "3h", "expect": count, "q": "pump-10", "mode": "unreachable"}
+        assert posted == [(f"{url}/api/v2/dags/fleet_command/dagRuns", {"logical_date": None, "conf": conf})]
         assert watched.faults == []
 
 
