@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from fleetpulse.io.home.home import Home
 from fleetpulse.web.access import login_key
@@ -48,7 +48,8 @@ class Site:
 
 @contextmanager
 def browsing(url: str, home: Home) -> Iterator[Site]:
-    """Start a browser for the server of a home."""
+    """Start a browser for the server of a home; each step and each expectation has the limit `LIMIT_MS`."""
+    expect.set_options(timeout=LIMIT_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])  # tests may run as root
         yield Site(url, home, browser)
