@@ -41,6 +41,7 @@ AUDITED: Final[Mapping[str, IfUnwritable]] = {
             "device add",
             "device command",
             "device confirm",
+            "device bulk",
             "device correct",
             "device decommission",
             "device import",

@@ -26,8 +26,8 @@ from fleetpulse.reports.messages import errors_of
 from fleetpulse.reports.present import devices as present
 from fleetpulse.reports.registry import entries
 from fleetpulse.reports.why import why as explained
-from fleetpulse.web import charts, queries
-from fleetpulse.web.actions import OF_DEVICE, offers
+from fleetpulse.web import charts, device_messages, past_pages, queries
+from fleetpulse.web.actions import MOST_LISTED, OF_DEVICE, list_offers, offers
 from fleetpulse.web.fleet_pages import facts_of, mode_counts
 from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.rendering import device_of, page
@@ -72,6 +72,7 @@ def devices(live: LiveFleet, request: Request) -> Mapping[str, Any]:
     if before:
         rows, is_first, is_last = rows[::-1], is_last, False
     parameters = {name: value for name, value in given.items() if name not in ("after", "before")}
+    filters = {name: parameters[name] for name in FILTERS if parameters.get(name)}
     return {
         "rows": [queries.shown_device(row) for row in rows],
         "present": PRESENT,
@@ -80,9 +81,10 @@ def devices(live: LiveFleet, request: Request) -> Mapping[str, Any]:
         "facets": facets,
         "filters": FILTERS,
         "parameters": parameters,
-        "is_filtered": any(parameters.get(name) for name in FILTERS),
+        "is_filtered": bool(filters),
         "sort": ("-" if wanted.descending else "") + wanted.sort,
         "head": dict(_HEAD),
+        "offers": list_offers(request, filters, count) if filters and 0 < count <= MOST_LISTED else [],
         "newer": None if is_first or not rows else queries.cursor_of(rows[0], wanted),
         "older": None if is_last or not rows else queries.cursor_of(rows[-1], wanted),
     }
@@ -108,7 +110,13 @@ def _facets(cursor: "DuckDBPyConnection", where: queries.Condition) -> tuple[int
 async def device(request: Request) -> Response:
     """Answer with the page of a device, or with one part of it."""
     device_id, part = device_of(request)
-    views = {"": ("device.html", _device), "why": ("device_why.html", _why_part), "facts": ("device_facts.html", _facts_part)}
+    views = {
+        "": ("device.html", _device),
+        "why": ("device_why.html", _why_part),
+        "facts": ("device_facts.html", _facts_part),
+        "messages": ("device_messages.html", device_messages.page),
+        "past": ("device_past.html", past_pages.device),
+    }
     if part not in views:
         raise FleetError(f'a device has no page "{part[:50]}"', code="page-unknown")
     template, view = views[part]

@@ -44,6 +44,7 @@ EDGES = {  # downstream tasks by DAG; a teardown has an edge from its setup as w
         "stop",
         "outcome",
     ],
+    "fleet_command": ["command"],
 }
 
 RUNS = {  # cron line (UTC), assets whose events start a run, and deadline from when a run is queued
@@ -60,6 +61,7 @@ RUNS = {  # cron line (UTC), assets whose events start a run, and deadline from 
     "fleet_tidy": ("50 2 * * *", set[str](), timedelta(hours=3)),
     "fleet_report": ("15 0 * * *", set[str](), timedelta(hours=7)),
     "fleet_rollout": (None, set[str](), timedelta(hours=336)),
+    "fleet_command": (None, set[str](), timedelta(hours=3)),
 }
 RETRIES = {"supervise": 1, "approve": 1, "approve_1": 1, "approve_2": 1, "approve_3": 1}  # all other tasks have two
 

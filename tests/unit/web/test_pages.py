@@ -40,6 +40,7 @@ PAGES = (
     "/", "/?sites=all", "/?by=count", "/devices", "/devices?mode=offline&site=harbour", "/devices?q=zzz", "/changes",
     "/changes?last=1440", "/changes?last=15&trigger=errors", "/help", "/devices/pump-1006",
     "/devices/pump-1006?why=1&facts=1&span=all", "/devices/pump-1006/why", "/devices/pump-1006/facts",
+    "/devices/pump-1006/messages", "/devices/pump-1006/past", "/past", "/past?known=then&mode=offline",
     "/devices/nobody", "/nothing",
 )  # fmt: skip
 FILTERS = {"mode": "mode", "site": "site", "class": "device_class", "gateway": "gateway"}
