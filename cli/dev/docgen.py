@@ -206,7 +206,13 @@ def metrics() -> str:
     for rule in re.split(r"^Rule \d+: ", rules, flags=re.MULTILINE)[1:]:
         line = " ".join(rule.replace("``", "`").split())
         text += fill(f"- {line[0].upper()}{line[1:]}", 110, subsequent_indent="  ") + "\n"
-    titles = ("Devices and judgements", "Messages", "Newest batch of the lifecycle job", "Processes and bridges")
+    titles = (
+        "Devices and judgements",
+        "Messages",
+        "Newest batch of the lifecycle job",
+        "Processes and bridges",
+        "Streams beside the lifecycle",
+    )
     parts = [*zip(titles, metric_table.PARTS.items(), strict=True), ("Server", ("", metric_table.SERVER))]
     for title, (part, declared) in parts:
         text += f"\n## {title}\n\n"

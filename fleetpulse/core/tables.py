@@ -539,30 +539,6 @@ COMMANDS: Final = Table(
     ),
 )
 
-SESSIONS: Final = Table(
-    "sessions",
-    "Connection sessions: one row when a session begins, and one when it ends. `fleet sessions` shows each once.",
-    ("device_id", "started_at", "position", "ended_at"),
-    (
-        Column("device_id", "string", "id of the device", required=True),
-        Column("site", "string", "site in the topic of its newest signal", required=True),
-        Column("gateway", "string", "gateway that delivered its signals"),
-        Column("session", "string", "name of the connection"),
-        Column("boot", "string", "name of the run of the device since its last start"),
-        Column("firmware", "string", "firmware version"),
-        Column("started_at", "timestamp", "received_at of its first message", required=True),
-        Column(
-            "position", "long", "place in delivery order of its first message; identifies it with device and start", required=True
-        ),
-        Column("started_by", "string", "birth, or signal: another message while no session was open", required=True),
-        Column("last_seen", "timestamp", "received_at of its newest signal", required=True),
-        Column("messages", "long", "number of its signals, copies included", required=True),
-        Column("ended_at", "timestamp", "instant of its end; null in the row of its start"),
-        Column("ended_by", "string", "will, disconnect, birth (of another session) or silence; null in the row of its start"),
-        Column("duration_ms", "long", "time from start to end, in milliseconds; null in the row of its start"),
-    ),
-)
-
 VITALS: Final = Table(
     "vitals",
     "Values of metrics over windows of presence time, one row for each closed window; late values have rows of their own.",
@@ -608,9 +584,33 @@ VITAL_ALARMS: Final = Table(
     ),
 )
 
+SESSIONS: Final = Table(
+    "sessions",
+    "Connection sessions: one row when a session begins, and one when it ends. `fleet sessions` shows each once.",
+    ("device_id", "started_at", "position", "ended_at"),
+    (
+        Column("device_id", "string", "id of the device", required=True),
+        Column("started_at", "timestamp", "received_at of its first message", required=True),
+        Column("ended_at", "timestamp", "instant of its end; null in the row of its start"),
+        Column("site", "string", "site in the topic of its newest signal", required=True),
+        Column("gateway", "string", "gateway that delivered its signals"),
+        Column("session", "string", "name of the connection"),
+        Column("boot", "string", "name of the run of the device since its last start"),
+        Column("firmware", "string", "firmware version"),
+        Column(
+            "position", "long", "place in delivery order of its first message; identifies it with device and start", required=True
+        ),
+        Column("started_by", "string", "birth, or signal: another message while no session was open", required=True),
+        Column("last_seen", "timestamp", "received_at of its newest signal", required=True),
+        Column("messages", "long", "number of its signals, copies included", required=True),
+        Column("ended_by", "string", "will, disconnect, birth (of another session) or silence; null in the row of its start"),
+        Column("duration_ms", "long", "time from start to end, in milliseconds; null in the row of its start"),
+    ),
+)
+
 TABLES: Final = (
     MESSAGES, QUARANTINE, COVERAGE, DEVICES, GATEWAYS, JUDGEMENTS, STREAM_HEALTH, DEVICE_SNAPSHOTS, DEVICE_CURRENT,
-    MODE_HOURLY_SITE, QUALITY_RESULTS, QUALITY_FAILURES, AUDIT, COMMANDS, SESSIONS, VITALS, VITAL_ALARMS,
+    MODE_HOURLY_SITE, QUALITY_RESULTS, QUALITY_FAILURES, AUDIT, COMMANDS, VITALS, VITAL_ALARMS, SESSIONS,
 )  # fmt: skip
 
 

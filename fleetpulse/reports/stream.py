@@ -1,11 +1,13 @@
-"""Reports on the stream: batches of the lifecycle job, and processes."""
+"""Reports on the stream: batches of the lifecycle job, processes, and the streams beside the lifecycle."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from fleetpulse.core.monitoring.health import problems_of
+from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.tables import STREAM_HEALTH
 from fleetpulse.io.home.home import PAGE, Home
 from fleetpulse.io.home.services import Service, jobs, runs, services
@@ -73,3 +75,44 @@ def running(home: Home) -> dict[str, Any]:
         "services": list(services(home)),
         "takeovers": [asdict(one) for one in recent if one.times >= FREQUENT],
     }
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """State of a stream beside the lifecycle.
+
+    Attributes:
+        name: the stream.
+        state: ``running``; ``failed``, and started again after a pause; ``stopped`` with the job; ``off`` if the newest
+            run of the job has no such stream.
+        batch: number of its newest batch; None before the first.
+        batch_at_ms: end of that batch, epoch milliseconds; None if it is unknown.
+        failures: number of its failures in the newest run of the job.
+        error: fault of a failed stream.
+    """
+
+    name: StreamName
+    state: str = "off"
+    batch: int | None = None
+    batch_at_ms: int | None = None
+    failures: int = 0
+    error: str | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the newest run of the job has the stream."""
+        return self.state != "off"
+
+
+def streams_beside(home: Home) -> list[StreamState]:
+    """Return the state of each stream beside the lifecycle, from the newest status of the lifecycle job."""
+    known: Mapping[str, Mapping[str, Any]] = read_status(home.run("lifecycle")).get("streams", {})
+    runs_now = "lifecycle" in statuses(home)
+    return [_state_of(home, name, known[name], runs_now=runs_now) if name in known else StreamState(name) for name in StreamName]
+
+
+def _state_of(home: Home, name: StreamName, found: Mapping[str, Any], *, runs_now: bool) -> StreamState:
+    at_ms = None
+    with suppress(FileNotFoundError):  # the job removes old commits
+        at_ms = round((home.stream_checkpoint(name) / "commits" / str(found["batch"])).stat().st_mtime * 1000)
+    return StreamState(name, found["state"] if runs_now else "stopped", found["batch"], at_ms, found["failures"], found["error"])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import BoundedSemaphore, Timer
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 from starlette.concurrency import run_in_threadpool
@@ -29,6 +29,9 @@ from fleetpulse.reports.present.mirror import Reached
 from fleetpulse.web.live import QUERY_S, LiveFleet, QueryTooLong
 from fleetpulse.web.openapi import Endpoint, Operation, Parameter, Schema, obj, optional, text, whole
 from fleetpulse.web.queries import MOST_ROWS
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 MOST_EXPORTS: Final = 2  # files that are written at once: each holds its sorted rows in memory
 EXPORT_S: Final = 600.0  # for all of a file: a client that stops to read holds its rows, and one of `MOST_EXPORTS`
@@ -151,7 +154,14 @@ def _consistent(live: LiveFleet, answer: Callable[[], dict[str, Any]]) -> tuple[
     return reached, tag, found
 
 
-def exported(live: LiveFleet, form: str, name: str, sql: str, values: Sequence[Any]) -> Response:
+def exported(
+    live: LiveFleet,
+    form: str,
+    name: str,
+    sql: str,
+    values: Sequence[Any],
+    opened: "Callable[[], DuckDBPyConnection] | None" = None,
+) -> Response:
     """Return the rows of a query as a streamed file; reads the first rows, so call it in a thread.
 
     Args:
@@ -160,13 +170,14 @@ def exported(live: LiveFleet, form: str, name: str, sql: str, values: Sequence[A
         name: name of the file without its ending.
         sql: query.
         values: its parameters.
+        opened: function that opens the connection of the query; None for the facts in memory.
 
     Raises:
         QueryTooLong: the query takes too long, or too many files are being written.
     """
     if form not in MEDIA:
         return JSONResponse({"error": {"code": "not-found", "message": "the formats are csv and ndjson"}}, 404)
-    rows = _Rows(live, sql, values)
+    rows = _Rows(opened or live.mirror.cursor, sql, values)
     lines = _csv_lines(rows) if form == "csv" else _json_lines(rows)
     headers = {"Content-Disposition": f'attachment; filename="{name}.{form}"'}
     return _File(rows, lines, headers=headers, media_type=MEDIA[form] + ("; charset=utf-8" if form == "csv" else ""))
@@ -227,18 +238,18 @@ class _Rows:
     """Rows of a query, read in parts; the first part is read at once, with the limit of a query.
 
     Args:
-        live: facts in memory.
+        opened: function that opens the connection of the query.
         sql: query.
         values: its parameters.
     """
 
-    def __init__(self, live: LiveFleet, sql: str, values: Sequence[Any]) -> None:
+    def __init__(self, opened: "Callable[[], DuckDBPyConnection]", sql: str, values: Sequence[Any]) -> None:
         import duckdb
 
         if not _exports.acquire(blocking=False):
             raise QueryTooLong(f"the server writes {MOST_EXPORTS} other files; try again when they are complete", code="busy")
         try:
-            self._cursor = live.mirror.cursor()  # the client decides how quickly it reads, so it holds no core
+            self._cursor = opened()  # the client decides how quickly it reads, so it holds no core
         except BaseException:
             _exports.release()
             raise

@@ -18,6 +18,8 @@ from starlette.types import Scope
 from fleetpulse.web import api_changes, api_devices, api_fleet, api_modes, api_records, device_messages
 from fleetpulse.web.answers import exported, unknown_parameters
 from fleetpulse.web.openapi import PREFIX, Endpoint, Operation, any_object, document
+from fleetpulse.web.streams import api as api_streams
+from fleetpulse.web.streams import api_rollouts
 
 __all__ = ["PREFIX", "exported", "operations", "routes"]
 
@@ -35,6 +37,8 @@ def operations() -> Sequence[Operation]:
         *api_fleet.OPERATIONS,
         *api_modes.OPERATIONS,
         *device_messages.OPERATIONS,
+        *api_streams.OPERATIONS,
+        *api_rollouts.OPERATIONS,
         *api_devices.OPERATIONS,
         *api_changes.OPERATIONS,
         *api_records.OPERATIONS,

@@ -35,6 +35,7 @@ from fleetpulse.web.events import Streams
 from fleetpulse.web.live import LiveFleet, QueryTooLong
 from fleetpulse.web.openapi import COOKIE
 from fleetpulse.web.rendering import error_page, is_for_people
+from fleetpulse.web.streams import pages as streams_pages
 
 OPEN: Final = frozenset({"/healthz", "/readyz", "/login"})  # and all below /static
 MOST_QUERY_BYTES: Final = 8_192
@@ -53,6 +54,7 @@ _STATUS: Final = {
     "parameter-invalid": 400, "instant-invalid": 400, "page-unknown": 404, "device-unknown": 404, "why-without-mode": 404,
     "device-not-judged": 404, "busy": 503, "query-too-long": 503, "facts-not-loaded": 503, "cursor-expired": 410,
     "file-damaged": 503, "instant-not-past": 400, "instant-before-history": 400, "home-without-history": 404,
+    "rollout-unknown": 404, "rollout-record-damaged": 503,
 }  # fmt: skip
 
 Authenticate = Callable[[Request], User | None]
@@ -90,6 +92,7 @@ def create_app(
         *api.routes(),
         *pages.routes(),
         *pages_operations.routes(),
+        *streams_pages.routes(),
     ]
     handlers: dict[Any, Any] = {FleetError: _refused, HTTPException: _http_error}
     app = Starlette(

@@ -31,6 +31,7 @@ from fleetpulse.web.actions import MOST_LISTED, OF_DEVICE, list_offers, offers
 from fleetpulse.web.fleet_pages import facts_of, mode_counts
 from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.rendering import device_of, page
+from fleetpulse.web.streams.pages import device_part
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -116,6 +117,7 @@ async def device(request: Request) -> Response:
         "facts": ("device_facts.html", _facts_part),
         "messages": ("device_messages.html", device_messages.page),
         "past": ("device_past.html", past_pages.device),
+        "streams": ("device_streams.html", device_part),
     }
     if part not in views:
         raise FleetError(f'a device has no page "{part[:50]}"', code="page-unknown")
@@ -153,11 +155,13 @@ def _device(live: LiveFleet, request: Request, device_id: str) -> dict[str, Any]
         "is_present": row["mode"] in PRESENT,
         "span": span,
         "spans": list(SPANS),
-        "is_still": wants_why or bool(given.get("facts")),
+        "is_still": wants_why or bool(given.get("facts") or given.get("streams")),
         "why": _explained(live.home, device_id, given.get("at"), given.get("to")) if wants_why else None,
         "at": given.get("at"),
         "to_mode": given.get("to"),
         "facts": _facts(live.home, device_id) if given.get("facts") else None,
+        "beside": None,
+        **(device_part(live, request, device_id) if given.get("streams") else {}),
         "offers": offers(request, *OF_DEVICE, device=device_id),
     }
     if frontier_ms is None:

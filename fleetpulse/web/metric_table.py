@@ -120,6 +120,16 @@ PROCESSES: Final = (
         "fleetpulse_bridge_gap_open", "1 if a coverage gap of a bridge is open: silence at its sites does not count", ("bridge",)
     ),
 )
+STREAMS: Final = (
+    Metric("fleetpulse_stream_running", "1 if a stream beside the lifecycle runs, otherwise 0; none if it is off", ("stream",)),
+    Metric("fleetpulse_stream_failures", "failures of a stream beside the lifecycle in the present run of the job", ("stream",)),
+    Metric("fleetpulse_stream_batch_number", "number of the newest batch of a stream beside the lifecycle", ("stream",)),
+    _seconds(
+        "fleetpulse_stream_batch_timestamp_seconds",
+        "end of the newest batch of a stream beside the lifecycle; Unix time",
+        "stream",
+    ),
+)
 SERVER: Final = (
     _seconds(
         "fleetpulse_refresh_age_seconds", "time since the newest complete refresh of the facts in memory; +Inf before the first"
@@ -141,5 +151,7 @@ SERVER: Final = (
         "seconds",
     ),
 )
-PARTS: Final = MappingProxyType({"fleet": FLEET, "messages": MESSAGES, "batch": BATCH, "processes": PROCESSES})
-METRICS: Final = (*FLEET, *MESSAGES, *BATCH, *PROCESSES, *SERVER)
+PARTS: Final = MappingProxyType(
+    {"fleet": FLEET, "messages": MESSAGES, "batch": BATCH, "processes": PROCESSES, "streams": STREAMS}
+)
+METRICS: Final = (*FLEET, *MESSAGES, *BATCH, *PROCESSES, *STREAMS, *SERVER)

@@ -42,7 +42,7 @@ from fleetpulse.reports.judgements import health
 from fleetpulse.reports.messages import span
 from fleetpulse.reports.present.mirror import Reached
 from fleetpulse.reports.present.parts import UNJUDGED
-from fleetpulse.reports.stream import statuses
+from fleetpulse.reports.stream import statuses, streams_beside
 from fleetpulse.web import queries
 from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.metric_table import METRICS, MOST_CLASSES, MOST_SITES, OTHER, PARTS, Metric, MetricKind
@@ -194,6 +194,7 @@ class FleetCollector:
             "messages": _Slow(self._log_of(MESSAGES), self._read_messages),
             "batch": _Slow(self._log_of(STREAM_HEALTH), self._read_batch),
             "processes": self._processes,
+            "streams": self._streams,
         }
         assert self._parts.keys() == PARTS.keys()
 
@@ -323,6 +324,17 @@ class FleetCollector:
                 (bridge,): job in running and bool(running[job].get("subscribed")) for bridge, job in bridges.items()
             },
             "fleetpulse_bridge_gap_open": {(bridge,): open_now[bridge] or bool(gaps.get((bridge,))) for bridge in bridges},
+        }
+
+    def _streams(self) -> Samples:
+        found = [one for one in streams_beside(self._home) if one.is_on]
+        return {
+            "fleetpulse_stream_running": {(one.name,): one.state == "running" for one in found},
+            "fleetpulse_stream_failures": {(one.name,): one.failures for one in found},
+            "fleetpulse_stream_batch_number": {(one.name,): one.batch for one in found if one.batch is not None},
+            "fleetpulse_stream_batch_timestamp_seconds": {
+                (one.name,): one.batch_at_ms / 1000 for one in found if one.batch_at_ms is not None
+            },
         }
 
     def _read_gaps(self) -> Samples:

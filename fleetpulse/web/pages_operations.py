@@ -34,6 +34,7 @@ from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.page_facts import SLOW_S
 from fleetpulse.web.rendering import error_page, page
 from fleetpulse.web.stacked_bars import stacked_bars
+from fleetpulse.web.streams.pages import TABS
 
 RANGES: Final = (1, 6, 24, 168)  # hours
 _BARS: Final = 72
@@ -94,6 +95,8 @@ def stream_page(live: LiveFleet, request: Request) -> Mapping[str, Any]:
         "held_back": facts_of(live, request).held_back(),
         "coverage": live.recent.get(f"coverage {hours}", SLOW_S, lambda: _coverage(home, axis)),
         "refusals": refusals_of(running["broker"]),
+        "streams": stream.streams_beside(home),
+        "tabs": TABS,
         **running,
     }
 

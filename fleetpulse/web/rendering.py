@@ -7,6 +7,7 @@ Rule 3: the state of the facts (`Freshness`) is that of the lifecycle job and of
 """
 
 import gzip
+import json
 import mimetypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ _FOR_PROGRAMS: Final = ("/api", "/metrics", "/healthz", "/readyz")
 _DOTS: Final = frozenset({".", "..", "-"})  # ids that a path cannot have: browsers remove dots
 _UNITS: Final = ((365 * 86_400, "y"), (86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 NAVIGATION: Final = (  # of the header: name, path
-    ("Fleet", "/"), ("Devices", "/devices"), ("Changes", "/changes"), ("Stream", "/stream"), ("State", "/state"),
+    ("Fleet", "/"), ("Devices", "/devices"), ("Changes", "/changes"), ("Streams", "/stream"), ("State", "/state"),
     ("Quality", "/quality"), ("Backtest", "/backtest"),
 )  # fmt: skip
 LETTERS: Final = {  # mode -> letter of its badge
@@ -243,6 +244,11 @@ def clock(instant_ms: int, now_ms: int) -> str:
     return f"{moment:%-d %b %H:%M:%S}" if moment.year == today.year else f"{moment:%Y-%m-%d %H:%M:%S}"
 
 
+def compact(value: Any) -> str:
+    """Format a value as JSON in one line."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
 @cache
 def _environment() -> Environment:
     env = Environment(
@@ -254,6 +260,7 @@ def _environment() -> Environment:
     )
     env.filters |= {
         "number": number, "signed": signed, "duration": format_duration, "instant": format_instant, "coarse": coarse,
+        "compact": compact,
     }  # fmt: skip
     env.globals |= {
         "ago": ago, "clock": clock, "query_of": query_of, "device_path": device_path, "letters": LETTERS, "meanings": MEANINGS,

@@ -12,7 +12,7 @@ from fleetpulse.core.tables import COMMANDS
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import query
 
-_RESOLVED: Final = f"""
+RESOLVED: Final = f"""
     WITH answers AS (
         SELECT device_id, command_id, sent_at, count(*) AS answers,
             arg_min({{'status': status, 'answered_at': answered_at, 'latency_ms': latency_ms, 'reason': reason,
@@ -50,7 +50,7 @@ def commands(
     order = "coalesce(sent_at, answered_at) {0}, device_id {0}, command_id {0}, answered_at {0}"
     where, values = ("WHERE status = ?", [status.value]) if status else ("", [])
     limit = f"LIMIT {int(last)}" if last is not None else ""
-    inner = f"SELECT * FROM ({_RESOLVED}) {where} ORDER BY {order.format('DESC')} {limit}"
+    inner = f"SELECT * FROM ({RESOLVED}) {where} ORDER BY {order.format('DESC')} {limit}"
     found = query(
         home, f"SELECT * FROM ({inner}) ORDER BY {order.format('ASC')}", values, tables=[COMMANDS.name], device_id=device_id
     )

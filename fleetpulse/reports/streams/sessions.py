@@ -14,7 +14,7 @@ from fleetpulse.io.tables.tables import fetch, reading
 
 OPEN: Final = "open"  # stands for the reason of the end in a summary
 _NAMES: Final = "device_id, site, gateway, session, boot, firmware, started_at, started_by"
-_EACH: Final = f"""given AS (
+EACH: Final = f"""given AS (
     SELECT ?::VARCHAR AS device, ?::BOOLEAN AS only_open, ?::BIGINT AS since_ms, ?::BIGINT AS read_ms
 ), each AS (
     SELECT {_NAMES}, last_seen, messages, ended_at, ended_by, duration_ms FROM sessions WHERE ended_at IS NOT NULL
@@ -51,7 +51,7 @@ def sessions(
         ``messages`` are None.
     """
     limit = "" if last is None else f"LIMIT {int(last)}"
-    sql = f"WITH {_EACH} SELECT * FROM chosen ORDER BY started_at DESC, device_id, ended_at DESC NULLS FIRST {limit}"
+    sql = f"WITH {EACH} SELECT * FROM chosen ORDER BY started_at DESC, device_id, ended_at DESC NULLS FIRST {limit}"
     return _rows(home, sql, device_id, only_open=only_open, since_ms=since_ms)
 
 
@@ -70,7 +70,7 @@ def by_reason(
         One row for each reason, or `OPEN`: ``ended_by``, ``sessions``, ``devices``, and ``median_ms``, ``shortest_ms``
         and ``longest_ms`` of the durations in milliseconds.
     """
-    sql = f"""WITH {_EACH} SELECT * FROM (
+    sql = f"""WITH {EACH} SELECT * FROM (
         SELECT coalesce(chosen.ended_by, '{OPEN}') AS ended_by, count(*) AS sessions,
         count(DISTINCT device_id) AS devices, median(duration_ms)::BIGINT AS median_ms, min(duration_ms) AS shortest_ms,
         max(duration_ms) AS longest_ms FROM chosen GROUP BY 1

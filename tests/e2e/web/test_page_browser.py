@@ -22,6 +22,7 @@ from fleetpulse.web.actions import Starter
 from fleetpulse.web.app import create_app
 from tests.support.browser import NEEDS_CHROMIUM, Site, Watched, browsing, require_fit
 from tests.support.homes.shown import seem_running, shown_home
+from tests.support.homes.streams import add_commands, add_streams
 
 PICTURES = os.environ.get("FLEET_PICTURES")
 PAGES = {
@@ -32,6 +33,13 @@ PAGES = {
     "past of a device": "/devices/pump-1006/past",
     "past": "/past?known=then",
     "changes": "/changes?last=1440",
+    "stream": "/stream",
+    "sessions": "/stream/sessions",
+    "vitals": "/stream/vitals?device=pump-1006&metric=battery",
+    "commands": "/stream/commands?last=all",
+    "rollouts": "/stream/rollouts",
+    "rollout": "/stream/rollouts/bad-3",
+    "device-streams": "/devices/pump-1006?streams=1",
 }
 PICTURED = ("fleet", "devices", "device", "changes")
 pytestmark = [pytest.mark.e2e, NEEDS_CHROMIUM]
@@ -42,6 +50,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Serve a home whose newest message is of this minute."""
     home = shown_home(tmp_path_factory.mktemp("site") / "home", round(time.time() * 1000) - 5_000)
     seem_running(home)
+    add_streams(home, "pump-1006", round(time.time() * 1000) - 60_000)
+    add_commands(home, "<script>alert(1)</script>", round(time.time() * 1000) - 60_000)
     with _served(home) as url, browsing(url, home) as site:
         yield site
 
@@ -104,10 +114,27 @@ def test_pages_work_without_javascript(site: Site) -> None:
         assert page.locator("button:visible").count() == 0, "no control that does nothing"
 
 
+def test_commands_are_filtered_without_javascript_and_lead_to_the_device(site: Site) -> None:
+    with site.context(java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto("/")
+        page.get_by_role("link", name="Streams", exact=True).click()
+        page.get_by_role("link", name="Commands", exact=True).click()
+        page.get_by_label("Id of a device").fill("pump-1006")
+        page.get_by_label("state", exact=True).select_option("rejected")
+        page.get_by_role("button", name="Show").click()
+        expect(page).to_have_url(f"{site.url}/stream/commands?device=pump-1006&status=rejected")
+        expect(page.locator("tr[data-row]")).to_have_count(1)
+        page.locator("a.device").click()
+        page.get_by_role("link", name="Read its sessions").click()
+        expect(page.locator("#beside")).to_contain_text("difference")
+
+
 def test_parts_of_a_device_are_loaded_afterwards(site: Site) -> None:
     with site.context() as context:
         watched = Watched(context.new_page(), site.url)
         watched.page.goto("/devices/pump-1006")
+        expect(watched.page.locator("#beside")).to_contain_text("All sessions of the device")
         expect(watched.page.locator("#why .sentence")).to_contain_text("gw-harbour-1 died")
         expect(watched.page.locator("#facts")).to_contain_text("life since")
         assert watched.faults == []

@@ -10,6 +10,7 @@ from fleetpulse.core.rows import Row
 from fleetpulse.core.tables import COVERAGE, QUALITY_FAILURES, QUALITY_RESULTS, QUARANTINE, STREAM_HEALTH
 from tests.support.histories.histories import START, row, tick
 from tests.support.homes.homes import RegisteredHome
+from tests.support.homes.streams import add_streams
 
 ODD = ('quo"te', "per%cent", "under_score", "Ünïcode", "<script>", "site-7/why", "'; DROP", " hx-get=")
 _ARRIVAL: dict[str, Any] = {"origin": "bridge", "bridge": "bridge-1", "segment": 1}
@@ -52,4 +53,5 @@ def api_home(path: Path) -> ApiHome:
     run = {"run_id": "r1", "began_at_ms": START, "suite": "s", "expectation": "e", "severity": "critical"}
     made.append(QUALITY_RESULTS, {**run, "subject": "tables", "outcome": "failed", "rows": 1, "failed": 1})
     made.append(QUALITY_FAILURES, {**run, "row_key": "{}", "detail": "{}"})
+    add_streams(made.home, "a", START + 250_000)
     return made

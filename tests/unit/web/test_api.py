@@ -72,6 +72,8 @@ def _values(parameter: dict[str, Any], cursors: tuple[str, ...]) -> st.SearchStr
     )
     if parameter["name"] == "device_id":
         return st.sampled_from(ONE_OF_EACH) | st.text(min_size=1, max_size=12)
+    if parameter["name"] == "name":
+        return st.sampled_from(["pumps-2", "bad-3", "..", ".", "rollout.json"])
     if parameter["name"] == "after":
         return st.sampled_from(cursors) | wild
     if choices := schema.get("items", schema).get("enum"):
@@ -92,6 +94,7 @@ def _encoded(text: str) -> str:
 def test_answers_conform_to_the_document_for_any_parameters(api: Checked, data: st.DataObject) -> None:
     cursors = ("newest", "oldest", "0.0", "1.3", "99999.0", api.get("/devices?limit=1").json()["next"])
     cursors += (api.get("/transitions?limit=1").json()["next"], api.get("/devices?limit=1&sort=site").json()["next"])
+    cursors += (api.get("/commands?limit=1").json()["next"], api.get("/sessions?limit=1").json()["next"])
     for path, item in api.document["paths"].items():
         if path == STREAMS:
             continue
@@ -102,7 +105,7 @@ def test_answers_conform_to_the_document_for_any_parameters(api: Checked, data: 
         address, query = path, list[str]()
         for one in parameters:
             if one["in"] == "path":
-                address = address.replace("{device_id}", _encoded(data.draw(_values(one, cursors))))
+                address = address.replace(f"{{{one['name']}}}", _encoded(data.draw(_values(one, cursors))))
             elif one in chosen:
                 query.append(f"{one['name']}={_encoded(data.draw(_values(one, cursors)))}")
         api.check(path, f"{address}?{'&'.join(query)}")
@@ -111,10 +114,11 @@ def test_answers_conform_to_the_document_for_any_parameters(api: Checked, data: 
 def test_each_route_answers_with_rows(api: Checked) -> None:
     for path in api.document["paths"]:
         if path != STREAMS:
-            answer = api.check(path, path.replace("{device_id}", "a"))
+            answer = api.check(path, path.replace("{device_id}", "a").replace("{name}", "pumps-2"))
             assert answer.status == 200, (path, answer.text)
             assert answer.text
-    for path in ("/late", "/quarantine", "/coverage", "/stream", "/generations", "/quality", "/transitions"):
+    of_tables = ("/late", "/quarantine", "/coverage", "/stream", "/generations", "/quality", "/transitions")
+    for path in (*of_tables, "/commands", "/sessions", "/rollouts", "/devices/a/twin", "/devices/a/vitals"):
         lists = [value for value in api.get(path).json().values() if isinstance(value, list)]
         assert lists and all(lists), path
 
@@ -150,7 +154,7 @@ def test_an_unknown_route_has_an_error_in_json(api: Checked) -> None:
 def test_every_route_needs_a_user(api: Checked) -> None:
     closed = LastingClient(application.create_app(api.home, hosts=("localhost",)))
     for path in api.document["paths"]:
-        assert closed.get(PREFIX + path.replace("{device_id}", "a")).status == 401, path
+        assert closed.get(PREFIX + path.replace("{device_id}", "a").replace("{name}", "x")).status == 401, path
     closed.close()
 
 

@@ -1,6 +1,7 @@
 """Metrics: the values of `fleet status`, bounded labels, formats, and parts that cannot be read."""
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from starlette.applications import Starlette
 
 from cli.commands.inspect.status import status_facts
 from fleetpulse.core.judgements import AMENDMENTS
+from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.tables import COVERAGE, JUDGEMENTS, MESSAGES
 from fleetpulse.core.times import DAY_MS
 from fleetpulse.io.home.home import Home
@@ -242,6 +244,29 @@ def test_the_newest_batch_is_shown_in_base_units(tmp_path: Path, serve: Serve) -
     assert alone(values, "fleetpulse_state_bytes") == 7_000
     assert alone(values, "fleetpulse_batch_started_timestamp_seconds") == (START + 9) / 1000
     assert "fleetpulse_batch_input_rows" not in values, "a batch without a measurement has no sample"
+
+
+def test_streams_are_shown_as_the_job_reports_them(tmp_path: Path, serve: Serve) -> None:
+    home = small_fleet(tmp_path / "home").home
+    commits = home.stream_checkpoint(StreamName.COMMANDS) / "commits"
+    commits.mkdir(parents=True)
+    (commits / "6").touch()
+    os.utime(commits / "6", (1_700_000_000.5, 1_700_000_000.5))
+    failed = {"state": "failed", "batch": None, "failures": 3, "error": "<b>"}
+    running = {"state": "running", "batch": 6, "failures": 1, "error": None}
+    app = serve(home)
+    assert "fleetpulse_stream_running" not in scraped(app), "no stream is on"
+    write_status(home.run("lifecycle"), {"state": "running", "streams": {"sessions": failed, "commands": running}})
+    assert set(scraped(app)["fleetpulse_stream_running"].values()) == {0}, "the job does not run"
+    with served(home, Service.LIFECYCLE):
+        values = scraped(app)
+    assert {labels[0][1]: value for labels, value in values["fleetpulse_stream_running"].items()} == {
+        "sessions": 0,
+        "commands": 1,
+    }
+    assert by_label(values, "fleetpulse_stream_failures") == {"sessions": 3, "commands": 1}
+    assert by_label(values, "fleetpulse_stream_batch_number") == {"commands": 6}
+    assert by_label(values, "fleetpulse_stream_batch_timestamp_seconds") == {"commands": 1_700_000_000.5}
 
 
 def test_processes_and_bridges_are_shown_as_they_run(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

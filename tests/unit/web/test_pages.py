@@ -32,6 +32,7 @@ from tests.support.histories.histories import START, signal, tick
 from tests.support.homes.homes import empty, land
 from tests.support.homes.served import ServedHome
 from tests.support.homes.shown import HOSTILE, seem_running, shown_home
+from tests.support.homes.streams import add_commands, add_sessions, add_streams
 from tests.support.page_client import Page, served
 
 pytestmark = pytest.mark.unit
@@ -41,7 +42,9 @@ PAGES = (
     "/changes?last=1440", "/changes?last=15&trigger=errors", "/help", "/devices/pump-1006",
     "/devices/pump-1006?why=1&facts=1&span=all", "/devices/pump-1006/why", "/devices/pump-1006/facts",
     "/devices/pump-1006/messages", "/devices/pump-1006/past", "/past", "/past?known=then&mode=offline",
-    "/devices/nobody", "/nothing",
+    "/devices/nobody", "/nothing", "/devices/pump-1006/streams", "/devices/pump-1006?streams=1", "/stream/sessions",
+    "/stream/commands", "/stream/commands?status=pending", "/stream/vitals?device=pump-1006",
+    "/stream/rollouts", "/stream/rollouts/bad-3",
 )  # fmt: skip
 FILTERS = {"mode": "mode", "site": "site", "class": "device_class", "gateway": "gateway"}
 
@@ -49,7 +52,12 @@ FILTERS = {"mode": "mode", "site": "site", "class": "device_class", "gateway": "
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """Return the home of the pages."""
-    return shown_home(tmp_path_factory.mktemp("shown") / "home")
+    home = shown_home(tmp_path_factory.mktemp("shown") / "home")
+    add_streams(home, "pump-1006", FRONTIER_MS)
+    for device_id in HOSTILE:
+        add_commands(home, device_id, FRONTIER_MS - 1)
+        add_sessions(home, device_id, FRONTIER_MS - 1)
+    return home
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,14 @@ import pytest
 
 from fleetpulse.core.monitoring.health import THRESHOLDS
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.tables import COVERAGE, JUDGEMENTS, QUALITY_FAILURES, QUALITY_RESULTS, QUARANTINE, STREAM_HEALTH
 from fleetpulse.io.checkpoints.generations import HELD, Generation, Generations, save_generations
 from fleetpulse.io.home.desired_state import STOPPED, set_desired
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import raise_floor
+from fleetpulse.io.home.services import Service, served
+from fleetpulse.io.system.process import write_status
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables import tables
 from fleetpulse.reports.backtests.backtest import Backtest
@@ -85,6 +88,31 @@ def test_pages_of_an_empty_home_say_which_kind_of_empty(client: Client) -> None:
     assert "No quality run yet" in quality and "No message was quarantined in this range" in quality
     assert "Every message of this range was judged" in quality
     assert "No backtest" in backtest
+
+
+def test_the_page_of_the_stream_has_the_state_of_each_stream(home: Home, client: Client) -> None:
+    assert "The setting <code>streams</code> in settings.toml names the streams that run" in text_of(client, "/stream")
+    commits = home.stream_checkpoint(StreamName.VITALS) / "commits"
+    commits.mkdir(parents=True)
+    (commits / "1204").touch()
+    streams = {
+        "sessions": {"state": "failed", "batch": 7, "failures": 3, "error": "no <script>"},
+        "vitals": {"state": "running", "batch": 1204, "failures": 0, "error": None},
+        "commands": {"state": "running", "batch": None, "failures": 0, "error": None},
+    }
+    write_status(home.run("lifecycle"), {"state": "running", "streams": streams})
+
+    def rows() -> dict[str, str]:
+        text = text_of(client, "/stream").partition('id="h-streams"')[2].partition("</section>")[0]
+        assert "names the streams that run" not in text
+        return dict(re.findall(r'<tr><th scope="row">(\w+)</th>(.*?)</tr>', text, re.DOTALL))
+
+    assert all("stopped</span>" in row for row in rows().values()), "the job does not run"
+    with served(home, Service.LIFECYCLE):
+        found = rows()
+    assert "failed</span>" in found["sessions"] and "no &lt;script&gt;" in found["sessions"] and ">3<" in found["sessions"]
+    assert "running</span>" in found["vitals"] and "1,204, ended <time" in found["vitals"]
+    assert "<td>-</td>" in found["commands"]
 
 
 def test_batches_are_bars_of_their_parts_with_a_table(home: Home, client: Client) -> None:
