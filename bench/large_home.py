@@ -22,17 +22,31 @@ NOW_MS: Final = 1_764_000_000_000
 ID: Final = "pump-0001234"
 _SPAN_MS: Final = 30 * 86_400_000  # of the transitions
 _ROWS: Final = 250_000  # rows of a commit
+_SORTED: Final = 1_000_000  # transitions that are sorted at once
 
 
-def generate(home: Home, devices: int, history: int) -> tuple[int, int]:
-    """Write transitions and messages of a fleet; return the number of each."""
+def generate(home: Home, devices: int, history: int, messages_each: int | None = None) -> tuple[int, int]:
+    """Write transitions and messages of a fleet; return the number of each.
+
+    Args:
+        home: home to write.
+        devices: number of devices.
+        history: length of the history, as a multiple of about 4.5 transitions a device.
+        messages_each: number of messages of a device; None: three times the history.
+    """
     home.prepare(Deployment())
     for table in TABLES:
         tables.create(home, table)
     with tables.connect() as connection:
         _create_fleet(connection, devices, f"{4 * history} + n % {history + 1}")
-        transitions = append(home, JUDGEMENTS, connection, _TRANSITIONS.format(now=NOW_MS, span=_SPAN_MS))
-        messages = append(home, MESSAGES, connection, _MESSAGES.format(now=NOW_MS, last=3 * history, first=0))
+        transitions, slices = 0, 4 * history * devices // _SORTED + 1
+        for number in range(slices):
+            first_ms, until_ms = (number * _SPAN_MS // slices, (number + 1) * _SPAN_MS // slices)
+            beyond_ms = 1 if number == slices - 1 else 0  # the newest is at the end of the span
+            sql = _TRANSITIONS.format(now=NOW_MS, span=_SPAN_MS, first=first_ms, until=until_ms + beyond_ms)
+            transitions += append(home, JUDGEMENTS, connection, sql)
+        last = 3 * history if messages_each is None else messages_each
+        messages = append(home, MESSAGES, connection, _MESSAGES.format(now=NOW_MS, last=last, first=0))
     commit_batch(home, NOW_MS)
     return transitions, messages
 
@@ -54,8 +68,11 @@ _TRANSITIONS: Final = """
            epoch_ms(moment - INTERVAL 3 MINUTE) AS last_seen_ms, 1000 * j AS runtime_ms, '[]' AS last_errors,
            'p1' AS policy_version, epoch_ms(moment + INTERVAL 1 MINUTE) AS judged_at_ms, 1 AS generation
     FROM (SELECT *, make_timestamp(1000 * ({now} - {span}))::TIMESTAMPTZ AS life,
-                 make_timestamp(1000 * ({now} - {span} + ((j + (hash(n, j) % 1000) / 1000.0) / changes * {span})::BIGINT)
-                 )::TIMESTAMPTZ AS moment FROM fleet, range(150) AS numbers(j) WHERE j < changes)
+                 make_timestamp(1000 * ({now} - {span} + after_ms))::TIMESTAMPTZ AS moment
+          FROM (SELECT *, ((j + (hash(n, j) % 1000) / 1000.0) / changes * {span})::BIGINT AS after_ms
+                FROM (SELECT *, unnest(range(greatest(0, floor({first} / {span} * changes)::BIGINT - 1),
+                             least(changes, ceil({until} / {span} * changes)::BIGINT + 1))) AS j FROM fleet))
+          WHERE after_ms >= {first} AND after_ms < {until})
     ORDER BY moment, device_id
 """
 _MESSAGES: Final = """

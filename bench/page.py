@@ -26,8 +26,9 @@ from urllib.parse import quote
 import psutil
 
 from bench.folders import own_folder
-from bench.large_home import add_transitions, generate
+from bench.large_home import ID, add_transitions, generate
 from bench.measure import read, resident_bytes
+from bench.paint import paints
 from cli.dev.test_run import calibrate
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
@@ -38,6 +39,7 @@ from fleetpulse.web.access import WebRole, grant_token
 _HOST: Final = "127.0.0.1"
 _START_S: Final = 300.0
 _REQUEST_S: Final = 60.0
+_MESSAGES: Final = 3  # of a device, in each history
 _CHANGES: Final = 50  # transitions a second
 _PACE_S: Final = 1.0  # interval between the requests of a viewer
 _PATHS: Final = {  # route -> addresses with places for a device, a site and a search
@@ -52,6 +54,11 @@ _PATHS: Final = {  # route -> addresses with places for a device, a site and a s
     "/api/v1/transitions": ("/api/v1/transitions?last=60",),
     "/metrics": ("/metrics",),
 }
+
+_PAINTED: Final = {
+    "/": "/", "/devices": "/devices", "/devices?q=": "/devices?q=00012", "/devices/ID": f"/devices/{ID}", "/changes": "/changes",
+    "/stream": "/stream",
+}  # fmt: skip
 
 
 def bench_page(
@@ -74,7 +81,7 @@ def bench_page(
         with own_folder(Path(tempfile.mkdtemp(prefix="fleet-page-"))) as place:
             report(f"generating {devices:,} devices, history x{history}")
             home = Home(place / "home")
-            transitions, _ = generate(home, devices, history)
+            transitions, _ = generate(home, devices, history, _MESSAGES)
             subprocess.run(
                 [sys.executable, "-m", "cli", "maintain", "--home", str(home.path)], check=True, stdout=subprocess.DEVNULL,
                 timeout=1_800,
@@ -83,6 +90,8 @@ def bench_page(
             token = grant_token(home, "bench", WebRole.VIEWER, wall_clock_ms())
             with _served(home) as (server, port, start_s):
                 yield from ({**same, **row} for row in _measured(home, server, port, token, devices, viewers, for_s, report))
+                report("largest paints in Chromium")
+                yield from ({**same, **row} for row in paints(f"http://{_HOST}:{port}", token, _PAINTED))
                 yield {**same, "route": "start until ready", "p50_s": round(start_s, 2)}
 
 

@@ -5,6 +5,7 @@ that of this process and all its descendants. The first round is not measured: i
 Rule 2: the results of both are compared row by row, over what both define alike.
 """
 
+import json
 import os
 import shutil
 import tempfile
@@ -22,11 +23,13 @@ from bench.large_home import append
 from bench.measure import Meter
 from cli.dev.test_run import calibrate
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
-from fleetpulse.core.rows import hash64
+from fleetpulse.core.rows import EVERYONE, hash64
 from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.streams.options import StreamOptions
 from fleetpulse.core.tables import MESSAGES
+from fleetpulse.core.times import format_duration
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 
@@ -93,7 +96,14 @@ def _generate(home: Home, devices: int, minutes: int) -> int:
     tables.create(home, MESSAGES)
     import pyarrow as pa
 
-    count = 0
+    policy = parse_policy({"vitals": {"battery": {"window": format_duration(_WINDOW_MS)}}}).normalised()
+    first = {
+        "received_at_ms": _START_MS, "event_time_ms": _START_MS, "kind": "policy", "device_id": EVERYONE, "site": EVERYONE,
+        "clock": "received", "body": json.dumps({"policy": policy}), "digest": 0, "device_hash": hash64(EVERYONE),
+        "origin": "command", "bridge": "bridge-1", "segment": 0,
+    }  # fmt: skip
+    tables.append_of(home, MESSAGES, tables.to_table(MESSAGES, [first]), {"bench": 0})
+    count = 1
     with tables.connect() as connection:
         ids = [f"pump-{n:07d}" for n in range(devices)]
         connection.register("fleet", pa.table({"n": range(devices), "device_id": ids, "device_hash": [*map(hash64, ids)]}))

@@ -21,6 +21,7 @@ from airflow.sdk import DAG
 
 from fleetpulse.orchestration.assets import (
     AUDIT,
+    COMMANDS,
     COVERAGE,
     DEVICE_CURRENT,
     DEVICES,
@@ -31,6 +32,7 @@ from fleetpulse.orchestration.assets import (
     QUARANTINE,
     SESSIONS,
     STREAM_HEALTH,
+    VITAL_ALARMS,
     VITALS,
 )
 from fleetpulse.orchestration.dag_factory import fleet_dag
@@ -62,6 +64,8 @@ def build(*, alarmed: bool = True) -> DAG:
                 AUDIT,
                 VITALS,
                 SESSIONS,
+                COMMANDS,
+                VITAL_ALARMS,
             ],
         )
     return made

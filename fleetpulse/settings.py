@@ -371,6 +371,10 @@ class Settings(BaseSettings):
         keep_logs: retention of logs of processes that no longer write, and of Airflow's records of
             runs.
         keep_audit: retention of records of actions in ``audit``.
+        keep_sessions: retention of sessions, counted from their end; the start of an open session is kept.
+        keep_vitals: retention of windows in ``vitals`` and of ``vital_alarms``. It must exceed the
+            longest ``for`` of a policy, or alarms of such bounds are not raised.
+        keep_commands: retention of commands and their answers.
         keep_quality: retention of data quality results in ``quality_results`` and
             ``quality_failures``.
         keep_quality_runs: number of data quality runs whose results and pages are kept below
@@ -448,6 +452,9 @@ class Settings(BaseSettings):
     keep_generations: Kept = "30d"  # pyright: ignore[reportAssignmentType]
     keep_logs: Kept = "30d"  # pyright: ignore[reportAssignmentType]
     keep_audit: Kept = "365d"  # pyright: ignore[reportAssignmentType]
+    keep_sessions: Kept = "365d"  # pyright: ignore[reportAssignmentType]
+    keep_vitals: Kept = "90d"  # pyright: ignore[reportAssignmentType]
+    keep_commands: Kept = "365d"  # pyright: ignore[reportAssignmentType]
     keep_quality: Kept = "90d"  # pyright: ignore[reportAssignmentType]
     keep_quality_runs: Annotated[int, Field(ge=1, le=1_000)] = 200
     keep_replaced: Annotated[Milliseconds, Field(ge=HOUR_MS)] = "1d"  # pyright: ignore[reportAssignmentType]

@@ -111,6 +111,7 @@ def _run(home: Home, stop: StopSignal, options: LifecycleOptions, size: SparkRes
             status = _status(home, query, status)
             if options.streams.names:
                 streams.check()
+                streams.forward_alarms()
                 status["streams"] = streams.status()
             write_status(home.run("lifecycle"), status)
             if time.monotonic() >= next_s:

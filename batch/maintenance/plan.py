@@ -27,6 +27,9 @@ class Keep:
     replaced_ms: int
     generations_ms: int | None = None
     audit_ms: int | None = None
+    sessions_ms: int | None = None
+    vitals_ms: int | None = None
+    commands_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

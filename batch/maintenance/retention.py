@@ -10,12 +10,16 @@ from batch.maintenance.plan import BUSY, Keep, Step, since, unless_disk_full
 from fleetpulse.core.judgements import AMENDMENTS, JudgementKind
 from fleetpulse.core.tables import (
     AUDIT,
+    COMMANDS,
     GATEWAYS,
     JUDGEMENTS,
     QUALITY_FAILURES,
     QUALITY_RESULTS,
     QUARANTINE,
+    SESSIONS,
     STREAM_HEALTH,
+    VITAL_ALARMS,
+    VITALS,
     literals,
 )
 from fleetpulse.core.times import DAY_MS, format_instant
@@ -29,6 +33,7 @@ from fleetpulse.io.tables.row_accounting import removal_txn
 from fleetpulse.reports.replay_origin import CAME_LATE, DONE, LAST_MS, LATE
 
 _SUMMARIES: Final = f"kind = '{JudgementKind.SUMMARY.value}'"
+_MOST_OPEN: Final = 1_000  # open sessions that a condition names
 _OF_MESSAGES: Final = tuple(
     kind for kind in JudgementKind if kind not in (JudgementKind.TRANSITION, JudgementKind.SUMMARY, *AMENDMENTS)
 )
@@ -65,6 +70,11 @@ def _aged(keep: Keep) -> tuple[_Aged, ...]:
         _Aged(QUALITY_RESULTS.name, "began_at", keep.quality_ms, QUALITY_RESULTS.name),
         _Aged(QUALITY_FAILURES.name, "began_at", keep.quality_ms, QUALITY_FAILURES.name),
         _Aged(AUDIT.name, "recorded_at", keep.audit_ms, AUDIT.name),
+        _Aged(SESSIONS.name, "last_seen", keep.sessions_ms, SESSIONS.name, "", _open_sessions),
+        _Aged(VITALS.name, "closed_at", keep.vitals_ms, VITALS.name),
+        _Aged(COMMANDS.name, "sent_at", keep.commands_ms, COMMANDS.name),
+        _Aged(COMMANDS.name, "answered_at", keep.commands_ms, "answers", "sent_at IS NULL"),
+        _Aged(VITAL_ALARMS.name, "raised_at", keep.vitals_ms, VITAL_ALARMS.name),
         _Aged(JUDGEMENTS.name, "judged_at", keep.summaries_ms, "summaries", _SUMMARIES, _newest_summaries),
         _Aged(JUDGEMENTS.name, "judged_at", keep.late_ms, "late", f"kind IN ({kinds})", _not_amended),
     )
@@ -146,6 +156,22 @@ def _newest_of_gateways(home: Home, cutoff_ms: int) -> str:
         QUALIFY 1 = row_number() OVER (PARTITION BY device_id ORDER BY received_at DESC, place DESC) ORDER BY place"""
     places = [str(one["place"]) for one in tables.query(home, sql, tables=[GATEWAYS.name])]
     return f"place IN ({', '.join(places)})" if places else ""
+
+
+def _open_sessions(home: Home, cutoff_ms: int) -> str:
+    """Return the condition for old rows of sessions to keep: the starts of sessions without an end.
+
+    If there are many, all old starts are kept.
+    """
+    ends = f"SELECT device_id, started_at, position FROM {SESSIONS.name} WHERE ended_at IS NOT NULL"
+    sql = f"""SELECT epoch_ms(started_at) AS started_ms, position, device_id FROM {SESSIONS.name}
+        ANTI JOIN ({ends}) AS ended USING (device_id, started_at, position)
+        WHERE ended_at IS NULL AND last_seen < {vacuum.cutoff_text(cutoff_ms)} ORDER BY ALL LIMIT {_MOST_OPEN + 1}"""
+    found = tables.query(home, sql, tables=[SESSIONS.name])
+    if len(found) > _MOST_OPEN:
+        return "ended_at IS NULL"
+    starts = (f"(started_at = {vacuum.cutoff_text(one['started_ms'])} AND position = {one['position']})" for one in found)
+    return f"ended_at IS NULL AND ({' OR '.join(sorted({*starts}))})" if found else ""
 
 
 def _newest_summaries(home: Home, cutoff_ms: int) -> str:

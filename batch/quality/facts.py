@@ -73,7 +73,9 @@ _DUE: Final = """
         epoch_ms(class_since) AS class_since_ms, epoch_ms(quiet_since) AS quiet_since_ms, quiet_covered_ms,
         epoch_ms(degraded_until) AS degraded_until_ms, epoch_ms(flagged_until) AS flagged_until_ms,
         epoch_ms(held_until) AS held_until_ms, epoch_ms(death) AS death_ms, death_covered_ms,
-        epoch_ms(outage) AS outage_ms, outage_covered_ms, coalesce(excused_ms, 0) AS excused_ms, timeout_ms, death_grace_ms
+        epoch_ms(outage) AS outage_ms, outage_covered_ms, coalesce(excused_ms, 0) AS excused_ms, timeout_ms, death_grace_ms,
+        TRY_CAST(errors ->> '$.review_ms' AS BIGINT) AS review_ms,
+        TRY_CAST(errors ->> '$.confirmed_ms' AS BIGINT) AS confirmed_ms
     FROM state WHERE part = 'device' AND mode IS NOT NULL AND quiet_since IS NOT NULL
 """
 

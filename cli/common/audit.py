@@ -40,6 +40,8 @@ AUDITED: Final[Mapping[str, IfUnwritable]] = {
             "amend",
             "device add",
             "device command",
+            "device confirm",
+            "device bulk",
             "device correct",
             "device decommission",
             "device import",

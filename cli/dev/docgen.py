@@ -114,7 +114,8 @@ def policy() -> str:
         "\n## Vitals\n`[vitals.METRIC]` names the windows of a metric, see [Vitals](../concepts/streams.md#vitals). A policy can "
     )
     text += f"have vitals of at most {MAX_METRICS} metrics, with at most {MAX_WINDOWS} different windows and slides.\n\n"
-    text += '```toml\n[vitals.battery]\nwindow = "10m"\nbelow = 3.2\nfor = "20m"\n\n[vitals.load]\nwindow = "1h"\nslide = "15m"\n```\n\n'
+    text += '```toml\n[vitals.battery]\nwindow = "10m"\nbelow = 3.2\nfor = "20m"\n\n'
+    text += '[vitals.load]\nwindow = "1h"\nslide = "15m"\n```\n\n'
     text += "| key | default | meaning |\n| --- | --- | --- |\n"
     for key, default, meaning in VITAL_KEYS:
         text += f"| `{key}` | {default} | {meaning} |\n"

@@ -70,6 +70,7 @@ _LONG_S: Final[Mapping[str, float]] = {
     "tests/e2e/cluster/test_standalone.py": 150.0,
     "tests/e2e/cluster/test_kubernetes.py": 150.0,
     "tests/e2e/ingest/test_reconnects.py": 125.0,
+    "tests/e2e/web/test_page_of_a_running_fleet.py": 300.0,
 }
 
 

@@ -37,8 +37,10 @@ def _deadlines(device: Device, context: EvaluationContext) -> Iterator[tuple[int
         yield held, Trigger.UNTIL
     if device.degraded_until_ms is not None:
         yield device.degraded_until_ms, Trigger.RECOVERED
-    if device.flagged_until_ms is not None:
+    if device.flagged_until_ms is not None and device.confirmed_ms is None:
         yield device.flagged_until_ms, Trigger.HOLD_OVER
+        if device.review_ms is not None:
+            yield _at(_idle(device, context), Trigger.SESSION_OVER)
     if device.mode is Mode.OFFLINE:
         yield _at(_silent(device, context, least_ms, lambda rules: rules.forget_after_ms), Trigger.FORGET)
     if device.mode is Mode.DECOMMISSIONED:
@@ -86,6 +88,12 @@ def _cut_off(device: Device, context: EvaluationContext, least_ms: int, limit: C
 def _out_of_service(device: Device, context: EvaluationContext) -> int | None:
     """Return the instant at which a decommissioned device is forgotten, by event time."""
     return _reached(device, context, device.mode_since_ms, lambda rules: device.mode_since_ms + rules.forget_after_ms)
+
+
+def _idle(device: Device, context: EvaluationContext) -> int | None:
+    """Return the instant at which the session of a device ends by idleness, by event time."""
+    last_ms = device.quiet_since_ms
+    return _reached(device, context, last_ms, lambda rules: last_ms + rules.session_idle_ms)
 
 
 def _reached(device: Device, context: EvaluationContext, least_ms: int, due: Callable[[Rules], int | None]) -> int | None:

@@ -27,6 +27,7 @@ class Device:
         codes: codes of the last errors, oldest first; at most as many as the rule ``last_errors``.
         progress: latest start of a match, for each step of the flagged sequence but the last.
         progress_of: flagged sequence that ``progress`` belongs to.
+        flagged_until_ms: instant at which its flag ends, unless it is confirmed; None: it is not flagged.
         held_until_ms: announced end of maintenance or update.
         death_ms: ``received_at`` of the newest will, unless a later signal has voided it.
         death_covered_ms: covered time at ``death_ms``.
@@ -49,6 +50,12 @@ class Device:
         spoke_from: site of the signals before the last move; None: no other site.
         moved_ms: instant of the last move between sites.
         conflict_ms: instant of the last identity conflict reported for this id.
+        velocity_count: number of events that the velocity rule has counted in the session of the
+            device; less than the rule ``velocity.events`` in force at the last of them.
+        velocity_since_ms: instant of the first of these events; None without any.
+        review_ms: instant of the event by which the velocity rule flagged the device; None if it has no
+            flag, or one of the sequence, or a confirmed one.
+        confirmed_ms: instant at which a person confirmed the flag, which then ends only by a command.
     """
 
     device_id: str
@@ -91,6 +98,10 @@ class Device:
     spoke_from: str | None = None
     moved_ms: int | None = None
     conflict_ms: int | None = None
+    velocity_count: int = 0
+    velocity_since_ms: int | None = None
+    review_ms: int | None = None
+    confirmed_ms: int | None = None
 
     @property
     def current_site(self) -> str:

@@ -43,8 +43,16 @@ Steps for a signal (`Fold._signal`), and the reason for their order:
 6. Void the pending will and fire ``SIGNAL``. If the signal does not void the will, the mode stays.
    This follows step 5, since the next mode depends on whether the device was ever heard.
 7. Fire ``UPDATED`` if step 5 found a restart or another firmware.
-8. Count an error, and fire ``ERRORS`` and ``SEQUENCE``. This is last: these triggers have an effect
-   only on a device that is in service again.
+8. Count an error, and fire ``ERRORS`` and ``SEQUENCE``; then count an event of the velocity rule, and fire
+   ``VELOCITY``. This is last: these triggers have an effect only on a device that is in service again.
+
+Sessions (ADR 48). The velocity rule counts events within one session of a device: signals of which no
+two successive ones are further apart than ``session.idle``, until the device is offline or a birth names
+another session or boot. `Fold._signal` finds the end of a session at the first signal after it; the state
+has only the count.
+
+Flags. A device has at most one flag. A confirmed flag ends by a command only. The flag of a sequence
+replaces one for review, and the velocity rule sets none while the device has another.
 
 A will (`Fold._death`) only records its instant; its grace period is a deadline. The death of a
 gateway (`Fold._gateway`) opens an outage: until the return, silence does not count (ADR 33).
@@ -86,9 +94,10 @@ from fleetpulse.core.presence.presence_time import FAULTS, offset_ms
 from fleetpulse.core.presence.shards import Advance, Due
 from fleetpulse.core.registry.device_patch import decode_device, fingerprint
 from fleetpulse.core.registry.registry import limits
-from fleetpulse.core.rows import EVERYONE, POSITION_BITS, SIGNALS, GatewayEvent, Kind, Row, Trust, session_number
+from fleetpulse.core.rows import EVERYONE, OP_ERROR, POSITION_BITS, SIGNALS, GatewayEvent, Kind, Row, Trust, session_number
 from fleetpulse.core.sending_order import fell_back, was_sent_earlier, was_sent_later
 from fleetpulse.core.streams.commands import COMMAND
+from fleetpulse.core.text import as_text
 from fleetpulse.core.times import DAY_MS
 
 NO_CODE: Final = "unknown"  # code of an error without a code
@@ -251,7 +260,10 @@ class Fold:
         if trigger is Trigger.RECOVERED:
             device.degraded_until_ms = None
         elif trigger is Trigger.HOLD_OVER:
-            device.flagged_until_ms = None
+            device.flagged_until_ms = device.review_ms = None
+        elif trigger is Trigger.SESSION_OVER:
+            device.flagged_until_ms = device.review_ms = None
+            _end_session(device)
         elif trigger is Trigger.UNTIL:
             device.held_until_ms = None
         elif trigger is Trigger.SILENCE and device.outage_ms is not None:  # forget_after counts from this instant
@@ -339,6 +351,8 @@ class Fold:
         device.degraded_until_ms = device.flagged_until_ms = device.death_ms = device.death_covered_ms = None
         device.outage_ms, device.outage_covered_ms, device.excused_ms = None, None, 0
         device.error_times_ms, device.progress = (), ()
+        device.review_ms = device.confirmed_ms = None
+        _end_session(device)
         device.quiet_since_ms, device.quiet_covered_ms = row.at_ms, self.context.coverage(device).covered(row.at_ms)
         self._transition(device, Trigger.REGISTERED, row.at_ms, row)
 
@@ -353,9 +367,18 @@ class Fold:
             if device.mode is not Mode.UPDATING and device.flagged_until_ms is None:
                 self._refuse(row, f"release ends an update or a flag; the device has neither, and is {device.mode}")
                 return
-            device.flagged_until_ms = None
+            device.flagged_until_ms = device.review_ms = device.confirmed_ms = None
             device.progress = ()
+            _end_session(device)
             self._transition(device, Trigger.RELEASED, at_ms, row)
+        elif operation == "confirm":
+            if device.flagged_until_ms is None:
+                self._refuse(row, f"confirm is for a flag; the device has none, and is {device.mode}")
+                return
+            device.confirmed_ms = at_ms if device.confirmed_ms is None else device.confirmed_ms
+            device.review_ms = None
+        elif operation == OP_ERROR:
+            self._error(device, as_error(row))
         elif operation in ("maintain", "update"):
             until, rules = content.get("until"), self._rules(device, at_ms)
             if type(until) is not int or not rules.may_hold(at_ms, until):
@@ -365,7 +388,8 @@ class Fold:
             self._transition(device, trigger, at_ms, row)
             device.held_until_ms = until
         else:
-            self._refuse(row, f'op of a control row must be "maintain", "update" or "release"; got "{operation}"')
+            known = f'"maintain", "update", "release", "confirm" or "{OP_ERROR}"'
+            self._refuse(row, f'op of a control row must be {known}; got "{operation}"')
 
     def _correct(self, device: Device | None, row: Row) -> Device | None:
         """Replace the state by the amended one if the row's fingerprint matches."""
@@ -435,8 +459,11 @@ class Fold:
             self._list(row, JudgementKind.AFTER_DECOMMISSION)
             return device
         copied, reboots, firmware = _is_copy(device, row), device.reboots, device.firmware
+        connection, is_over = (device.session, device.boot), _is_session_over(device, rules, at_ms)
         self._end_outage(device, at_ms)
         self._record_signal(device, row)
+        if is_over or (row.kind is Kind.BIRTH and _is_another(connection, (device.session, device.boot))):
+            _end_session(device)
         if device.death_ms is None or voids(row, device.death_ms):
             device.death_ms = device.death_covered_ms = None
             self._transition(device, Trigger.SIGNAL, at_ms, row)
@@ -444,6 +471,8 @@ class Fold:
             self._transition(device, Trigger.UPDATED, at_ms, row)
         if row.kind is Kind.ERROR and not (is_late or copied):
             self._error(device, row)
+        if rules.is_event(row.kind, row.code or NO_CODE) and not (is_late or copied):
+            self.count_event(device, row, rules)
         return device
 
     def _list(self, row: Row, verdict: JudgementKind) -> None:
@@ -534,8 +563,31 @@ class Fold:
             device.degraded_until_ms = device.error_times_ms[0] + rules.degraded_window_ms
             self._transition(device, Trigger.ERRORS, at_ms, row)
         if _advance(device, rules, row.code or NO_CODE, at_ms):
-            device.flagged_until_ms = at_ms + rules.flagged_hold_ms
+            until_ms = at_ms + rules.flagged_hold_ms
+            if device.review_ms is not None:  # its flag for review becomes one of the sequence, and ends no earlier
+                until_ms, device.review_ms = max(until_ms, device.flagged_until_ms or 0), None
+            device.flagged_until_ms = until_ms
             self._transition(device, Trigger.SEQUENCE, at_ms, row)
+
+    def count_event(self, device: Device, row: Row, rules: Rules) -> None:
+        """Count an event of the velocity rule; fire ``VELOCITY`` at the last that the rule needs, and count anew.
+
+        The rule does not replace another flag.
+        """
+        assert rules.velocity_events is not None, "the rule is on"
+        device.velocity_count += 1
+        device.velocity_since_ms = row.at_ms if device.velocity_since_ms is None else device.velocity_since_ms
+        if device.velocity_count < rules.velocity_events:
+            return
+        _end_session(device)
+        if device.flagged_until_ms is None or device.review_ms is not None:
+            device.review_ms, device.flagged_until_ms = row.at_ms, row.at_ms + rules.velocity_hold_ms
+            self._transition(device, Trigger.VELOCITY, row.at_ms, row)
+
+
+def as_error(row: Row) -> Row:
+    """Return a control row with the operation `OP_ERROR` as the error that it counts: with its code."""
+    return replace(row, code=as_text(row.contents().get("code")))
 
 
 def proves_alive(row: Row, rules: Rules) -> bool:
@@ -583,6 +635,22 @@ def _is_copy(device: Device, row: Row) -> bool:
     """
     placeless = row.trust in FAULTS or row.at_ms != row.event_time_ms
     return placeless and row.seq is not None and row.seq == device.seq and row.boot in (None, device.boot)
+
+
+def _is_session_over(device: Device, rules: Rules, at_ms: int) -> bool:
+    """Whether a signal at an instant is in another session than the signal before it, or the velocity rule is off."""
+    is_idle = at_ms - device.quiet_since_ms > rules.session_idle_ms
+    return rules.velocity_events is None or device.mode is Mode.OFFLINE or is_idle
+
+
+def _is_another(before: tuple[int | None, str | None], after: tuple[int | None, str | None]) -> bool:
+    """Whether a signal names another session or boot than was known before."""
+    return any(one is not None and one != other for one, other in zip(before, after, strict=True))
+
+
+def _end_session(device: Device) -> None:
+    """Count the events of the velocity rule anew."""
+    device.velocity_count, device.velocity_since_ms = 0, None
 
 
 def drop_settled_arrivals(device: Device, frontier_ms: int) -> None:

@@ -9,14 +9,14 @@ This module does not depend on rows, clocks, policies or state: `core.fold` fire
 
 Inputs. The fold reduces each row and each deadline of a device to triggers:
 
-- A signal (heartbeat, telemetry, error, birth) fires ``SIGNAL``. It can also fire ``UPDATED``
+- A signal (heartbeat, telemetry, error, birth, ack) fires ``SIGNAL``. It can also fire ``UPDATED``
   (restart or new firmware), ``ERRORS`` and ``SEQUENCE`` (enough errors, or the error codes in
-  order).
-- A control row fires ``MAINTAIN``, ``UPDATE`` or ``RELEASED``.
+  order), and ``VELOCITY`` (enough events within one session).
+- A control row fires ``MAINTAIN``, ``UPDATE`` or ``RELEASED``. One that confirms a flag fires nothing.
 - A registry row fires ``REGISTERED`` or ``DECOMMISSION``.
 - The return of a gateway fires ``GATEWAY_RETURN`` for the devices behind it.
 - A deadline that passes fires ``SILENCE``, ``DEATH``, ``GATEWAY_DEATH``, ``UNTIL``, ``RECOVERED``,
-  ``HOLD_OVER`` or ``FORGET``.
+  ``HOLD_OVER``, ``SESSION_OVER`` or ``FORGET``.
 
 Neither a will nor the death of a gateway is a trigger. Either one starts a grace period
 (`death_grace`), and the deadline at its end is the trigger. So a reconnect within the grace period
@@ -25,7 +25,8 @@ changes no mode.
 Presence and facts. The mode that an operator sees mixes two things. *Presence* is the state of the
 connection: never heard, heard in time, silent, unknown (behind a dead gateway), held (maintenance,
 update), or out of service. *Facts* are properties that hold beside presence: the device was ever
-heard, too many errors count, its errors match the flagged sequence. Facts change in every mode in
+heard, too many errors count, it is flagged (its errors match the flagged sequence, or it is held for
+review). Facts change in every mode in
 which signals are judged, even if the table has no entry for the trigger. For example, errors during
 maintenance do not change the mode, but the device is degraded when maintenance ends.
 
@@ -44,7 +45,8 @@ Steps of `next_mode`, and the reason for their order:
 4. If the gateway is dead and its grace period is over, return ``UNREACHABLE``. This precedes the
    facts about errors, since the present state of the device is unknown. The fold sets ``cut_off``
    only when maintenance or an update ends; in other modes ``GATEWAY_DEATH`` fires instead.
-5. If the device is flagged, return ``FLAGGED``: a suspected attack is more urgent than a count.
+5. If the device is flagged, return ``FLAGGED``: a suspected attack, or an open review, is more urgent than a
+   count.
 6. If the device is degraded, return ``DEGRADED``, else ``ONLINE``.
 
 A life starts in ``PROVISIONED`` and ends in ``FORGOTTEN``, which no trigger leaves. The fold then
@@ -87,7 +89,7 @@ class Mode(StrEnum):
     OFFLINE = "offline"  # not heard within its timeout, or dead (will) for its grace period
     UPDATING = "updating"  # silence is expected until an announced instant: firmware update
     MAINTENANCE = "maintenance"  # silence is expected until an announced instant: maintenance work
-    FLAGGED = "flagged"  # heard within its timeout; its errors match the sequence of an attack
+    FLAGGED = "flagged"  # heard within its timeout; its errors match the sequence of an attack, or it is held for review
     DECOMMISSIONED = "decommissioned"  # taken out of service: counted, not judged
     FORGOTTEN = "forgotten"  # its state is removed
     UNREACHABLE = "unreachable"  # its gateway is dead, so its own state is unknown
@@ -96,7 +98,7 @@ class Mode(StrEnum):
 class Trigger(StrEnum):
     """Cause of a transition from one mode to another."""
 
-    SIGNAL = "signal"  # heartbeat, telemetry, error or birth
+    SIGNAL = "signal"  # heartbeat, telemetry, error, birth or ack
     SILENCE = "silence"  # no signal for the timeout, or its gateway is dead for the outage limit
     DEATH = "death"  # the grace period after its will is over
     GATEWAY_DEATH = "gateway_death"  # the grace period after its gateway's will is over
@@ -104,8 +106,10 @@ class Trigger(StrEnum):
     ERRORS = "errors"  # the k-th error within the window
     RECOVERED = "recovered"  # fewer errors than the limit are within the window
     SEQUENCE = "sequence"  # the last of an ordered sequence of error codes
+    VELOCITY = "velocity"  # the k-th event within one session: it is held for review
     RELEASED = "released"  # an operator released it
     HOLD_OVER = "hold_over"  # flagged for the longest time that the policy allows
+    SESSION_OVER = "session_over"  # held for review, and idle for so long that its session is over
     MAINTAIN = "maintain"  # an operator started maintenance
     UPDATE = "update"  # an operator started an update
     UNTIL = "until"  # the announced end of maintenance or update
@@ -130,6 +134,7 @@ TRANSITIONS: Final[Mapping[tuple[Mode, Trigger], Mode]] = MappingProxyType(
         (_M.ONLINE, _T.GATEWAY_DEATH): _M.UNREACHABLE,
         (_M.ONLINE, _T.ERRORS): _M.DEGRADED,
         (_M.ONLINE, _T.SEQUENCE): _M.FLAGGED,
+        (_M.ONLINE, _T.VELOCITY): _M.FLAGGED,
         (_M.ONLINE, _T.MAINTAIN): _M.MAINTENANCE,
         (_M.ONLINE, _T.UPDATE): _M.UPDATING,
         (_M.ONLINE, _T.DECOMMISSION): _M.DECOMMISSIONED,
@@ -138,6 +143,7 @@ TRANSITIONS: Final[Mapping[tuple[Mode, Trigger], Mode]] = MappingProxyType(
         (_M.DEGRADED, _T.GATEWAY_DEATH): _M.UNREACHABLE,
         (_M.DEGRADED, _T.RECOVERED): _M.ONLINE,
         (_M.DEGRADED, _T.SEQUENCE): _M.FLAGGED,
+        (_M.DEGRADED, _T.VELOCITY): _M.FLAGGED,
         (_M.DEGRADED, _T.MAINTAIN): _M.MAINTENANCE,
         (_M.DEGRADED, _T.UPDATE): _M.UPDATING,
         (_M.DEGRADED, _T.DECOMMISSION): _M.DECOMMISSIONED,
@@ -146,6 +152,7 @@ TRANSITIONS: Final[Mapping[tuple[Mode, Trigger], Mode]] = MappingProxyType(
         (_M.FLAGGED, _T.GATEWAY_DEATH): _M.UNREACHABLE,
         (_M.FLAGGED, _T.RELEASED): _M.ONLINE,
         (_M.FLAGGED, _T.HOLD_OVER): _M.ONLINE,
+        (_M.FLAGGED, _T.SESSION_OVER): _M.ONLINE,
         (_M.FLAGGED, _T.MAINTAIN): _M.MAINTENANCE,
         (_M.FLAGGED, _T.UPDATE): _M.UPDATING,
         (_M.FLAGGED, _T.DECOMMISSION): _M.DECOMMISSIONED,

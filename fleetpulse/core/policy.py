@@ -25,7 +25,12 @@ MAX_AHEAD: Final = 1_000  # policies that are not in force yet; each key group k
 MAX_CLASSES: Final = 500  # classes in a policy
 MAX_BYTES: Final = 200_000  # of a stored policy: it must fit into the payload of one message
 DEFAULT_CLASS: Final = "default"
-_ADDED: Final = ("gateway_outage_limit_ms", "late_proves_alive")  # rules that the first version of policies did not have
+MAX_EVENTS: Final = 1_000  # events of a session that a velocity rule may count
+EVENT_KINDS: Final = ("birth", "error", "heartbeat", "telemetry")  # kinds of messages that a velocity rule may count
+_ADDED: Final = (  # rules that the first version of policies did not have
+    "gateway_outage_limit_ms", "late_proves_alive", "session_idle_ms", "velocity_events", "velocity_kind", "velocity_code",
+    "velocity_hold_ms",
+)  # fmt: skip
 _SHOWN: Final = 100  # characters of an invalid value in a message
 
 
@@ -58,6 +63,12 @@ class Rules:
             offline.
         late_proves_alive: whether a late signal proves its device alive; None: only if the device
             delivered it itself.
+        session_idle_ms: longest span of event time between two signals of one session.
+        velocity_events: number of events within a session that hold a device for review; None: the
+            rule is off.
+        velocity_kind: kind of the messages that are events, one of `EVENT_KINDS`.
+        velocity_code: code of the errors that are events; None: any. It has no effect on other kinds.
+        velocity_hold_ms: span of event time after which the flag for review ends.
     """
 
     timeout_ms: int = HOUR_MS
@@ -72,10 +83,21 @@ class Rules:
     last_errors: int = 5
     gateway_outage_limit_ms: int = DAY_MS
     late_proves_alive: bool | None = None
+    session_idle_ms: int = 1_800_000
+    velocity_events: int | None = None
+    velocity_kind: str = "error"
+    velocity_code: str | None = None
+    velocity_hold_ms: int = DAY_MS
 
     def may_hold(self, at_ms: int, until_ms: int) -> bool:
         """Whether a command at an instant may hold a device until another instant."""
         return at_ms < until_ms <= at_ms + self.longest_hold_ms
+
+    def is_event(self, kind: str, code: str) -> bool:
+        """Whether a signal of this kind and error code is an event of the velocity rule; never if the rule is off."""
+        if self.velocity_events is None or kind != self.velocity_kind:
+            return False
+        return kind != "error" or self.velocity_code in (None, code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +223,41 @@ def _codes(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _is_event_count(value: Any) -> bool:
+    return value is None or (type(value) is int and 1 <= value <= MAX_EVENTS)
+
+
+def _event_count(value: Any) -> int | None:
+    if type(value) is not int or not 0 <= value <= MAX_EVENTS:
+        raise FleetError(
+            f"must be a whole number from 1 to {MAX_EVENTS}, or 0 to switch the rule off; got {value!r}",
+            code="policy-value-invalid",
+        )
+    return value or None
+
+
+def _is_event_kind(value: Any) -> bool:
+    return isinstance(value, str) and value in EVENT_KINDS
+
+
+def _event_kind(value: Any) -> str:
+    if not _is_event_kind(value):
+        raise FleetError(f"must be one of {', '.join(EVENT_KINDS)}; got {_shown(value)}", code="policy-value-invalid")
+    return value
+
+
+def _is_code(value: Any) -> bool:
+    return value is None or as_text(value) is not None
+
+
+def _code(value: Any) -> str:
+    if as_text(value) is None:
+        raise FleetError(
+            f"must be an error code with 1 to {MAX_TEXT} printable characters; got {_shown(value)}", code="policy-value-invalid"
+        )
+    return value
+
+
 def _shown(value: Any) -> str:
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
@@ -242,6 +299,26 @@ RULES: Final[Mapping[str, _Rule]] = MappingProxyType(
             _choice,
             _is_choice,
             "whether a late signal proves its device alive; if not set, only a signal that the device delivered itself does",
+        ),
+        "session_idle_ms": _Rule(
+            "session.idle", *_duration("1s", "30d"), "longest span of event time between two signals of one session"
+        ),
+        "velocity_events": _Rule(
+            "velocity.events",
+            _event_count,
+            _is_event_count,
+            "number of events within a session that hold a device for review; not set, or 0: the rule is off",
+        ),
+        "velocity_kind": _Rule(
+            "velocity.kind", _event_kind, _is_event_kind, f"kind of the messages that are events: {', '.join(EVENT_KINDS)}"
+        ),
+        "velocity_code": _Rule(
+            "velocity.code", _code, _is_code, "code of the errors that are events; if not set, every error is one"
+        ),
+        "velocity_hold_ms": _Rule(
+            "velocity.hold",
+            *_duration("1s", "365d"),
+            "span after which the flag for review ends, unless an operator releases or confirms it before",
         ),
     }
 )
@@ -299,6 +376,8 @@ def _read_rules(base: Rules, where: str, table: Any, faults: list[str]) -> Rules
             f"{where}.forget_after must be longer than timeout ({format_duration(rules.timeout_ms)}); "
             f"got {format_duration(rules.forget_after_ms)}"
         )
+    if "velocity_code" in values and rules.velocity_kind != "error":
+        faults.append(f'{where}.velocity.code needs velocity.kind = "error"; got {rules.velocity_kind!r}; remove the code')
     return rules
 
 

@@ -44,6 +44,7 @@ FROM_DEVICES: Final = SIGNALS | {Kind.DEATH}
 WITHOUT_BODY: Final = FROM_DEVICES - {Kind.ACK}  # kinds that other formats can express
 RESERVED: Final = frozenset(Kind) - FROM_DEVICES
 FOR_EVERYONE: Final = frozenset({Kind.POLICY, Kind.GAP, Kind.TICK})
+OP_ERROR: Final = "error"  # operation of a control row that counts an error of its device
 FLUSH: Final = "flush"  # operation of a tick that writes all delayed verdicts
 POSITION_BITS: Final = 20
 MAX_POSITION: Final = 2**POSITION_BITS - 1  # greatest position: rows beyond it have no order within their instant

@@ -355,7 +355,7 @@ DEVICE_SNAPSHOTS: Final = Table(
         Column("seq", "long", "last counter named; of a signal: its counter"),
         Column("reboots", "long", "number of reboots"),
         Column("degraded_until", "timestamp", "instant until which errors keep it degraded"),
-        Column("flagged_until", "timestamp", "instant until which it is flagged, unless it is released"),
+        Column("flagged_until", "timestamp", "instant until which it is flagged, unless it is released or confirmed before"),
         Column("held_until", "timestamp", "announced end of maintenance or update"),
         Column("death", "timestamp", "received_at of the newest will; null if a signal has voided it"),
         Column("death_covered_ms", "long", "covered time at death, in milliseconds"),
@@ -379,7 +379,7 @@ DEVICE_SNAPSHOTS: Final = Table(
         Column("spoke_from", "string", "site of the signals before the last move; null: no other site"),
         Column("moved", "timestamp", "instant of the last move between sites"),
         Column("conflict", "timestamp", "instant of the last reported identity conflict"),
-        Column("errors", "string", "JSON object: errors that still count; null if there are none"),
+        Column("errors", "string", "JSON object: errors and events that still count, and its review; null if there are none"),
         Column("received_at", "timestamp", "of a signal: time at which it was received"),
         Column("presence", "timestamp", "of a signal: instant at which it is judged"),
         Column("event_time", "timestamp", "of a signal: its event time; null if invalid"),
@@ -567,6 +567,23 @@ VITALS: Final = Table(
     ),
 )
 
+VITAL_ALARMS: Final = Table(
+    "vital_alarms",
+    "Broken bounds of metrics: one row when all values of a device have been beyond a bound for its time.",
+    ("device_id", "site", "metric", "raised_at"),
+    (
+        Column("device_id", "string", "id of the device", required=True),
+        Column("metric", "string", "name of the metric", required=True),
+        Column("broken_from", "timestamp", "start of the first of the consecutive windows that break the bound", required=True),
+        Column("raised_at", "timestamp", "end of the last of these windows", required=True),
+        Column("site", "string", "site in the topic of the messages", required=True),
+        Column("below", "double", "bound below which all values lie; null if the bound is above"),
+        Column("above", "double", "bound above which all values lie; null if the bound is below"),
+        Column("for_ms", "long", "time of the bound in the policy, in milliseconds", required=True),
+        Column("last", "double", "last value of the last window", required=True),
+    ),
+)
+
 SESSIONS: Final = Table(
     "sessions",
     "Connection sessions: one row when a session begins, and one when it ends. `fleet sessions` shows each once.",
@@ -593,7 +610,7 @@ SESSIONS: Final = Table(
 
 TABLES: Final = (
     MESSAGES, QUARANTINE, COVERAGE, DEVICES, GATEWAYS, JUDGEMENTS, STREAM_HEALTH, DEVICE_SNAPSHOTS, DEVICE_CURRENT,
-    MODE_HOURLY_SITE, QUALITY_RESULTS, QUALITY_FAILURES, AUDIT, COMMANDS, VITALS, SESSIONS,
+    MODE_HOURLY_SITE, QUALITY_RESULTS, QUALITY_FAILURES, AUDIT, COMMANDS, VITALS, VITAL_ALARMS, SESSIONS,
 )  # fmt: skip
 
 

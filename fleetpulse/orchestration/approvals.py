@@ -11,10 +11,11 @@ after a day, and for a second generation.
 Rule 3: the plan shown to the approver is read from the same file.
 Rule 4: the generation that the run made is recorded in the file as well, and read only from there: an
 XCom could name another one.
+Rule 5: a run with several approvals has a file for each. None of them approves another step.
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -35,12 +36,13 @@ class RunApproval:
     Args:
         place: configuration of the installation.
         context: context of a task, with ``dag_run`` (which has ``start_date`` and ``clear_number``), ``ti`` and ``params``.
+        step: step of the run that is approved; empty if the run has one approval.
     """
 
-    def __init__(self, place: OrchestrationConfig, context: Mapping[str, Any]) -> None:
+    def __init__(self, place: OrchestrationConfig, context: Mapping[str, Any], step: str = "") -> None:
         run = context["dag_run"]
         self._name = f"{run.dag_id} {run.run_id}"
-        self._path = _path(place, run)
+        self._path = _path(place, run, step)
         self._cleared = is_cleared(context)
         self._started_s = None if run.start_date is None else run.start_date.timestamp()
         self._clear_number = run.clear_number
@@ -181,9 +183,10 @@ class RunApproval:
         atomic_write(self._path, json.dumps(content), mode=0o600)
 
 
-def forget_approval(place: OrchestrationConfig, run: Any) -> None:
-    """Remove the file of a run, at its end."""
-    _path(place, run).unlink(missing_ok=True)
+def forget_approvals(place: OrchestrationConfig, run: Any, steps: Iterable[str] = ("",)) -> None:
+    """Remove the files of the steps of a run, at its end."""
+    for step in steps:
+        _path(place, run, step).unlink(missing_ok=True)
 
 
 def is_cleared(context: Mapping[str, Any]) -> bool:
@@ -274,6 +277,6 @@ def _may_be_same(one: str, other: str | None) -> bool:
     return other is not None and _same(normalize("NFKC", one), normalize("NFKC", other))
 
 
-def _path(place: OrchestrationConfig, run: Any) -> Path:
-    name = sha256(json.dumps([run.dag_id, run.run_id]).encode()).hexdigest()[:32]
+def _path(place: OrchestrationConfig, run: Any, step: str) -> Path:
+    name = sha256(json.dumps([run.dag_id, run.run_id, *([step] if step else [])]).encode()).hexdigest()[:32]
     return place.data_folder / "approvals" / f"{name}.json"

@@ -41,6 +41,8 @@ STREAM_HEALTH: Final = _table("stream_health")
 AUDIT: Final = _table("audit")
 VITALS: Final = _table("vitals")
 SESSIONS: Final = _table("sessions")
+COMMANDS: Final = _table("commands")
+VITAL_ALARMS: Final = _table("vital_alarms")
 LATE: Final = Asset(
     "late_events",
     uri=(CONFIG.home / "tables" / "judgements" / "kind=late").as_uri(),

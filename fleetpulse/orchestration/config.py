@@ -91,5 +91,14 @@ def backtest_folder(notes: Path, run: str) -> Path:
     Its name is the run id, reduced to characters that are safe in paths and URLs, and a digest. A user
     chooses the id: without the digest, ``..`` would be another folder, and two ids could have one folder.
     """
+    return notes / "backtests" / _folder_name(run)
+
+
+def rollout_folder(notes: Path, run: str) -> Path:
+    """Return the folder of a rollout's run, which has its plan; see `backtest_folder` for its name."""
+    return notes / "rollouts" / _folder_name(run)
+
+
+def _folder_name(run: str) -> str:
     digest = sha256(run.encode()).hexdigest()[:8]
-    return notes / "backtests" / f"{re.sub(r'[^A-Za-z0-9_.-]', '-', run)[:_LONGEST_NAME]}-{digest}"
+    return f"{re.sub(r'[^A-Za-z0-9_.-]', '-', run)[:_LONGEST_NAME]}-{digest}"

@@ -101,6 +101,6 @@ def change_state(arguments: Sequence[str], *, question: str, bootstraps: bool = 
     watch = WaitForBatch(task_id="watch", more=2)
     go_back = RollbackOperator(task_id="go_back", last="watch", execution_timeout=_LONG)
     steps = [plan, approve, stop, act, gate, switch, start, watch, go_back]
-    outcome = RunResultOperator(task_id="outcome", of=[step.task_id for step in steps], undone_by="go_back", asked_by="approve")
+    outcome = RunResultOperator(task_id="outcome", of=[step.task_id for step in steps], undone_by="go_back", asked_by=["approve"])
     chain(*steps, outcome)
     go_back.as_teardown(setups=stop)

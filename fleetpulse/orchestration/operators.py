@@ -20,7 +20,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.operations.dropped_devices import arguments_as_planned
-from fleetpulse.orchestration.approvals import RunApproval, forget_approval, is_cleared
+from fleetpulse.orchestration.approvals import RunApproval, forget_approvals, is_cleared
 from fleetpulse.orchestration.assets import facts_of
 from fleetpulse.orchestration.config import CONFIG, OrchestrationConfig
 from fleetpulse.orchestration.pages import DataDocsLink
@@ -48,6 +48,7 @@ class FleetOperator(BaseOperator):
             unless there is exactly one; ``rows``: the list of objects, however many; ``stderr``: the
             text for people on standard error; None: no result, only the log.
         approved: whether the verb runs only if the plan of the run is approved.
+        step: step of the run to which the plan and its approval belong; empty if the run has one approval.
         place: configuration of the installation.
     """
 
@@ -60,6 +61,7 @@ class FleetOperator(BaseOperator):
         words: Sequence[str],
         gives: Literal["json", "rows", "stderr"] | None = None,
         approved: bool = False,
+        step: str = "",
         place: OrchestrationConfig = CONFIG,
         **kwargs: Any,
     ) -> None:
@@ -67,6 +69,7 @@ class FleetOperator(BaseOperator):
         self.words = list(words)
         self.gives = gives
         self.approved = approved
+        self.step = step
         self.place = place
         self._verb: Verb | None = None
 
@@ -102,7 +105,7 @@ class FleetOperator(BaseOperator):
         """
         if self.approved:
             with failing(context):
-                RunApproval(self.place, context).require()
+                RunApproval(self.place, context, self.step).require()
         if GENERATION in arguments:
             with failing(context):
                 made = str(RunApproval(self.place, context).generation())
@@ -151,13 +154,13 @@ class PlanOperator(FleetOperator):
     Its verb is a dry run.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(gives="stderr", pool=STATE_POOL, **kwargs)
+    def __init__(self, *, pool: str = STATE_POOL, **kwargs: Any) -> None:
+        super().__init__(gives="stderr", pool=pool, **kwargs)
 
     def execute(self, context: Mapping[str, Any]) -> str:
         """Run the verb; return the plan."""
         plan: str = super().execute(context)
-        RunApproval(self.place, context).save_plan(plan)
+        RunApproval(self.place, context, self.step).save_plan(plan)
         return plan
 
 
@@ -374,8 +377,9 @@ class RunResultOperator(BaseOperator):
     Args:
         of: ids of the tasks before it, in their order.
         undone_by: id of the task whose result lists the steps undone; None if the run has none.
-        asked_by: id of the approval task, whose *Reject* skips the later tasks; None if the run has
-            none. The approval ends with the run.
+        asked_by: ids of the approval tasks, whose *Reject* skips the later tasks. The approvals end with
+            the run.
+        steps: their steps, see `RunApproval`.
         place: configuration of the installation.
     """
 
@@ -384,7 +388,8 @@ class RunResultOperator(BaseOperator):
         *,
         of: Sequence[str],
         undone_by: str | None = None,
-        asked_by: str | None = None,
+        asked_by: Sequence[str] = (),
+        steps: Sequence[str] = ("",),
         place: OrchestrationConfig = CONFIG,
         **kwargs: Any,
     ) -> None:
@@ -392,7 +397,7 @@ class RunResultOperator(BaseOperator):
         self.as_teardown(on_failure_fail_dagrun=True)
         self.of = list(of)
         self.undone_by = undone_by
-        self.asked_by = asked_by
+        self.asked_by, self.steps = list(asked_by), list(steps)
         self.place = place
 
     def execute(self, context: Mapping[str, Any]) -> str:
@@ -402,23 +407,23 @@ class RunResultOperator(BaseOperator):
             AirflowFailException: a task failed, or a person ended the run.
         """
         ti = context["ti"]
-        if self.asked_by is not None:
-            forget_approval(self.place, ti)
+        if self.asked_by:
+            forget_approvals(self.place, ti, self.steps)
         states = ti.get_task_states(ti.dag_id, run_ids=[ti.run_id])[ti.run_id]
         failed = [name for name in self.of if states.get(name) == "failed"]
         skipped = [name for name in self.of if states.get(name) == "skipped"]
         if not failed and not skipped:
             return "done"
-        if not failed and self._rejected(ti):
-            return "nothing was changed"
-        lines = [f"{name}: {ti.xcom_pull(task_ids=name, key=REFUSED) or 'it gave no reason; see its log'}" for name in failed]
         undone = ti.xcom_pull(task_ids=self.undone_by) if self.undone_by else None
+        if not failed and (rejected := self._rejected(ti)) is not None:
+            return "nothing was changed" if rejected == self.asked_by[0] else f"{rejected} was rejected; then: {undone}"
+        lines = [f"{name}: {ti.xcom_pull(task_ids=name, key=REFUSED) or 'it gave no reason; see its log'}" for name in failed]
         ended = [] if failed else [f"the run was ended before {skipped[0]}"]
         raise AirflowFailException("\n".join([*lines, *ended, *([f"then: {undone}"] if undone else [])]))
 
-    def _rejected(self, ti: Any) -> bool:
-        """Whether the person rejected the approval."""
-        return self.asked_by is not None and _NO in (ti.xcom_pull(task_ids=self.asked_by, key=ANSWERED) or ())
+    def _rejected(self, ti: Any) -> str | None:
+        """Return the approval task whose request the person rejected; None if there is none."""
+        return next((name for name in self.asked_by if _NO in (ti.xcom_pull(task_ids=name, key=ANSWERED) or ())), None)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from fleetpulse.orchestration.config import CONFIG, OrchestrationConfig
 from fleetpulse.orchestration.operators import ANSWERED, failing, publish_reason
 from fleetpulse.orchestration.triggers import FrontierPast, Reaching, StreamAtBatch, batch_of
 
+_STOPS: Final = "The stream stops during the change; messages received meanwhile are judged afterwards."
 PATIENCE: Final = timedelta(minutes=10)
 SETTLE_S: Final = 5.0
 _SIMPLE: Final = ".SimpleAuthManager"  # end of the class path of Airflow's simple auth manager, whose users are fixed names
@@ -150,14 +151,25 @@ class Approval(ApprovalOperator):
     Args:
         question: question to the approver.
         if_dropping: whether to ask only if the plan drops devices, or an unknown number of them.
+        step: step of the run that is approved, see `RunApproval`.
+        note: effect of an approval, shown below the plan.
         place: configuration of the installation.
     """
 
-    def __init__(self, *, question: str, if_dropping: bool = False, place: OrchestrationConfig = CONFIG, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        question: str,
+        if_dropping: bool = False,
+        step: str = "",
+        note: str = _STOPS,
+        place: OrchestrationConfig = CONFIG,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(
             subject=question, retries=1, retry_delay=timedelta(seconds=1), execution_timeout=None, **kwargs
         )  # retries: see rule 2
-        self.if_dropping = if_dropping
+        self.if_dropping, self.step, self.note = if_dropping, step, note
         self.place = place
 
     def execute(self, context: Any) -> Any:
@@ -166,7 +178,7 @@ class Approval(ApprovalOperator):
         Raises:
             AirflowFailException: the run has no plan, or nobody may approve it.
         """
-        run, approval = context["dag_run"], RunApproval(self.place, context)
+        run, approval = context["dag_run"], RunApproval(self.place, context, self.step)
         with failing(context):
             plan = approval.plan()
             dropped = parse_dropped(plan)
@@ -182,8 +194,7 @@ class Approval(ApprovalOperator):
         by = run.triggering_user_name or f"nobody ({run.run_type})"
         shown = plan.replace("\n", "\n\n")
         self.body = (
-            f"Triggered by: {by}\n\nParameters: `{approval.parameters}`\n\nThe plan of the dry run:\n\n{shown}\n\n"
-            "The stream stops during the change; messages received meanwhile are judged afterwards."
+            f"Triggered by: {by}\n\nParameters: `{approval.parameters}`\n\nThe plan of the dry run:\n\n{shown}\n\n{self.note}"
         )
         return super().execute(context)
 
@@ -198,7 +209,7 @@ class Approval(ApprovalOperator):
         objection = None
         if self.APPROVE in event.get("chosen_options", ()):
             try:
-                cleared = RunApproval(self.place, context).cleared
+                cleared = RunApproval(self.place, context, self.step).cleared
                 objection = find_objection(self.place, run, user, self_approval=self._self_approval(), cleared=cleared)
             except FleetError as error:
                 objection = error
@@ -210,7 +221,7 @@ class Approval(ApprovalOperator):
             if objection is not None:
                 raise objection
             if self.APPROVE in event["chosen_options"]:
-                RunApproval(self.place, context).approve(str((user or {}).get("name")))
+                RunApproval(self.place, context, self.step).approve(str((user or {}).get("name")))
         context["ti"].xcom_push(key=ANSWERED, value=event["chosen_options"])
         return super().execute_complete(context, event)
 

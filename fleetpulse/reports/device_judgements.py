@@ -10,7 +10,7 @@ from fleetpulse.core.judgements import CHANGES, Judgement, JudgementKind
 from fleetpulse.core.lifecycle import Mode, Trigger
 from fleetpulse.core.tables import DEVICES, JUDGEMENTS, literals
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.tables.tables import fetch, reading
+from fleetpulse.io.tables.tables import fetch, open_views_in, reading
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -45,9 +45,10 @@ def reading_device(home: Home, device_id: str) -> "Iterator[DuckDBPyConnection]"
     Of the judgements about messages, only refusals are included. The files are read once, however many
     queries follow.
     """
-    with reading(home, (JUDGEMENTS.name, DEVICES.name), device_id=device_id) as tables:
+    with reading(home, (JUDGEMENTS.name, DEVICES.name), device_id=device_id, views=False) as tables:
         tables.execute(f"CREATE TEMP TABLE own AS SELECT * FROM judgements WHERE {_CHANGES} OR kind = 'refused'")
         tables.execute("CREATE OR REPLACE VIEW judgements AS FROM own")
+        open_views_in(tables)
         yield tables
 
 

@@ -356,7 +356,9 @@ def _known(judged: Outcome, device_id: str) -> dict[str, Any]:
         return {}
     dead = {"gateway_dead_since_ms": device.outage_ms}
     clock = {"clock": clock_description(device.clock, device.clock_offset_ms), "clock_offset_ms": device.clock_offset_ms}
-    return {**{name: getattr(device, name) for name in names}, **dead, **clock, "speaks_from": device.speaks_from}
+    review = {"held_for_review_at_ms": device.review_ms, "confirmed_at_ms": device.confirmed_ms}
+    review |= {"events_in_session": device.velocity_count or None}
+    return {**{name: getattr(device, name) for name in names}, **review, **dead, **clock, "speaks_from": device.speaks_from}
 
 
 def _has_valid_deadlines(device: Device | None, mode: str, kept_ms: int) -> bool:

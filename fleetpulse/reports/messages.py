@@ -4,7 +4,7 @@ Rule: rows that concern all devices are returned with the rows of any device. Ti
 two ticks replace them, see `through`.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
@@ -129,6 +129,50 @@ def errors_of(home: Home, device_id: str, last: int) -> list[dict[str, Any]]:
         WHERE device_hash = {hash64(device_id)} AND device_id = ? AND kind = '{Kind.ERROR}'
         ORDER BY received_at DESC, event_time DESC LIMIT {int(last)}"""
     return query(home, sql, [device_id], tables=[MESSAGES.name])
+
+
+LISTED: Final = (
+    "kind", "site", "clock", "boot", "session", "seq", "uptime_s", "code", "firmware", "gateway", "metrics", "body", "note",
+    "origin", "bridge", "segment",
+)  # fmt: skip
+Place = tuple[int, int, str, int, int]  # received_at_ms, position, bridge, segment, digest
+_PLACE: Final = "(epoch_ms(received_at), coalesce(position, 0), bridge, segment, digest)"
+
+
+def place_of(message: Mapping[str, Any]) -> Place:
+    """Return the place of a row of `messages_of` in its order."""
+    return message["received_at_ms"], message["position"], message["bridge"], message["segment"], message["digest"]
+
+
+def messages_of(
+    home: Home, device_id: str, last: int, *, kind: Kind | None = None, before: Place | None = None, has_metrics: bool = False
+) -> list[dict[str, Any]]:
+    """Return the newest retained rows of a device, newest first; rows that concern all devices are left out.
+
+    Args:
+        home: home to read.
+        device_id: id of the device.
+        last: maximum number of rows.
+        kind: kind of the rows; None: all kinds.
+        before: place of the row after which the list goes on, see `place_of`; None: from the newest row.
+        has_metrics: whether to return only rows with metrics.
+
+    Returns:
+        Rows with ``received_at_ms``, ``event_time_ms``, ``position``, ``digest``, and the columns `LISTED`.
+    """
+    where, values = f"device_hash = {hash64(device_id)} AND device_id = ?", list[Any]([device_id])
+    if kind is not None:
+        where += " AND kind = ?"
+        values.append(kind.value)
+    if has_metrics:
+        where += " AND metrics IS NOT NULL"
+    if before is not None:
+        where += f" AND epoch_ms(received_at) <= ? AND {_PLACE} < (?, ?, ?, ?, ?)"
+        values += [before[0], *before]
+    sql = f"""SELECT epoch_ms(received_at) AS received_at_ms, epoch_ms(event_time) AS event_time_ms,
+        coalesce(position, 0) AS position, digest, {", ".join(LISTED)} FROM messages WHERE {where}
+        ORDER BY {_PLACE} DESC LIMIT {int(last)}"""
+    return query(home, sql, values, tables=[MESSAGES.name])
 
 
 def span(home: Home) -> tuple[int, int] | None:

@@ -27,6 +27,7 @@ DURATIONS: Final = frozenset(
         "median_ms",
         "shortest_ms",
         "longest_ms",
+        "for_ms",
     }
 )  # the other *_ms are instants
 _INSTANTS: Final = frozenset(column.name for table in TABLES for column in table.columns if column.type == "timestamp")

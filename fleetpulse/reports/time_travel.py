@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 READ: Final = (JUDGEMENTS.name, DEVICES.name)
 _BY_SILENCE: Final = frozenset({Trigger.SILENCE, Trigger.DEATH, Trigger.FORGET})
 _BY_GATEWAY: Final = {Trigger.GATEWAY_DEATH: "died", Trigger.GATEWAY_RETURN: "returned"}
-_BY_ERRORS: Final = frozenset({Trigger.ERRORS, Trigger.SEQUENCE})
+_BY_ERRORS: Final = frozenset({Trigger.ERRORS, Trigger.SEQUENCE, Trigger.VELOCITY})
 _COLUMNS: Final = """device_id, life, transition_no, from_mode, to_mode, "trigger", event_time, site, device_class, gateway,
     last_seen, never_seen, runtime_ms, last_errors, reason, policy_version, judged_at, amendment_no"""
 NEWEST: Final = "event_time DESC, coalesce(amendment_no, transition_no) DESC"  # order of a device's transitions

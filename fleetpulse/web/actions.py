@@ -4,7 +4,8 @@ Rule 1: this application starts nothing. In Airflow, the script ``actions.js`` p
 user of the page. Airflow decides whether the user may, checks the values by the form of the DAG, and records who
 started the run.
 Rule 2: an action that its user may not start, or that no Airflow can start, shows the command to type.
-Rule 3: an action is listed only if its DAG exists (tests/dags/test_actions.py); without one it is a command.
+Rule 3: an action is listed only if its DAG exists (tests/dags/test_operations_page.py); without one it is a command.
+Rule 4: an action on a list names its filter and the number of devices that match. The command counts them again.
 
 Cross-site requests: Airflow's session cookie is ``SameSite=Lax``, so browsers do not send it with a POST of another
 site, and Airflow's REST takes only a body of type JSON, which no form of another site can send. The content security
@@ -12,8 +13,8 @@ policy of `app` permits requests to the same origin only, and no inline script. 
 """
 
 import shlex
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from starlette.requests import Request
@@ -41,7 +42,8 @@ class Field:
     Attributes:
         name: name of the parameter.
         label: label for people.
-        kind: type of the field: ``text``, ``date``, ``instant`` (UTC), ``choice``, ``policy`` or ``fixed``.
+        kind: type of the field: ``text``, ``required`` (text), ``date``, ``instant`` (UTC), ``choice``, ``policy`` or
+            ``fixed``; a fixed field without a value has the id of the device.
         hint: explanation; may be empty.
         value: first value.
         choices: values of a ``choice``.
@@ -79,6 +81,18 @@ _RANGE: Final = (
     Field("from", "From", "instant", "UTC; empty: from the retention floor"),
     Field("to", "To", "instant", "UTC; empty: the frontier"),
 )
+_FOR: Final = Field("for", "For", "text", "such as 2h", "2h")
+
+
+def _fixed(name: str, value: str = "") -> Field:
+    return Field(name, name, "fixed", value=value)
+
+
+def _one_device(action: str) -> tuple[Field, ...]:
+    """Return the fields of a command about one device; the empty one becomes its id."""
+    return _fixed("action", action), _fixed("device"), _fixed("expect", "1")
+
+
 ACTIONS: Final[dict[str, Action]] = {
     "snapshot": Action("Take a snapshot", "Publishes the state of every device, for a bootstrap.", ("state", "snapshot"),
                        "fleet_snapshot"),
@@ -99,10 +113,21 @@ ACTIONS: Final[dict[str, Action]] = {
     "judge-again": Action("Judge again", "Replays this device with its late messages, and adds and retracts transitions.",
                           ("amend", "--device", "{device}"), "fleet_amend", (Field("device", "Device", "fixed"),)),
     "hold": Action("Announce maintenance", "Silence of this device is expected for two hours.",
-                   ("device", "maintain", "{device}", "--for", "2h")),
-    "release": Action("Release", "Ends the update of this device, or clears its flag.", ("device", "release", "{device}")),
+                   ("device", "maintain", "{device}", "--for", "2h"), "fleet_command", (*_one_device("maintain"), _FOR)),
+    "confirm": Action("Confirm the flag", "Keeps the flag of this device until its release.", ("device", "confirm", "{device}")),
+    "release": Action("Release", "Ends the update of this device, or clears its flag.", ("device", "release", "{device}"),
+                      "fleet_command", _one_device("release")),
+    "hold-all": Action("Announce maintenance", "Silence of these devices is expected for two hours.",
+                       ("device", "bulk", "maintain", "--for=2h"), "fleet_command", (_fixed("action", "maintain"), _FOR)),
+    "update-all": Action("Announce an update", "Silence of these devices is expected until they restart, for two hours.",
+                         ("device", "bulk", "update", "--for=2h"), "fleet_command", (_fixed("action", "update"), _FOR)),
+    "release-all": Action("Release", "Ends the updates of these devices, and clears their flags.",
+                          ("device", "bulk", "release"), "fleet_command", (_fixed("action", "release"),)),
 }  # fmt: skip
-OF_DEVICE: Final = ("judge-again", "hold", "release")
+OF_DEVICE: Final = ("judge-again", "hold", "confirm", "release")
+OF_LIST: Final = ("hold-all", "update-all", "release-all")
+MOST_LISTED: Final = 500_000  # devices of one command
+TYPED_FROM: Final = 1_000  # devices from which a form asks for their number
 STATE_FORMS: Final = {  # DAG with a form of Airflow that asks for an approval -> title, command
     "fleet_bootstrap": ("Bootstrap from a snapshot", ("state", "bootstrap")),
     "fleet_migrate": ("Migrate to another stored form", ("state", "migrate")),
@@ -154,11 +179,32 @@ def offers(request: Request, *names: str, device: str = "") -> list[Offer]:
             one,
             one.dag in startable,
             command(request.app.state.home, one.words, device),
-            [Field(field.name, field.label, field.kind, field.hint, device or field.value, field.choices) if field.kind == "fixed"
-             else field for field in one.fields],
+            [replace(field, value=field.value or device) if field.kind == "fixed" else field for field in one.fields],
         )
         for name, one in chosen
-    ]  # fmt: skip
+    ]
+
+
+def list_offers(request: Request, filters: Mapping[str, str], count: int) -> list[Offer]:
+    """Return actions on all devices that match a filter, as the user of a request may take them.
+
+    Args:
+        request: request for the page.
+        filters: parameters of the filter, by name.
+        count: number of devices that match.
+    """
+    expect = Field("expect", "Number of devices", "required", f"type {count} to confirm") if count > TYPED_FROM else None
+    named = [expect or _fixed("expect", str(count)), *(_fixed(name, value) for name, value in filters.items())]
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in filters.items()]
+    home: Home = request.app.state.home
+    return [
+        replace(
+            one,
+            command=command(home, (*one.action.words, f"--expect={count}", *words)),
+            fields=[*one.fields, *named],
+        )
+        for one in offers(request, *OF_LIST)
+    ]
 
 
 def state_forms(request: Request) -> list[dict[str, Any]]:

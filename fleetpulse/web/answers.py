@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import JUDGEMENTS
+from fleetpulse.io.tables.tables import one_instance
 from fleetpulse.reports.feed import Cursor
 from fleetpulse.reports.present.mirror import Reached
 from fleetpulse.web.live import QUERY_S, LiveFleet, QueryTooLong
@@ -58,7 +59,7 @@ def facts(answer: Answer, *, reads_tables: bool = False) -> Endpoint:
         tag = _etag(live, reached)
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers={"ETag": tag})
-        read = partial(_consistent, live, partial(answer, live, request))
+        read = partial(_consistent, live, partial(_sharing(answer) if reads_tables else answer, live, request))
         reached, tag, found = await (_one_a_core(request, read) if reads_tables else run_in_threadpool(read))
         return JSONResponse(_versioned(reached, found), headers={"ETag": tag})
 
@@ -76,7 +77,7 @@ def current(answer: Answer, *, reads_tables: bool = False) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         live: LiveFleet = request.app.state.live
         await run_in_threadpool(live.reached)
-        read = partial(_consistent, live, partial(answer, live, request))
+        read = partial(_consistent, live, partial(_sharing(answer) if reads_tables else answer, live, request))
         reached, _, found = await (_one_a_core(request, read) if reads_tables else run_in_threadpool(read))
         return JSONResponse(_versioned(reached, found))
 
@@ -90,7 +91,7 @@ def tables(answer: Answer) -> Endpoint:
     """
 
     async def endpoint(request: Request) -> Response:
-        return JSONResponse(await _one_a_core(request, partial(answer, request.app.state.live, request)))
+        return JSONResponse(await _one_a_core(request, partial(_sharing(answer), request.app.state.live, request)))
 
     return endpoint
 
@@ -108,6 +109,16 @@ async def _one_a_core(request: Request, read: Callable[[], Any]) -> Any:
         return await run_in_threadpool(read)
     finally:
         readings.release_on_behalf_of(request)
+
+
+def _sharing(answer: Answer) -> Answer:
+    """Let the readings of an answer share what `one_instance` does; an answer that is read again reads newer tables."""
+
+    def read(live: LiveFleet, request: Request) -> dict[str, Any]:
+        with one_instance():
+            return answer(live, request)
+
+    return read
 
 
 def versioned(properties: dict[str, Schema]) -> Schema:

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from fleetpulse.web import api_changes, api_devices, api_fleet, api_modes, api_records
+from fleetpulse.web import api_changes, api_devices, api_fleet, api_modes, api_records, device_messages
 from fleetpulse.web.answers import exported, unknown_parameters
 from fleetpulse.web.openapi import PREFIX, Endpoint, Operation, any_object, document
 from fleetpulse.web.streams import api as api_streams
@@ -36,6 +36,7 @@ def operations() -> Sequence[Operation]:
     return (
         *api_fleet.OPERATIONS,
         *api_modes.OPERATIONS,
+        *device_messages.OPERATIONS,
         *api_streams.OPERATIONS,
         *api_rollouts.OPERATIONS,
         *api_devices.OPERATIONS,

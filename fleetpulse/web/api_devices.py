@@ -1,6 +1,7 @@
 """Routes of the API about devices: lists, one device, and the explanation of its mode."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -10,6 +11,7 @@ from fleetpulse.core.lifecycle import Mode, Trigger
 from fleetpulse.core.rows import Trust
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.checkpoints.checkpoint import judged_ms
+from fleetpulse.io.tables.tables import fetch
 from fleetpulse.reports.device_judgements import reading_device
 from fleetpulse.reports.judgements import require_status, transitions_of
 from fleetpulse.reports.plain import numbered_row, plain, plain_levels, plain_row
@@ -43,8 +45,10 @@ def devices(live: LiveFleet, request: Request) -> dict[str, Any]:
     given = request.query_params
     wanted = queries.device_filter(given)
     names = list(dict.fromkeys(queries.choices_of(given, "facets", queries.FACETS)))
-    rows = live.query(*queries.devices_sql(wanted))
-    count, facets = queries.facets_of(live.query(*queries.facets_sql(wanted.where, names, _FACETS)), names)
+    with live.reading() as cursor:
+        where = queries.search(cursor, wanted.where)
+        rows = fetch(cursor, *queries.devices_sql(replace(wanted, where=where)))
+        count, facets = queries.facets_of(fetch(cursor, *queries.facets_sql(where, names, _FACETS)), names)
     following = queries.cursor_of(rows[-1], wanted) if len(rows) == wanted.limit else None
     return {"devices": [queries.shown_device(row) for row in rows], "count": count, "next": following, "facets": facets}
 

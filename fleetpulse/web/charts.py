@@ -168,3 +168,16 @@ def stacked(counts: Mapping[str, Sequence[int]]) -> list[Area]:
 
 def _point(edge: int, edges: int, value: int, total: int) -> str:
     return f"{edge / (edges - 1) * SIZE:.4g} {SIZE - value / max(1, total) * SIZE:.5g}"
+
+
+def line(points: Sequence[tuple[int, float]], axis: Range) -> str:
+    """Return the path of a line through values over time, per mille; the greatest value is at the top.
+
+    Args:
+        points: instants, epoch milliseconds, and values, in the order of time.
+        axis: axis of time.
+    """
+    values = [value for _, value in points]
+    least, span = min(values, default=0.0), max(values, default=0.0) - min(values, default=0.0)
+    places = (f"{axis.place(at_ms):g} {SIZE - ((value - least) / span if span else 0.5) * SIZE:.5g}" for at_ms, value in points)
+    return f"M{'L'.join(places)}" if points else ""

@@ -8,9 +8,8 @@ parts that a browser asks for afterwards, or a link if it has no JavaScript.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,18 +19,22 @@ from fleetpulse.core.rows import Trust
 from fleetpulse.core.times import DAY_MS
 from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables.tables import fetch
 from fleetpulse.reports import judgements as reports
 from fleetpulse.reports.device_judgements import reading_device
 from fleetpulse.reports.messages import errors_of
 from fleetpulse.reports.present import devices as present
 from fleetpulse.reports.registry import entries
 from fleetpulse.reports.why import why as explained
-from fleetpulse.web import charts, queries
-from fleetpulse.web.actions import OF_DEVICE, offers
+from fleetpulse.web import charts, device_messages, past_pages, queries
+from fleetpulse.web.actions import MOST_LISTED, OF_DEVICE, list_offers, offers
 from fleetpulse.web.fleet_pages import facts_of, mode_counts
 from fleetpulse.web.live import LiveFleet
-from fleetpulse.web.rendering import device_of, freshness, render
+from fleetpulse.web.rendering import device_of, page
 from fleetpulse.web.streams.pages import device_part
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 FILTERS: Final = {
     "q": "id has", "mode": "mode", "site": "site", "class": "class", "gateway": "gateway", "trigger": "trigger", "clock": "clock",
@@ -42,6 +45,7 @@ NEXT: Final = {  # deadlines that lead to a mode which depends on the facts abou
     Trigger.UNTIL: "end of maintenance or update",
     Trigger.RECOVERED: "end of the count of errors",
     Trigger.HOLD_OVER: "end of the flag",
+    Trigger.SESSION_OVER: "end of the session that is held for review",
 }
 _SHOWN: Final = 8  # values of a facet
 _HEAD: Final = (("device", "device"), ("mode", "mode"), ("since", "since"), ("site", "site"), ("class", "class"))
@@ -59,15 +63,17 @@ def devices(live: LiveFleet, request: Request) -> Mapping[str, Any]:
     before = bool(given.get("before"))
     if before:
         wanted = replace(wanted, after=queries.device_filter({**given, "after": given["before"]}).after)
-    more = live.query(*queries.devices_sql(replace(wanted, limit=wanted.limit + 1), backwards=before))
+    with live.reading() as cursor:
+        found = queries.search(cursor, wanted.where)
+        more = fetch(cursor, *queries.devices_sql(replace(wanted, where=found, limit=wanted.limit + 1), backwards=before))
+        searched = None if found is wanted.where else _facets(cursor, found)
+    count, facets = searched or _known_facets(live, request, wanted.where)
     rows = more[: wanted.limit]
     is_last, is_first = len(more) <= wanted.limit, wanted.after is None
     if before:
         rows, is_first, is_last = rows[::-1], is_last, False
-    condition = wanted.where
-    key = ("facets", condition.sql, tuple(condition.values))
-    count, facets = facts_of(live, request).cached(key, lambda: _facets(live, condition))
     parameters = {name: value for name, value in given.items() if name not in ("after", "before")}
+    filters = {name: parameters[name] for name in FILTERS if parameters.get(name)}
     return {
         "rows": [queries.shown_device(row) for row in rows],
         "present": PRESENT,
@@ -76,38 +82,47 @@ def devices(live: LiveFleet, request: Request) -> Mapping[str, Any]:
         "facets": facets,
         "filters": FILTERS,
         "parameters": parameters,
-        "is_filtered": any(parameters.get(name) for name in FILTERS),
+        "is_filtered": bool(filters),
         "sort": ("-" if wanted.descending else "") + wanted.sort,
         "head": dict(_HEAD),
+        "offers": list_offers(request, filters, count) if filters and 0 < count <= MOST_LISTED else [],
         "newer": None if is_first or not rows else queries.cursor_of(rows[0], wanted),
         "older": None if is_last or not rows else queries.cursor_of(rows[-1], wanted),
     }
 
 
-def _facets(live: LiveFleet, where: queries.Condition) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+def _known_facets(live: LiveFleet, request: Request, where: queries.Condition) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+    """Do as `_facets`, once for a version of the facts."""
+
+    def read() -> Any:
+        with live.reading() as cursor:
+            return _facets(cursor, where)
+
+    return facts_of(live, request).cached(("facets", where.sql, tuple(where.values)), read)
+
+
+def _facets(cursor: "DuckDBPyConnection", where: queries.Condition) -> tuple[int, dict[str, list[dict[str, Any]]]]:
     """Return the number of devices that match, and the most frequent values of each facet among them."""
     names = queries.ALL_FACETS
-    count, found = queries.facets_of(live.query(*queries.facets_sql(where, names, _SHOWN + 1)), names)
+    count, found = queries.facets_of(fetch(cursor, *queries.facets_sql(where, names, _SHOWN + 1)), names)
     return count, {**found, "clock": [one for one in found["clock"] if one["value"] != Trust.ON_TIME]}
 
 
 async def device(request: Request) -> Response:
     """Answer with the page of a device, or with one part of it."""
-    live: LiveFleet = request.app.state.live
-    reached = await run_in_threadpool(live.reached)
-    fresh = await run_in_threadpool(freshness, live, reached)
     device_id, part = device_of(request)
     views = {
         "": ("device.html", _device),
         "why": ("device_why.html", _why_part),
         "facts": ("device_facts.html", _facts_part),
+        "messages": ("device_messages.html", device_messages.page),
+        "past": ("device_past.html", past_pages.device),
         "streams": ("device_streams.html", device_part),
     }
     if part not in views:
         raise FleetError(f'a device has no page "{part[:50]}"', code="page-unknown")
     template, view = views[part]
-    context = await run_in_threadpool(view, live, request, device_id)
-    return render(request, template, {"fresh": fresh, "now_ms": fresh.now_ms, "device_id": device_id, **context})
+    return await page(template, lambda live, request: {"device_id": device_id, **view(live, request, device_id)})(request)
 
 
 def _present(live: LiveFleet, device_id: str) -> dict[str, Any]:
@@ -171,8 +186,7 @@ def _device(live: LiveFleet, request: Request, device_id: str) -> dict[str, Any]
 def _changes(live: LiveFleet, device_id: str, span: str, frontier_ms: int) -> list[dict[str, Any]]:
     """Return the transitions of a device within a span before the frontier, newest first."""
     if span == "24h":  # the span of the facts in memory
-        sql = f"SELECT {queries.CHANGE_COLUMNS} FROM live.changes WHERE device_id = ?"
-        found = live.query(sql, [device_id])
+        found = live.query(*queries.device_changes_sql(device_id))
     else:
         with reading_device(live.home, device_id) as tables:
             found = [_in_ms(one) for one in reports.transitions_of(tables, device_id)]

@@ -19,7 +19,7 @@ import structlog
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.wall_clock import wall_clock_ms
-from fleetpulse.io.tables.tables import fetch
+from fleetpulse.io.tables.tables import fetch, one_instance
 from fleetpulse.reports.present.mirror import PresentMirror, Reached
 from fleetpulse.web.recent import RecentValues
 
@@ -185,6 +185,9 @@ class LiveFleet:
                 continue
             self._once = False
             self._refresh()
+            if self.recent.is_expiring and not self._stopping.is_set():
+                with one_instance():
+                    self.recent.renew()
             self._stopping.wait(REFRESH_S)
 
     def _refresh(self) -> None:

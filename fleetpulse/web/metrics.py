@@ -57,10 +57,12 @@ _MODES: Final = (*(mode.value for mode in Mode), UNJUDGED)
 _WRONG: Final = tuple(trust.value for trust in Trust if trust is not Trust.ON_TIME)
 _KINDS: Final = tuple(kind.value for kind in JudgementKind if kind is not JudgementKind.SUMMARY)
 _BY_LARGEST: Final = f"""
-    WITH counted AS MATERIALIZED (SELECT mode, coalesce({{column}}, '') AS name, count(*) AS n FROM live.devices GROUP BY ALL),
+    WITH counted AS MATERIALIZED (SELECT mode, coalesce({{column}}, '') AS name, sum(n) AS n FROM live.counted GROUP BY ALL
+                                  HAVING sum(n) > 0),
     largest AS (SELECT name FROM counted GROUP BY name ORDER BY sum(n) DESC, name LIMIT {{most}})
     SELECT mode, CASE WHEN name IN (FROM largest) THEN name ELSE '{OTHER}' END AS label, sum(n)::BIGINT
     FROM counted GROUP BY mode, label"""
+_SITES: Final = "SELECT count(site) FROM (SELECT site FROM live.counted GROUP BY site HAVING sum(n) > 0)"
 _RETRACTED: Final = "SELECT to_mode, count(*) AS n FROM judgements WHERE to_mode IS NOT NULL GROUP BY to_mode"
 _OPEN: Final = """SELECT bridge, arg_max(op, (received_at, "at")) = 'open' AS is_open FROM coverage GROUP BY bridge"""
 _BATCH: Final = (  # metric, column of `stream_health`, number of the column's units in one unit of the metric
@@ -249,7 +251,7 @@ class FleetCollector:
             clocks = dict(cursor.execute(queries.WRONG_CLOCKS).fetchall())
             sites = cursor.execute(_BY_LARGEST.format(column="site", most=MOST_SITES)).fetchall()
             classes = cursor.execute(_BY_LARGEST.format(column="device_class", most=MOST_CLASSES)).fetchall()
-            [(site_count,)] = cursor.execute("SELECT count(DISTINCT site) FROM live.devices").fetchall()
+            [(site_count,)] = cursor.execute(_SITES).fetchall()
         return {
             "fleetpulse_devices": _of_all(_MODES, {mode: count for mode, count, _ in modes}),
             "fleetpulse_devices_never_seen": {(): sum(never_seen for *_, never_seen in modes)},

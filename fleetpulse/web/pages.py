@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.routing import Route
 
-from fleetpulse.web import device_pages, fleet_pages
+from fleetpulse.web import device_pages, fleet_pages, past_pages
 from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.rendering import STATIC, page, static_file
 
@@ -24,6 +24,7 @@ def routes() -> list[Route]:
         Route("/devices/{rest:path}", device_pages.device),
         Route("/changes", page("changes.html", fleet_pages.changes)),
         Route("/changes.{form:str}", fleet_pages.export_changes),
+        Route("/past", page("past.html", past_pages.fleet)),
         Route("/fragments/freshness", page("freshness.html", _nothing)),
         Route("/help", page("help.html", _nothing)),
     ]

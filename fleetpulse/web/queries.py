@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fleetpulse.core.errors import Misuse
 from fleetpulse.core.lifecycle import TROUBLE, Mode, Trigger
@@ -18,8 +18,12 @@ from fleetpulse.core.presence.presence_time import clock_description
 from fleetpulse.core.rows import Trust
 from fleetpulse.core.tables import literals
 from fleetpulse.core.times import END_OF_TIME_MS, parse_instant_ms
-from fleetpulse.reports.present.mirror import CHANGED, LISTED
+from fleetpulse.reports.present.mirror import CHANGED, HASH, LISTED
 from fleetpulse.reports.present.parts import UNJUDGED
+from fleetpulse.reports.present.tally import COUNTED
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 MOST_ROWS: Final = 1_000  # of a page
 MOST_TEXT: Final = 200  # characters of a value
@@ -27,9 +31,13 @@ _MOST_CHOICES: Final = 1_000  # characters of several values
 _MOST_CURSOR: Final = 4_096  # bytes
 _INT64: Final = range(-(2**63), 2**63)
 _EXACT: Final = {"site": "site", "class": "device_class", "gateway": "gateway"}
-_SORTS: Final = {  # sort key -> its expressions; the first is compared for paging
+_SORTS: Final = {  # sort key -> its column
     "since": "since", "device": "device_id", "site": "site", "class": "device_class", "mode": "mode",
 }  # fmt: skip
+_KEYS: Final = {
+    "since": "devices.since_ms",
+    "device": "device_id",
+}  # sort key -> SQL that is compared; otherwise the column, or empty
 SORT_KEYS: Final = tuple(key for one in _SORTS for key in (one, f"-{one}"))
 _COLUMN: Final = {"mode": "mode", **_EXACT, "trigger": "trigger", "clock": "clock"}
 ALL_FACETS: Final = tuple(_COLUMN)
@@ -44,17 +52,23 @@ class Condition:
     Attributes:
         sql: condition; ``true`` if there is none.
         values: parameters.
+        counted: table of the numbers ``n`` of the devices that it selects from.
     """
 
     sql: str
     values: Sequence[Any]
+    counted: str = "live.counted"
 
 
 EVERYTHING: Final = Condition("true", ())
-MODES: Final = """SELECT mode, count(*) AS n, count(*) FILTER (never_seen) AS never_seen
-                  FROM live.devices GROUP BY mode ORDER BY n DESC, mode"""
-WRONG_CLOCKS: Final = f"""SELECT clock, count(*) AS n FROM live.devices WHERE clock != '{Trust.ON_TIME}'
-                          GROUP BY clock ORDER BY clock"""
+_EACH: Final = "(SELECT *, 1 AS n FROM live.devices)"  # in place of `live.counted`, which has no ids
+_MATCHED: Final = Condition("true", (), "matched")  # devices that a search has found
+_MOST_MATCHES: Final = 50_000  # that are kept for the further queries of a request
+_N: Final = "coalesce(sum(n), 0)::BIGINT"
+MODES: Final = f"""SELECT mode, {_N} AS n, coalesce(sum(n) FILTER (never_seen), 0)::BIGINT AS never_seen
+                  FROM live.counted GROUP BY mode HAVING sum(n) > 0 ORDER BY sum(n) DESC, mode"""
+WRONG_CLOCKS: Final = f"""SELECT clock, {_N} AS n FROM live.counted WHERE clock != '{Trust.ON_TIME}'
+                          GROUP BY clock HAVING sum(n) > 0 ORDER BY clock"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +174,10 @@ def condition(parameters: Mapping[str, str]) -> Condition:
         Misuse: a value is invalid.
     """
     parts, values = ["true"], list[Any]()
-    if text := text_of(parameters, "q"):
-        parts.append("contains(lower(device_id), ?)")
-        values.append(text.lower())
+    if searched := text_of(parameters, "q"):
+        has_case = not searched.isascii() or any(map(str.isalpha, searched))
+        parts.append("contains(lower(device_id), ?)" if has_case else "contains(device_id, ?)")
+        values.append(searched.lower())
     modes = (*(mode.value for mode in Mode), UNJUDGED)
     for name, choices in (("mode", modes), ("trigger", [one.value for one in Trigger]), ("clock", [one.value for one in Trust])):
         if chosen := choices_of(parameters, name, choices):
@@ -174,7 +189,24 @@ def condition(parameters: Mapping[str, str]) -> Condition:
             values.append(text)
     if flag_of(parameters, "never_seen"):
         parts.append("never_seen")
-    return Condition(" AND ".join(parts), values)
+    return Condition(" AND ".join(parts), values, counted=_EACH if searched else EVERYTHING.counted)
+
+
+def search(cursor: "DuckDBPyConnection", where: Condition) -> Condition:
+    """Return a condition that selects the same devices; a search in all ids, which is slow, runs once.
+
+    Args:
+        cursor: connection of one request; the returned condition can be used until it is closed, in one transaction.
+        where: condition on the devices.
+    """
+    if where.counted != _EACH:
+        return where
+    cursor.begin()
+    columns = ", ".join(f'"{name}"' for name in ("device_id", "since_ms", *COUNTED))
+    found = f"SELECT rowid AS place, {columns}, 1 AS n FROM live.devices WHERE {where.sql} LIMIT {_MOST_MATCHES + 1}"
+    cursor.execute(f"CREATE TEMP TABLE matched AS {found}", list(where.values))
+    [(count,)] = cursor.execute("SELECT count(*) FROM matched").fetchall()
+    return where if count > _MOST_MATCHES else _MATCHED
 
 
 def device_filter(parameters: Mapping[str, str], default_limit: int = 50) -> DeviceFilter:
@@ -238,31 +270,49 @@ def cursor_of(row: Mapping[str, Any], wanted: DeviceFilter) -> str:
 def devices_sql(wanted: DeviceFilter, *, paged: bool = True, backwards: bool = False) -> tuple[str, list[Any]]:
     """Return SQL and parameters for a page of devices; instants are ``<name>_ms``.
 
+    A page needs the ids of devices only from the key of its last row on: they are slow to read.
+
     Args:
         wanted: filter.
         paged: whether to return one page; otherwise all rows, in the same order.
         backwards: whether the page is before the row of ``wanted.after``; its rows are in reversed order.
     """
-    expression = "coalesce(epoch_ms(since), -1)" if wanted.sort == "since" else f"coalesce({_SORTS[wanted.sort]}, '')"
-    descends = wanted.descending is not backwards
-    order = f"{expression} {'DESC' if descends else 'ASC'}, device_id {'DESC' if backwards else 'ASC'}"
+    key = _KEYS.get(wanted.sort) or f"coalesce({_SORTS[wanted.sort]}, '')"
+    direction = "DESC" if wanted.descending is not backwards else "ASC"
+    order = f"{key} {direction}, device_id {'DESC' if backwards else 'ASC'}"
     where, values = wanted.where.sql, list(wanted.where.values)
-    if paged and wanted.after is not None:
-        value, device_id = wanted.after
-        sign = "<" if descends else ">"
-        where += f" AND ({expression} {sign} ? OR ({expression} = ? AND device_id {'<' if backwards else '>'} ?))"
-        none = -1 if wanted.sort == "since" else ""
-        if isinstance(value, str) is not isinstance(none, str) and value is not None:
-            raise Misuse('parameter "after" is of another order; begin with the first page', code="parameter-invalid")
-        found = none if value is None else value
-        values += [found, found, device_id]
-    limit = f"LIMIT {wanted.limit}" if paged else ""
-    return f"SELECT {_device_columns()} FROM live.devices WHERE {where} ORDER BY {order} {limit}", values
+    limit = ""
+    if paged:
+        limit = f"LIMIT {wanted.limit}"
+        where, values = _after_row(wanted, key, direction, backwards=backwards)
+        if wanted.where is _MATCHED:
+            where = f"rowid IN (SELECT place FROM matched AS devices WHERE {where} ORDER BY {order} {limit})"
+        elif wanted.sort != "device":
+            keys = f"SELECT {key} AS key FROM live.devices AS devices WHERE {where} ORDER BY key {direction} {limit}"
+            last, sign = ("min", ">=") if direction == "DESC" else ("max", "<=")
+            where, values = f"{where} AND {key} {sign} (SELECT {last}(key) FROM ({keys}))", [*values, *values]
+    return f"SELECT {_device_columns()} FROM live.devices AS devices WHERE {where} ORDER BY {order} {limit}", values
+
+
+def _after_row(wanted: DeviceFilter, key: str, direction: str, *, backwards: bool) -> tuple[str, list[Any]]:
+    """Return the condition and the parameters of the rows after the row of ``wanted.after`` in an order."""
+    where, values = wanted.where.sql, list(wanted.where.values)
+    if wanted.after is None:
+        return where, values
+    value, device_id = wanted.after
+    none = -1 if wanted.sort == "since" else ""
+    if isinstance(value, str) is not isinstance(none, str) and value is not None:
+        raise Misuse('parameter "after" is of another order; begin with the first page', code="parameter-invalid")
+    sign = "<" if direction == "DESC" else ">"
+    found = none if value is None else value
+    following = f"{key} {sign} ? OR ({key} = ? AND device_id {'<' if backwards else '>'} ?)"
+    return f"{where} AND {key} {sign}= ? AND ({following})", [*values, found, found, found, device_id]
 
 
 def device_sql(device_id: str) -> tuple[str, list[Any]]:
     """Return SQL and parameters for the row of one device, as `devices_sql` returns it."""
-    return f"SELECT {_device_columns()} FROM live.devices WHERE device_id = ?", [device_id]
+    is_wanted = f"id_hash = {HASH.format('?')} AND device_id = ?"
+    return f"SELECT {_device_columns()} FROM live.devices WHERE {is_wanted}", [device_id, device_id]
 
 
 def _device_columns() -> str:
@@ -286,15 +336,15 @@ def facets_sql(where: Condition, names: Sequence[str], most: int) -> tuple[str, 
         SQL of rows with ``facet``, ``value`` and ``n``, for `facets_of`.
     """
     if not names:
-        return f"SELECT '{_ALL}' AS facet, count(*) AS n FROM live.devices WHERE {where.sql}", list(where.values)
+        return f"SELECT '{_ALL}' AS facet, {_N} AS n FROM {where.counted} WHERE {where.sql}", list(where.values)
     columns = {name: f'"{_COLUMN[name]}"' for name in names}
     sets = ", ".join(f"({column})" for column in columns.values())
     picked = " ".join(f"WHEN grouping({column}) = 0 THEN '{name}'" for name, column in columns.items())  # one column of each set
     sql = f"""
         SELECT * FROM (
-            SELECT CASE {picked} ELSE '{_ALL}' END AS facet, coalesce({", ".join(columns.values())}) AS value, count(*) AS n
-            FROM live.devices WHERE {where.sql} GROUP BY GROUPING SETS ({sets}, ()))
-        WHERE value IS NOT NULL OR facet = '{_ALL}'
+            SELECT CASE {picked} ELSE '{_ALL}' END AS facet, coalesce({", ".join(columns.values())}) AS value, {_N} AS n
+            FROM {where.counted} WHERE {where.sql} GROUP BY GROUPING SETS ({sets}, ()))
+        WHERE (value IS NOT NULL AND n > 0) OR facet = '{_ALL}'
         QUALIFY row_number() OVER (PARTITION BY facet ORDER BY n DESC, value) <= {int(most)}
         ORDER BY facet, n DESC, value
     """
@@ -383,6 +433,12 @@ def change_rows_sql(where: Condition, after: str, limit: int | None) -> tuple[st
     return f"SELECT {CHANGE_COLUMNS} FROM live.changes WHERE {sql} ORDER BY {_CHANGE_KEY} DESC {page}", values
 
 
+def device_changes_sql(device_id: str) -> tuple[str, list[Any]]:
+    """Return SQL and parameters for the transitions of one device in the last day."""
+    is_wanted = f"id_hash = {HASH.format('?')} AND device_id = ?"
+    return f"SELECT {CHANGE_COLUMNS} FROM live.changes WHERE {is_wanted}", [device_id, device_id]
+
+
 def change_count_sql(where: Condition) -> tuple[str, list[Any]]:
     """Return SQL and parameters for the number ``n`` of transitions that match, see `changes_sql`."""
     return f"SELECT count(*) AS n FROM live.changes WHERE {where.sql}", list(where.values)
@@ -433,7 +489,7 @@ def _groups_sql(column: str, where: Condition) -> str:
     return f"""
         SELECT name, sum(n)::BIGINT AS devices, coalesce(sum(n) FILTER (mode IN ({literals(TROUBLE)})), 0)::BIGINT AS trouble,
                map_from_entries(list((mode, n) ORDER BY mode)) AS modes
-        FROM (SELECT coalesce("{column}", '') AS name, mode, count(*) AS n FROM live.devices
-              WHERE {where.sql} AND mode != '{UNJUDGED}' GROUP BY ALL)
+        FROM (SELECT coalesce("{column}", '') AS name, mode, {_N} AS n FROM {where.counted}
+              WHERE {where.sql} AND mode != '{UNJUDGED}' GROUP BY ALL HAVING sum(n) > 0)
         GROUP BY name
     """

@@ -4,11 +4,15 @@ import time
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from threading import Lock
-from typing import Any
+from typing import Any, Final
+
+import structlog
+
+LEAD_S: Final = 2.0  # before a value expires, it may be renewed, so that no request waits for it
 
 
 class RecentValues:
-    """Values by name, each read at most once in an interval.
+    """Values by name, each read again after an interval, by a request or shortly before by `renew`.
 
     Args:
         clock: function that returns seconds.
@@ -19,6 +23,7 @@ class RecentValues:
         self._lock = Lock()
         self._locks: dict[str, Lock] = {}
         self._known: dict[str, tuple[float, Any]] = {}
+        self._expiring: dict[str, Callable[[], Any]] = {}  # values that were requested shortly before they expire
 
     def get(self, name: str, every_s: float, read: Callable[[], Any]) -> Any:
         """Return a value.
@@ -31,6 +36,11 @@ class RecentValues:
             every_s: age from which the value is read again, seconds.
             read: function that reads it; if it raises, the next request reads again.
         """
+        before = self._known.get(name)
+        if before is not None and (age_s := self._clock() - before[0]) < every_s:
+            if age_s >= every_s - min(LEAD_S, every_s / 2):
+                self._expiring[name] = read
+            return before[1]
         with self._lock:
             lock = self._locks.setdefault(name, Lock())
         if not lock.acquire(blocking=False):
@@ -46,6 +56,23 @@ class RecentValues:
             return known[1]
         finally:
             lock.release()
+
+    @property
+    def is_expiring(self) -> bool:
+        """Whether `renew` has values to read."""
+        return bool(self._expiring)
+
+    def renew(self) -> None:
+        """Read the values again that were requested shortly before they expire.
+
+        A value that cannot be read stays until it expires; then a request gets the error.
+        """
+        while self._expiring:
+            name, read = self._expiring.popitem()
+            try:
+                self._known[name] = self._clock(), read()
+            except Exception as error:  # noqa: BLE001 - see above
+                structlog.get_logger().warning("value cannot be read", name=name, error=str(error) or type(error).__name__)
 
 
 class VersionedValues:

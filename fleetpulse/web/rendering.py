@@ -71,8 +71,10 @@ TRIGGERS: Final = {  # trigger -> short description
     Trigger.ERRORS: "too many errors within the window",
     Trigger.RECOVERED: "fewer errors than the limit are within the window",
     Trigger.SEQUENCE: "its errors match the sequence of an attack",
+    Trigger.VELOCITY: "enough events in one session: held for review",
     Trigger.RELEASED: "an operator released it",
     Trigger.HOLD_OVER: "flagged for the longest time that the policy allows",
+    Trigger.SESSION_OVER: "its session ended while it was held for review",
     Trigger.MAINTAIN: "an operator started maintenance",
     Trigger.UPDATE: "an operator started an update",
     Trigger.UNTIL: "the announced end of maintenance or update",
@@ -303,13 +305,17 @@ def page(template: str, view: View) -> Callable[[Request], Any]:
     """
 
     async def route(request: Request) -> Response:
-        live: LiveFleet = request.app.state.live
-        reached = await run_in_threadpool(live.reached)
-        fresh = await run_in_threadpool(freshness, live, reached)
-        context = await run_in_threadpool(view, live, request)
-        return render(request, template, {"fresh": fresh, "now_ms": fresh.now_ms, **context})
+        return await run_in_threadpool(_rendered, request, template, view)
 
     return route
+
+
+def _rendered(request: Request, template: str, view: View) -> Response:
+    """Render a view; call it in a thread, so that others can be answered meanwhile."""
+    live: LiveFleet = request.app.state.live
+    fresh = freshness(live, live.reached())
+    context = view(live, request)
+    return render(request, template, {"fresh": fresh, "now_ms": fresh.now_ms, **context})
 
 
 def is_for_people(request: Request) -> bool:

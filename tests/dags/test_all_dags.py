@@ -38,6 +38,13 @@ EDGES = {  # downstream tasks by DAG; a teardown has an edge from its setup as w
     "fleet_maintain": ["maintain"],
     "fleet_tidy": ["tidy"],
     "fleet_report": ["judged", "report"],
+    "fleet_rollout": [
+        "write_plan",
+        *(f"{task}_{number}" for number in (1, 2, 3) for task in ("plan", "approve", "start", "check")),
+        "stop",
+        "outcome",
+    ],
+    "fleet_command": ["command"],
 }
 
 RUNS = {  # cron line (UTC), assets whose events start a run, and deadline from when a run is queued
@@ -53,8 +60,10 @@ RUNS = {  # cron line (UTC), assets whose events start a run, and deadline from 
     "fleet_maintain": ("40 * * * *", set[str](), timedelta(hours=3)),
     "fleet_tidy": ("50 2 * * *", set[str](), timedelta(hours=3)),
     "fleet_report": ("15 0 * * *", set[str](), timedelta(hours=7)),
+    "fleet_rollout": (None, set[str](), timedelta(hours=336)),
+    "fleet_command": (None, set[str](), timedelta(hours=3)),
 }
-RETRIES = {"supervise": 1, "approve": 1}  # all other tasks have two
+RETRIES = {"supervise": 1, "approve": 1, "approve_1": 1, "approve_2": 1, "approve_3": 1}  # all other tasks have two
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +79,8 @@ def expected(edges: Any) -> dict[str, set[str]]:
     after = {name: set(edges[index + 1 : index + 2]) for index, name in enumerate(edges)}
     if "go_back" in after:
         after["stop"].add("go_back")
+    if "write_plan" in after:
+        after["write_plan"].add("stop")
     return after
 
 
@@ -106,7 +117,7 @@ def test_a_dag_has_owner_tags_runbook_limits_and_callback(name: str, dags: dict[
     for task in dag.tasks:
         assert task.owner == "fleet operations"
         assert task.task_id == "outcome" or task.has_on_failure_callback
-        assert task.task_id == "approve" or task.execution_timeout <= timedelta(hours=2)
+        assert task.task_id.startswith("approve") or task.execution_timeout <= timedelta(hours=2)
 
 
 @pytest.mark.parametrize("name", FILES)

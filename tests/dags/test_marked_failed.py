@@ -109,7 +109,7 @@ def test_a_rejection_is_no_failure_but_a_skipped_step_after_an_approval_is(answe
 
     from fleetpulse.orchestration.operators import RunResultOperator
 
-    task = RunResultOperator(task_id="outcome", of=["approve", "stop"], asked_by="approve")
+    task = RunResultOperator(task_id="outcome", of=["approve", "stop"], asked_by=["approve"])
     context = {"ti": Ti({"approve": "success", "stop": "skipped"}, {"approve": answer})}
     if result:
         assert task.execute(context) == result

@@ -129,7 +129,9 @@ def test_a_device_id_is_quoted_in_commands_and_escaped_in_forms(page: Any) -> No
     device = "a b'; rm -rf \"<x>"
     [again, hold, release] = offers(request, "judge-again", "hold", "release", device=device)
     assert again.may_start and [(one.name, one.value) for one in again.fields] == [("device", device)]
-    assert not hold.may_start and not release.may_start
+    assert {one.name: one.value for one in hold.fields} == {"action": "maintain", "device": device, "expect": "1", "for": "2h"}
+    assert {one.name: one.value for one in release.fields} == {"action": "release", "device": device, "expect": "1"}
+    assert hold.may_start and release.may_start
     assert shlex.split(hold.command)[:4] == ["./fleet", "device", "maintain", device]
     assert shlex.split(command(page.app.state.home, ("amend", "--device", "{device}"), device))[3] == device
 

@@ -107,6 +107,29 @@ FAULTS: Final = (
         (f"{_FOLD}::test_a_sequence_flags_a_device_if_it_ends_by_the_end_of_the_window",),
     ),
     Fault(
+        "session-excludes-a-signal-at-its-limit",
+        (
+            Change(
+                "fleetpulse/core/fold.py",
+                "at_ms - device.quiet_since_ms > rules.session_idle_ms",
+                "at_ms - device.quiet_since_ms >= rules.session_idle_ms",
+            ),
+            Change(
+                "fleetpulse/columnar/jit/kernel.py",
+                "at_ms - devices[i, QUIET_SINCE] > context.rules[policy, of_class, SESSION_IDLE]",
+                "at_ms - devices[i, QUIET_SINCE] >= context.rules[policy, of_class, SESSION_IDLE]",
+            ),
+        ),
+        (f"{_FOLD}::test_a_session_ends_by_idleness_of_more_than_its_limit",),
+    ),
+    _fault(
+        "confirmed-flag-ends-after-its-hold",
+        "fleetpulse/core/deadlines.py",
+        "device.flagged_until_ms is not None and device.confirmed_ms is None",
+        "device.flagged_until_ms is not None",
+        f"{_FOLD}::test_a_confirmed_flag_ends_only_by_a_command",
+    ),
+    Fault(
         "runtime-excludes-a-gap-of-exactly-the-timeout",
         (
             Change(

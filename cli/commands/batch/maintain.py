@@ -62,6 +62,9 @@ def _steps(home: Home, report: Callable[[str], None], *, dry_run: bool) -> Itera
         replaced_ms=settings.keep_replaced,
         generations_ms=settings.keep_generations,
         audit_ms=settings.keep_audit,
+        sessions_ms=settings.keep_sessions,
+        vitals_ms=settings.keep_vitals,
+        commands_ms=settings.keep_commands,
     )
     for step in run(home, keep, dry_run=dry_run, report=report):
         yield {**asdict(step), "dry_run": dry_run}

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from cli.commands.fleet.device_bulk import bulk
 from cli.common.options import DEFAULT_HOME, HomeOption, JsonOption
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.messages.decode import Rejection, decode
@@ -42,6 +43,9 @@ class _DeviceOrVerb(TyperGroup):
 device = typer.Typer(
     cls=_DeviceOrVerb, no_args_is_help=True, help="Show a device (fleet device ID), or register and control devices."
 )
+
+
+device.command("bulk")(bulk)
 
 
 def register(app: typer.Typer) -> None:
@@ -167,8 +171,21 @@ def _entry(identity: DeviceIdentity, device_id: str, site: str | None, content: 
     return _registry(identity, device_id, site if site or SEPARATOR in device_id else "main", content)
 
 
-def _control(home: Path, device_id: str, content: dict[str, Any], at_site: str | None = None) -> Command:
-    site, name = _site_and_id(Home(home).identity(), device_id, at_site)
+def about_device(identity: DeviceIdentity, device_id: str, content: dict[str, Any], at_site: str | None = None) -> Command:
+    """Return a command about a device: a control row, or a registry entry if it takes the device out of service.
+
+    Args:
+        identity: fields that identify a device in the home.
+        device_id: id of the device.
+        content: payload; ``op`` is that of a control row, or decommission.
+        at_site: site of the topic; None for the whole fleet, or the site in the id.
+
+    Raises:
+        FleetError: the id cannot be part of a topic.
+    """
+    if content["op"] == "decommission":
+        return _registry(identity, device_id, None, content)
+    site, name = _site_and_id(identity, device_id, at_site)
     check_names(site, name)
     return f"fleet/{site}/{name}/{Kind.CONTROL}", content
 
@@ -244,7 +261,7 @@ def import_(
 @device.command("decommission")
 def decommission(device_id: DeviceArgument, home: HomeOption = DEFAULT_HOME) -> None:
     """Take a device out of service; its signals are then counted but not judged."""
-    command = _registry(Home(home).identity(), device_id, None, {"op": "decommission"})
+    command = about_device(Home(home).identity(), device_id, {"op": "decommission"})
     _spool_about_device(home, command, f'device "{device_id}" is decommissioned')
 
 
@@ -334,16 +351,16 @@ def maintain(
             f"the end of maintenance must be in the future; got {format_instant(until_ms)}; use a later one",
             code="instant-not-future",
         )
-    _require_not_too_long(home, device_id, now_ms, until_ms)
+    require_not_too_long(home, device_id, now_ms, until_ms)
     content = {"op": "update" if update else "maintain", "until": until_ms}
     _spool_about_device(
         home,
-        _control(home, device_id, content),
+        about_device(Home(home).identity(), device_id, content),
         f'device "{device_id}" is in maintenance or update until {format_instant(until_ms)}',
     )
 
 
-def _require_not_too_long(home: Path, device_id: str, now_ms: int, until_ms: int) -> None:
+def require_not_too_long(home: Path, device_id: str, now_ms: int, until_ms: int) -> None:
     """Refuse a maintenance time that exceeds ``longest_hold`` of the device's rules.
 
     The lifecycle job would refuse it too, but only later and in a table.
@@ -362,12 +379,25 @@ def _require_not_too_long(home: Path, device_id: str, now_ms: int, until_ms: int
         )
 
 
+@device.command("confirm")
+def confirm(device_id: DeviceArgument, home: HomeOption = DEFAULT_HOME) -> None:
+    """Confirm the flag of a device after a review: it then ends only by a release or a decommission."""
+    refused = "if it has none, the command is refused: ./fleet late --kind refused"
+    _spool_about_device(
+        home,
+        about_device(Home(home).identity(), device_id, {"op": "confirm"}),
+        f'the flag of device "{device_id}" is confirmed; {refused}',
+    )
+
+
 @device.command("release")
 def release(device_id: DeviceArgument, home: HomeOption = DEFAULT_HOME) -> None:
     """End the update of a device, or clear its flag."""
     refused = "if it has neither, the command is refused: ./fleet late --kind refused"
     _spool_about_device(
-        home, _control(home, device_id, {"op": "release"}), f'device "{device_id}" is released from its update or flag; {refused}'
+        home,
+        about_device(Home(home).identity(), device_id, {"op": "release"}),
+        f'device "{device_id}" is released from its update or flag; {refused}',
     )
 
 
@@ -398,7 +428,7 @@ def command(
     opened.record()
     command_id = secrets.token_hex(8) if id_ is None else id_
     sent = {"op": COMMAND, "id": command_id, "name": name, "payload": content}
-    spool(opened, [_control(home, device_id, sent, _site_for_delivery(opened, device_id, site))])
+    spool(opened, [about_device(opened.identity(), device_id, sent, _site_for_delivery(opened, device_id, site))])
     if json_lines:
         typer.echo(json.dumps({"id": command_id, "device_id": device_id, "name": name}))
     else:

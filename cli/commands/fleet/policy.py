@@ -52,6 +52,8 @@ def check(file: FileArgument, json_lines: JsonOption = False) -> None:
     shown = console()
     shown.print(table)
     shown.print(f"unknown devices: {checked.unknown_devices}")
+    for metric, vital in sorted(checked.vitals.items()):
+        shown.print(as_markup(f"vitals of {metric}: {vital.described()}"))
 
 
 def _shown(name: str, value: Any) -> str:

@@ -17,6 +17,7 @@ from fleetpulse.core.policy import Policy
 from fleetpulse.core.presence.identities import topic_of
 from fleetpulse.core.rollouts.cohorts import cohort_of, cohort_sizes, command_id
 from fleetpulse.core.rollouts.plan import RolloutPlan
+from fleetpulse.core.rollouts.planned import describe_devices
 from fleetpulse.core.rollouts.rollout import Rollout, Status
 from fleetpulse.core.rollouts.verdict import Observation, Result, Verdict, judge_cohort
 from fleetpulse.core.rows import Kind
@@ -49,7 +50,7 @@ class Outlook:
     sizes: tuple[int, ...]
 
     def lines(self) -> list[str]:
-        """Return the outlook for people, one sentence a line; `devices_planned` reads the second one."""
+        """Return the outlook for people, one sentence a line; Airflow reads the second one."""
         plan = self.plan
         shares = [f"{share} %" for share in plan.cohorts]
         cohorts = [
@@ -58,7 +59,7 @@ class Outlook:
         ]
         return [
             f'rollout "{plan.name}" (plan {plan.digest}): firmware {plan.version}',
-            f"devices: {len(self.devices):,} ({plan.scope.text})",
+            describe_devices(len(self.devices), plan.scope.text),
             *cohorts,
             f"each cohort is observed for {format_duration(plan.soak_ms)}; a device may be silent for "
             f"{format_duration(plan.flash_ms)} while it installs the firmware",

@@ -29,6 +29,7 @@ from fleetpulse.core.presence.presence_time import FAULTS, classify_event_time, 
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import EVERYONE, SIGNALS, Identity, Kind, Origin, Row, Trust, identity
+from fleetpulse.core.streams.commands import is_for_device
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.home.home import BRIDGE, Home
@@ -53,7 +54,7 @@ class MessageResult:
 
     Attributes:
         state: keyword for programs: judged, waiting (pending), late, duplicate, unjudged,
-            quarantined, foreign, ignored, history, retained, canary.
+            quarantined, foreign, ignored, history, retained, canary, command.
         text: sentence for people.
     """
 
@@ -152,6 +153,8 @@ def read_message(
         return [(shown, MessageResult("retained", "a retained copy: not a signal"))]
     if message.topic == CANARY:
         return [(shown, MessageResult("canary", "canary of the bridge: the bridge is listening"))]
+    if is_for_device(message.topic):
+        return [(shown, MessageResult("command", "a command to the device: ./fleet commands"))]
     rows = rows_of(decode_any(mappings, message.topic, message.payload, now_ms, Origin.MQTT))
     if not rows:
         return [(shown, MessageResult("ignored", "ignored: the mapping does not take this message as one of a device"))]

@@ -12,11 +12,9 @@ import typer
 from cli.common.dry_run import DryRun, print_dry_run, tables_read
 from cli.common.options import DEFAULT_HOME, DryOption, HomeOption, RowsOption, check_mode
 from cli.common.output import as_json, as_table, cell, console, instant_ms
-from fleetpulse.core.errors import FleetError, Misuse
+from fleetpulse.core.errors import FleetError
 from fleetpulse.core.times import END_OF_TIME_MS, format_duration, format_instant, parse_instant_ms
-from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.system.wall_clock import wall_clock_ms
 
 _FLEET = ("device_id", "mode", "since", "trigger", "last_seen", "site", "device_class", "gateway")
 _LIFE = ("since", "until", "for", "mode", "trigger", "reason")
@@ -79,53 +77,11 @@ def _describe_dry_run(home: Home, device: str | None, moment: Any) -> DryRun:
 
 
 def _moment(home: Home, at_ms: int, known: str) -> Any:
-    """Check the requested instants; return them with the event time up to which rows were judged.
+    """Check the requested instants; return them with the event time up to which rows were judged."""
+    from fleetpulse.reports.moments import moment_of
 
-    Raises:
-        FleetError: the home has no history, or its history begins later.
-        Misuse: an instant lies in the future.
-    """
-    from fleetpulse.reports import judgements as reports
-    from fleetpulse.reports.time_travel import Moment, first_instant_ms
-
-    now_ms = wall_clock_ms()
     known_ms = END_OF_TIME_MS if known == "now" else at_ms if known == "then" else parse_instant_ms(known)
-    for name, asked_ms in (("--to", at_ms), ("--known", known_ms)):
-        if now_ms < asked_ms != END_OF_TIME_MS:
-            raise Misuse(
-                f"{name} must be an instant in the past; got {format_instant(asked_ms)}; name an earlier instant",
-                code="instant-not-past",
-            )
-    shards = reports.shards(home, None)
-    if shards is None:
-        raise FleetError(
-            f'the home "{home.path}" has no history; replay a recording: ./fleet replay RECORDING --home {home.path}',
-            code="home-without-history",
-        )
-    if at_ms < (first_ms := first_instant_ms(home, shards.start_ms)):
-        began = format_instant(first_ms)
-        raise FleetError(
-            f'the history of "{home.path}" begins at {began}; got --to {format_instant(at_ms)}; use {began} or later',
-            code="instant-before-history",
-        )
-    return Moment(at_ms, known_ms, _judged_to(home, known_ms))
-
-
-def _judged_to(home: Home, known_ms: int) -> int:
-    """Return the event time up to which rows were judged at ``known_ms``; -1 if there is none."""
-    from fleetpulse.reports import judgements as reports
-    from fleetpulse.reports.time_travel import judged_between
-
-    deployment = home.deployment()
-    frontier_ms = reports.frontier_ms(home, judged_ms(home.checkpoint))
-    now_ms = None if frontier_ms is None else deployment.emitted_through_ms(frontier_ms)
-    if now_ms is None or known_ms == END_OF_TIME_MS:
-        return -1 if now_ms is None else now_ms
-    first, _ = judged_between(home)
-    by_then = reports.shards(home, known_ms) if first is not None and instant_ms(first) <= known_ms else None
-    return (
-        -1 if by_then is None or by_then.frontier_ms is None else min(deployment.emitted_through_ms(by_then.frontier_ms), now_ms)
-    )
+    return moment_of(home, at_ms, known_ms, ("--to", "--known"))
 
 
 def _judged_when(home: Home, known_ms: int) -> str:

@@ -33,6 +33,7 @@ from fleetpulse.io.delta.log import holds_table
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.mqtt.embedded import broker_log
 from fleetpulse.io.system.wall_clock import wall_clock_ms
+from fleetpulse.io.tables.tables import one_instance
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -317,7 +318,8 @@ def show_device(home: Home, device_id: str, *, json_lines: bool) -> None:
     """
     from fleetpulse.reports import judgements as reports
 
-    status = reports.require_status(home, device_id, judged_ms(home.checkpoint))
+    with one_instance():
+        status = reports.require_status(home, device_id, judged_ms(home.checkpoint))
     if json_lines:
         retracted = [plain_row(one) for one in status.retracted_offline]
         as_json([{**status.summary, "timeline": [plain_row(row) for row in status.transitions], "retracted_offline": retracted}])

@@ -42,7 +42,8 @@ def vitals(
         return
     if not found:
         console().print(
-            f'"{device}" has no closed window; expected "vitals" in the setting streams, and [vitals.METRIC] in the policy in force'
+            f'"{device}" has no closed window; expected "vitals" in the setting streams, and [vitals.METRIC] in the policy '
+            f"in force"
         )
         return
     columns = ("metric", "window_start", "width", *FIGURES, "site", "late")

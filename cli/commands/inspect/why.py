@@ -22,6 +22,7 @@ _NEXT = {  # deadlines that lead to a mode which depends on the facts about the 
     Trigger.UNTIL: "end of maintenance or update",
     Trigger.RECOVERED: "end of the count of errors",
     Trigger.HOLD_OVER: "end of the flag",
+    Trigger.SESSION_OVER: "end of the session that is held for review",
 }
 _LATE = ("received_at", "event_time", "message_kind", "seq", "late_by_ms")
 

@@ -2,5 +2,5 @@
 
 from typing import Final
 
-STORED_FORM: Final = 5
-WRITTEN_FORMS: Final = (4, STORED_FORM)  # a release can write the previous version too, which makes a rollback possible
+STORED_FORM: Final = 6
+WRITTEN_FORMS: Final = (4, 5, STORED_FORM)  # a release can write earlier versions too, which makes a rollback possible

@@ -261,7 +261,7 @@ class FoldCall:
                 rejections(signals.take(pa.array(copies)), JudgementKind.DUPLICATE, [REASONS[JudgementKind.DUPLICATE]])
             )
         kinds = signals["kind"].to_numpy()
-        devices.remember(places[(kinds == _ERROR) & (places >= 0)])
+        devices.remember(places[np.isin(kinds, self._remembered_kinds()) & (places >= 0)])
         boots, boot_names = self._boots(signals, places)
         rows = kernel.matrix(
             order,
@@ -294,6 +294,12 @@ class FoldCall:
         if len(changed):
             numbers = after[changed]
             devices.set_boots(changed, boot_names.take(pa.array(numbers - OTHER, mask=numbers < 0)))
+
+    def _remembered_kinds(self) -> list[int]:
+        """Return the kinds of signals that are remembered: errors, and events of velocity rules."""
+        policies = (one.policy for one in self._policies.dated)
+        rules = (one for policy in policies for one in (policy.rules, *policy.classes.values()))
+        return [_ERROR, *{KINDS.index(Kind(one.velocity_kind)) for one in rules if one.velocity_events is not None}]
 
     def _boots(self, signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, pa.StringArray]:
         """Number the boots of signals relative to the boot of each signal's device.

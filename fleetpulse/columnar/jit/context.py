@@ -15,6 +15,7 @@ from fleetpulse.columnar.jit.cache import jit_no_refcount
 from fleetpulse.core.lifecycle import HELD, PRESENT, TRANSITIONS, Mode, Trigger
 from fleetpulse.core.policy import MAX_SEQUENCE, Policies, Rules
 from fleetpulse.core.presence.coverage import Coverage
+from fleetpulse.core.rows import RANK, Kind
 
 Int64s = NDArray[np.int64]
 NONE: Final = np.iinfo(np.int64).min  # null of int64 columns
@@ -23,12 +24,15 @@ MODES: Final = tuple(Mode)
 TRIGGERS: Final = tuple(Trigger)
 
 RULES: Final = ("timeout_ms", "death_grace_ms", "forget_after_ms", "degraded_errors", "degraded_window_ms", "flagged_window_ms",
-                "flagged_hold_ms", "last_errors", "gateway_outage_limit_ms", "late_proves_alive")  # fmt: skip
+                "flagged_hold_ms", "last_errors", "gateway_outage_limit_ms", "late_proves_alive", "session_idle_ms",
+                "velocity_events", "velocity_hold_ms")  # fmt: skip
 (TIMEOUT, DEATH_GRACE, FORGET_AFTER, DEGRADED_ERRORS, DEGRADED_WINDOW, FLAGGED_WINDOW, FLAGGED_HOLD, LAST_ERRORS,
- OUTAGE_LIMIT, LATE_PROVES) = range(len(RULES))  # fmt: skip
+ OUTAGE_LIMIT, LATE_PROVES, SESSION_IDLE, VELOCITY_EVENTS, VELOCITY_HOLD) = range(len(RULES))  # fmt: skip
 STEPS: Final = len(RULES)  # first column of the flagged sequence: error codes, -1 after its end
 SEQUENCE: Final = STEPS + MAX_SEQUENCE  # number of the flagged sequence
-QUARANTINES: Final = SEQUENCE + 1  # whether unknown devices are listed instead of judged
+VELOCITY_KIND: Final = SEQUENCE + 1  # rank of the kind that the velocity rule counts, -1 if it is off
+VELOCITY_CODE: Final = VELOCITY_KIND + 1  # code that the velocity rule counts, -1 for any
+QUARANTINES: Final = VELOCITY_CODE + 1  # whether unknown devices are listed instead of judged
 EFFECTIVE: Final = QUARANTINES + 1  # instant from which the policy is in effect
 _WIDTH: Final = EFFECTIVE + 1
 
@@ -39,8 +43,8 @@ class PackedContext(NamedTuple):
     Attributes:
         listening: instant before which nothing is covered, covered time at that instant, then start
             and end of each gap (`NEVER` while it is open).
-        rules: policy x class x column, with columns `RULES`, `STEPS`, `SEQUENCE`, `QUARANTINES`,
-            `EFFECTIVE`; policies in the order in which they take effect.
+        rules: policy x class x column, with columns `RULES`, `STEPS`, `SEQUENCE`, `VELOCITY_KIND`,
+            `VELOCITY_CODE`, `QUARANTINES`, `EFFECTIVE`; policies in the order in which they take effect.
     """
 
     listening: Int64s
@@ -104,7 +108,7 @@ def packed_context(
         coverage: coverage of a shard.
         policies: policies that may be in force.
         classes: names of the device classes, by number.
-        codes: numbers of error codes; codes of the flagged sequences are added.
+        codes: numbers of error codes; codes of the flagged sequences and of velocity rules are added.
         sequences: numbers of flagged sequences; sequences of the policies are added.
     """
     dated = policies.dated
@@ -115,6 +119,10 @@ def packed_context(
             rules[p, c, : len(RULES)] = [_number(getattr(rule, field)) for field in RULES]
             rules[p, c, STEPS : STEPS + len(rule.flagged_codes)] = [codes.number(code) for code in rule.flagged_codes]
             rules[p, c, SEQUENCE] = sequences.number(rule.flagged_codes)
+            if rule.velocity_events is not None:
+                rules[p, c, VELOCITY_KIND] = RANK[Kind(rule.velocity_kind)]
+                if rule.velocity_code is not None and rule.velocity_kind == Kind.ERROR:
+                    rules[p, c, VELOCITY_CODE] = codes.number(rule.velocity_code)
         rules[p, :, QUARANTINES] = one.policy.unknown_devices == "quarantine"
         rules[p, :, EFFECTIVE] = one.effective_from_ms
     gaps = [instant for opened, closed in coverage.gaps for instant in (opened, NEVER if closed is None else closed)]

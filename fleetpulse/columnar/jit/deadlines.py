@@ -16,6 +16,7 @@ from fleetpulse.columnar.jit.context import (
     NEVER,
     NONE,
     OUTAGE_LIMIT,
+    SESSION_IDLE,
     TIMEOUT,
     TRIGGERS,
     PackedContext,
@@ -24,12 +25,14 @@ from fleetpulse.columnar.jit.context import (
 from fleetpulse.columnar.jit.layout import (
     CLASS,
     CLASS_SINCE,
+    CONFIRMED,
     DEATH,
     DEATH_COVERED,
     DEGRADED_UNTIL,
     EXCUSED,
     FLAGGED_UNTIL,
     HELD_UNTIL,
+    MEMORY,
     MODE,
     MODE_SINCE,
     OUTAGE,
@@ -38,6 +41,7 @@ from fleetpulse.columnar.jit.layout import (
     OWN_TIMEOUT,
     QUIET_COVERED,
     QUIET_SINCE,
+    REVIEW,
     Matrix,
 )
 from fleetpulse.core.lifecycle import Mode, Trigger
@@ -52,6 +56,7 @@ _GATEWAY_DEATH: Final = TRIGGERS.index(Trigger.GATEWAY_DEATH)
 _UNTIL: Final = TRIGGERS.index(Trigger.UNTIL)
 _RECOVERED: Final = TRIGGERS.index(Trigger.RECOVERED)
 _HOLD_OVER: Final = TRIGGERS.index(Trigger.HOLD_OVER)
+_SESSION_OVER: Final = TRIGGERS.index(Trigger.SESSION_OVER)
 _FORGET: Final = TRIGGERS.index(Trigger.FORGET)
 
 
@@ -103,7 +108,21 @@ def _reached(devices: Matrix, context: PackedContext, i: int, least_ms: int, sin
 
 
 @jit_no_refcount
-def next_due(devices: Matrix, context: PackedContext, i: int) -> tuple[int, int]:
+def _end_of_flag(devices: Matrix, memory: Matrix, context: PackedContext, i: int) -> tuple[int, int]:
+    """Return the instant at which the flag of a flagged device ends, and the trigger; `NEVER` if it is confirmed."""
+    slot, until_ms, trigger = devices[i, MEMORY], devices[i, FLAGGED_UNTIL], _HOLD_OVER
+    if slot >= 0 and memory[slot, CONFIRMED] != NONE:
+        until_ms = NEVER
+    elif slot >= 0 and memory[slot, REVIEW] != NONE:
+        last_ms = devices[i, QUIET_SINCE]
+        idle_ms = _reached(devices, context, i, last_ms, last_ms, SESSION_IDLE, False)
+        if idle_ms < until_ms:
+            until_ms, trigger = idle_ms, _SESSION_OVER
+    return until_ms, trigger
+
+
+@jit_no_refcount
+def next_due(devices: Matrix, memory: Matrix, context: PackedContext, i: int) -> tuple[int, int]:
     """Return the earliest deadline of a device and its trigger.
 
     If two deadlines are at the same instant, the one checked first fires.
@@ -136,14 +155,14 @@ def next_due(devices: Matrix, context: PackedContext, i: int) -> tuple[int, int]
         due_ms, trigger = held_ms, _UNTIL
     if devices[i, DEGRADED_UNTIL] != NONE and devices[i, DEGRADED_UNTIL] < due_ms:
         due_ms, trigger = devices[i, DEGRADED_UNTIL], _RECOVERED
-    if devices[i, FLAGGED_UNTIL] != NONE and devices[i, FLAGGED_UNTIL] < due_ms:
-        due_ms, trigger = devices[i, FLAGGED_UNTIL], _HOLD_OVER
-    if mode == _OFFLINE:
-        forget_ms = _reached(devices, context, i, quiet_since_ms, quiet_ms, FORGET_AFTER, True)
-        if forget_ms < due_ms:
-            due_ms, trigger = forget_ms, _FORGET
-    if mode == _DECOMMISSIONED:
-        forget_ms = _reached(devices, context, i, least_ms, least_ms, FORGET_AFTER, False)
+    if devices[i, FLAGGED_UNTIL] != NONE:
+        until_ms, ends = _end_of_flag(devices, memory, context, i)
+        if until_ms < due_ms:
+            due_ms, trigger = until_ms, ends
+    if mode in (_OFFLINE, _DECOMMISSIONED):
+        is_offline = mode == _OFFLINE
+        since_ms, since = (quiet_since_ms, quiet_ms) if is_offline else (least_ms, least_ms)
+        forget_ms = _reached(devices, context, i, since_ms, since, FORGET_AFTER, is_offline)
         if forget_ms < due_ms:
             due_ms, trigger = forget_ms, _FORGET
     return due_ms, trigger

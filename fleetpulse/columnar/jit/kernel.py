@@ -28,9 +28,14 @@ from fleetpulse.columnar.jit.context import (
     NONE,
     QUARANTINES,
     SEQUENCE,
+    SESSION_IDLE,
     STEPS,
     TIMEOUT,
     TRIGGERS,
+    VELOCITY_CODE,
+    VELOCITY_EVENTS,
+    VELOCITY_HOLD,
+    VELOCITY_KIND,
     Int64s,
     PackedContext,
     covered,
@@ -47,6 +52,7 @@ from fleetpulse.columnar.jit.layout import (
     CLOCK_FAULT,
     CLOCK_OFFSET,
     CODES,
+    CONFIRMED,
     CONFLICT,
     DEATH,
     DEATH_COVERED,
@@ -92,6 +98,7 @@ from fleetpulse.columnar.jit.layout import (
     R_SITE,
     R_TRUST,
     REBOOTS,
+    REVIEW,
     ROW_FIELDS,
     RUNTIME,
     SEQ,
@@ -120,6 +127,8 @@ from fleetpulse.columnar.jit.layout import (
     TRANSITION,
     TRUSTS,
     UNKNOWN_DEVICE,
+    VELOCITY_COUNT,
+    VELOCITY_SINCE,
     Matrix,
 )
 from fleetpulse.columnar.jit.sending_order import fell_back, was_sent_earlier, was_sent_later
@@ -143,7 +152,7 @@ _PROVISIONED, _ONLINE, _DEGRADED, _FLAGGED, _OFFLINE, _DECOMMISSIONED, _FORGOTTE
         Mode.UNREACHABLE,
     )
 )
-_SIGNAL, _SILENCE, _ERRORS, _RECOVERED, _SEQUENCE, _HOLD_OVER, _UNTIL, _UPDATED, _GATEWAY_RETURN = (
+_SIGNAL, _SILENCE, _ERRORS, _RECOVERED, _SEQUENCE, _HOLD_OVER, _UNTIL, _UPDATED, _GATEWAY_RETURN, _VELOCITY, _SESSION_OVER = (
     TRIGGERS.index(trigger)
     for trigger in (
         Trigger.SIGNAL,
@@ -155,6 +164,8 @@ _SIGNAL, _SILENCE, _ERRORS, _RECOVERED, _SEQUENCE, _HOLD_OVER, _UNTIL, _UPDATED,
         Trigger.UNTIL,
         Trigger.UPDATED,
         Trigger.GATEWAY_RETURN,
+        Trigger.VELOCITY,
+        Trigger.SESSION_OVER,
     )
 )
 
@@ -232,13 +243,13 @@ def _expire(
         Number of output rows, and the next deadline (`NEVER` without one).
     """
     while devices[i, MODE] != ABSENT:
-        due_ms, trigger = next_due(devices, context, i)
+        due_ms, trigger = next_due(devices, memory, context, i)
         if due_ms >= before_ms:
             return n_out, due_ms
         if trigger == _RECOVERED:
             devices[i, DEGRADED_UNTIL] = NONE
-        elif trigger == _HOLD_OVER:
-            devices[i, FLAGGED_UNTIL] = NONE
+        elif trigger in (_HOLD_OVER, _SESSION_OVER):
+            _end_flag(devices, memory, i, trigger)
         elif trigger == _UNTIL:
             devices[i, HELD_UNTIL] = NONE
         elif trigger == _SILENCE and devices[i, OUTAGE] != NONE:
@@ -248,6 +259,17 @@ def _expire(
         if devices[i, MODE] == _FORGOTTEN:
             devices[i, MODE] = ABSENT
     return n_out, NEVER
+
+
+@jit_no_refcount
+def _end_flag(devices: Matrix, memory: Matrix, i: int, trigger: int) -> None:
+    """End the flag of a device, and its session if that is over."""
+    slot = devices[i, MEMORY]
+    devices[i, FLAGGED_UNTIL] = NONE
+    if slot >= 0:
+        memory[slot, REVIEW] = NONE
+        if trigger == _SESSION_OVER:
+            memory[slot, VELOCITY_COUNT], memory[slot, VELOCITY_SINCE] = 0, NONE
 
 
 @jit_no_refcount
@@ -266,6 +288,8 @@ def _new_device(devices: Matrix, memory: Matrix, context: PackedContext, i: int,
     devices[i, MEMORY] = slot
     if slot >= 0:
         memory[slot, N_TIMES], memory[slot, N_CODES], memory[slot, PROGRESS_OF] = 0, 0, -1
+        memory[slot, VELOCITY_COUNT] = 0
+        memory[slot, VELOCITY_SINCE] = memory[slot, REVIEW] = memory[slot, CONFIRMED] = NONE
 
 
 @jit_no_refcount
@@ -428,9 +452,50 @@ def _error(devices: Matrix, memory: Matrix, context: PackedContext, out: Matrix,
         devices[i, DEGRADED_UNTIL] = memory[slot, TIMES] + context.rules[policy, of_class, DEGRADED_WINDOW]
         n_out = _transition(devices, memory, context, out, n_out, i, _ERRORS, at_ms, j)
     if _advance(memory, slot, context, policy, of_class, rows[j, R_CODE], at_ms):
-        devices[i, FLAGGED_UNTIL] = at_ms + context.rules[policy, of_class, FLAGGED_HOLD]
+        until_ms = at_ms + context.rules[policy, of_class, FLAGGED_HOLD]
+        if memory[slot, REVIEW] != NONE:
+            until_ms, memory[slot, REVIEW] = max(until_ms, devices[i, FLAGGED_UNTIL]), NONE
+        devices[i, FLAGGED_UNTIL] = until_ms
         n_out = _transition(devices, memory, context, out, n_out, i, _SEQUENCE, at_ms, j)
     return n_out
+
+
+@jit_no_refcount
+def _count_event(
+    devices: Matrix, memory: Matrix, context: PackedContext, out: Matrix, n_out: int, i: int, rows: Matrix, j: int
+) -> int:
+    """Count an event of the velocity rule: the last one that the rule needs flags the device for review.
+
+    Returns:
+        Number of output rows.
+    """
+    at_ms, slot, of_class = rows[j, R_AT], devices[i, MEMORY], devices[i, CLASS]
+    policy = policy_at(context, at_ms)
+    memory[slot, VELOCITY_COUNT] += 1
+    if memory[slot, VELOCITY_SINCE] == NONE:
+        memory[slot, VELOCITY_SINCE] = at_ms
+    if memory[slot, VELOCITY_COUNT] < context.rules[policy, of_class, VELOCITY_EVENTS]:
+        return n_out
+    memory[slot, VELOCITY_COUNT], memory[slot, VELOCITY_SINCE] = 0, NONE
+    if devices[i, FLAGGED_UNTIL] != NONE and memory[slot, REVIEW] == NONE:
+        return n_out
+    memory[slot, REVIEW], devices[i, FLAGGED_UNTIL] = at_ms, at_ms + context.rules[policy, of_class, VELOCITY_HOLD]
+    return _transition(devices, memory, context, out, n_out, i, _VELOCITY, at_ms, j)
+
+
+@jit_no_refcount
+def _is_event(devices: Matrix, context: PackedContext, i: int, rows: Matrix, j: int) -> bool:
+    """Whether a signal is an event of the velocity rule."""
+    rules = context.rules[policy_at(context, rows[j, R_AT]), devices[i, CLASS]]
+    return rules[VELOCITY_KIND] == rows[j, R_KIND] and (rules[VELOCITY_CODE] < 0 or rules[VELOCITY_CODE] == rows[j, R_CODE])
+
+
+@jit_no_refcount
+def _is_session_over(devices: Matrix, context: PackedContext, i: int, at_ms: int) -> bool:
+    """Whether a signal at an instant is in another session than the signal before it, or the velocity rule is off."""
+    policy, of_class = policy_at(context, at_ms), devices[i, CLASS]
+    is_idle = at_ms - devices[i, QUIET_SINCE] > context.rules[policy, of_class, SESSION_IDLE]
+    return context.rules[policy, of_class, VELOCITY_EVENTS] == NONE or devices[i, MODE] == _OFFLINE or is_idle
 
 
 @jit_no_refcount
@@ -458,14 +523,23 @@ def _apply(devices: Matrix, memory: Matrix, context: PackedContext, out: Matrix,
     if devices[i, MODE] == _DECOMMISSIONED:
         return n_out if late else _list(out, n_out, AFTER_DECOMMISSION, i, j)
     copied, reboots, firmware = _is_copy(devices, i, rows, j), devices[i, REBOOTS], devices[i, FIRMWARE]
+    slot, session, boot = devices[i, MEMORY], devices[i, SESSION], devices[i, BOOT]
+    counts = slot >= 0 and memory[slot, VELOCITY_COUNT] > 0
+    is_over = counts and _is_session_over(devices, context, i, at_ms)
     _end_outage(devices, context, i, at_ms)
     n_out = _record_signal(devices, context, out, n_out, i, rows, j)
+    if counts and rows[j, R_KIND] == _BIRTH:
+        is_over = is_over or (session != NONE and session != devices[i, SESSION]) or (boot >= 0 and boot != devices[i, BOOT])
+    if is_over:
+        memory[slot, VELOCITY_COUNT], memory[slot, VELOCITY_SINCE] = 0, NONE
     devices[i, DEATH] = devices[i, DEATH_COVERED] = NONE
     n_out = _transition(devices, memory, context, out, n_out, i, _SIGNAL, at_ms, j)
     if devices[i, REBOOTS] > reboots or (firmware >= 0 and devices[i, FIRMWARE] != firmware):
         n_out = _transition(devices, memory, context, out, n_out, i, _UPDATED, at_ms, j)
     if rows[j, R_KIND] == _ERROR and not (late or copied):
         n_out = _error(devices, memory, context, out, n_out, i, rows, j)
+    if not (late or copied) and _is_event(devices, context, i, rows, j):
+        n_out = _count_event(devices, memory, context, out, n_out, i, rows, j)
     return n_out
 
 

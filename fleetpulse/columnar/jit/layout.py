@@ -28,11 +28,12 @@ DEVICE_FIELDS: Final = (
 TRUSTS: Final = tuple(Trust)  # the field clock and a row's trust are indices into this tuple
 ABSENT: Final = -1  # the mode of a device without a state
 
-# Error memory: one row for each device that had errors.
+# Error memory: one row for each device that had errors, or events of a velocity rule.
 TIMES, N_TIMES = 0, MAX_ERRORS
 CODES, N_CODES = N_TIMES + 1, N_TIMES + 1 + MAX_ERRORS
 PROGRESS, PROGRESS_OF = N_CODES + 1, N_CODES + 1 + MAX_SEQUENCE
-MEMORY_WIDTH: Final = PROGRESS_OF + 1
+VELOCITY_COUNT, VELOCITY_SINCE, REVIEW, CONFIRMED = range(PROGRESS_OF + 1, PROGRESS_OF + 5)
+MEMORY_WIDTH: Final = CONFIRMED + 1
 
 ROW_FIELDS: Final = ("device", "presence_ms", "offset_ms", "arrival", "trust", "direct", "kind", "boot", "session", "seq", "code",
                      "gateway", "site", "firmware")  # fmt: skip

@@ -20,6 +20,7 @@ from fleetpulse.columnar.jit.context import MODES, NONE, Int64s, Vocabulary
 from fleetpulse.columnar.jit.layout import (
     CLASS,
     CODES,
+    CONFIRMED,
     DEATH,
     DEATH_COVERED,
     DEVICE_FIELDS,
@@ -31,13 +32,15 @@ from fleetpulse.columnar.jit.layout import (
     OUTAGE_COVERED,
     PROGRESS,
     PROGRESS_OF,
+    REVIEW,
     SPEAKS_FROM,
     SPOKE_FROM,
     TIMES,
+    VELOCITY_COUNT,
     Matrix,
 )
 from fleetpulse.columnar.state.deltas import FIELDS, NUMBERS, WORDS, distances, restore
-from fleetpulse.columnar.state.devices import Devices, memory_rows
+from fleetpulse.columnar.state.devices import REVIEWS, Devices, memory_rows
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.lifecycle import Mode
 from fleetpulse.core.policy import MAX_SEQUENCE
@@ -74,6 +77,8 @@ def _memory_to_stored(devices: Devices) -> bytes:
     places = np.flatnonzero(slots >= 0)
     slots = slots[places]
     is_used = (memory[slots, N_TIMES] > 0) | (memory[slots, N_CODES] > 0) | (memory[slots, PROGRESS_OF] >= 0)
+    reviewed = (memory[slots, VELOCITY_COUNT] > 0) | (memory[slots, REVIEW] != NONE) | (memory[slots, CONFIRMED] != NONE)
+    is_used |= reviewed
     places, slots = places[is_used], slots[is_used]
     packed = Packed()
     known: dict[str, Any] = {"count": len(places), "codes": [], "sequences": []}
@@ -94,6 +99,9 @@ def _memory_to_stored(devices: Devices) -> bytes:
     started = starts[starts != NONE]
     since_ms = known["since_ms"] = int(started.min()) - 1 if len(started) else 0  # offsets start at 1; 0 is null
     packed.lists("progress", steps, np.where(starts == NONE, 0, starts - since_ms))
+    if reviewed.any():
+        for name, column in REVIEWS.items():
+            packed.number(name, memory[slots, column])
     return packed.to_bytes(known)
 
 
@@ -107,6 +115,10 @@ def _without_presence(packed: Unpacked) -> None:
         packed.known["base"].pop(_GATEWAY_DIED, None)
     packed.known["base"] = {**_UNKNOWN_BEFORE, **packed.known["base"]}
     packed.known |= {name: packed.known.get(name, []) for name in WORDS}
+
+
+def _without_reviews(packed: Unpacked) -> None:
+    """Upgrade format version 5 to 6: nothing to do, since columns about velocity rules are absent without values."""
 
 
 def _gateway_deaths(rows: Matrix, died: Int64s) -> None:
@@ -130,7 +142,7 @@ _UNKNOWN_BEFORE: Final = {
     **dict.fromkeys(("clock", "excused_ms"), 0),
     **dict.fromkeys(("firmware", "speaks_from", "spoke_from"), -1),
 }
-UPGRADES: Final = {4: _without_presence}  # upgrade step by source version
+UPGRADES: Final = {4: _without_presence, 5: _without_reviews}  # upgrade step by source version
 
 
 def from_stored(stored: bytes) -> tuple[Devices, dict[str, Any]]:
@@ -196,5 +208,8 @@ def _memory_from_stored(devices: Devices, packed: Unpacked) -> None:
     memory[:, PROGRESS_OF] = packed.number("progress_of", count)
     steps, starts = packed.lists("progress")
     set_firsts(memory, PROGRESS, steps, np.where(starts == 0, NONE, starts + packed.known["since_ms"]))
+    for name, column in REVIEWS.items():
+        if name in packed.known["base"]:
+            memory[:, column] = packed.number(name, count)
     devices.memory = memory
     devices.rows[packed.number("device", count), MEMORY] = np.arange(count)

@@ -18,6 +18,7 @@ from fleetpulse.columnar.jit.layout import (
     CLASS,
     CLOCK,
     CODES,
+    CONFIRMED,
     DEVICE_FIELDS,
     FIRMWARE,
     GATEWAY,
@@ -28,11 +29,14 @@ from fleetpulse.columnar.jit.layout import (
     N_TIMES,
     PROGRESS,
     PROGRESS_OF,
+    REVIEW,
     SITE,
     SPEAKS_FROM,
     SPOKE_FROM,
     TIMES,
     TRUSTS,
+    VELOCITY_COUNT,
+    VELOCITY_SINCE,
     Matrix,
 )
 from fleetpulse.columnar.jit.string_index import places_of, text_of
@@ -42,6 +46,10 @@ from fleetpulse.core.policy import DEFAULT_CLASS
 _OPTIONAL_WORDS: Final = (("gateway", GATEWAY), ("firmware", FIRMWARE), ("speaks_from", SPEAKS_FROM), ("spoke_from", SPOKE_FROM))
 _WORDS: Final = ("site", "device_class", *(name for name, _ in _OPTIONAL_WORDS), "boot", "mode", "clock", "memory")
 _PLAIN: Final = tuple((place, name) for place, name in enumerate(DEVICE_FIELDS) if name not in _WORDS)
+REVIEWS: Final = {  # fields about the velocity rule and flags -> columns of the error memory
+    "velocity_count": VELOCITY_COUNT, "velocity_since_ms": VELOCITY_SINCE, "review_ms": REVIEW, "confirmed_ms": CONFIRMED,
+}  # fmt: skip
+_NO_REVIEWS: Final = {name: 0 if name == "velocity_count" else None for name in REVIEWS}
 
 
 def memory_rows(count: int) -> Matrix:
@@ -49,6 +57,7 @@ def memory_rows(count: int) -> Matrix:
     rows = np.zeros((count, MEMORY_WIDTH), np.int64)
     rows[:, PROGRESS:PROGRESS_OF] = NONE
     rows[:, PROGRESS_OF] = -1
+    rows[:, VELOCITY_SINCE:] = NONE
     return rows
 
 
@@ -164,7 +173,7 @@ class Devices:
             steps = cast("tuple[str, ...]", self.sequences.words[known[PROGRESS_OF]])
             starts = known[PROGRESS : PROGRESS + len(steps) - 1].tolist()
             fields |= {"progress_of": steps, "progress": tuple(None if one == NONE else one for one in starts)}
-        return fields
+        return fields | {name: None if known[at] == NONE else int(known[at]) for name, at in REVIEWS.items()}
 
     def put(self, place: int, device: Device | None) -> None:
         """Write a device from a `core.device.Device`, except its boot (see `set_boots`)."""
@@ -181,10 +190,11 @@ class Devices:
         for name, at in _OPTIONAL_WORDS:
             text = getattr(device, name)
             row[at] = -1 if text is None else self.words_of(name).number(text)
-        if device.error_times_ms or device.codes or device.progress:
+        reviews = {name: getattr(device, name) for name in REVIEWS}
+        if device.error_times_ms or device.codes or device.progress or reviews != _NO_REVIEWS:
             self.remember(np.array([place]))
         if row[MEMORY] >= 0:
-            self.put_remembered(place, device.error_times_ms, device.codes, device.progress, device.progress_of)
+            self.put_remembered(place, device.error_times_ms, device.codes, device.progress, device.progress_of, **reviews)
 
     def put_remembered(
         self,
@@ -193,6 +203,7 @@ class Devices:
         codes: Sequence[str] = (),
         progress: Sequence[int | None] = (),
         progress_of: Sequence[str] = (),
+        **reviews: int | None,
     ) -> None:
         """Write the error memory of a device that has a row for it, see `remember`."""
         known = self.memory[self.rows[place, MEMORY]]
@@ -204,6 +215,8 @@ class Devices:
             known[PROGRESS_OF] = self.sequences.number(tuple(progress_of))
             starts = [NONE if start is None else start for start in progress]
             known[PROGRESS : PROGRESS + len(starts)] = starts
+        for name, value in reviews.items():
+            known[REVIEWS[name]] = NONE if value is None else value
 
 
 def _instant(value: Any) -> int | None:

@@ -18,7 +18,7 @@ from fleetpulse.core.explanation.recorder import DECOMMISSIONED, Step, StepRecor
 from fleetpulse.core.fold import NO_CODE, Fold
 from fleetpulse.core.judgements import Judgement
 from fleetpulse.core.lifecycle import Mode, Trigger
-from fleetpulse.core.policy import Dated, Rules
+from fleetpulse.core.policy import MAX_ERRORS, Dated, Rules
 from fleetpulse.core.replay import EMPTY_OUTCOME, Deployment, Outcome, outcome
 from fleetpulse.core.rows import Kind, Row
 from fleetpulse.core.times import format_duration, format_instant
@@ -341,20 +341,48 @@ def _sequence(case: _Case) -> Explanation:
     return Explanation(case.transition, sentence, rule=rule, evidence=tuple(Evidence("error", row) for row in found))
 
 
+def _velocity(case: _Case) -> Explanation:
+    """Explain by the newest events that the rule has counted in the session."""
+    rules, device = case.rules, case.device
+    count = 1 if device is None else device.velocity_count + 1
+    events = case.record.events[-count:]
+    value = f'events = {rules.velocity_events}, kind = "{rules.velocity_kind}"'
+    value += f", code = {json.dumps(rules.velocity_code)}" if rules.velocity_code is not None else ""
+    code = "" if rules.velocity_code is None else f" with code {rules.velocity_code}"
+    since = "" if len(events) < 2 else f", within {format_duration(case.at_ms - events[0].at_ms)}"
+    sentence = f"{count} {rules.velocity_kind} message{'s' * (count > 1)}{code} occurred in one session{since}"
+    evidence = tuple(Evidence("event", row) for row in events[-MAX_ERRORS:])
+    return Explanation(case.transition, sentence, rule=case.rule("velocity", value), evidence=evidence)
+
+
+def _session_over(case: _Case) -> Explanation:
+    """Explain by the last signal of the session, and by the event that held the device for review."""
+    device = case.device
+    assert device is not None
+    idle_ms, last_ms = case.rules.session_idle_ms, device.quiet_since_ms
+    late_ms = case.at_ms - last_ms - idle_ms
+    postponed = (Term(_postponed(case), span_ms=late_ms),) if late_ms else ()
+    terms = (_quiet_since(device), Term("session.idle", span_ms=idle_ms), *postponed, _end(case))
+    evidence = (*case.evidence("flagged_until_ms", "event that held it for review"), *_last_signals(case))
+    idle = format_duration(idle_ms)
+    sentence = f"its session was over after {idle} without a signal, and nobody confirmed the flag for review"
+    otherwise = _prevented("A signal of the device", case)
+    return Explanation(case.transition, sentence, terms, case.rule("session", f'idle = "{idle}"'), evidence, otherwise)
+
+
 def _hold_over(case: _Case) -> Explanation:
-    """Explain by the last error of the sequence: its policy set the instant at which the flag ends."""
+    """Explain by the row that set the flag: its policy set the instant at which the flag ends."""
     cause = case.record.causes.get("flagged_until_ms")
     if cause is None:  # it was flagged before the first of the rows
         return Explanation(case.transition, "the flag ended, and nobody released it")
-    hold_ms, hold = cause.rules.flagged_hold_ms, format_duration(cause.rules.flagged_hold_ms)
-    terms = (
-        Term("last error of the flagged sequence", at_ms=case.at_ms - hold_ms),
-        Term("flagged.hold", span_ms=hold_ms),
-        _end(case),
-    )
-    rule = case.rule("flagged", f'hold = "{hold}"', dated=cause.dated)
-    evidence = (Evidence("last error of the sequence", cause.row),)
-    otherwise = _prevented("The same sequence of errors again", case) if cause.rules == case.rules else ""
+    name, hold_ms, start, again = "flagged", cause.rules.flagged_hold_ms, "last error of the sequence", "sequence of errors"
+    if case.at_ms - cause.row.at_ms != hold_ms or (case.device is not None and case.device.review_ms is not None):
+        name, hold_ms, start, again = "velocity", cause.rules.velocity_hold_ms, "last event of the session", "number of events"
+    hold = format_duration(hold_ms)
+    terms = (Term(start, at_ms=case.at_ms - hold_ms), Term(f"{name}.hold", span_ms=hold_ms), _end(case))
+    rule = case.rule(name, f'hold = "{hold}"', dated=cause.dated)
+    evidence = (Evidence(start, cause.row),)
+    otherwise = _prevented(f"The same {again} again", case) if cause.rules == case.rules else ""
     return Explanation(case.transition, f"it was flagged for {hold}, and nobody released it", terms, rule, evidence, otherwise)
 
 
@@ -416,7 +444,9 @@ EXPLAINERS: Final[Mapping[Trigger, Callable[[_Case], Explanation]]] = MappingPro
         _T.RECOVERED: _recovered,
         _T.SEQUENCE: _sequence,
         _T.RELEASED: _by_row(_always("an operator released it"), "command"),
+        _T.VELOCITY: _velocity,
         _T.HOLD_OVER: _hold_over,
+        _T.SESSION_OVER: _session_over,
         _T.MAINTAIN: _by_row(_held, "command"),
         _T.UPDATE: _by_row(_held, "command"),
         _T.UNTIL: _until,

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fleetpulse.core.device import Device, EvaluationContext
-from fleetpulse.core.fold import Fold
+from fleetpulse.core.fold import Fold, as_error
 from fleetpulse.core.judgements import Judgement, JudgementKind
 from fleetpulse.core.lifecycle import Mode, Trigger
 from fleetpulse.core.policy import Dated, Rules
-from fleetpulse.core.rows import SIGNALS, Kind, Row
+from fleetpulse.core.rows import OP_ERROR, SIGNALS, Kind, Row
 
 _FACTS: Final = (  # attributes of a device whose newest cause is recorded
     "quiet_since_ms", "death_ms", "outage_ms", "held_until_ms", "degraded_until_ms", "flagged_until_ms",
@@ -35,17 +35,20 @@ class Record:
     Attributes:
         causes: newest cause of each fact, by attribute of the device; a fact without a row has none.
         errors: errors that were counted, oldest first.
+        events: events that the velocity rule has counted, oldest first.
         gaps: rows that opened gaps, in any order.
     """
 
     causes: dict[str, Cause] = field(default_factory=dict[str, Cause])
     errors: list[Row] = field(default_factory=list[Row])
+    events: list[Row] = field(default_factory=list[Row])
     gaps: list[Row] = field(default_factory=list[Row])
 
     def add(self, before: Device | None, after: Device | None, row: Row | None, dated: Dated | None) -> None:
         """Record one step of the definition: a row (with the policy in force), or a deadline."""
         if after is None or before is None:
             self.causes, self.errors = {}, []
+            self.events = [one for one in self.events if one is row]  # the first row of a life can be an event
         if after is None or row is None or dated is None or before == after:
             return
         cause = Cause(row, dated, after.rules(dated.policy))
@@ -57,6 +60,8 @@ class Record:
         self.causes |= dict.fromkeys(changed, cause)
         if row.kind is Kind.ERROR:
             self.errors.append(row)
+        elif row.kind is Kind.CONTROL and row.contents().get("op") == OP_ERROR:
+            self.errors.append(as_error(row))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,12 @@ class StepRecorder(Fold):
         device_id = row.device_id if before is None else before.device_id
         self._step(device_id, before, after, row, count)
         return after
+
+    def count_event(self, device: Device, row: Row, rules: Rules) -> None:
+        """Count an event of the velocity rule, and record it."""
+        if device.device_id == self._wanted.device_id and self.step is None:
+            self._record.events.append(row)
+        Fold.count_event(self, device, row, rules)
 
     def fire(self, device: Device, at_ms: int, trigger: Trigger) -> Device | None:
         """Fire one deadline, and record the step."""

@@ -18,7 +18,10 @@ from typing import Final
 from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.lifecycle import Mode, Trigger
 from fleetpulse.core.rows import REASONS, Clock, GatewayEvent, Kind, Origin, Trust
+from fleetpulse.core.streams.commands import CommandStatus
+from fleetpulse.core.streams.sessions import EndedBy, StartedBy
 from fleetpulse.core.tables import (
+    COMMANDS,
     COVERAGE,
     DEVICE_SNAPSHOTS,
     DEVICES,
@@ -26,7 +29,9 @@ from fleetpulse.core.tables import (
     JUDGEMENTS,
     MESSAGES,
     QUARANTINE,
+    SESSIONS,
     STREAM_HEALTH,
+    VITALS,
     Table,
 )
 
@@ -130,6 +135,9 @@ _WORDS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = MappingProxyType(
         (JUDGEMENTS.name, "from_mode"): tuple(Mode),
         (JUDGEMENTS.name, "to_mode"): tuple(Mode),
         (JUDGEMENTS.name, "trigger"): tuple(Trigger),
+        (SESSIONS.name, "started_by"): tuple(StartedBy),
+        (SESSIONS.name, "ended_by"): tuple(EndedBy),
+        (COMMANDS.name, "status"): tuple(CommandStatus),
         (DEVICE_SNAPSHOTS.name, "mode"): tuple(mode for mode in Mode if mode is not Mode.FORGOTTEN),
         (DEVICE_SNAPSHOTS.name, "part"): ("device", "signal", "row", "pending", "group"),
     }
@@ -140,6 +148,9 @@ _ONCE: Final[Mapping[str, str]] = MappingProxyType(
         QUARANTINE.name: "place IS NOT NULL",
         JUDGEMENTS.name: "kind IN ('transition', 'add')",
         STREAM_HEALTH.name: "true",
+        SESSIONS.name: "true",
+        VITALS.name: "true",
+        COMMANDS.name: "true",
     }
 )
 
@@ -188,5 +199,17 @@ def holds(column: str, meaning: str, severity: Severity = Severity.CRITICAL) -> 
 
 
 CORRECTED: Final = "corrected AS (SELECT DISTINCT device_id FROM messages WHERE kind = 'correct')"  # see Rule 3 of `table_suites`
-DECLARED: Final = (MESSAGES, QUARANTINE, COVERAGE, DEVICES, GATEWAYS, JUDGEMENTS, STREAM_HEALTH, DEVICE_SNAPSHOTS)
+DECLARED: Final = (
+    MESSAGES,
+    QUARANTINE,
+    COVERAGE,
+    DEVICES,
+    GATEWAYS,
+    JUDGEMENTS,
+    STREAM_HEALTH,
+    DEVICE_SNAPSHOTS,
+    SESSIONS,
+    VITALS,
+    COMMANDS,
+)
 STRUCTURE: Final = (COLUMNS, *(of_table(table) for table in DECLARED))

@@ -4,7 +4,9 @@ Rule 1: a covered time is encoded as its distance from the covered time at the i
 The distance does not depend on the start of the coverage.
 Rule 2: values without further effect are left out, so that devices with the same future are encoded
 equally.
-Rule 3: decoding checks each value: no content of a row can break the fold.
+Rule 3: fields that the first version of correction rows did not have are left out while they have no value.
+So its fingerprints stay the same, and its rows are still read.
+Rule 4: decoding checks each value: no content of a row can break the fold.
 
 Source: ADR 13.
 """
@@ -18,7 +20,7 @@ from typing import Any, Final, cast
 
 from fleetpulse.core.device import Device
 from fleetpulse.core.lifecycle import HELD, Mode
-from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE, RULES
+from fleetpulse.core.policy import MAX_ERRORS, MAX_EVENTS, MAX_SEQUENCE, RULES
 from fleetpulse.core.registry.registry import LIMITS
 from fleetpulse.core.rows import POSITION_BITS, Trust
 from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
@@ -33,6 +35,7 @@ _SINCE: Final = {  # covered time -> name of the covered time elapsed since
 _SIGNED: Final = range(-(2**63), 2**63)
 _ARRIVALS: Final = ("heard_arrival", "proved_arrival")
 _LISTS: Final = ("error_times_ms", "codes", "progress", "progress_of")
+_ADDED: Final = {"velocity_count": 0, "velocity_since_ms": None, "review_ms": None, "confirmed_ms": None}
 
 
 def encode_device(device: Device, covered_ms: int, at_ms: int = 0) -> dict[str, Any]:
@@ -57,7 +60,8 @@ def encode_device(device: Device, covered_ms: int, at_ms: int = 0) -> dict[str, 
     for name, since_name in _SINCE.items():
         value = values.pop(name)
         values[since_name] = None if value is None else covered_ms - value
-    return values | {"mode": device.mode.value, "clock": device.clock.value} | {name: list(values[name]) for name in _LISTS}
+    values |= {"mode": device.mode.value, "clock": device.clock.value} | {name: list(values[name]) for name in _LISTS}
+    return {name: value for name, value in values.items() if name not in _ADDED or value != _ADDED[name]}
 
 
 def same_state(one: Device | None, other: Device | None) -> bool:
@@ -88,7 +92,7 @@ def decode_device(device_id: str, encoded: Any, covered: Callable[[str], int]) -
     """
     if encoded is None:
         return None
-    values: Mapping[str, Any] = cast("Mapping[str, Any]", encoded) if isinstance(encoded, Mapping) else {}
+    values: Mapping[str, Any] = {**_ADDED, **cast("Mapping[str, Any]", encoded)} if isinstance(encoded, Mapping) else {}
     wrong = sorted({*_CHECKS} ^ {*values}) or [name for name, check in _CHECKS.items() if not check(values[name])]
     if not wrong:
         wrong = [name for name, torn in _TORN.items() if torn(values)]
@@ -156,6 +160,8 @@ _CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = MappingProxyType(
         "codes": _several(_text, MAX_ERRORS),
         "progress": _several(_maybe(_whole), MAX_SEQUENCE - 1),
         "progress_of": _several(_text, MAX_SEQUENCE),
+        "velocity_count": lambda value: type(value) is int and 0 <= value < MAX_EVENTS,
+        **dict.fromkeys(("velocity_since_ms", "review_ms", "confirmed_ms"), _maybe(_whole)),
     }
 )
 _TORN: Final[Mapping[str, Callable[[Mapping[str, Any]], bool]]] = MappingProxyType(  # values that must be consistent
@@ -163,6 +169,9 @@ _TORN: Final[Mapping[str, Callable[[Mapping[str, Any]], bool]]] = MappingProxyTy
         "progress": lambda values: len(values["progress"]) != max(0, len(values["progress_of"]) - 1),
         "dead_for_ms": lambda values: (values["death_ms"] is None) != (values["dead_for_ms"] is None),
         "cut_off_for_ms": lambda values: (values["outage_ms"] is None) != (values["cut_off_for_ms"] is None),
+        "velocity_since_ms": lambda values: (values["velocity_count"] == 0) != (values["velocity_since_ms"] is None),
+        "review_ms": lambda values: values["review_ms"] is not None and values["flagged_until_ms"] is None,
+        "confirmed_ms": lambda values: values["confirmed_ms"] is not None and values["flagged_until_ms"] is None,
     }
 )
 assert {*_CHECKS} - {*_SINCE.values()} | {*_SINCE} == {item.name for item in fields(Device)} - {"device_id"}, (

@@ -1,6 +1,7 @@
 """Options of the streams beside the lifecycle."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from fleetpulse.core.streams.names import StreamName
 
@@ -22,6 +23,6 @@ class StreamOptions:
     answer_ms: int = 300_000
 
     @property
-    def trigger(self) -> dict[str, str | bool]:
+    def trigger(self) -> dict[str, Any]:
         """Arguments of ``DataStreamWriter.trigger``."""
         return {"processingTime": f"{self.every_ms} milliseconds"} if self.every_ms else {"availableNow": True}

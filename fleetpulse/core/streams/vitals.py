@@ -25,7 +25,7 @@ VITAL_KEYS: Final = (  # key, default, meaning; the reference of the policy is g
     ("slide", "the window", f"distance between the starts of two windows; divides the window into at most {MAX_OVERLAP} parts"),
     ("below", "none", "bound: it is broken while all values of the device lie below it"),
     ("above", "none", "bound: it is broken while all values of the device lie above it; a metric has one bound at most"),
-    ("for", "the window", "time for which the bound must be broken before it is an error, at most 30d"),
+    ("for", "the window", "time for which the bound must be broken before an alarm, at most 30d"),
 )
 _DURATIONS: Final = {"window": "window_ms", "slide": "slide_ms", "for": "for_ms"}
 _BOUNDS: Final = ("below", "above")
@@ -41,7 +41,7 @@ class Vital:
         slide_ms: distance between the starts of two windows; equal to the width for windows without overlap.
         below: the bound is broken while all values lie below it; None: no such bound.
         above: the bound is broken while all values lie above it; None: no such bound.
-        for_ms: time for which a bound must be broken before it is an error; None without a bound.
+        for_ms: time for which a bound must be broken before an alarm; None without a bound.
     """
 
     window_ms: int
@@ -54,6 +54,22 @@ class Vital:
     def has_bound(self) -> bool:
         """Whether the metric has a bound."""
         return self.below is not None or self.above is not None
+
+    @property
+    def bound_windows(self) -> int:
+        """Number of consecutive windows that cover ``for_ms``."""
+        assert self.for_ms is not None, "a bound has a time"
+        return -(-(self.for_ms - self.window_ms) // self.slide_ms) + 1
+
+    def described(self) -> str:
+        """Describe the windows and the bound for people."""
+        text = f"window {format_duration(self.window_ms)}"
+        if self.slide_ms != self.window_ms:
+            text += f", slide {format_duration(self.slide_ms)}"
+        if self.for_ms is not None:
+            bound = f"above {self.above:g}" if self.below is None else f"below {self.below:g}"
+            text += f", {bound} for {format_duration(self.for_ms)}"
+        return text
 
     def stored(self) -> dict[str, Any]:
         """Return the stored form, without the bounds that are not set."""

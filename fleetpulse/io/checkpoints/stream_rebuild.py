@@ -38,6 +38,7 @@ class Rebuild:
 def write_span(checkpoint: Path, span_ms: int) -> None:
     """Record how long rows of bronze have an effect on the state of a stream, milliseconds."""
     if read_span(checkpoint) != span_ms:
+        checkpoint.mkdir(parents=True, exist_ok=True)
         atomic_write(checkpoint / _SPAN, json.dumps({"span_ms": span_ms}))
 
 

@@ -56,6 +56,11 @@ def start_query(spark: SparkSession, home: Home, options: StreamOptions, begin: 
         )
 
 
+def state_span_ms(_home: Home, options: StreamOptions) -> int:
+    """Return how long rows of bronze have an effect on the state: the timeout of a command, and the lead of an answer."""
+    return options.answer_ms + CLOCK_LEAD_MS
+
+
 def pending(rows: DataFrame) -> DataFrame:
     """Return the row ``pending`` of each command."""
     sent = _commands(rows)

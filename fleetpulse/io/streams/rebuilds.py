@@ -26,6 +26,12 @@ def rebuild_stream(home: Home, name: StreamName) -> Rebuild:
     checkpoint = home.stream_checkpoint(name)
     finish(checkpoint)
     versions, span_ms = next_versions(checkpoint), read_span(checkpoint)
+    if versions and span_ms is None:
+        raise FleetError(
+            f'the state of the stream "{name}" does not follow from a recent part of bronze; restore "{checkpoint}" from a '
+            f"backup, or remove it: the stream then begins at the present",
+            code="stream-not-rebuildable",
+        )
     if not versions or span_ms is None:
         raise FleetError(
             f'the stream "{name}" of "{home.path}" has no committed batch, so there is no state to rebuild; start it with the '

@@ -23,13 +23,14 @@ from fleetpulse.core.streams.options import StreamOptions
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoints.checkpoint import committed_batches, relocate
 from fleetpulse.io.checkpoints.stream_rebuild import finish as finish_rebuild
-from fleetpulse.io.checkpoints.stream_rebuild import read_rebuild
+from fleetpulse.io.checkpoints.stream_rebuild import read_rebuild, read_span, write_span
 from fleetpulse.io.checkpoints.streams import has_begun
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.maintenance.readers import batch_ends
 from fleetpulse.io.spark.scratch import remove_temporary_files
 from fleetpulse.io.spark.session import changed_settings
+from fleetpulse.io.streams.alarm_forwarder import AlarmForwarder
 from fleetpulse.io.streams.rebuilds import end_finished_rebuild
 
 _LOG: Final = structlog.get_logger("streams")
@@ -39,7 +40,7 @@ _STOP_S: Final = 10.0  # wait for the end of a batch
 _OF_THE_QUERY: Final = {  # bronze has ticks, so each batch has rows, and one without rows has no work
     "spark.sql.streaming.noDataMicroBatches.enabled": "false"
 }
-_MODULES: Final[Mapping[StreamName, str]] = {  # each has `start_query(spark, home, options, begin)`
+_MODULES: Final[Mapping[StreamName, str]] = {  # each has `start_query` and `state_span_ms`
     StreamName.SESSIONS: "fleetpulse.io.streams.sessions",
     StreamName.VITALS: "fleetpulse.io.streams.vitals",
     StreamName.COMMANDS: "fleetpulse.io.streams.commands",
@@ -68,6 +69,7 @@ class StreamRunner:
     def __init__(self, spark: SparkSession, home: Home, options: StreamOptions) -> None:
         self._spark, self._home, self._options = spark, home, options
         self._running = {name: _Running() for name in options.names}
+        self._alarms = AlarmForwarder(home) if StreamName.VITALS in options.names else None
 
     def check(self) -> None:
         """Start each stream that does not run and whose pause is over; call it every few seconds."""
@@ -85,6 +87,16 @@ class StreamRunner:
                     one.fault = None
                 except (FleetError, PySparkException, OSError) as error:
                     self._failed(name, one, str(error))
+
+    def forward_alarms(self) -> None:
+        """Forward new alarms to the lifecycle; a failure is logged, and the next call tries again."""
+        if self._alarms is None:
+            return
+        try:
+            if count := self._alarms.forward():
+                _LOG.info("alarms count as errors of their devices", alarms=count)
+        except (FleetError, OSError) as error:
+            _LOG.error("alarms cannot be forwarded; they wait in their table", error=str(error))
 
     def _failed(self, name: StreamName, one: _Running, why: str) -> None:
         one.query, one.fault = None, why.split("\n", 1)[0]
@@ -134,8 +146,11 @@ def start_stream(spark: SparkSession, home: Home, name: StreamName, options: Str
     relocate(checkpoint)
     remove_temporary_files(checkpoint)
     begin = 0 if has_begun(checkpoint) else _begin(home, name)
+    stream = import_module(_MODULES[name])
+    if (span_ms := stream.state_span_ms(home, options)) is not None:
+        write_span(checkpoint, max(span_ms, read_span(checkpoint) or 0))
     with changed_settings(spark, _OF_THE_QUERY):
-        return import_module(_MODULES[name]).start_query(spark, home, options, begin)
+        return stream.start_query(spark, home, options, begin)
 
 
 def _begin(home: Home, name: StreamName) -> int:

@@ -72,7 +72,8 @@ def start_query(spark: SparkSession, home: Home, options: StreamOptions, begin: 
         FleetError: the record of the number of key groups is damaged or missing.
     """
     checkpoint = home.stream_checkpoint(StreamName.SESSIONS)
-    blocks = block_stream(spark, home.table(MESSAGES.name), _key_groups(home, checkpoint), {"begin": begin})
+    key_groups = fixed_key_groups(checkpoint, home.generation().key_groups)
+    blocks = block_stream(spark, home.table(MESSAGES.name), key_groups, {"begin": begin})
     processor = SessionProcessor(options.silence_ms)
     rows = blocks.groupBy("key_group").transformWithState(processor, OUTPUT, "append", "none")
     writer = (
@@ -80,18 +81,30 @@ def start_query(spark: SparkSession, home: Home, options: StreamOptions, begin: 
         .option("checkpointLocation", str(checkpoint))
         .foreachBatch(SessionSink(home.table(SESSIONS.name), SESSIONS, checkpoint))
         .queryName(StreamName.SESSIONS)
-        .trigger(**options.trigger)  # pyright: ignore[reportCallIssue] - one of its keyword arguments
+        .trigger(**options.trigger)  # pyright: ignore[reportArgumentType, reportCallIssue] - one of its keyword arguments
     )
     with changed_settings(spark, OF_A_BLOCK_QUERY):
         return start_with_retries(writer.start, bounded=not options.every_ms)
 
 
-def _key_groups(home: Home, checkpoint: Path) -> int:
-    """Return the number of key groups of a checkpoint; record that of the lifecycle job in a new one."""
+def state_span_ms(_home: Home, _options: StreamOptions) -> None:
+    """Return None: a session may be open for any time, so its state follows from no recent part of bronze."""
+
+
+def fixed_key_groups(checkpoint: Path, present: int) -> int:
+    """Return the number of key groups of a checkpoint; record a number in a checkpoint without a batch.
+
+    Args:
+        checkpoint: folder of the checkpoint.
+        present: number of key groups of the lifecycle job.
+
+    Raises:
+        FleetError: the record is damaged or missing.
+    """
     record = checkpoint / _RECORD
     if not has_begun(checkpoint):
         checkpoint.mkdir(parents=True, exist_ok=True)
-        atomic_write(record, json.dumps({"key_groups": home.generation().key_groups}))
+        atomic_write(record, json.dumps({"key_groups": present}))
     try:
         return int(json.loads(record.read_text())["key_groups"])
     except (OSError, ValueError, KeyError, TypeError) as error:

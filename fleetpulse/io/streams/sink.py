@@ -40,7 +40,10 @@ class TableSink:
 
     def __call__(self, batch: "DataFrame", batch_id: int) -> None:
         """Run a batch and append its rows unless the table already has them."""
-        rows = self.rows_of(batch)
+        self.append(self.rows_of(batch), batch_id)
+
+    def append(self, rows: "pa.Table", batch_id: int) -> None:
+        """Append the rows of a batch unless the table already has them."""
         appender = self._appender or self._open()
         if batch_id <= self._through:
             return

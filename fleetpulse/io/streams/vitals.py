@@ -28,13 +28,14 @@ from fleetpulse.core.rows import SIGNALS
 from fleetpulse.core.streams.names import StreamName, StreamRestart
 from fleetpulse.core.streams.options import StreamOptions
 from fleetpulse.core.streams.vitals import Vitals, VitalsSpan, spans_of
-from fleetpulse.core.tables import MESSAGES, VITALS
+from fleetpulse.core.tables import MESSAGES, VITAL_ALARMS, VITALS
 from fleetpulse.io.checkpoints.streams import versions_after
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.spark.session import changed_settings
 from fleetpulse.io.streams.bronze import bronze_stream, of_kinds
 from fleetpulse.io.streams.sink import TableSink
+from fleetpulse.io.streams.vital_alarms import alarms_in
 from fleetpulse.io.tables.tables import connect, fetch, open_files, paths_of
 
 GREATEST: Final = 2.0**53  # of a value: greater ones have no digit behind the point, and are skipped
@@ -60,9 +61,16 @@ def start_query(spark: SparkSession, home: Home, options: StreamOptions, begin: 
     checkpoint, policies = home.stream_checkpoint(StreamName.VITALS), VitalsPolicies(home)
     rows = vitals_rows(bronze_stream(spark, home.table(MESSAGES.name), begin), home.deployment(), policies.spans)
     writer = rows.writeStream.queryName(StreamName.VITALS).outputMode("append").option("checkpointLocation", str(checkpoint))
-    writer = writer.foreachBatch(VitalsSink(home, checkpoint, policies)).trigger(**options.trigger)  # pyright: ignore[reportArgumentType]
+    writer = writer.foreachBatch(VitalsSink(home, checkpoint, policies))
+    writer = writer.trigger(**options.trigger)  # pyright: ignore[reportCallIssue, reportArgumentType]
     with changed_settings(spark, _STATE):
         return writer.start()
+
+
+def state_span_ms(home: Home, _options: StreamOptions) -> int:
+    """Return how long rows of bronze have an effect on the state: the longest window, and the lateness of the watermark."""
+    widths = [vital.window_ms for span in VitalsPolicies(home).spans for vital in span.vitals.values()]
+    return max(widths, default=0) + 2 * home.deployment().allowed_lateness_ms
 
 
 class VitalsPolicies:
@@ -112,7 +120,7 @@ def _vitals_in(body: str | None) -> Vitals | None:
 
 
 class VitalsSink(TableSink):
-    """Sink of the windows, which ends the query before a batch that has another policy.
+    """Sink of the windows and their alarms, which ends the query before a batch that has another policy.
 
     Args:
         home: home of the table.
@@ -122,18 +130,21 @@ class VitalsSink(TableSink):
 
     def __init__(self, home: Home, checkpoint: Path, policies: VitalsPolicies) -> None:
         super().__init__(home.table(VITALS.name), VITALS, checkpoint)
-        self._checkpoint, self._policies = checkpoint, policies
+        self._home, self._policies, self._of_query = home, policies, checkpoint
+        self._alarms = TableSink(home.table(VITAL_ALARMS.name), VITAL_ALARMS, checkpoint)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Append the windows that a batch closes.
+        """Append the windows that a batch closes, and then their alarms.
 
         Raises:
             StreamRestart: a policy with other vitals has landed, which may count for rows of the batch.
         """
-        version = max(versions_after(self._checkpoint, batch_id))
+        version = max(versions_after(self._of_query, batch_id))
         if self._policies.read_through(version) != self._policies.spans:
             raise StreamRestart(f"a policy with other vitals has landed up to version {version} of bronze")
-        super().__call__(batch, batch_id)
+        windows = self.rows_of(batch)
+        self.append(windows, batch_id)
+        self._alarms.append(alarms_in(self._home, windows, self._policies.spans), batch_id)
 
 
 def vitals_rows(bronze: DataFrame, deployment: Deployment, spans: tuple[VitalsSpan, ...]) -> DataFrame:

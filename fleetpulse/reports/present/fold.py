@@ -38,6 +38,19 @@ _OF_TRANSITION: Final = (  # columns of a transition, by name in `JUDGED`
 )  # fmt: skip
 
 
+def named(kept_frontier_ms: int, limits: Limits) -> str:
+    """Return SQL for the ids of all devices whose kept facts `prepare` and `judged` may read.
+
+    Args:
+        kept_frontier_ms: frontier of the kept facts, epoch milliseconds.
+        limits: frontier of the present.
+    """
+    return f"""SELECT device_id FROM new_judgements
+        WHERE kind IN ({_CHANGES}) OR (kind = '{JudgementKind.REFUSED}' AND message_kind = 'registry')
+        UNION SELECT device_id FROM new_devices
+        UNION SELECT device_id FROM devices WHERE epoch_ms(effective_from) > {min(kept_frontier_ms, limits.frontier_ms)}"""
+
+
 def prepare(connection: "DuckDBPyConnection", kept_frontier_ms: int, limits: Limits, among: str = "") -> int:
     """Create the tables that `judged` reads: the devices to read anew, and the new transitions of others.
 

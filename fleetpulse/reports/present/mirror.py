@@ -10,14 +10,15 @@ Rule 3: one thread refreshes; others read through cursors of their own, and see 
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from fleetpulse.core.judgements import AMENDMENTS, CHANGES
-from fleetpulse.core.tables import DEVICE_CURRENT, DEVICES, JUDGEMENTS, literals
+from fleetpulse.core.tables import DEVICE_CURRENT, DEVICES, JUDGEMENTS, Table, literals
 from fleetpulse.core.times import DAY_MS
 from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.delta.corruption import reporting_corruption
@@ -29,6 +30,7 @@ from fleetpulse.reports.judgements import frontier_ms
 from fleetpulse.reports.present import fold
 from fleetpulse.reports.present.kept import VERSIONED, appended_since, counted, limits_of, present_in
 from fleetpulse.reports.present.parts import HEARD, Limits, listed_sql
+from fleetpulse.reports.present.tally import COUNTED, Tally
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -42,13 +44,16 @@ CHANGED: Final = (  # columns of the table `live.changes`
     "event_time", "device_id", "from_mode", "to_mode", "trigger", "site", "device_class", "gateway", "last_seen", "runtime_ms",
     "reason", "policy_version", "judged_at", "life", "transition_no", "amendment_no",
 )  # fmt: skip
+HASH: Final = "(hash({}) & 4294967295)::UINTEGER"  # SQL: number by which a device is found; several may have the same
+_MORE: Final = f"coalesce(epoch_ms(since), -1) AS since_ms, {HASH.format('device_id')} AS id_hash"  # of `live.devices`
 _LOADS: Final = 500  # a load is repeated after this multiple of its duration
 _LEAST_INTERVAL_S: Final = 30.0
-_AFFECTED: Final = "affected"  # table with the ids of the devices whose facts a refresh replaces
+_AFFECTED: Final = "affected"  # table with the ids of the devices whose facts a refresh may replace
 _SAME: Final = " AND ".join(
     f"new.{name} IS NOT DISTINCT FROM known.{name}" for name in ("device_id", "life", "transition_no", "amendment_no")
 )
 _KINDS: Final = literals(CHANGES)
+_SMALL_BYTES: Final = 4_000_000  # of new files that are read once
 _THREADS: Final = 2  # of a query; requests run in threads of their own
 _MEMORY: Final = "400MB"  # for the tables and the sorts of queries
 
@@ -80,11 +85,12 @@ class Reached:
 
 
 class PresentMirror:
-    """Facts of the devices in memory: the tables ``live.devices`` and ``live.changes``.
+    """Facts of the devices in memory: the tables ``live.devices``, ``live.counted`` and ``live.changes``.
 
     ``live.devices`` has a row for each device, with the columns `LISTED`; ``last_seen`` is the last signal as of
-    the newest transition. ``live.changes`` has the transitions of the last day before the frontier, after
-    amendments, with the columns `CHANGED`.
+    the newest transition. Two more columns make queries quick: ``since_ms``, -1 without a mode, and ``id_hash``, see
+    `HASH`. ``live.counted`` has numbers of devices, see `tally`. ``live.changes`` has the transitions of the last day
+    before the frontier, after amendments, with the columns `CHANGED` and ``id_hash``.
 
     Attributes:
         home: home that is read.
@@ -101,6 +107,7 @@ class PresentMirror:
         self._logs = {table.name: DeltaLog(home.table(table.name)) for table in (*VERSIONED, DEVICE_CURRENT)}
         self._connection = _connect()
         self._loading: DuckDBPyConnection | None = None  # connection of a load that is not complete
+        self._tally: Tally | None = None
         self._limits: Limits | None = None
         self._reached: Reached | None = None
         self._kept_version = -1
@@ -171,16 +178,18 @@ class PresentMirror:
         fresh = self._loading = _connect()
         present = present_in(fresh, self.home, frontier_ms)
         judged, values = present.judged()
-        fresh.execute(f"CREATE TABLE live.kept AS FROM ({judged}) ORDER BY device_id", values)
+        hashed = f"SELECT *, {HASH.format('device_id')} AS id_hash FROM ({judged})"
+        fresh.execute(f"CREATE TABLE live.kept AS {hashed} ORDER BY device_id", values)
         facts, values = present.facts()
         fresh.execute(f"CREATE TABLE live.devices AS {_listed(present.limits, f'({facts})')} ORDER BY device_id", values)
+        tally = Tally(fresh)
         counts = present.counts()
         self._load_changes(fresh, frontier_ms)  # afterwards the view of the judgements has the recent files only
         _forget(fresh)
         fresh.execute("CHECKPOINT live")
         self.is_replacing = True
         earlier, self._connection, self._loading = self._connection, fresh, None
-        self._limits, self._kept_version = present.limits, kept_version
+        self._tally, self._limits, self._kept_version = tally, present.limits, kept_version
         self._commits = {name: self._logs[name].digest(present.versions[name]) for name in self._commits}
         self._reached = Reached(present.versions, frontier_ms, *counts, now_ms)
         self._load_s, self._loaded_s = time.monotonic() - began_s, now_ms / 1000
@@ -197,7 +206,7 @@ class PresentMirror:
         tables.open_views_in(connection)
         names = ", ".join(f'"{name}"' for name in CHANGED)
         connection.execute(
-            f"""CREATE OR REPLACE TABLE live.changes AS SELECT {names} FROM transitions
+            f"""CREATE OR REPLACE TABLE live.changes AS SELECT {names}, {HASH.format("device_id")} AS id_hash FROM transitions
                 WHERE epoch_ms(event_time) >= {since_ms} ORDER BY event_time, device_id, transition_no"""
         )
 
@@ -217,7 +226,7 @@ class PresentMirror:
                 files = appended_since(self._logs[table.name], known.versions[table.name], versions[table.name])
                 if files is None:
                     return False
-                tables.open_files(connection, f"new_{table.name}", table, files)
+                _open_new(connection, table, files)
             if connection.execute(f"SELECT 1 FROM new_judgements WHERE kind IN ({literals(AMENDMENTS)}) LIMIT 1").fetchone():
                 return False  # changes of the last day may be retracted
             counts = counted(connection, "new_judgements", "new_quarantine", before=known)
@@ -244,18 +253,20 @@ class PresentMirror:
     def _prepare(self, connection: "DuckDBPyConnection", known_frontier_ms: int, limits: Limits) -> bool:
         """Create the tables ``found`` and ``fresh``; return False if an affected device has no facts of this kind now."""
         tables.open_table_in(connection, self.home, DEVICES)
-        connection.execute("CREATE OR REPLACE VIEW kept AS FROM live.kept")
+        # One search among all devices; the searches after it read the found rows.
+        connection.execute(f"""CREATE OR REPLACE TEMP TABLE {_AFFECTED} AS
+            SELECT device_id, {HASH.format("device_id")} AS id_hash FROM ({fold.named(known_frontier_ms, limits)})""")
+        _find(connection, "live.kept", "*")
+        connection.execute("CREATE OR REPLACE VIEW kept AS SELECT * EXCLUDE (place, id_hash) FROM found")
         if fold.prepare(connection, known_frontier_ms, limits):
             tables.open_table_in(connection, self.home, JUDGEMENTS)
             fold.read_anew(connection, limits)
-        # One search among all devices; the searches after it read the found rows.
-        connection.execute(f"CREATE OR REPLACE TEMP TABLE {_AFFECTED} AS {fold.new_devices()} UNION FROM {fold.REREAD}")
-        connection.execute(f"""CREATE OR REPLACE TEMP TABLE found AS
-            SELECT kept.*, kept.rowid AS place FROM live.kept AS kept SEMI JOIN {_AFFECTED} USING (device_id)""")
-        connection.execute("CREATE OR REPLACE VIEW kept AS SELECT * EXCLUDE (place) FROM temp.found")
         connection.execute(f"CREATE OR REPLACE TEMP TABLE fresh AS {fold.judged(f'({fold.new_devices()})')}")
         vanished = f"SELECT 1 FROM {fold.REREAD} SEMI JOIN found USING (device_id) ANTI JOIN fresh USING (device_id) LIMIT 1"
-        return connection.execute(vanished).fetchone() is None
+        if connection.execute(vanished).fetchone() is not None:
+            return False
+        connection.execute("CREATE OR REPLACE TEMP TABLE outdated AS SELECT place FROM found SEMI JOIN fresh USING (device_id)")
+        return True
 
     def _replace(self, connection: "DuckDBPyConnection", limits: Limits, frontier_ms: int | None) -> None:
         """Replace the facts of the affected devices, and append their transitions, in one transaction."""
@@ -264,18 +275,20 @@ class PresentMirror:
         facts = f"(SELECT fresh.*, {heard} FROM fresh LEFT JOIN unheard USING (device_id))"
         names = ", ".join(f'"{name}"' for name in CHANGED)
         connection.execute(f"CREATE OR REPLACE TEMP TABLE listed AS {_listed(limits, facts)}")
-        connection.execute("""CREATE OR REPLACE TEMP TABLE replaced AS
-            SELECT device_id, clock, clock_offset_ms, devices.rowid AS place FROM live.devices AS devices
-            SEMI JOIN fresh USING (device_id)""")
+        counted = ", ".join(f'"{name}"' for name in dict.fromkeys((*COUNTED, "clock_offset_ms")))
+        _find(connection, "live.devices", f"device_id, {counted}")
+        connection.execute("CREATE OR REPLACE TEMP TABLE replaced AS FROM found SEMI JOIN fresh USING (device_id)")
         connection.execute("""UPDATE listed SET clock = replaced.clock, clock_offset_ms = replaced.clock_offset_ms
             FROM replaced WHERE listed.device_id = replaced.device_id""")
-        new = f"SELECT {names} FROM new_judgements AS new WHERE kind IN ({_KINDS})"
+        new = f"SELECT {names}, {HASH.format('device_id')} AS id_hash FROM new_judgements AS new WHERE kind IN ({_KINDS})"
         connection.execute("BEGIN")
         try:
-            connection.execute("DELETE FROM live.kept WHERE rowid IN (SELECT place FROM found SEMI JOIN fresh USING (device_id))")
-            connection.execute("INSERT INTO live.kept BY NAME FROM fresh")
+            connection.execute("DELETE FROM live.kept WHERE rowid IN (FROM outdated)")
+            connection.execute(f"INSERT INTO live.kept BY NAME SELECT *, {HASH.format('device_id')} AS id_hash FROM fresh")
             connection.execute("DELETE FROM live.devices WHERE rowid IN (SELECT place FROM replaced)")
             connection.execute("INSERT INTO live.devices BY NAME FROM listed")
+            assert self._tally is not None, "a load makes it"
+            self._tally.replace("replaced", "listed")
             # The load may have read transitions that were committed after its version.
             connection.execute(f"INSERT INTO live.changes BY NAME FROM ({new}) AS new ANTI JOIN live.changes AS known ON {_SAME}")
             connection.execute(f"DELETE FROM live.changes WHERE epoch_ms(event_time) < {(frontier_ms or 0) - CHANGES_MS}")
@@ -298,7 +311,29 @@ def _listed(limits: Limits, facts: str) -> str:
     """Return SQL for the columns `LISTED` of facts in the columns `fold.KEPT`."""
     names = ", ".join(f'"{name}"' for name in LISTED)
     shown = listed_sql(limits, facts, more='"trigger", last_seen AS last_seen_judged')
-    return f"SELECT {names} FROM (SELECT * REPLACE (last_seen_judged AS last_seen) FROM ({shown}))"
+    return f"SELECT {names}, {_MORE} FROM (SELECT * REPLACE (last_seen_judged AS last_seen) FROM ({shown}))"
+
+
+def _open_new(connection: "DuckDBPyConnection", table: Table, files: Sequence[Path]) -> None:
+    """Open new files of a table, ``new_<name>``; judgements of few bytes are read once, for all queries of a fold."""
+    name = f"new_{table.name}"
+    if table != JUDGEMENTS or sum(path.stat().st_size for path in files) > _SMALL_BYTES:
+        tables.open_files(connection, name, table, files)
+        return
+    tables.open_files(connection, f"appended_{table.name}", table, files)
+    connection.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS FROM appended_{table.name}")
+
+
+def _find(connection: "DuckDBPyConnection", table: str, columns: str) -> None:
+    """Create the table ``found``: the rows of affected devices, with their ``place``.
+
+    Hashes are compared first: they are quicker to read than ids.
+    """
+    connection.execute(
+        f"CREATE OR REPLACE TEMP TABLE places AS SELECT rowid AS place FROM {table} SEMI JOIN {_AFFECTED} USING (id_hash)"
+    )
+    connection.execute(f"""CREATE OR REPLACE TEMP TABLE found AS SELECT {columns}, rowid AS place FROM {table}
+        WHERE rowid IN (FROM places) AND device_id IN (SELECT device_id FROM {_AFFECTED})""")
 
 
 def _forget(connection: "DuckDBPyConnection") -> None:

@@ -48,15 +48,17 @@
     const run = (await answer.json()).dag_run_id;
     said(form, "Started:", `${airflow}/dags/${encodeURIComponent(dag)}/runs/${encodeURIComponent(run)}`, run);
   };
-  for (const form of document.querySelectorAll("form[data-dag]")) {
-    form.hidden = false;
-    form.addEventListener("submit", async (event) => {
-      event.preventDefault();
-      const button = form.querySelector("button");
-      button.disabled = true;
-      said(form, "Starting …");
-      try { await start(form); } catch { said(form, "Airflow does not answer. Look at its list of runs before you repeat the action."); }
-      button.disabled = false;
-    });
-  }
+  const show = () => { for (const form of document.querySelectorAll("form[data-dag][hidden]")) form.hidden = false; };
+  new MutationObserver(show).observe(document.body, { childList: true, subtree: true }); // a list is replaced while one types
+  show();
+  document.addEventListener("submit", async (event) => {
+    const form = event.target.closest("form[data-dag]");
+    if (!form) return;
+    event.preventDefault();
+    const button = form.querySelector("button");
+    button.disabled = true;
+    said(form, "Starting …");
+    try { await start(form); } catch { said(form, "Airflow does not answer. Look at its list of runs before you repeat the action."); }
+    button.disabled = false;
+  });
 })();

@@ -25,15 +25,16 @@
     if (at.year !== now.year) return `${at.day} ${at.month} ${at.year} ${time}`;
     return at.day === now.day && at.month === now.month ? time : `${at.day} ${at.month} ${time}`;
   };
+  const write = (at, text) => { if (at.textContent !== text) at.textContent = text; }; // a written text is laid out again
   const times = (of = document) => {
     const now = Date.now() + offset;
     for (const one of all(".ago[data-ms]", of)) {
       const ms = Number(one.dataset.ms);
-      one.textContent = ms > now + 999 ? `in ${coarse(ms - now)}` : `${coarse(now - ms)} ago`;
+      write(one, ms > now + 999 ? `in ${coarse(ms - now)}` : `${coarse(now - ms)} ago`);
     }
     if (zone === "UTC" && !of.converted) return;
     of.converted = true;
-    for (const one of all("time[data-ms]", of)) one.textContent = clock(Number(one.dataset.ms), zone === "UTC" ? "UTC" : local);
+    for (const one of all("time[data-ms]", of)) write(one, clock(Number(one.dataset.ms), zone === "UTC" ? "UTC" : local));
   };
   const button = $("#zone");
   const name = () => { button.textContent = zone === "UTC" ? "UTC" : "local"; button.title = `Times in ${zone === "UTC" ? "UTC" : local}; switch with z`; };

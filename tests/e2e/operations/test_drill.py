@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(3600)]
 DRILL_S = 3000.0  # two runs and six operations take about two minutes on an idle machine
 STEPS = [
     "snapshot",
-    "migrate from stored form 4 to 5",
+    "migrate from stored form 4 to 6",
     "repartition 4 to 7",
     "rescale 8 to 13 key groups",
     "roll back",

@@ -257,7 +257,8 @@ _LIMIT_VALUES = st.sampled_from([0, 1, START, 2**53 - 1, 2**53, 2**63 - 1])
 @given(
     st.dictionaries(
         st.sampled_from(["transition_no", "reboots", "runtime_ms", "quiet_for_ms", "quiet_since_ms", "seq", "death_ms"])
-        | st.sampled_from(["dead_for_ms", "last_seen_ms", "life_ms", "mode_since_ms", "degraded_until_ms", "flagged_until_ms"]),
+        | st.sampled_from(["dead_for_ms", "last_seen_ms", "life_ms", "mode_since_ms", "degraded_until_ms", "flagged_until_ms"])
+        | st.sampled_from(["velocity_count", "velocity_since_ms", "review_ms", "confirmed_ms"]),
         _LIMIT_VALUES | st.none(),
         min_size=1,
         max_size=3,

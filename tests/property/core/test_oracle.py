@@ -6,8 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.rows import Row
-from tests.support.histories.histories import any_internal_row, any_policy, any_signal, choosing, positioned, row
+from tests.support.histories.histories import (
+    any_internal_row,
+    any_policy,
+    any_signal,
+    any_velocity,
+    choosing,
+    positioned,
+    row,
+)
 from tests.support.oracle.compare import by_the_core, by_the_oracle
 
 LATENESS = st.sampled_from([1, 5, 20, 60])
@@ -21,16 +30,18 @@ class Shape(NamedTuple):
     kinds: list[str]
     own: list[str]
     flagged: list[str] | None = None  # flagged sequence of the first policy; the history has few messages then
+    reviews: bool = False  # whether the velocity rule is on in the first policy
 
 
 SHAPES = {
     "everything": Shape(
         "abc",
         ["heartbeat", "heartbeat", "telemetry", "error", "error", "birth", "death"],
-        ["gap", "gap", "policy", "add", "add", "decommission", "maintain", "update", "release", "tick"],
+        ["gap", "gap", "policy", "add", "add", "decommission", "maintain", "update", "release", "confirm", "tick"],
     ),
     "errors": Shape("a", ["error"], ["policy", "release", "release", "add"]),
     "sequences": Shape("a", ["error"], ["release"], ["escalation", "escalation"]),
+    "sessions": Shape("a", ["error", "error", "birth", "heartbeat"], ["policy", "release", "confirm", "add"], reviews=True),
     "wills": Shape("a", ["heartbeat", "birth", "death"], ["policy", "add", "maintain", "gap"]),
     "gateways": Shape("abc", ["heartbeat", "heartbeat", "death"], ["policy", "add", "add", "decommission", "maintain", "gap"]),
     "outages": Shape("a", ["heartbeat", "death"], ["gap", "gap", "gap", "tick"]),
@@ -59,6 +70,9 @@ def histories(draw: st.DrawFn, shape: Shape) -> list[Row]:
         policy = any_policy(choosing(draw))
         if shape.flagged is not None:
             policy["rules"]["flagged_codes"] = shape.flagged
+        if shape.reviews:
+            added = parse_policy({"rules": any_velocity(choosing(draw))}).normalised()["rules"]
+            policy["rules"] |= {name: value for name, value in added.items() if name.startswith(("session_", "velocity_"))}
         rows.append(row(-1, "fleet/_/_/policy", policy=policy, effective_from_s=-500))
     rows.append(row(steps * 5 + draw(st.sampled_from([5, 100, 300])), "fleet/_/b/tick"))
     return positioned(draw(st.permutations(rows)))

@@ -23,7 +23,21 @@ CODES = ("reconnaissance", "auth_failed", "escalation", "escalation", "x", None)
 SEQUENCES = (["reconnaissance", "auth_failed", "escalation"], ["x", "escalation"], ["x", "x"], ["escalation"])
 GATEWAYS = ("g", "h")
 KINDS = ("heartbeat", "heartbeat", "telemetry", "error", "error", "birth", "death", "ack")
-OWN = ("gap", "gap", "policy", "add", "add", "decommission", "maintain", "update", "release", "command", "tick")
+OWN = (
+    "gap",
+    "gap",
+    "policy",
+    "add",
+    "add",
+    "decommission",
+    "maintain",
+    "update",
+    "release",
+    "confirm",
+    "command",
+    "alarm",
+    "tick",
+)
 DELAYS = (0, 0, 0, 5, 10, 25, 70, -10, -30, -35)
 
 
@@ -120,7 +134,16 @@ def _any_rules(choose: Choose) -> dict[str, Any]:
         "gateway_outage_limit": choose(["10s", "40s", "90s", "1d"]),
         "last_errors": choose([5, 5, 0, 1, 16]),
         **choose([{}, {}, {"late_proves_alive": True}, {"late_proves_alive": False}]),
+        **choose([{}, {}, any_velocity(choose)]),
     }
+
+
+def any_velocity(choose: Choose) -> dict[str, Any]:
+    """Return random rules about events within a session."""
+    kind = choose(["error", "error", "birth", "heartbeat", "telemetry"])
+    code = choose([{}, {}, {"code": choose(["x", "unknown", "escalation"])}]) if kind == "error" else {}
+    velocity = {"events": choose([1, 2, 2, 3]), "kind": kind, "hold": f"{choose([15, 60, 90])}s", **code}
+    return {"session": {"idle": f"{choose([5, 15, 40])}s"}, "velocity": velocity}
 
 
 def positioned(rows: Iterable[Row], lateness_s: float = 60) -> list[Row]:
@@ -200,8 +223,10 @@ def any_internal_row(choose: Choose, devices: Sequence[str], steps: int, own: Se
             return row(received, f"{device}/registry", op="add", **{"class": choose(["default", "quick"])}, **more)
         case "decommission":
             return row(received, f"{device}/registry", op="decommission", **more)
-        case "release":
-            return row(received, f"{device}/control", op="release", **more)
+        case "release" | "confirm":
+            return row(received, f"{device}/control", op=which, **more)
+        case "alarm":
+            return row(received, f"{device}/control", op="error", code=choose(CODES), **more)
         case "command":
             return row(received, f"{device}/control", op="command", id=choose(["c1", "c2"]), name="set", **more)
     until = choose([received, coming, coming]) + choose([5, 40, 90, 100, 110])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from tests.support.oracle.world import DeviceCoverage, Listening, Message, World
+from tests.support.oracle.world import END, DeviceCoverage, Listening, Message, World
 
 KINDS = ("heartbeat", "telemetry", "error", "birth", "death", "control", "registry", "policy", "gap", "tick", "correct", "ack")
 SIGNALS = (*KINDS[:4], "ack")
@@ -15,7 +15,7 @@ FAULTS = ("invalid", "ahead", "behind")
 PRESENT = ("online", "degraded", "flagged")
 HELD = ("updating", "maintenance")
 DAY = 86_400_000
-ENDS = {"degraded": ("recovered",), "flagged": ("hold_over", "release"), "hold": ("until",)}  # facts, and the rows that end them
+ENDS = {"degraded": ("recovered",), "hold": ("until",)}  # facts, and the rows that end them
 
 
 class Heard(NamedTuple):
@@ -80,6 +80,7 @@ class Life:
         default_factory=list[int]
     )  # instants of reported identity conflicts since its last new registration
     delayed: set[int] = field(default_factory=set[int])  # indices of signals that were sent before the newest one
+    without_data: set[int] = field(default_factory=set[int])  # indices of signals that are late or copies
     leading: set[int] = field(default_factory=set[int])  # indices of births that were sent after a signal received later
 
     @property
@@ -310,7 +311,7 @@ class Life:
         return row.trust == "late" or (placeless and row.seq is not None and row.seq == seq and row.boot in (None, boot))
 
     def errors(self, through: int) -> list[int]:
-        return [index for index, one in enumerate(self.log[: through + 1]) if one.kind == "error"]
+        return [index for index, one in enumerate(self.log[: through + 1]) if one.kind in ("error", "alarm")]
 
     def too_many(self, index: int) -> int | None:
         """Return until when the error at ``index`` degrades the device, or None."""
@@ -346,6 +347,57 @@ class Life:
                 return self.log[index].at + rules["flagged_hold_ms"]
         return None
 
+    def flag(self) -> tuple[str, int] | None:
+        """Return the cause of the flag in effect ("flagged" by a sequence, "review", or "confirm") and its end, or None."""
+        found: tuple[str, int] | None = None
+        for one in self.log:
+            cause = None if found is None else found[0]
+            if one.kind in ("hold_over", "session_over", "release"):
+                found = None
+            elif one.kind == "confirm":
+                found = ("confirm", END)
+            elif one.kind == "flagged" and cause != "confirm":
+                found = ("flagged", one.at if cause != "review" or found is None else max(one.at, found[1]))
+            elif one.kind == "review" and cause in (None, "review"):
+                found = ("review", one.at)
+        return found
+
+    def names_another(self, index: int) -> bool:
+        """Return whether the birth at ``index`` names another session or boot than was known before it."""
+        words = ("session", "boot")
+        known = {word: value for word in words if (value := self.field_of(index, word)) is not None}
+        return any(value != self.field_of(index + 1, word) for word, value in known.items())
+
+    def reviewed(self, index: int) -> int | None:
+        """Return until when the signal at ``index`` flags the device for review, or None.
+
+        It must be the last of enough events of its session, since the last of such events or the last release.
+        """
+        signals = [at for at, one in enumerate(self.log[: index + 1]) if one.kind in SIGNALS]
+        found = dict(zip(signals, (one.found for one in self.heard[-len(signals) :]), strict=True))
+        count, before = 0, None
+        for at, one in enumerate(self.log[: index + 1]):
+            if one.kind in ("release", "session_over"):
+                count = 0
+            if at not in found:
+                continue
+            rules = self.rules(at)
+            idle = before is not None and one.at - before > rules["session_idle_ms"]
+            another = one.kind == "birth" and self.names_another(at)
+            count = 0 if idle or another or found[at] == "offline" or rules["velocity_events"] is None else count
+            before = one.at
+            needed: int | None = rules["velocity_events"]
+            of_code = one.kind != "error" or rules["velocity_code"] in (None, one.code or "unknown")
+            if at in self.without_data or needed is None or one.kind != rules["velocity_kind"] or not of_code:
+                continue
+            count += 1
+            if count < needed:
+                continue
+            if at == index:
+                return one.at + rules["velocity_hold_ms"]
+            count = 0
+        return None
+
     def until(self, fact: str) -> int | None:
         """Return until when a fact holds; None if it has ended, or never started."""
         notes = [one for one in self.log if one.kind in (fact, *ENDS[fact])]
@@ -353,7 +405,8 @@ class Life:
 
     def live(self) -> str:
         """Return the mode of a device in service, by its facts."""
-        facts = [fact for fact in ("flagged", "degraded") if self.until(fact) is not None]
+        facts = ["flagged"] if self.flag() is not None else []
+        facts += ["degraded"] if self.until("degraded") is not None else []
         return "provisioned" if self.last_seen() is None else [*facts, "online"][0]
 
     def move_to(self, mode: str, trigger: str) -> None:
@@ -383,12 +436,19 @@ class Life:
             due.append((over(death.at, "death_grace_ms"), 1, "death"))
         if mode in PRESENT and cut_off is not None:
             due.append((over(cut_off, "death_grace_ms"), 2, "gateway_death"))
-        due += [(held, 3, "until"), (self.until("degraded"), 4, "recovered"), (self.until("flagged"), 5, "hold_over")]
+        due += [(held, 3, "until"), (self.until("degraded"), 4, "recovered")]
+        flag = self.flag()
+        if flag is not None and flag[0] != "confirm":
+            due.append((flag[1], 5, "hold_over"))
+        if flag is not None and flag[0] == "review":
+            whose, event_time = self.class_and_limits(), Listening(0)
+            idle = self.world.first_exceeded(event_time, quiet_since, "session_idle_ms", whose, self.now)
+            due.append((idle, 6, "session_over"))
         if mode == "offline":
-            due.append((over(quiet_since, "forget_after_ms", excused=self.excused(self.now)), 6, "forget"))
+            due.append((over(quiet_since, "forget_after_ms", excused=self.excused(self.now)), 7, "forget"))
         if mode == "decommissioned":
             since = [change[7] for change in self.transitions if change[6] != "amended"][-1]
-            due = [(over(since, "forget_after_ms", Listening(0)), 6, "forget")]
+            due = [(over(since, "forget_after_ms", Listening(0)), 7, "forget")]
         return min(((at, place, trigger) for at, place, trigger in due if at is not None), default=None)
 
     def expire(self, before: int) -> None:
@@ -405,7 +465,7 @@ class Life:
                 self.move_to("unreachable", trigger)
                 continue
             self.append_event(trigger, self.now)
-            if trigger == "until" or self.mode == {"recovered": "degraded", "hold_over": "flagged"}[trigger]:
+            if trigger == "until" or self.mode == {"recovered": "degraded"}.get(trigger, "flagged"):
                 self.move_to(self.live(), trigger)
 
     def append_event(self, what: str, at: int) -> None:
@@ -428,8 +488,9 @@ class Life:
         rebooted = row.kind in SIGNALS and (self.has_rebooted(row, index) or self.is_updated(row, index))
         if row.kind in SIGNALS and self.is_in_conflict(row, index):
             self.conflicts.append(row.at)
-        if row.kind == "error" and self.has_no_data(row):
-            row = replace(row, kind="heartbeat")
+        if row.kind in SIGNALS and self.has_no_data(row):
+            self.without_data.add(index)
+            row = replace(row, kind="heartbeat" if row.kind == "error" else row.kind)
         self.log.append(row)
         if row.kind in SIGNALS:
             self.heard.append(Heard(row.at, self.mode, self.class_and_limits(), self.since, excused))
@@ -438,13 +499,20 @@ class Life:
             self.move_to(self.live(), "signal")
         if rebooted and self.mode == "updating":
             self.move_to(self.live(), "updated")
-        if row.kind == "error" and (until := self.too_many(index)) is not None:
+        if row.kind == "error":
+            self.count_error(index)
+        if row.kind in SIGNALS and (until := self.reviewed(index)) is not None:
+            self.append_event("review", until)
+            self.move_to("flagged" if self.mode in PRESENT else self.mode, "velocity")
+        return None
+
+    def count_error(self, index: int) -> None:
+        if (until := self.too_many(index)) is not None:
             self.append_event("degraded", until)
             self.move_to("degraded" if self.mode == "online" else self.mode, "errors")
-        if row.kind == "error" and (until := self.completes(index)) is not None:
+        if (until := self.completes(index)) is not None:
             self.append_event("flagged", until)
             self.move_to("flagged" if self.mode in PRESENT else self.mode, "sequence")
-        return None
 
     def registry(self, row: Message) -> None:
         if row.content["op"] == "decommission":
@@ -452,7 +520,7 @@ class Life:
             return
         if self.mode == "decommissioned":
             self.before, self.log, self.since, self.conflicts = [*self.before, *self.log], [], row.at, []
-            self.delayed, self.leading = set(), set()
+            self.delayed, self.leading, self.without_data = set(), set(), set()
             self.clocks.append("on_time")
             self.move_to("provisioned", "registered")
         behind = self.gateway(len(self.log))
@@ -478,12 +546,21 @@ class Life:
     def control(self, row: Message) -> str | None:
         operation = row.content["op"]
         if operation == "release":
-            if self.mode != "updating" and self.until("flagged") is None:
+            if self.mode != "updating" and self.flag() is None:
                 return "refused"
             self.append_event("release", row.at)
             if self.mode in ("flagged", "updating"):
                 cut_off = self.mode == "updating" and self.last_seen() is not None and self.is_cut_off()
                 self.move_to("unreachable" if cut_off else self.live(), "released")
+            return None
+        if operation == "error":
+            self.log.append(replace(row, kind="alarm", code=row.content.get("code")))
+            self.count_error(len(self.log) - 1)
+            return None
+        if operation == "confirm":
+            if self.flag() is None:
+                return "refused"
+            self.append_event("confirm", row.at)
             return None
         if not row.at < row.content["until"] <= row.at + self.world.rules(row.at, *self.class_and_limits())["longest_hold_ms"]:
             return "refused"

@@ -7,7 +7,7 @@ Rule 2: this list names each choice that the documented semantics leaves open.
 Times and frontiers:
 
 - Deadlines at one instant fire in this order: silence, death, a gateway's death, ``until``,
-  recovered, hold over, forget.
+  recovered, hold over, session over, forget.
 - A site has a gap while any bridge has an open gap that concerns the site. Opening an open gap
   again has no effect.
 - Rows of a device are judged in the order in which they become due: first by the ``received_at``
@@ -67,8 +67,17 @@ Facts and lives:
 - An error is judged by the rules in force at its instant, and so are the earlier errors that count
   with it. An earlier error counts if it was among the newest k and within the window at every error
   since. A step of a sequence counts if it was in time when it was taken.
+- A control row can name an error. It counts like an error of the device at its instant, but is no signal.
 - A command to a device has no effect. The answer of the device is a signal without further effect.
 - A release restarts a sequence, and so does an error that was judged under another sequence.
+- A session goes on at a signal if the span of event time since the signal before is within the limit in
+  force at the later one, the device is not offline, and the signal is no birth that names another session
+  or boot than was known before. Of the events of a session, each k-th one flags for review, and a release
+  counts anew. Late signals and copies are no events, but they continue a session.
+- A flag for review has no effect while the device is flagged by a sequence, or its flag is confirmed. A
+  sequence turns a flag for review into one of its own, which ends no earlier. A flag for review ends at the
+  first instant at which the device was idle longer than a session allows, by the policy and class then in
+  force, in whatever mode it is.
 - After a correcting row, the device continues as if no message received before that row had been
   late. A correction that was computed for an older state of the device is refused. That depends on
   the content of the row, and is not tested here.

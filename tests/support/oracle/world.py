@@ -8,6 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 END = 10**18  # after all instants
+DEFAULTS = {  # rules that a stored policy leaves out if they have these values
+    "gateway_outage_limit_ms": 86_400_000,
+    "session_idle_ms": 1_800_000,
+    "velocity_events": None,
+    "velocity_kind": "error",
+    "velocity_code": None,
+    "velocity_hold_ms": 86_400_000,
+}
 
 
 @dataclass(frozen=True)
@@ -145,7 +153,7 @@ class World:
     def rules(self, t: int, device_class: str, own: dict[str, int]) -> dict[str, Any]:
         """Return the rules of a class in force at ``t``, with a device's own limits."""
         policy = self.policy(t)
-        return {"gateway_outage_limit_ms": 86_400_000, **policy["classes"].get(device_class, policy["rules"]), **own}
+        return {**DEFAULTS, **policy["classes"].get(device_class, policy["rules"]), **own}
 
     def first_exceeded(
         self,

@@ -384,3 +384,94 @@ def test_a_command_to_a_device_has_no_effect_and_its_answer_is_a_signal() -> Non
         [(one.to_mode, one.event_time_ms, one.last_seen_ms) for one in replay(rows, DEPLOYMENT)] for rows in (answers, beats)
     )
     assert found == expected != []
+
+
+def test_an_error_of_a_control_row_counts_without_proving_its_device_alive() -> None:
+    rules = {"degraded": {"errors": 2, "window": "5m"}, "flagged": {"codes": ["vital:battery", "x"]}, "timeout": "100s"}
+    alarm = row(50, "d/control", op="error", code="vital:battery")
+    transitions = judged(signal(10), signal(40, kind="error", code="y"), alarm, until_s=200, **rules)
+    assert transitions[1:] == [(50, "online", "degraded", "errors"), (140, "degraded", "offline", "silence")]
+    assert judged(signal(10), alarm, signal(60, kind="error", code="x"), until_s=100, **rules)[-1][3] == "sequence"
+    alarms = [row(at, "d/control", op="error", code=7) for at in (150, 151)]
+    assert judged(signal(10), *alarms, signal(160), until_s=170, **rules)[2:] == [(160, "offline", "degraded", "signal")]
+
+
+def _reviews(events: int = 3, **velocity: Any) -> dict[str, Any]:
+    """Return rules with a velocity rule, and without other rules about errors."""
+    calm = {"degraded": {"errors": 16}, "flagged": {"codes": ["never"]}, "timeout": "1h"}
+    return {**calm, "session": {"idle": "60s"}, "velocity": {"events": events, "hold": "10m", **velocity}}
+
+
+def _errors(*at_s: float, **more: Any) -> list[Row]:
+    return [signal(at, kind="error", code="declined", **more) for at in at_s]
+
+
+def test_the_last_of_enough_events_in_a_session_holds_a_device_for_review() -> None:
+    assert judged(*_errors(10, 20), signal(30), until_s=60, **_reviews()) == [(10, "provisioned", "online", "signal")]
+    transitions = judged(*_errors(10, 20, 30), signal(60), until_s=61, **_reviews())
+    assert transitions[1:] == [(30, "online", "flagged", "velocity")]
+    assert judged(*_errors(10), until_s=20, **_reviews(events=1))[1:] == [(10, "online", "flagged", "velocity")]
+    assert len(judged(*_errors(10, 20, 30), signal(60), until_s=61, **_reviews(events=0))) == 1, "the rule is off"
+
+
+def test_only_events_of_the_kind_and_code_of_the_rule_count() -> None:
+    assert len(judged(*_errors(10, 20, 30), until_s=40, **_reviews(code="other"))) == 1
+    assert judged(*_errors(10, 20, 30), until_s=40, **_reviews(code="declined"))[-1][3] == "velocity"
+    births = [signal(at, kind="birth") for at in (10, 20, 30)]
+    assert judged(*births, until_s=40, **_reviews(kind="birth"))[1:] == [(30, "online", "flagged", "velocity")]
+    assert len(judged(*births, until_s=40, **_reviews())) == 1
+
+
+def test_a_session_ends_by_idleness_of_more_than_its_limit() -> None:
+    assert judged(*_errors(10, 20, 80), until_s=100, **_reviews())[-1][3] == "velocity", "a signal at the limit is in time"
+    assert len(judged(*_errors(10, 20, 80.001), until_s=100, **_reviews())) == 1
+    assert judged(*_errors(10, 20), signal(75), *_errors(130), until_s=150, **_reviews())[-1][3] == "velocity"
+
+
+def test_a_session_ends_when_the_device_is_offline_or_a_birth_names_another() -> None:
+    rules = {**_reviews(), "timeout": "30s"}
+    assert [why for *_, why in judged(*_errors(10, 20, 55, 60), until_s=70, **rules)] == ["signal", "silence", "signal"]
+    others: list[tuple[dict[str, Any], dict[str, Any]]] = [({"session": "s"}, {"session": "t"}), ({"boot": "p"}, {"boot": "q"})]
+    for before, after in others:
+        rows = [*_errors(10, 20, **before), signal(25, kind="birth", **after), *_errors(30, **after)]
+        assert len(judged(*rows, until_s=40, **_reviews())) == 1
+        same = [*_errors(10, 20, **before), signal(25, kind="birth", **before), *_errors(30, **before)]
+        assert judged(*same, until_s=40, **_reviews())[-1][3] == "velocity"
+
+
+def test_a_flag_for_review_ends_with_its_session_or_its_hold() -> None:
+    events = _errors(10, 20, 30)
+    assert judged(*events, signal(50), until_s=120, **_reviews())[2:] == [(110, "flagged", "online", "session_over")]
+    assert len(judged(*events, signal(50), signal(110), until_s=120, **_reviews())) == 2
+    steady = [signal(at) for at in range(50, 700, 50)]
+    assert judged(*events, *steady, until_s=700, **_reviews())[2:] == [(630, "flagged", "online", "hold_over")]
+    again = [*events, *_errors(300, 310), signal(340)]
+    assert len(judged(*again, until_s=350, **_reviews())) == 3, "the next session counts anew"
+
+
+def test_a_confirmed_flag_ends_only_by_a_command() -> None:
+    events, confirm = _errors(10, 20, 30), row(40, "d/control", op="confirm")
+    assert len(judged(*events, confirm, until_s=3_000, **_reviews())) == 2
+    release = row(2_000, "d/control", op="release")
+    transitions = judged(*events, confirm, release, until_s=3_000, **_reviews())
+    assert transitions[2:] == [(2_000, "flagged", "online", "released")]
+    rows = positioned([policy(effective_s=-1000, **_reviews()), signal(10), confirm, tick(50)])
+    refused = [one.reason for one in replay(rows, DEPLOYMENT) if one.kind is JudgementKind.REFUSED]
+    assert refused == ["confirm is for a flag; the device has none, and is online"]
+
+
+def test_a_release_counts_the_events_of_a_session_anew() -> None:
+    events, release = _errors(10, 20, 30), row(31, "d/control", op="release")
+    after = judged(*events, release, *_errors(35, 40), signal(60), until_s=61, **_reviews())
+    assert [why for *_, why in after] == ["signal", "velocity", "released"]
+    after = judged(*events, release, *_errors(35, 40, 45), signal(60), until_s=61, **_reviews())
+    assert [why for *_, why in after] == ["signal", "velocity", "released", "velocity"]
+
+
+def test_a_sequence_turns_a_flag_for_review_into_one_of_its_own() -> None:
+    rules = {**_reviews(events=1, code="x"), "flagged": {"codes": ["y"], "hold": "200s"}}
+    review, sequence = signal(10, kind="error", code="x"), signal(20, kind="error", code="y")
+    assert judged(review, sequence, until_s=800, **rules)[2:] == [(610, "flagged", "online", "hold_over")], "not earlier"
+    assert judged(sequence, signal(30, kind="error", code="x"), until_s=800, **rules)[2:] == [
+        (220, "flagged", "online", "hold_over")
+    ], "the rule does not replace the flag of a sequence"

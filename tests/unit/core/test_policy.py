@@ -65,3 +65,29 @@ def test_a_policy_version_does_not_depend_on_spelling() -> None:
 def test_a_stored_policy_reads_back_unchanged() -> None:
     policy = parse_policy({"rules": {"timeout": "5m"}, "classes": {"m": {"timeout": "7m"}}})
     assert from_normalised(json.loads(json.dumps(policy.normalised()))) == policy
+
+
+def test_rules_about_sessions_do_not_change_the_version_of_policies_without_them() -> None:
+    plain = parse_policy({"rules": {"timeout": "5m"}})
+    assert (
+        parse_policy({"rules": {"timeout": "5m", "session": {"idle": "30m"}, "velocity": {"events": 0}}}).version == plain.version
+    )
+    counting = parse_policy({"rules": {"velocity": {"events": 3, "code": "E"}}, "classes": {"m": {"velocity": {"events": 0}}}})
+    assert (counting.rules.velocity_events, counting.of("m").velocity_events) == (3, None)
+    assert from_row(json.loads(json.dumps(counting.normalised()))) == counting
+
+
+@pytest.mark.parametrize(
+    ("velocity", "fault"),
+    [
+        ({"events": 1_001}, "must be a whole number from 1 to 1000, or 0 to switch the rule off; got 1001"),
+        ({"events": True}, "must be a whole number from 1 to 1000"),
+        ({"kind": "death"}, "must be one of birth, error, heartbeat, telemetry; got death"),
+        ({"kind": 7}, "must be one of birth, error, heartbeat, telemetry; got 7"),
+        ({"code": "E" * 257}, "must be an error code with 1 to 256 printable characters"),
+        ({"kind": "birth", "code": "E"}, "rules.velocity.code needs velocity.kind = \"error\"; got 'birth'"),
+    ],
+)
+def test_an_invalid_rule_about_a_session_is_refused(velocity: dict[str, Any], fault: str) -> None:
+    with refused("policy-faulty", PolicyFault, match=re.escape(fault)):
+        parse_policy({"rules": {"velocity": velocity}})

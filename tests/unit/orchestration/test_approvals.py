@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fleetpulse.io.system.wall_clock import wall_clock_ms
-from fleetpulse.orchestration.approvals import RunApproval, find_objection, forget_approval, permitted_approvers
+from fleetpulse.orchestration.approvals import RunApproval, find_objection, forget_approvals, permitted_approvers
 from fleetpulse.orchestration.config import OrchestrationConfig
 from tests.support.refusals import refused
 
@@ -81,7 +81,7 @@ def test_an_approval_is_that_of_one_plan_with_its_parameters(tmp_path: Path) -> 
     with refused("approval-missing"):
         approval.require()
     approval.approve("bob")
-    forget_approval(place, run())
+    forget_approvals(place, run())
     with refused("approval-plan-missing"):
         approval.require()
 

@@ -14,7 +14,7 @@ from fleetpulse.columnar.fold.pending import Chunk, PendingRows
 from fleetpulse.columnar.jit.layout import DEVICE_FIELDS, MEMORY_WIDTH, ROW_FIELDS
 from fleetpulse.columnar.snapshot.rows import head_of
 from fleetpulse.columnar.state.deltas import WORDS
-from fleetpulse.columnar.state.devices import Devices
+from fleetpulse.columnar.state.devices import REVIEWS, Devices
 from fleetpulse.core.device import Device
 from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE, Dated, Policies, Policy, Rules
 from fleetpulse.core.presence.coverage import Coverage, ShardProgress
@@ -84,9 +84,9 @@ def test_every_stored_field_is_listed_with_its_bound(stored: type) -> None:
 def test_every_part_of_the_state_is_listed() -> None:
     assert {one.of for one in _table()} == {OF_SPARK, *(one.__name__ for one in STORED)}
     assert _listed(OF_SPARK) == set(VARIABLES)
-    in_memory = {"device_id", "error_times_ms", "codes", "progress", "progress_of"}
+    in_memory = {"device_id", "error_times_ms", "codes", "progress", "progress_of", *REVIEWS}
     assert {one.name for one in fields(Device)} - in_memory == set(DEVICE_FIELDS) - {"memory"}
-    assert MEMORY_WIDTH == 2 * (MAX_ERRORS + 1) + MAX_SEQUENCE + 1
+    assert 2 * (MAX_ERRORS + 1) + MAX_SEQUENCE + 1 + len(REVIEWS) == MEMORY_WIDTH
     derived = {"device", "arrival", "direct"}  # from other fields
     assert {*SIGNAL_SCHEMA.names, *ROW_FIELDS} - derived <= _listed("Row")
     # Not listed, but their contents are.

@@ -3,7 +3,7 @@
 import pytest
 
 from fleetpulse.core.times import DAY_MS, HOUR_MS
-from fleetpulse.web.charts import SIZE, Range, columns, gap_bars, share_bars, stacked, ticks
+from fleetpulse.web.charts import SIZE, Range, columns, gap_bars, line, share_bars, stacked, ticks
 
 pytestmark = pytest.mark.unit
 DAY = Range(0, DAY_MS)
@@ -43,3 +43,9 @@ def test_areas_are_stacked_from_the_bottom() -> None:
     assert found[1].path == "M0 0L1000 0L1000 750L0 250Z"
     assert stacked({"online": [1]}) == stacked({}) == []
     assert SIZE == 1000
+
+
+def test_a_line_has_its_greatest_value_at_the_top() -> None:
+    assert line([(0, -2.5), (DAY_MS // 2, 7.5), (DAY_MS, 2.5)], DAY) == "M0 1000L500 0L1000 500"
+    assert line([(DAY_MS, 3.0)], DAY) == "M1000 500"
+    assert line([], DAY) == ""

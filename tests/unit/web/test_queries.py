@@ -1,14 +1,20 @@
-"""Parameters of requests: words, numbers, instants and cursors."""
+"""Parameters of requests: words, numbers, instants and cursors; pages, numbers and searches of devices."""
 
 import base64
 import json
+from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetpulse.core.errors import Misuse
+from fleetpulse.io.tables.tables import connect, fetch
+from fleetpulse.reports.present.mirror import HASH, LISTED
+from fleetpulse.reports.present.tally import Tally
 from fleetpulse.web import queries
 from tests.support.refusals import refused
 
@@ -69,3 +75,96 @@ def test_an_instant_that_the_tables_cannot_store_is_refused(text: str, code: str
         queries.instant_of({"at": text}, "at")
     assert queries.instant_of({"at": "1700000000000"}, "at") == 1_700_000_000_000
     assert queries.instant_of({}, "at") is None
+
+
+_DEVICE = st.fixed_dictionaries(
+    {
+        "device_id": st.text("aB1-", min_size=1, max_size=4),
+        "mode": st.sampled_from(["online", "offline", "unjudged"]),
+        "since_ms": st.sampled_from([None, 1_000, 2_000]),
+        "site": st.sampled_from([None, "s1", "s2"]),
+        "device_class": st.sampled_from(["c1", "c2"]),
+    }
+)
+_FLEETS = st.lists(_DEVICE, max_size=30, unique_by=lambda row: row["device_id"])
+_WANTED = st.fixed_dictionaries(
+    {
+        "sort": st.sampled_from(queries.SORT_KEYS),
+        "limit": st.sampled_from(["1", "3", "50"]),
+        "q": st.sampled_from(["", "", "b", "1", "B-", "-"]),
+        "mode": st.sampled_from(["", "", "online,unjudged"]),
+        "site": st.sampled_from(["", "", "s1"]),
+    }
+)
+
+
+def _listed(fleet: list[dict[str, Any]], given: dict[str, str]) -> list[dict[str, Any]]:
+    """Return the devices that match, in order: the definition, without SQL."""
+    found = [
+        row
+        for row in fleet
+        if given["q"].lower() in row["device_id"].lower()
+        and (not given["mode"] or row["mode"] in given["mode"].split(","))
+        and given["site"] in ("", row["site"])
+    ]
+    by_id = sorted(found, key=lambda row: row["device_id"])
+    column = {"since": "since_ms", "device": "device_id", "class": "device_class"}
+    name = given["sort"].removeprefix("-")
+    none = -1 if name == "since" else ""
+    descends = given["sort"].startswith("-")
+
+    def key(row: dict[str, Any]) -> Any:
+        value = row[column.get(name, name)]
+        return none if value is None else value
+
+    return sorted(by_id, key=key, reverse=descends)
+
+
+@settings(max_examples=40)
+@given(_FLEETS, _WANTED, st.sampled_from([0, 2, 50_000]))
+def test_pages_and_numbers_of_devices_are_those_of_the_definition(
+    fleet: list[dict[str, Any]], given_: dict[str, str], most_matches: int
+) -> None:
+    expected = _listed(fleet, given_)
+    with connect() as connection, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(queries, "_MOST_MATCHES", most_matches)
+        connection.execute("ATTACH ':memory:' AS live")
+        columns = ", ".join(
+            f'NULL::{"TIMESTAMPTZ" if name in ("since", "last_seen") else "VARCHAR"} AS "{name}"' for name in LISTED
+        )
+        connection.execute(
+            f"CREATE TABLE live.devices AS SELECT {columns}, 0::BIGINT AS since_ms, 0::UINTEGER AS id_hash LIMIT 0"
+        )
+        for row in fleet:
+            values = [row["device_id"], row["mode"], row["since_ms"], row["site"], row["device_class"]]
+            connection.execute(
+                f"""INSERT INTO live.devices BY NAME SELECT ? AS device_id, ? AS mode,
+                    make_timestamptz(1000 * ?::BIGINT) AS since, ? AS site, ? AS device_class,
+                    coalesce(epoch_ms(since), -1) AS since_ms,
+                    {HASH.format("device_id")} AS id_hash""",
+                values,
+            )
+        Tally(connection)
+        wanted = queries.device_filter(given_)
+        found = list[str]()
+        while True:
+            with connection.cursor() as cursor:
+                where = queries.search(cursor, wanted.where)
+                page = fetch(cursor, *queries.devices_sql(replace(wanted, where=where)))
+                count, facets = queries.facets_of(fetch(cursor, *queries.facets_sql(where, queries.FACETS, 9)), queries.FACETS)
+                after = {"after": queries.cursor_of(page[-1], wanted)} if page else {}
+                place = replace(wanted, after=queries.device_filter(after).after)
+                earlier = fetch(cursor, *queries.devices_sql(replace(place, where=where), backwards=True)) if page else []
+            found += [row["device_id"] for row in page]
+            assert not page or [row["device_id"] for row in earlier] == found[:-1][::-1][: wanted.limit]
+            assert count == len(expected)
+            for facet, column in (("mode", "mode"), ("site", "site"), ("class", "device_class")):
+                numbers = Counter(row[column] for row in expected if row[column] is not None)
+                assert {one["value"]: one["n"] for one in facets[facet]} == numbers
+            if len(page) < wanted.limit:
+                break
+            wanted = place
+        assert found == [row["device_id"] for row in expected]
+        for row in fleet[:3]:
+            [one] = fetch(connection, *queries.device_sql(row["device_id"]))
+            assert (one["device_id"], one["mode"], one["since_ms"]) == (row["device_id"], row["mode"], row["since_ms"])

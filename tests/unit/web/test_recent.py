@@ -89,3 +89,35 @@ def test_values_are_computed_one_at_a_time_if_wanted(one_at_a_time: bool) -> Non
     values.get("1", "b", quick)
     thread.join(LIMIT_S)
     assert order == (["slow", "quick"] if one_at_a_time else ["quick", "slow"])
+
+
+def test_a_value_that_is_requested_shortly_before_it_expires_is_renewed_without_a_request() -> None:
+    now, read = [100.0], list[int]()
+
+    def value() -> int:
+        read.append(len(read))
+        return read[-1]
+
+    recent = RecentValues(lambda: now[0])
+    assert recent.get("a", 5, value) == 0
+    recent.renew()
+    now[0] += 4
+    assert recent.get("a", 5, value) == 0
+    assert read == [0], "the request does not wait"
+    recent.renew()
+    recent.renew()
+    assert read == [0, 1]
+    now[0] += 4
+    assert recent.get("a", 5, value) == 1
+
+
+def test_a_value_that_cannot_be_renewed_stays_until_it_expires() -> None:
+    now = [100.0]
+    recent = RecentValues(lambda: now[0])
+    assert recent.get("a", 5, lambda: 7) == 7
+    now[0] += 4
+    assert recent.get("a", 5, lambda: 1 // 0) == 7
+    recent.renew()
+    now[0] += 1
+    with pytest.raises(ZeroDivisionError):
+        recent.get("a", 5, lambda: 1 // 0)

@@ -14,11 +14,11 @@ from tests.support.floors import Floor
 from tests.support.histories.strategies import DEPLOYMENTS, histories
 
 BY_ROW = {
-    Trigger.SIGNAL, Trigger.ERRORS, Trigger.SEQUENCE, Trigger.MAINTAIN, Trigger.UPDATE, Trigger.UPDATED, Trigger.RELEASED,
-    Trigger.REGISTERED, Trigger.DECOMMISSION, Trigger.GATEWAY_RETURN,
+    Trigger.SIGNAL, Trigger.ERRORS, Trigger.SEQUENCE, Trigger.VELOCITY, Trigger.MAINTAIN, Trigger.UPDATE, Trigger.UPDATED,
+    Trigger.RELEASED, Trigger.REGISTERED, Trigger.DECOMMISSION, Trigger.GATEWAY_RETURN,
 }  # fmt: skip
 BY_EARLIER_POLICY = {Trigger.RECOVERED, Trigger.HOLD_OVER}
-PREVENTED_BY_SIGNAL = {Trigger.SILENCE, Trigger.DEATH, Trigger.GATEWAY_DEATH}
+PREVENTED_BY_SIGNAL = {Trigger.SILENCE, Trigger.DEATH, Trigger.GATEWAY_DEATH, Trigger.SESSION_OVER}
 EXPLAINED, PREVENTED = Floor(150), Floor(30)
 
 

@@ -18,6 +18,7 @@ from fleetpulse.reports import judgements
 from fleetpulse.reports.present import devices, mirror
 from fleetpulse.reports.present.kept import keep_present
 from fleetpulse.reports.present.mirror import CHANGED, PresentMirror
+from fleetpulse.reports.present.tally import COUNTED
 from tests.support.floors import Floor
 from tests.support.histories.histories import START
 from tests.support.histories.strategies import DEPLOYMENTS, histories
@@ -69,6 +70,12 @@ class _Watched:
         mine = _rows(self.held, "devices")
         assert _devices(mine, JUDGED) == _devices(_rows(fresh, "devices"), JUDGED)
         assert _shown(_rows(self.held, "changes"), CHANGED) == _shown(_rows(fresh, "changes"), CHANGED)
+        named = ", ".join(f'"{name}"' for name in COUNTED)
+        for held in (self.held, fresh):
+            with held.cursor() as cursor:
+                counted = f"SELECT {named}, sum(n) FROM live.counted GROUP BY ALL HAVING sum(n) != 0"
+                expected = f"SELECT {named}, count(*) FROM live.devices GROUP BY ALL"
+                assert {*cursor.execute(counted).fetchall()} == {*cursor.execute(expected).fetchall()}
         reached, other = self.held.reached, fresh.reached
         assert (reached.kinds, reached.modes, reached.refused) == (other.kinds, other.modes, other.refused)
         assert (reached.tag, reached.at_ms) == (other.tag, self.now_ms)

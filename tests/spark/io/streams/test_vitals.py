@@ -16,7 +16,7 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row
 from fleetpulse.core.streams.names import StreamName, StreamRestart
 from fleetpulse.core.streams.options import StreamOptions
-from fleetpulse.core.tables import MESSAGES, VITALS
+from fleetpulse.core.tables import MESSAGES, VITAL_ALARMS, VITALS
 from fleetpulse.io.checkpoints.checkpoint import committed_batches
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.streams.runner import StreamRunner, start_stream
@@ -28,7 +28,7 @@ from tests.support.wait import await_that
 pytestmark = pytest.mark.spark
 DEPLOYMENT = Deployment(allowed_lateness_ms=60_000, max_clock_lead_ms=30_000, max_backlog_ms=1_200_000)
 ONCE = StreamOptions((StreamName.VITALS,), every_ms=0)
-FIRST = {"battery": {"window": "2m"}, "load": {"window": "3m", "slide": "1m"}}
+FIRST = {"battery": {"window": "2m"}, "load": {"window": "3m", "slide": "1m", "above": -100, "for": "5m"}}
 SECOND = {"battery": {"window": "5m"}, "heat": {"window": "2m"}}
 CHANGE_S = 2_000  # effective_from of the second policy
 END_S = 4_000
@@ -159,6 +159,8 @@ def test_windows_equal_a_batch_computation_for_any_cuts(spark: SparkSession, tmp
         _run(spark, whole)
     found = _found(cut)
     assert found == _found(whole)
+    alarms = [tables.query(each, "SELECT * FROM vital_alarms ORDER BY ALL", tables=[VITAL_ALARMS.name]) for each in (cut, whole)]
+    assert alarms[0] == alarms[1] and {one["device_id"] for one in alarms[0]} == {"a", "b", "c"}
     wanted = _batch_computation(cut, ticks[0].received_at_ms - DEPLOYMENT.allowed_lateness_ms)
     keys = ("device_id", "metric", "start_ms", "end_ms", "site", "late", "closed_ms")
     by_key = {tuple(one[key] for key in keys): one for one in wanted}
@@ -168,7 +170,9 @@ def test_windows_equal_a_batch_computation_for_any_cuts(spark: SparkSession, tmp
         assert {**one, "mean": None} == {**{name: want[name] for name in one if name != "mean"}, "mean": None}
         assert math.isclose(one["mean"], math.fsum(want["values"]) / want["count"], rel_tol=1e-14, abs_tol=1e-12)
     assert {one["late"] for one in found} == {True, False}
-    assert [one["numRowsTotal"] for one in query.lastProgress["stateOperators"]] == [0, 0], "closed windows leave the state"
+    newest = query.lastProgress
+    assert newest is not None
+    assert [one["numRowsTotal"] for one in newest["stateOperators"]] == [0, 0], "closed windows leave the state"
 
 
 def _await_batch(runner: StreamRunner, batch: int) -> None:

@@ -14,7 +14,17 @@ from deltalake.exceptions import DeltaError
 from batch.maintenance import retention
 from batch.maintenance.maintain import maintain
 from batch.maintenance.plan import FULL
-from fleetpulse.core.tables import AUDIT, DEVICE_SNAPSHOTS, GATEWAYS, JUDGEMENTS, QUARANTINE
+from fleetpulse.core.tables import (
+    AUDIT,
+    COMMANDS,
+    DEVICE_SNAPSHOTS,
+    GATEWAYS,
+    JUDGEMENTS,
+    QUARANTINE,
+    SESSIONS,
+    VITAL_ALARMS,
+    VITALS,
+)
 from fleetpulse.io.checkpoints.generations import begin_generation, checkpoint_of, load_generations, save_generations
 from fleetpulse.io.home.exclusive import exclusive_state_change
 from fleetpulse.io.home.home import Home
@@ -69,6 +79,17 @@ def test_audit_records_are_kept_for_their_own_time(home: Home) -> None:
 
     assert kept(None) == ["0", "100", "150"]
     assert kept(90 * DAY_MS) == ["100", "150"]
+
+
+def test_windows_and_alarms_are_kept_for_the_time_of_vitals(home: Home) -> None:
+    for table, instant in ((VITALS, "window_end"), (VITAL_ALARMS, "raised_at")):
+        tables.create(home, table)
+        rows = [{f"{instant}_ms": START + day * DAY_MS, "device_id": str(day)} for day in (0, 100, 150)]
+        tables.append(home, table, tables.to_table(table, rows), "test", 1)
+    run_maintain(home, replace(KEEP, vitals_ms=90 * DAY_MS))
+    for table in (VITALS, VITAL_ALARMS):
+        remaining = tables.query(home, f"SELECT device_id FROM {table.name} ORDER BY ALL", tables=[table.name])
+        assert [one["device_id"] for one in remaining] == ["100", "150"]
 
 
 def test_newest_old_row_of_each_gateway_is_kept(home: Home) -> None:
@@ -379,3 +400,44 @@ def test_full_disk_stops_steps_that_write_but_not_those_that_delete(
     assert not log.exists() and tables.query(home, "SELECT count(*) AS n FROM quarantine", tables=["quarantine"]) == [{"n": 2}]
     did = {(one.table, one.did) for one in maintain(home, KEEP, dry_run=False, now_s=NOW_S)}
     assert {("messages", "join"), ("messages", "checkpoint"), ("quarantine", "remove")} <= did, "the next run does these steps"
+
+
+@pytest.mark.parametrize("most_open", [1_000, 0])
+def test_old_sessions_are_removed_once_they_have_ended(home: Home, monkeypatch: pytest.MonkeyPatch, most_open: int) -> None:
+    monkeypatch.setattr(retention, "_MOST_OPEN", most_open)
+
+    def row(device: str, started_day: int, ended_day: int | None = None) -> dict[str, object]:
+        last_day = started_day if ended_day is None else ended_day
+        return {
+            "device_id": device, "site": "s", "started_at_ms": START + started_day * DAY_MS, "position": 0, "started_by": "birth",
+            "last_seen_ms": START + last_day * DAY_MS, "messages": 1,
+            "ended_at_ms": None if ended_day is None else START + ended_day * DAY_MS, "ended_by": ended_day and "will",
+        }  # fmt: skip
+
+    rows = [row("ended", 0), row("ended", 0, 1), row("open", 2), row("late end", 0), row("late end", 0, 50), row("new", 50)]
+    tables.create(home, SESSIONS)
+    tables.append(home, SESSIONS, tables.to_table(SESSIONS, rows), "job", 1)
+    run_maintain(home, replace(KEEP, sessions_ms=30 * DAY_MS))
+    found = tables.query(
+        home, "SELECT device_id, ended_at IS NULL AS is_start FROM sessions ORDER BY ALL", tables=[SESSIONS.name]
+    )
+    kept = [("late end", False), *([("late end", True)] if not most_open else []), ("new", True), ("open", True)]
+    if not most_open:  # with many open sessions, all old starts are kept
+        kept.insert(0, ("ended", True))
+    assert [(one["device_id"], one["is_start"]) for one in found] == kept
+
+
+def test_old_vitals_and_commands_are_removed(home: Home) -> None:
+    days = (0, 50)
+    for table in (VITALS, COMMANDS):
+        tables.create(home, table)
+    vitals = [{"device_id": "d", "metric": "battery", "closed_at_ms": START + day * DAY_MS} for day in days]
+    commands = [{"command_id": str(day), "status": "pending", "sent_at_ms": START + day * DAY_MS} for day in days]
+    commands += [{"command_id": f"u{day}", "status": "unmatched", "answered_at_ms": START + day * DAY_MS} for day in days]
+    tables.append(home, VITALS, tables.to_table(VITALS, vitals), "job", 1)
+    tables.append(home, COMMANDS, tables.to_table(COMMANDS, commands), "job", 1)
+    run_maintain(home, replace(KEEP, vitals_ms=30 * DAY_MS, commands_ms=30 * DAY_MS))
+    count = "SELECT count(*) AS n FROM vitals"
+    assert tables.query(home, count, tables=[VITALS.name])[0]["n"] == 1
+    found = tables.query(home, "SELECT command_id FROM commands ORDER BY 1", tables=[COMMANDS.name])
+    assert [one["command_id"] for one in found] == ["50", "u50"]

@@ -42,7 +42,9 @@ ADDED_FIELDS = {
     **dict.fromkeys(("timeout_ms", "death_grace_ms", "firmware", "speaks_from", "spoke_from", "moved_ms", "conflict_ms")),
     "clock": "on_time",
     "excused_ms": 0,
-}  # fields that form 5 adds, with their values for a device of an older form
+    "velocity_count": 0,
+    **dict.fromkeys(("velocity_since_ms", "review_ms", "confirmed_ms")),
+}  # fields that forms 5 and 6 add, with their values for a device of an older form
 
 
 def folded(rows: list[Row], batches: int) -> KeyGroup:
@@ -76,7 +78,7 @@ def plain(group: KeyGroup) -> dict[str, Any]:
 
 
 def upgraded(device: dict[str, Any]) -> dict[str, Any]:
-    """Return a device as form 5 stores it: a death of its gateway becomes an outage, unless the device is offline."""
+    """Return a device as the newest form stores it: a death of its gateway becomes an outage, unless the device is offline."""
     device = ADDED_FIELDS | device
     if device.pop("gateway_died", False):
         if device["mode"] != "offline":
@@ -86,10 +88,11 @@ def upgraded(device: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sample() -> KeyGroup:
-    random, steps = Random(115), 80
+    random, steps = Random(88), 80
     choose, devices = random.choice, [f"device-{number}" for number in range(80)]
     rows = [any_signal(choose, devices, steps) for _ in range(1_000)]
     rows += {one.received_at_ms: one for one in (any_internal_row(choose, devices, steps) for _ in range(150))}.values()
+    rows += [row(150 + 2.5 * number + 0.0005, f"device-{number}/control", op="confirm") for number in range(80)]
     end = steps * GRID_S
     rows += [
         row(end + 0.001, "fleet/_/_/policy", policy=any_policy(choose), effective_from_s=end + 90),

@@ -23,6 +23,8 @@ RULES: dict[str, Any] = {
         "gateway_outage_limit": "300s",
         "degraded": {"errors": 2, "window": "60s"},
         "flagged": {"codes": ["probe", "login"], "window": "60s", "hold": "80s"},
+        "session": {"idle": "70s"},
+        "velocity": {"events": 2, "kind": "birth", "hold": "90s"},
     }
 }
 IN_FORCE = row(0, "fleet/_/_/policy", policy=parse_policy(RULES).normalised(), effective_from_s=-1000)
@@ -130,6 +132,27 @@ CASES: list[tuple[Trigger, list[Row], str, str, list[str]]] = [
         "it was flagged for 1m20s, and nobody released it",
         "flagged",
         ["last error of the sequence"],
+    ),
+    (
+        Trigger.VELOCITY,
+        [signal(10, "d", "birth"), signal(25, "d"), signal(45, "d", "birth"), tick(80)],
+        "2 birth messages occurred in one session, within 35s",
+        "velocity",
+        ["event", "event"],
+    ),
+    (
+        Trigger.SESSION_OVER,
+        [signal(10, "d", "birth"), signal(20, "d", "birth"), signal(30, "d"), tick(130)],
+        "its session was over after 1m10s without a signal, and nobody confirmed the flag for review",
+        "session",
+        ["event that held it for review", "last signal"],
+    ),
+    (
+        Trigger.HOLD_OVER,
+        [signal(10, "d", "birth"), signal(20, "d", "birth"), signal(80, "d"), tick(150)],
+        "it was flagged for 1m30s, and nobody released it",
+        "velocity",
+        ["last event of the session"],
     ),
     (
         Trigger.RELEASED,

@@ -5,6 +5,7 @@ import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 
 from batch.amend import AmendRequest, amend_home
 from cli.commands.fleet.device import correct, release
+from fleetpulse.core.device import Device
 from fleetpulse.core.errors import Misuse
 from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.registry.device_patch import decode_device, encode_device, fingerprint
 from fleetpulse.core.registry.registry import Correction, Entry, corrected
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row
@@ -66,6 +69,32 @@ def _amended(judged_home: JudgedHome, **correction: Any) -> list[dict[str, Any]]
     assert result.left is None or result.corrected
     assert agrees_with_definition(judged_home.home)
     return judgements.transitions(judged_home.home, "d")
+
+
+def test_fields_about_reviews_are_encoded_only_with_a_value() -> None:
+    plain = Device("d", "north", "slow", None, START, START, 0)
+    encoded = encode_device(plain, 0)
+    assert not {"velocity_count", "velocity_since_ms", "review_ms", "confirmed_ms"} & {*encoded}, "as in older rows"
+    assert decode_device("d", encoded, lambda _: 0) == plain
+    counting = replace(plain, velocity_count=2, velocity_since_ms=START, flagged_until_ms=START + 1, review_ms=START)
+    assert decode_device("d", encode_device(counting, 0), lambda _: 0) == counting
+    assert fingerprint(counting, 0, START) != fingerprint(plain, 0, START)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"velocity_count": 2},
+        {"velocity_since_ms": START},
+        {"review_ms": START},
+        {"confirmed_ms": START},
+        {"velocity_count": 1_000},
+    ],
+)
+def test_inconsistent_fields_about_reviews_are_refused(fields: dict[str, int]) -> None:
+    encoded = encode_device(Device("d", "north", "slow", None, START, START, 0), 0)
+    with pytest.raises(ValueError, match=r"invalid fields: (velocity_count|velocity_since_ms|review_ms|confirmed_ms)"):
+        decode_device("d", {**encoded, **fields}, lambda _: 0)
 
 
 def test_a_correction_of_the_site_keeps_the_class(judged_home: JudgedHome) -> None:

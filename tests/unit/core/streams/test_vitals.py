@@ -19,6 +19,11 @@ def test_vitals_of_a_file_have_defaults_and_survive_the_stored_form() -> None:
         "load": Vital(600_000, 300_000),
         "heat": Vital(3_600_000, 3_600_000, above=80, for_ms=3_600_000),
     }
+    assert {metric: vital.described() for metric, vital in policy.vitals.items()} == {
+        "battery": "window 10m, below 3.2 for 20m",
+        "load": "window 10m, slide 5m",
+        "heat": "window 1h, above 80 for 1h",
+    }
     stored = json.loads(json.dumps(policy.normalised()))
     assert from_normalised(stored) == policy
     assert from_row(stored).version == policy.version

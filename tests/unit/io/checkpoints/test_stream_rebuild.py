@@ -62,6 +62,12 @@ def test_stream_without_a_batch_is_refused(home: Home) -> None:
         rebuild_stream(home, StreamName.VITALS)
 
 
+def test_stream_whose_state_has_no_span_is_refused(home: Home) -> None:
+    write_batch(home.stream_checkpoint(StreamName.SESSIONS), 0, {"version": 4})
+    with refused("stream-not-rebuildable"):
+        rebuild_stream(home, StreamName.SESSIONS)
+
+
 def test_interrupted_rebuild_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = tmp_path / "vitals"
     write_batch(checkpoint, 0, {"version": 7})

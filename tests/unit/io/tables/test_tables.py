@@ -217,3 +217,32 @@ def test_frontier_of_the_first_batch_is_the_lowest_one_of_the_key_groups(tmp_pat
     assert judgements.frontier_ms(home, None) == 3_000
     summary(3, 2, None)
     assert judgements.frontier_ms(home, None) is None
+
+
+def test_readings_of_a_block_share_an_instance_and_the_versions_of_the_tables(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    delta.create(home, JUDGEMENTS)
+    for number in (1, 2):
+        rows = delta.to_table(JUDGEMENTS, [transition(f"a{number}", number)])
+        if number == 1:
+            delta.append(home, JUDGEMENTS, rows, "test", number)
+            continue
+        with delta.one_instance():
+            assert delta.query(home, "SELECT count(*) AS n FROM judgements") == [{"n": 1}]
+            delta.append(home, JUDGEMENTS, rows, "test", number)
+            with delta.reading(home, [JUDGEMENTS.name]) as one, delta.reading(home, [QUARANTINE.name]) as other:
+                assert delta.fetch(one, "SELECT count(*) AS n FROM transitions") == [{"n": 1}]
+                one.execute("CREATE TABLE own AS FROM judgements")
+                assert delta.fetch(other, "SELECT table_name FROM duckdb_tables() WHERE database_name = current_database()") == []
+    assert delta.query(home, "SELECT count(*) AS n FROM judgements") == [{"n": 2}]
+
+
+def test_reading_of_a_device_skips_files_without_it(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    delta.create(home, JUDGEMENTS)
+    for number, device_id in enumerate("ab", 1):
+        delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [transition(device_id, number)]), "test", number)
+    [other] = [file.path for file in delta.files_of(home, JUDGEMENTS, "device_id", ["b"])]
+    other.write_bytes(b"damaged")
+    with delta.reading(home, [JUDGEMENTS.name], device_id="a") as tables:
+        assert delta.fetch(tables, "SELECT device_id FROM transitions") == [{"device_id": "a"}]

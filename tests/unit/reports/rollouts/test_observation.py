@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fleetpulse.core.rollouts.verdict import Counts
-from fleetpulse.reports.rollouts.observation import emitted_through_ms, observe
+from fleetpulse.core.rollouts.verdict import Answers, Counts
+from fleetpulse.core.tables import COMMANDS
+from fleetpulse.reports.rollouts.observation import answers, emitted_through_ms, observe
 from tests.support.homes.rolled_out import RolledOutHome
 
 pytestmark = pytest.mark.unit
@@ -64,3 +65,22 @@ def test_an_error_that_does_not_degrade_a_device_counts(fleet: RolledOutHome) ->
 def test_nothing_is_counted_before_the_frontier_passes_the_start(fleet: RolledOutHome) -> None:
     seen = observe(fleet.home, 1, fleet.now_ms, fleet.pumps, [])
     assert seen.through_ms is not None and seen.through_ms < fleet.now_ms and seen.cohort == Counts(0)
+
+
+def test_the_first_answer_to_a_command_counts_and_a_missing_one_is_pending(fleet: RolledOutHome) -> None:
+    def append(command_id: str, status: str, answered_s: int | None = None) -> None:
+        at_ms = None if answered_s is None else fleet.now_ms + answered_s * 1_000
+        fleet.append(COMMANDS, {"command_id": command_id, "device_id": "d", "status": status, "answered_at_ms": at_ms})
+
+    ids = ["taken", "refused", "lost", "open", "unknown"]
+    assert answers(fleet.home, ids, expected=False) is None
+    assert answers(fleet.home, ids, expected=True) == Answers(pending=5)
+    for command_id in ids[:4]:
+        append(command_id, "pending")
+    append("taken", "acknowledged", 1)
+    append("taken", "unmatched", 2)
+    append("refused", "rejected", 1)
+    append("lost", "timed_out")
+    append("lost", "unmatched", 9)
+    append("of another rollout", "acknowledged", 1)
+    assert answers(fleet.home, ids, expected=False) == Answers(2, 1, 1, 1)

@@ -109,6 +109,7 @@ def test_a_message_with_a_faulty_clock_is_judged_at_its_received_at() -> None:
         (arrived("fleet/s/d/nonsense"), "quarantined"),
         (arrived("fleet/s/d/tick"), "quarantined"),
         (arrived(CANARY), "canary"),
+        (arrived("fleet/s/d/command"), "command"),
     ],
 )
 def test_results_that_need_no_judgement_are_known_on_arrival(message: Arrived, state: str) -> None:

@@ -34,7 +34,8 @@ def shown(home: Home) -> Home:
             "last": 2.5,
             "last_at_ms": START + 60_000 * number + 5,
         }
-        for device, metric, number in [("pump", "load", number) for number in range(60)] + [("pump", "heat", 3), ("fan", "load", 3)]
+        for device, metric, number in [("pump", "load", number) for number in range(60)]
+        + [("pump", "heat", 3), ("fan", "load", 3)]
     ]
     tables.append(home, VITALS, tables.to_table(VITALS, rows), "test", 1)
     return home

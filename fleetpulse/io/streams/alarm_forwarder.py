@@ -1,0 +1,91 @@
+"""Forwarder of alarms to the lifecycle: each row of ``vital_alarms`` becomes one error of its device.
+
+The table is the outbox. The error is a control row, not a signal, so it does not prove the device alive; it counts
+from its receipt, like every row of an operator.
+
+Rule: an alarm is spooled once. Its file is prepared first, then the position is recorded, then the file is moved to
+the spool in one step. After a crash, a prepared file that the recorded position includes is moved, and any other is
+removed: its alarms are prepared again.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fleetpulse.core.presence.identities import topic_of
+from fleetpulse.core.rows import OP_ERROR, Kind
+from fleetpulse.core.tables import VITAL_ALARMS
+from fleetpulse.io.delta.log import DeltaLog, holds_table
+from fleetpulse.io.home.command_spool import MAX_COMMANDS, Command, file_content, spool_file
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.system.fsync import atomic_write
+
+_POSITION: Final = "position.json"
+
+
+class AlarmForwarder:
+    """Forwarder of one home.
+
+    Args:
+        home: home of the table and the spool.
+    """
+
+    def __init__(self, home: Home) -> None:
+        self._home, self._table = home, home.table(VITAL_ALARMS.name)
+        self._folder = home.path / "checkpoints" / VITAL_ALARMS.name
+        self._log = DeltaLog(self._table)
+        self._next: int | None = None
+
+    def forward(self) -> int:
+        """Spool the alarms of new versions of the table; return their number.
+
+        Raises:
+            FleetError: the spool cannot be written, or a version is no longer in the log.
+            OSError: the disk cannot be written.
+        """
+        if self._next is None:
+            self._next = self._recover()
+        if not holds_table(self._table) or (end := self._log.latest() + 1) <= self._next:
+            return 0
+        alarms = [row for version in range(self._next, end) for row in self._rows(version)]
+        prepared = [
+            self._prepare(f"{end}-{start}.json", [_command(row) for row in alarms[start : start + MAX_COMMANDS]])
+            for start in range(0, len(alarms), MAX_COMMANDS)
+        ]
+        self._folder.mkdir(parents=True, exist_ok=True)
+        atomic_write(self._folder / _POSITION, json.dumps({"version": end}))
+        for file in prepared:
+            spool_file(self._home, file)
+        self._next = end
+        return len(alarms)
+
+    def _rows(self, version: int) -> list[dict[str, Any]]:
+        tables = [pq.ParquetFile(path).read() for path, _ in self._log.appended(version)]
+        return pa.concat_tables(tables).to_pylist() if tables else []
+
+    def _prepare(self, name: str, commands: Sequence[Command]) -> Path:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        atomic_write(self._folder / name, file_content(commands))
+        return self._folder / name
+
+    def _recover(self) -> int:
+        """Complete or undo an interrupted call; return the first version to forward."""
+        try:
+            recorded = int(json.loads((self._folder / _POSITION).read_text())["version"])
+        except FileNotFoundError:
+            recorded = 0
+        for file in sorted(self._folder.glob("*-*.json")):
+            if int(file.name.split("-")[0]) <= recorded:
+                spool_file(self._home, file)
+            else:
+                file.unlink()
+        return recorded
+
+
+def _command(alarm: dict[str, Any]) -> Command:
+    content = {"op": OP_ERROR, "code": f"vital:{alarm['metric']}", "raised_at": alarm["raised_at"].isoformat()}
+    return topic_of(alarm["device_id"], Kind.CONTROL, alarm["site"]), content

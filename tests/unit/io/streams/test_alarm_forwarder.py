@@ -1,0 +1,87 @@
+"""Alarms become errors of their devices once, wherever the forwarder is killed."""
+
+import json
+from itertools import count
+from typing import Any
+
+import pytest
+
+from fleetpulse.core.tables import VITAL_ALARMS
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.streams import alarm_forwarder
+from fleetpulse.io.streams.alarm_forwarder import AlarmForwarder
+from fleetpulse.io.tables import tables
+
+pytestmark = pytest.mark.unit
+
+AT_MS = 1_700_000_000_000
+
+
+class Killed(BaseException):
+    """End of the process between two steps."""
+
+
+def _raise_alarms(home: Home, number: int, *devices: str) -> None:
+    tables.create(home, VITAL_ALARMS)
+    rows = [
+        {
+            "device_id": device, "metric": "battery", "site": "oslo", "raised_at_ms": AT_MS + number, "broken_from_ms": AT_MS,
+            "for_ms": 1, "last": 3.0,
+        }
+        for device in devices
+    ]  # fmt: skip
+    tables.append_of(home, VITAL_ALARMS, tables.to_table(VITAL_ALARMS, rows), {"query": number})
+
+
+def _spooled(home: Home) -> list[tuple[str, dict[str, Any]]]:
+    files = sorted(home.commands.glob("*.json"))
+    return [(one["topic"], one["payload"]) for file in files for one in json.loads(file.read_text())]
+
+
+def test_alarm_becomes_an_error_of_its_device(home: Home) -> None:
+    assert AlarmForwarder(home).forward() == 0
+    _raise_alarms(home, 1, "a")
+    forwarder = AlarmForwarder(home)
+    assert forwarder.forward() == 1
+    assert forwarder.forward() == 0
+    content = {"op": "error", "code": "vital:battery", "raised_at": "2023-11-14T22:13:20.001000+00:00"}
+    assert _spooled(home) == [("fleet/oslo/a/control", content)]
+
+
+def test_many_alarms_go_into_several_files(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarm_forwarder, "MAX_COMMANDS", 2)
+    _raise_alarms(home, 1, "a", "b", "c")
+    assert AlarmForwarder(home).forward() == 3
+    assert len([*home.commands.glob("*.json")]) == 2
+    assert [topic for topic, _ in _spooled(home)] == [f"fleet/oslo/{name}/control" for name in "abc"]
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_alarms_are_forwarded_once_wherever_the_process_is_killed(home: Home, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Kill the forwarder before each write or move, and after each."""
+    monkeypatch.setattr(alarm_forwarder, "MAX_COMMANDS", 1)
+    _raise_alarms(home, 1, "a")
+    AlarmForwarder(home).forward()
+    _raise_alarms(home, 2, "b", "c")
+    steps = count()
+
+    def killing(action: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            if next(steps) == step:
+                raise Killed
+            return action(*arguments)
+
+        return run
+
+    with monkeypatch.context() as patched:
+        for name in ("atomic_write", "spool_file"):
+            patched.setattr(alarm_forwarder, name, killing(getattr(alarm_forwarder, name)))
+        try:
+            AlarmForwarder(home).forward()
+        except Killed:
+            assert step < 5
+        else:
+            assert step == 5  # all five steps were done
+    AlarmForwarder(home).forward()
+    assert sorted(topic for topic, _ in _spooled(home)) == [f"fleet/oslo/{name}/control" for name in "abc"]
+    assert [path.name for path in (home.path / "checkpoints" / "vital_alarms").iterdir()] == ["position.json"]
