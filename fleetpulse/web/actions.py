@@ -77,6 +77,13 @@ class Action:
 
 
 _POLICY: Final = '[rules]\ntimeout = "10m"\n'
+_ROLLOUT: Final = """\
+name = "pumps-2.4.1"
+version = "2.4.1"
+scope = "device_class = 'pump'"
+cohorts = [10, 50, 100]
+soak = "2h"
+"""
 _RANGE: Final = (
     Field("from", "From", "instant", "UTC; empty: from the retention floor"),
     Field("to", "To", "instant", "UTC; empty: the frontier"),
@@ -123,6 +130,8 @@ ACTIONS: Final[dict[str, Action]] = {
                          ("device", "bulk", "update", "--for=2h"), "fleet_command", (_fixed("action", "update"), _FOR)),
     "release-all": Action("Release", "Ends the updates of these devices, and clears their flags.",
                           ("device", "bulk", "release"), "fleet_command", (_fixed("action", "release"),)),
+    "rollout": Action("Start a rollout", "Gives firmware to devices by cohort; Airflow asks a person before each cohort.",
+                      ("rollout", "start", "plan.toml"), "fleet_rollout", (Field("plan", "Plan", "policy", "TOML", _ROLLOUT),)),
 }  # fmt: skip
 OF_DEVICE: Final = ("judge-again", "hold", "confirm", "release")
 OF_LIST: Final = ("hold-all", "update-all", "release-all")

@@ -22,7 +22,7 @@ from fleetpulse.reports.streams.lists import newest_ms
 from fleetpulse.reports.streams.twin import twin
 from fleetpulse.reports.streams.vitals import windows
 from fleetpulse.web import queries
-from fleetpulse.web.actions import command
+from fleetpulse.web.actions import command, offers
 from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.page_facts import SLOW_S
 from fleetpulse.web.rendering import page, query_of
@@ -135,12 +135,12 @@ def _windows(home: Home, device_id: str, metric: str, last: str, newest_end_ms: 
     return windows(home, device_id, metric, since_ms, _WINDOWS)
 
 
-def rollouts_page(live: LiveFleet, _request: Request) -> Mapping[str, Any]:
+def rollouts_page(live: LiveFleet, request: Request) -> Mapping[str, Any]:
     """Return the context of the page Rollouts."""
     return {
         **_context(live, StreamName.COMMANDS),
         "rollouts": [{**listed(one), "verdict": one.current.verdict if one.cohorts else None} for one in all_rollouts(live.home)],
-        "start": command(live.home, ("rollout", "start", "plan.toml")),
+        "offers": offers(request, "rollout"),
     }
 
 

@@ -127,6 +127,7 @@ def test_a_rollout_has_its_cohorts_with_arithmetic_and_the_commands_of_its_steps
     text = text_of(client, "/stream/rollouts")
     assert re.findall(r'href="/stream/rollouts/([^"]+)"', text) == ["pumps-2", "bad-3"], "the newest is first"
     assert "2.0&lt;b&gt;" in text and STOPPED in text
+    assert "./fleet rollout start plan.toml" in re.sub(r"<[^>]+>", "", text)
     stopped = text_of(client, "/stream/rollouts/bad-3")
     assert "stopped</span>" in stopped and STOPPED in rows_of(stopped)[0] and "not started" in rows_of(stopped)[2]
     assert "5 points more offline devices" in stopped and "rollout advance" not in re.sub(r"<[^>]+>", "", stopped)
