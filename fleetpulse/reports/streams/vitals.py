@@ -1,8 +1,8 @@
-"""Windows of a device's metrics, from the table of the stream vitals."""
+"""Windows of a device's metrics and its alarms, from the tables of the stream vitals."""
 
 from typing import Any
 
-from fleetpulse.core.tables import VITALS
+from fleetpulse.core.tables import VITAL_ALARMS, VITALS
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import query
 
@@ -33,3 +33,25 @@ def windows(
     """
     parameters = [device_id, metric, metric, since_ms, since_ms, limit]
     return query(home, sql, parameters, tables=[VITALS.name], only={VITALS.name: ("device_id", [device_id])})
+
+
+def alarms(home: Home, device_id: str, metric: str | None = None, limit: int | None = None) -> list[dict[str, Any]]:
+    """Return the alarms of a device, newest first.
+
+    Args:
+        home: home to read.
+        device_id: id of the device.
+        metric: metric to select; None for all.
+        limit: greatest number of rows; None for all.
+
+    Returns:
+        Rows of the table; instants are epoch milliseconds, with names in ``_ms``.
+    """
+    sql = """
+    SELECT device_id, site, metric, epoch_ms(broken_from) AS broken_from_ms, epoch_ms(raised_at) AS raised_at_ms, below, above,
+        for_ms, last
+    FROM vital_alarms WHERE device_id = ? AND (?::VARCHAR IS NULL OR metric = ?)
+    ORDER BY raised_at DESC, metric, site LIMIT ?
+    """
+    only = {VITAL_ALARMS.name: ("device_id", [device_id])}
+    return query(home, sql, [device_id, metric, metric, limit], tables=[VITAL_ALARMS.name], only=only)

@@ -5,13 +5,13 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from fleetpulse.core.tables import COMMANDS, SESSIONS, VITALS
+from fleetpulse.core.tables import COMMANDS, SESSIONS, VITAL_ALARMS, VITALS, Table
 from fleetpulse.io.home.home import Home
 from fleetpulse.reports.judgements import require_known
 from fleetpulse.reports.plain import numbered_row
 from fleetpulse.reports.streams.lists import COMMAND_LIST, SESSION_LIST
 from fleetpulse.reports.streams.twin import twin as twin_of
-from fleetpulse.reports.streams.vitals import windows
+from fleetpulse.reports.streams.vitals import alarms, windows
 from fleetpulse.web import queries
 from fleetpulse.web.answers import limited, tables
 from fleetpulse.web.live import LiveFleet
@@ -70,12 +70,15 @@ def twin(live: LiveFleet, request: Request) -> dict[str, Any]:
 
 
 def vitals(live: LiveFleet, request: Request) -> dict[str, Any]:
-    """List the closed windows of a device, newest first."""
+    """List the closed windows and the alarms of a device, newest first."""
     device_id, given = request.path_params["device_id"], request.query_params
     metric, since_ms = queries.text_of(given, "metric") or None, queries.instant_of(given, "since")
     limit = queries.limit_of(given, queries.MOST_ROWS)
     require_listed(live, device_id)
-    return {"windows": windows(live.home, device_id, metric, since_ms, limit)}
+    return {
+        "windows": windows(live.home, device_id, metric, since_ms, limit),
+        "alarms": alarms(live.home, device_id, metric, limit),
+    }
 
 
 def require_listed(live: LiveFleet, device_id: str) -> None:
@@ -92,6 +95,10 @@ def require_listed(live: LiveFleet, device_id: str) -> None:
 def _columns(columns: tuple[Any, ...], names: tuple[str, ...]) -> dict[str, Schema]:
     known = {column.name for column in columns}
     return columns_of(columns, [name for name in names if name in known])
+
+
+def _all_columns(table: Table) -> Schema:
+    return obj(columns_of(table.columns, [column.name for column in table.columns]))
 
 
 _COMMAND: Final = obj(
@@ -156,9 +163,9 @@ OPERATIONS: Final = (
     Operation(
         "/devices/{device_id}/vitals",
         "device_vitals",
-        "List the closed windows of the metrics of a device, newest first.",
+        "List the closed windows of the metrics of a device, and its alarms, newest first.",
         tables(vitals),
-        obj({"windows": array(obj(_columns(VITALS.columns, tuple(column.name for column in VITALS.columns))), "windows")}),
+        obj({"windows": array(_all_columns(VITALS), "windows"), "alarms": array(_all_columns(VITAL_ALARMS), "newest alarms")}),
         parameters=(
             _ID,
             Parameter("metric", "name of a metric; all by default", _TEXT),

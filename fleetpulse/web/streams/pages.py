@@ -20,7 +20,7 @@ from fleetpulse.reports.rollouts.newest import observe_newest
 from fleetpulse.reports.stream import streams_beside
 from fleetpulse.reports.streams.lists import newest_ms
 from fleetpulse.reports.streams.twin import twin
-from fleetpulse.reports.streams.vitals import windows
+from fleetpulse.reports.streams.vitals import alarms, windows
 from fleetpulse.web import queries
 from fleetpulse.web.actions import command, offers
 from fleetpulse.web.live import LiveFleet
@@ -126,6 +126,7 @@ def vitals_page(live: LiveFleet, request: Request) -> Mapping[str, Any]:
         "last": last,
         "rows": rows,
         "most": _WINDOWS,
+        "alarms": alarms(home, device_id, limit=_FEW) if device_id else [],
         "chart": chart_of([row for row in rows if not row["late"]]),
     }
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from fleetpulse.core.rollouts.plan import parse_rollout_plan
 from fleetpulse.core.rollouts.rollout import CohortRecord, Rollout, Status
-from fleetpulse.core.tables import COMMANDS, SESSIONS, VITALS, Table
+from fleetpulse.core.tables import COMMANDS, SESSIONS, VITAL_ALARMS, VITALS, Table
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.rollouts import StoredRollout
 from fleetpulse.io.tables import tables
@@ -75,7 +75,7 @@ def add_sessions(home: Home, device_id: str, end_ms: int) -> None:
 
 
 def add_vitals(home: Home, device_id: str, end_ms: int, windows: int = 6) -> None:
-    """Add windows of ten minutes of two metrics to a device, one with late values."""
+    """Add windows of ten minutes of two metrics to a device, one with late values, and an alarm."""
     rows = [
         {
             "device_id": device_id, "metric": metric, "site": "north", "late": late, "count": 5,
@@ -89,6 +89,8 @@ def add_vitals(home: Home, device_id: str, end_ms: int, windows: int = 6) -> Non
         for late in ((False, True) if number == 2 else (False,))
     ]  # fmt: skip
     append(home, VITALS, *rows)
+    alarm = {"device_id": device_id, "site": "north", "metric": "battery", "below": 3.2, "for_ms": 20 * MINUTE_MS, "last": 3.1}
+    append(home, VITAL_ALARMS, {**alarm, "broken_from_ms": end_ms - 40 * MINUTE_MS, "raised_at_ms": end_ms - 20 * MINUTE_MS})
 
 
 def add_rollouts(home: Home, end_ms: int) -> None:

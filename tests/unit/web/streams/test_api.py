@@ -117,6 +117,9 @@ def test_windows_of_a_device_are_filtered_by_metric_and_instant(api: Api) -> Non
     few = api.rows(f"/devices/pump/vitals?metric=battery&since={since}")["windows"]
     assert [(row["metric"], row["window_end_ms"]) for row in few] == [("battery", END_MS), ("battery", END_MS - 10 * MINUTE_MS)]
     assert len(api.rows("/devices/pump/vitals?limit=3")["windows"]) == 3
+    [alarm] = api.rows("/devices/pump/vitals?metric=battery")["alarms"]
+    assert (alarm["below"], alarm["above"], alarm["raised_at_ms"]) == (3.2, None, END_MS - 20 * MINUTE_MS)
+    assert api.rows("/devices/pump/vitals?metric=none") == {"windows": [], "alarms": []}
 
 
 @pytest.mark.parametrize("address", ["/devices/nobody/twin", "/devices/nobody/vitals", "/rollouts/none", "/rollouts/.."])

@@ -113,10 +113,12 @@ def test_vitals_of_a_device_are_a_chart_with_its_table(client: Client) -> None:
     text = text_of(client, "/stream/vitals?device=pump")
     assert len(re.findall(r'<rect class="v-range" x="\d+\.', text)) == 6 and 'class="v-mean" x' in text
     rows = rows_of(text)
+    alarm = rows.pop()
     assert len(rows) == 7 and sum("late values" in row for row in rows) == 1
+    assert "below 3.2 for 20m" in alarm and ">3.1<" in alarm
     assert ">40.5<" in rows[-1], "the first metric is chosen: <i>load</i>"
     battery = text_of(client, "/stream/vitals?device=pump&metric=battery")
-    assert all(f">{value}<" in rows_of(battery)[-1] for value in ("3", "3.5", "4", "3.7"))
+    assert all(f">{value}<" in rows_of(battery)[-2] for value in ("3", "3.5", "4", "3.7"))
     assert "Choose a device" in text_of(client, "/stream/vitals") or "The stream vitals is off" in text_of(
         client, "/stream/vitals"
     )
