@@ -7,7 +7,7 @@ Source: ADR 49.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from fleetpulse.core.errors import FleetError
@@ -29,7 +29,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.rollouts import UPDATE, Device, StoredRollout, rollout_names, rollouts_lock
 from fleetpulse.io.system.process import os_user, requester
 from fleetpulse.io.system.wall_clock import wall_clock_ms
-from fleetpulse.reports.rollouts.observation import answers, observe
+from fleetpulse.reports.rollouts.newest import observe_newest
 from fleetpulse.reports.rollouts.scope import ScopedDevice, devices_in_scope, longest_timeout, rules_in_force
 
 _EVERY: Final = parse_device_filter("TRUE")
@@ -354,25 +354,16 @@ def _commands(
     return commands
 
 
-def observation(home: Home, stored: StoredRollout, found: Rollout) -> Observation:
+def observation(home: Home, found: Rollout) -> Observation:
     """Return the facts about the newest cohort of a rollout."""
     from fleetpulse.settings import load_settings
 
-    plan, cohort = found.plan, found.current
-    if cohort.sent_ms is None:
-        return Observation(cohort.number, None, None)
-    of = {device_id: cohort_of(plan.name, device_id, plan.cohorts) for device_id, _ in stored.devices()}
-    treated = [device_id for device_id, number in of.items() if number == cohort.number]
-    rest = [device_id for device_id, number in of.items() if number > cohort.number]
-    seen = observe(home, cohort.number, cohort.sent_ms, treated, rest)
-    ids = [command_id(plan.name, cohort.number, device_id) for device_id in treated]
-    expected = StreamName.COMMANDS in load_settings(home.path).streams
-    return replace(seen, answers=answers(home, ids, expected=expected))
+    return observe_newest(home, found, expects_answers=StreamName.COMMANDS in load_settings(home.path).streams)
 
 
 def _judge(home: Home, stored: StoredRollout, found: Rollout, *, record: bool = True) -> tuple[Rollout, Verdict, Observation]:
     """Judge the newest cohort, and record a final verdict."""
-    seen = observation(home, stored, found)
+    seen = observation(home, found)
     if found.status is not Status.RUNNING:
         recorded = found.current.verdict or {}
         result = Result.PASSED if found.status is Status.COMPLETED else Result.STOPPED

@@ -10,11 +10,13 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.routing import Route
 
-from fleetpulse.core.rollouts.rollout import Status
+from fleetpulse.core.rollouts.rollout import Rollout, Status
+from fleetpulse.core.rollouts.verdict import judge_cohort
 from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.times import HOUR_MS, format_instant
 from fleetpulse.io.home.home import Home
 from fleetpulse.reports.plain import numbered_row
+from fleetpulse.reports.rollouts.newest import observe_newest
 from fleetpulse.reports.stream import streams_beside
 from fleetpulse.reports.streams.lists import newest_ms
 from fleetpulse.reports.streams.twin import twin
@@ -22,6 +24,7 @@ from fleetpulse.reports.streams.vitals import windows
 from fleetpulse.web import queries
 from fleetpulse.web.actions import command
 from fleetpulse.web.live import LiveFleet
+from fleetpulse.web.page_facts import SLOW_S
 from fleetpulse.web.rendering import page, query_of
 from fleetpulse.web.streams import listing
 from fleetpulse.web.streams.api_rollouts import all_rollouts, listed, rollout_of
@@ -157,12 +160,30 @@ def rollout_page(live: LiveFleet, request: Request) -> Mapping[str, Any]:
         "rollout": listed(found),
         "plan": found.plan.content(),
         "soak_ms": found.plan.soak_ms,
+        "judged": _judged(live, found) if steps and queries.flag_of(request.query_params, "judge") else None,
         "cohorts": [
             {"number": number, "share": share, "step": found.cohorts[number - 1] if number <= len(found.cohorts) else None}
             for number, share in enumerate(found.plan.cohorts, 1)
         ],
         "commands": [{"title": title, "effect": effect, "command": command(home, words)} for title, effect, words in steps],
     }
+
+
+def _judged(live: LiveFleet, found: Rollout) -> dict[str, Any]:
+    """Return the present verdict about the newest cohort, which is not recorded."""
+
+    def read() -> dict[str, Any]:
+        [commands_] = [one for one in streams_beside(live.home) if one.name is StreamName.COMMANDS]
+        seen = observe_newest(live.home, found, expects_answers=commands_.is_on)
+        groups = {"cohort": seen.cohort, "the rest": seen.rest, "cohort before": seen.before}
+        return {
+            "verdict": judge_cohort(found.plan, seen),
+            "groups": groups,
+            "answers": seen.answers,
+            "through_ms": seen.through_ms,
+        }
+
+    return live.recent.get(f"rollout {found.plan.name} {found.current.number}", SLOW_S, read)
 
 
 def device_part(live: LiveFleet, request: Request, device_id: str) -> dict[str, Any]:

@@ -43,8 +43,8 @@ PAGES = (
     "/devices/pump-1006?why=1&facts=1&span=all", "/devices/pump-1006/why", "/devices/pump-1006/facts",
     "/devices/pump-1006/messages", "/devices/pump-1006/past", "/past", "/past?known=then&mode=offline",
     "/devices/nobody", "/nothing", "/devices/pump-1006/streams", "/devices/pump-1006?streams=1", "/stream/sessions",
-    "/stream/commands", "/stream/commands?status=pending", "/stream/vitals?device=pump-1006",
-    "/stream/rollouts", "/stream/rollouts/bad-3",
+    "/stream/commands", "/stream/commands?status=pending", "/stream/vitals?device=pump-1006", "/stream/rollouts",
+    "/stream/rollouts/bad-3",
 )  # fmt: skip
 FILTERS = {"mode": "mode", "site": "site", "class": "device_class", "gateway": "gateway"}
 

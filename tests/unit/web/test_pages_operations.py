@@ -1,4 +1,4 @@
-"""Pages Stream, State, Quality and Backtest over fixture homes: figures, empty states, and untrusted text."""
+"""Pages Streams, State, Quality and Backtest over fixture homes: figures, empty states, and untrusted text."""
 
 import json
 import re

@@ -3,12 +3,17 @@
 import re
 from collections.abc import Iterator
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rollouts.cohorts import cohort_of
+from fleetpulse.core.rollouts.plan import parse_rollout_plan
+from fleetpulse.core.rollouts.rollout import CohortRecord, Rollout, Status
 from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.rollouts import StoredRollout
 from fleetpulse.io.home.services import Service, served
 from fleetpulse.io.system.process import write_status
 from fleetpulse.web.app import create_app
@@ -16,6 +21,7 @@ from fleetpulse.web.rendering import device_path
 from fleetpulse.web.streams.pages import TABS
 from tests.support.asgi import Client
 from tests.support.histories.histories import START, signal, tick
+from tests.support.homes.rolled_out import TIMEOUT_S, RolledOutHome
 from tests.support.homes.served import ServedHome
 from tests.support.homes.streams import MINUTE_MS, STOPPED, add_commands, add_sessions, add_streams
 from tests.support.page_client import VIEWER
@@ -132,6 +138,24 @@ def test_a_rollout_has_its_cohorts_with_arithmetic_and_the_commands_of_its_steps
         assert client.get(f"/stream/rollouts/{name}").status == 404, name
 
 
+def test_the_newest_cohort_is_judged_on_request_and_nothing_is_recorded(tmp_path: Path) -> None:
+    fleet = RolledOutHome(tmp_path / "home")
+    content = {"name": "pumps-2", "version": "2.0", "scope": "TRUE", "soak": "2m", "least_devices": 5, "cohorts": [30, 60, 100]}
+    plan = parse_rollout_plan(content)
+    cohort = [name for name in fleet.pumps if cohort_of(plan.name, name, plan.cohorts) == 1]
+    stored = StoredRollout(fleet.home, plan.name)
+    stored.create([(name, "north") for name in fleet.pumps])
+    stored.write(Rollout(plan, 40, "ann", (CohortRecord(1, len(cohort), "ann", fleet.now_ms, fleet.now_ms),)))
+    fleet.run(40 + TIMEOUT_S, silent=cohort)
+    with served_pages(fleet.home) as client:
+        assert "Judge the cohort from its messages" in text_of(client, "/stream/rollouts/pumps-2")
+        text = text_of(client, "/stream/rollouts/pumps-2?judge=true").partition('id="judged"')[2]
+    size = len(cohort)
+    assert f"{size} of {size} (100.0 %) devices went offline, of the rest 0 of {40 - size} (0.0 %)" in text
+    assert re.search(rf'cohort</th><td class="num">{size}</td><td class="num">{size}</td>', text)
+    assert stored.read().status is Status.RUNNING and stored.read().current.verdict is None
+
+
 @pytest.mark.parametrize(
     "address",
     ["/stream/commands?status=x", "/stream/commands?last=5", "/stream/commands?after=x", "/stream/sessions?state=x",
@@ -195,7 +219,7 @@ def test_the_page_of_a_device_has_its_sessions_vitals_and_twin(client: Client) -
         assert "firmware" in text and "All commands to the device" in text
 
 
-def test_the_page_of_a_device_without_streams_says_so(tmp_path: Any) -> None:
+def test_the_page_of_a_device_without_streams_says_so(tmp_path: Path) -> None:
     made = ServedHome(tmp_path / "home")
     made.batch(signal(10, "pump"), tick(60))
     with served_pages(made.home) as client:
