@@ -77,6 +77,7 @@ READ_ONLY: Final = frozenset(
         "audit",
         "availability",
         "backtest",  # writes only the requested page
+        "commands",
         "device show",
         "devices",
         "doctor",
@@ -100,7 +101,9 @@ READ_ONLY: Final = frozenset(
         "status",
         "stream wanted",
         "transitions",
+        "twin",
         "version",
+        "vitals",
         "why",
     }
 )

@@ -154,7 +154,7 @@ class Rollout:
             raise FleetError(
                 f'the rollout "{self.plan.name}" is {self.status}, and continues no more: {self.reason}; start another one with '
                 f"another name: ./fleet rollout start",
-                code=f"rollout-{self.status}",
+                code="rollout-ended",
             )
 
     def plain(self) -> dict[str, Any]:

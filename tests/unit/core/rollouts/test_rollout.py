@@ -35,7 +35,7 @@ def test_the_last_passed_cohort_completes_a_rollout() -> None:
     assert (found.status, found.ended_ms) == (Status.RUNNING, None)
     done = found.starting(51, "ann", 4).sent(5).judged(PASSED, "bob", 6)
     assert (done.status, done.ended_ms, done.ended_by, done.reason) == (Status.COMPLETED, 6, "bob", "it passed")
-    with refused("rollout-completed"):
+    with refused("rollout-ended"):
         done.ended(Status.STOPPED, "ann", 7, "late")
 
 
@@ -43,7 +43,7 @@ def test_a_stopped_rollout_never_continues() -> None:
     stopped = NEW.starting(49, "ann", 1).sent(2).judged(PASSED, "bob", 3).judged(STOPPED, "bob", 4)
     assert (stopped.status, stopped.reason, stopped.current.passed) == (Status.STOPPED, "it stopped", False)
     assert stopped.judged(PASSED, "bob", 5) == stopped
-    with refused("rollout-stopped"):
+    with refused("rollout-ended"):
         stopped.starting(51, "ann", 5)
 
 

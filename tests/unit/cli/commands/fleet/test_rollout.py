@@ -137,7 +137,7 @@ def test_a_passed_cohort_that_fails_later_stops_at_the_next_step(fleet: RolledOu
     fleet.run(140)
     assert steps.check(fleet.home, "pumps-2")[0].current.passed
     fleet.run(100, silent=cohort(fleet, 1))
-    with refused("rollout-stopped"):
+    with refused("rollout-ended"):
         steps.advance(fleet.home, "pumps-2")
     assert firmware(fleet.home) == Counter(cohort(fleet, 1))
 
@@ -212,7 +212,7 @@ def test_a_rollout_is_stopped_by_a_person_or_by_its_owner(fleet: RolledOutHome, 
     assert steps.StoredRollout(fleet.home, "pumps-2").read().status is Status.RUNNING
     assert run(fleet.home, "stop", "pumps-2", "--why", "it smokes").stdout == 'the rollout "pumps-2" is stopped\n'
     assert run(fleet.home, "stop", "pumps-2").stdout == 'the rollout "pumps-2" was stopped before\n'
-    with refused("rollout-stopped", match="it smokes"):
+    with refused("rollout-ended", match="it smokes"):
         steps.advance(fleet.home, "pumps-2")
 
 
