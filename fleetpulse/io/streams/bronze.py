@@ -54,5 +54,14 @@ def of_kinds(rows: DataFrame, kinds: Iterable[str], columns: Iterable[str | Colu
         columns: columns of the result.
         also: a further condition of the rows.
     """
-    selected = F.col("kind").isin([*kinds]) & also
-    return rows.where(F.when(selected, F.col("received_at")).isNotNull()).select(*columns)
+    return behind_watermark(rows, F.col("kind").isin([*kinds]) & also).select(*columns)
+
+
+def behind_watermark(rows: DataFrame, condition: Column) -> DataFrame:
+    """Select rows by a condition that Spark does not move before the watermark, see `of_kinds`.
+
+    Args:
+        rows: rows with a watermark on ``received_at``.
+        condition: condition of the rows.
+    """
+    return rows.where(F.when(condition, F.col("received_at")).isNotNull())

@@ -33,7 +33,7 @@ from fleetpulse.io.checkpoints.streams import versions_after
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.spark.session import changed_settings
-from fleetpulse.io.streams.bronze import bronze_stream, of_kinds
+from fleetpulse.io.streams.bronze import behind_watermark, bronze_stream, of_kinds
 from fleetpulse.io.streams.sink import TableSink
 from fleetpulse.io.streams.vital_alarms import alarms_in
 from fleetpulse.io.tables.tables import connect, fetch, open_files, paths_of
@@ -41,6 +41,7 @@ from fleetpulse.io.tables.tables import connect, fetch, open_files, paths_of
 GREATEST: Final = 2.0**53  # of a value: greater ones have no digit behind the point, and are skipped
 _PARTS: Final = 1e12  # a sum counts whole numbers, and trillionths
 _WATERMARK: Final = "spark.watermarkDelayMs"  # metadata with which Spark marks columns that its watermark removes from the state
+_NO_WATERMARK: Final = {"comment": "time of receipt"}  # metadata that replace the mark
 _IDENTITY: Final = ("device_id", "site", "kind", "at", "state_until", "boot", "seq", "digest", "content")
 _STATE: Final = {"spark.sql.streaming.stateStore.encodingFormat": "unsaferow"}  # Spark has no other for aggregations
 _KEYS: Final = ("device_id", "metric", "window_start", "window_end", "site", "late", "closed_at")
@@ -161,17 +162,17 @@ def vitals_rows(bronze: DataFrame, deployment: Deployment, spans: tuple[VitalsSp
     columns = ("device_id", "site", "kind", "at", "boot", "seq", "digest", "received_at", "metrics")
     late = F.unix_millis("at") <= F.unix_millis("received_at") - lateness_ms
     signals = (
-        of_kinds(timed, SIGNALS, columns)
-        .where("metrics IS NOT NULL")
+        of_kinds(timed, SIGNALS, columns, also=F.col("metrics").isNotNull())
         .withColumn("late", late)
         .withColumn("content", F.xxhash64("metrics"))
         .withColumn("values", F.from_json("metrics", _metrics(spans)))
         .withColumn("measured", _measured(spans))
-        .where("measured IS NOT NULL")
     )
     until = F.when(F.col("late"), F.col("received_at")).otherwise(F.col("at"))
-    kept = [*(name for name in _IDENTITY if name != "state_until"), "received_at", "late", "measured"]
-    distinct = signals.select(*kept, _expiring(until, "state_until", lateness_ms)).dropDuplicates([*_IDENTITY])
+    received = F.col("received_at").alias("received_at", metadata=_NO_WATERMARK)  # Spark accepts one such column
+    kept = [*(name for name in _IDENTITY if name != "state_until"), received, "late", "measured"]
+    measured = behind_watermark(signals, F.col("measured").isNotNull())
+    distinct = measured.select(*kept, _expiring(until, "state_until", lateness_ms)).dropDuplicates([*_IDENTITY])
     return _aggregated(_in_windows(distinct, lateness_ms))
 
 
