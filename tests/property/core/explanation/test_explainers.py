@@ -59,7 +59,7 @@ def _is_late(row: Row, judged: Outcome) -> bool:
 @EXPLAINED.over_all_examples
 @PREVENTED.over_all_examples
 @settings(max_examples=66)
-@given(histories(), DEPLOYMENTS, st.booleans())
+@given(histories(reviews=True), DEPLOYMENTS, st.booleans())
 def test_each_transition_is_explained(rows: list[Row], deployment: Deployment, amending: bool) -> None:
     for one in _transitions(rows, deployment, amending=amending):
         found = explain(rows, deployment, one, amending=amending)
