@@ -128,7 +128,7 @@ def check_form(home: Home, form: int) -> None:
     """
     if form not in WRITTEN_FORMS:
         raise FleetError(
-            f"this version writes the stored forms {' and '.join(map(str, WRITTEN_FORMS))}; got {form}",
+            f"this version writes the stored forms {', '.join(map(str, WRITTEN_FORMS))}; got {form}",
             code="state-version-unwritable",
         )
     current = home.generation()

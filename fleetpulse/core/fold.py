@@ -64,7 +64,7 @@ every instant that was judged for the device before.
 Invariants:
 
 Rule 1: `Fold.expire` and `Fold.apply` are called in the order of presence time.
-Rule 2: silence, grace periods, outages and forgetting after silence count covered time. Windows,
+Rule 2: silence, grace periods, outages and forgetting after silence count covered time. Windows, sessions,
 holds and the removal of a decommissioned device count event time. The time from the death of a
 device's gateway to its return is not silence of the device.
 Rule 3: the result depends on state, rows and context alone: no clock, no batch boundary, no I/O.

@@ -356,6 +356,8 @@ def _known(judged: Outcome, device_id: str) -> dict[str, Any]:
         return {}
     dead = {"gateway_dead_since_ms": device.outage_ms}
     clock = {"clock": clock_description(device.clock, device.clock_offset_ms), "clock_offset_ms": device.clock_offset_ms}
+    if device.confirmed_ms is not None:
+        names = tuple(name for name in names if name != "flagged_until_ms")  # it has no end
     review = {"held_for_review_at_ms": device.review_ms, "confirmed_at_ms": device.confirmed_ms}
     review |= {"events_in_session": device.velocity_count or None}
     return {**{name: getattr(device, name) for name in names}, **review, **dead, **clock, "speaks_from": device.speaks_from}

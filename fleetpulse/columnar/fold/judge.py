@@ -261,7 +261,10 @@ class FoldCall:
                 rejections(signals.take(pa.array(copies)), JudgementKind.DUPLICATE, [REASONS[JudgementKind.DUPLICATE]])
             )
         kinds = signals["kind"].to_numpy()
-        devices.remember(places[np.isin(kinds, self._remembered_kinds()) & (places >= 0)])
+        is_remembered = kinds == _ERROR
+        for kind in self._velocity_kinds():
+            is_remembered |= kinds == kind
+        devices.remember(places[is_remembered & (places >= 0)])
         boots, boot_names = self._boots(signals, places)
         rows = kernel.matrix(
             order,
@@ -295,11 +298,11 @@ class FoldCall:
             numbers = after[changed]
             devices.set_boots(changed, boot_names.take(pa.array(numbers - OTHER, mask=numbers < 0)))
 
-    def _remembered_kinds(self) -> list[int]:
-        """Return the kinds of signals that are remembered: errors, and events of velocity rules."""
+    def _velocity_kinds(self) -> set[int]:
+        """Return the kinds of signals that velocity rules count."""
         policies = (one.policy for one in self._policies.dated)
         rules = (one for policy in policies for one in (policy.rules, *policy.classes.values()))
-        return [_ERROR, *{KINDS.index(Kind(one.velocity_kind)) for one in rules if one.velocity_events is not None}]
+        return {KINDS.index(Kind(one.velocity_kind)) for one in rules if one.velocity_events is not None}
 
     def _boots(self, signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, pa.StringArray]:
         """Number the boots of signals relative to the boot of each signal's device.

@@ -486,8 +486,11 @@ def _count_event(
 @jit_no_refcount
 def _is_event(devices: Matrix, context: PackedContext, i: int, rows: Matrix, j: int) -> bool:
     """Whether a signal is an event of the velocity rule."""
-    rules = context.rules[policy_at(context, rows[j, R_AT]), devices[i, CLASS]]
-    return rules[VELOCITY_KIND] == rows[j, R_KIND] and (rules[VELOCITY_CODE] < 0 or rules[VELOCITY_CODE] == rows[j, R_CODE])
+    policy, of_class = policy_at(context, rows[j, R_AT]), devices[i, CLASS]
+    if context.rules[policy, of_class, VELOCITY_KIND] != rows[j, R_KIND]:
+        return False
+    code = context.rules[policy, of_class, VELOCITY_CODE]
+    return code < 0 or code == rows[j, R_CODE]
 
 
 @jit_no_refcount

@@ -36,7 +36,7 @@ def test_a_home_of_version_1_is_migrated_and_judges_new_messages(tmp_path: Path)
 
     done = fleet("state", "migrate", "--home", str(path))
     assert done.returncode == 0, done.stderr
-    assert home.generation().form == 5
+    assert home.generation().form == 6
     assert home.judged_by_version_1_ms() == (reached or (0, 0))[1], "judgements of version 1 do not follow from bronze"
     assert rows_of("transitions", *options) == before
 

@@ -16,6 +16,11 @@ _UNFIT: dict[str, Any] = {
     "last_errors": [5_000, -1],
     "degraded_errors": [100, 0],
     "forget_after_ms": [1_000],
+    "session_idle_ms": [999, "30m"],
+    "velocity_events": [0, 1_001, True],
+    "velocity_kind": ["death", [], None],
+    "velocity_code": ["", "a" * 257, 7],
+    "velocity_hold_ms": [0],
     "unheard_of": [1],
 }
 

@@ -67,7 +67,7 @@ def histories(draw: st.DrawFn, shape: Shape) -> list[Row]:
     least, most = (draw(st.sampled_from([1, 6, 12])), 25) if shape.flagged is None else (2, 6)
     rows = [*draw(st.lists(_messages(shape, steps, delays), min_size=least, max_size=most)), *own]
     if draw(st.integers(0, 7)):
-        policy = any_policy(choosing(draw))
+        policy = any_policy(choosing(draw), reviews="confirm" in shape.own)
         if shape.flagged is not None:
             policy["rules"]["flagged_codes"] = shape.flagged
         if shape.reviews:

@@ -32,7 +32,7 @@ from tests.support.histories.key_groups import Stream, in_batches
 from tests.support.histories.strategies import DEPLOYMENTS, OWN_BUT_ARRIVALS, histories
 
 
-@given(histories(), st.lists(st.integers(0, 60), max_size=6), DEPLOYMENTS, st.integers(1, 3))
+@given(histories(reviews=True), st.lists(st.integers(0, 60), max_size=6), DEPLOYMENTS, st.integers(1, 3))
 def test_batch_cuts_and_restarts_do_not_change_the_judgements(
     rows: list[Row], cuts: list[int], deployment: Deployment, groups: int
 ) -> None:

@@ -14,7 +14,15 @@ from fleetpulse.core.presence.coverage import ShardProgress
 from fleetpulse.core.registry.device_patch import encode_device
 from fleetpulse.core.replay import Deployment, Outcome, outcome
 from fleetpulse.core.rows import FROM_DEVICES, Clock, Kind, Row
-from tests.support.histories.histories import GRID_S, any_internal_row, any_policy, any_signal, row, stamped_by_bridge
+from tests.support.histories.histories import (
+    GRID_S,
+    OWN_AND_REVIEWS,
+    any_internal_row,
+    any_policy,
+    any_signal,
+    row,
+    stamped_by_bridge,
+)
 from tests.support.histories.key_groups import Stream
 
 UNJUDGED = (JudgementKind.LATE, JudgementKind.CLOCK, JudgementKind.DUPLICATE, JudgementKind.REFUSED)
@@ -65,10 +73,13 @@ def dense_history(seed: int) -> tuple[list[CutRow], JudgingParameters]:
     steps = max(20, round(messages / len(devices) / choose([0.05, 0.15, 0.5, 2])))
     rows = [any_signal(choose, devices, steps) for _ in range(messages)]
     rows += [_copy(random, choose(rows)) for _ in range(messages // 30)]
-    own = (any_internal_row(choose, devices, steps) for _ in range(min(messages // choose([5, 15, 60, 600, 6000]), 120)))
+    own = (
+        any_internal_row(choose, devices, steps, OWN_AND_REVIEWS)
+        for _ in range(min(messages // choose([5, 15, 60, 600, 6000]), 120))
+    )
     rows += {one.received_at_ms: one for one in own}.values()
     if choose([True, False]):
-        rows.append(row(-1, "fleet/_/_/policy", policy=any_policy(choose), effective_from_s=-500))
+        rows.append(row(-1, "fleet/_/_/policy", policy=any_policy(choose, reviews=True), effective_from_s=-500))
     rows.append(row(steps * GRID_S + 300, "fleet/_/b/tick", op="flush"))  # emits delayed verdicts at the end
     rows = stamped_by_bridge(rows)
     if seed % 3 == 0:

@@ -23,21 +23,8 @@ CODES = ("reconnaissance", "auth_failed", "escalation", "escalation", "x", None)
 SEQUENCES = (["reconnaissance", "auth_failed", "escalation"], ["x", "escalation"], ["x", "x"], ["escalation"])
 GATEWAYS = ("g", "h")
 KINDS = ("heartbeat", "heartbeat", "telemetry", "error", "error", "birth", "death", "ack")
-OWN = (
-    "gap",
-    "gap",
-    "policy",
-    "add",
-    "add",
-    "decommission",
-    "maintain",
-    "update",
-    "release",
-    "confirm",
-    "command",
-    "alarm",
-    "tick",
-)
+OWN = ("gap", "gap", "policy", "add", "add", "decommission", "maintain", "update", "release", "command", "alarm", "tick")
+OWN_AND_REVIEWS = (*OWN[:-1], "confirm", OWN[-1])  # policies may have the velocity rule, too
 DELAYS = (0, 0, 0, 5, 10, 25, 70, -10, -30, -35)
 
 
@@ -115,14 +102,19 @@ def choosing(draw: st.DrawFn) -> Choose:
     return lambda several: draw(st.sampled_from(several))
 
 
-def any_policy(choose: Choose) -> dict[str, Any]:
-    """Return a random policy, normalised, with separate rules for the class ``quick``."""
+def any_policy(choose: Choose, *, reviews: bool = False) -> dict[str, Any]:
+    """Return a random policy, normalised, with separate rules for the class ``quick``.
+
+    Args:
+        choose: source of random choices.
+        reviews: whether a class can have the velocity rule.
+    """
     unknown = choose(["admit", "admit", "admit", "quarantine"])
-    content = {"rules": _any_rules(choose), "classes": {"quick": _any_rules(choose)}, "unknown_devices": unknown}
-    return parse_policy(content).normalised()
+    rules, quick = _any_rules(choose, reviews=reviews), _any_rules(choose, reviews=reviews)
+    return parse_policy({"rules": rules, "classes": {"quick": quick}, "unknown_devices": unknown}).normalised()
 
 
-def _any_rules(choose: Choose) -> dict[str, Any]:
+def _any_rules(choose: Choose, *, reviews: bool) -> dict[str, Any]:
     timeout = choose([10, 20, 30, 60])
     return {
         "timeout": f"{timeout}s",
@@ -134,7 +126,7 @@ def _any_rules(choose: Choose) -> dict[str, Any]:
         "gateway_outage_limit": choose(["10s", "40s", "90s", "1d"]),
         "last_errors": choose([5, 5, 0, 1, 16]),
         **choose([{}, {}, {"late_proves_alive": True}, {"late_proves_alive": False}]),
-        **choose([{}, {}, any_velocity(choose)]),
+        **(choose([{}, {}, any_velocity(choose)]) if reviews else {}),
     }
 
 
@@ -216,7 +208,7 @@ def any_internal_row(choose: Choose, devices: Sequence[str], steps: int, own: Se
         case "tick":
             return row(received, "fleet/_/b/tick")
         case "policy":
-            return row(received, "fleet/_/_/policy", policy=any_policy(choose), **more)
+            return row(received, "fleet/_/_/policy", policy=any_policy(choose, reviews="confirm" in own), **more)
         case "add":
             more |= choose([{}, {"gateway": choose(GATEWAYS)}])
             more |= choose([{}, {}, {"timeout_ms": choose([8_000, 45_000])}, {"death_grace_ms": choose([2_000, 50_000])}])

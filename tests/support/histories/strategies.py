@@ -1,11 +1,14 @@
 """Hypothesis strategies: random histories of a fleet, and deployments."""
 
+from collections.abc import Sequence
+
 from hypothesis import strategies as st
 
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row
 from tests.support.histories.histories import (
     OWN,
+    OWN_AND_REVIEWS,
     any_internal_row,
     any_policy,
     any_signal,
@@ -26,15 +29,20 @@ def _signals(draw: st.DrawFn) -> Row:
 
 
 @st.composite
-def _own_rows(draw: st.DrawFn) -> Row:
-    return any_internal_row(choosing(draw), "abc", 60)
+def _own_rows(draw: st.DrawFn, own: Sequence[str]) -> Row:
+    return any_internal_row(choosing(draw), "abc", 60, own)
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[Row]:
-    """Return rows in the order of ``received_at``."""
-    own = draw(st.lists(_own_rows(), max_size=8, unique_by=lambda one: one.received_at_ms))
+def histories(draw: st.DrawFn, *, reviews: bool = False) -> list[Row]:
+    """Return rows in the order of ``received_at``.
+
+    Args:
+        draw: drawing function of Hypothesis.
+        reviews: whether policies can have the velocity rule, and a person confirms flags.
+    """
+    own = draw(st.lists(_own_rows(OWN_AND_REVIEWS if reviews else OWN), max_size=8, unique_by=lambda one: one.received_at_ms))
     rows = [*draw(st.lists(_signals(), min_size=1, max_size=40)), *own]
     if draw(st.booleans()):
-        rows.append(row(-1, "fleet/_/_/policy", policy=any_policy(choosing(draw)), effective_from_s=-500))
+        rows.append(row(-1, "fleet/_/_/policy", policy=any_policy(choosing(draw), reviews=reviews), effective_from_s=-500))
     return stamped_by_bridge(rows)

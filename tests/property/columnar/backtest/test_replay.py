@@ -32,7 +32,7 @@ def requests(draw: st.DrawFn) -> tuple[list[Row], BacktestRequest]:
         from_ms, to_ms = min(from_ms, to_ms), max(from_ms, to_ms)
     received = [one.received_at_ms for one in rows]
     deployment = replace(draw(DEPLOYMENTS), verdict_jitter_ms=choose([0, 7_000]))
-    return rows, BacktestRequest(deployment, any_policy(choose), from_ms, to_ms, min(received), max(received))
+    return rows, BacktestRequest(deployment, any_policy(choose, reviews=True), from_ms, to_ms, min(received), max(received))
 
 
 def rejudged(rows: Sequence[Row], request: BacktestRequest, cuts: Sequence[int] = (), groups: int = 2) -> BacktestResult:

@@ -60,7 +60,12 @@ def restored_from(snapshot: pa.Table, groups: int, deployment: Deployment, versi
 
 
 @given(
-    histories(), st.lists(st.integers(0, 60), max_size=4), st.integers(0, 60), DEPLOYMENTS, st.integers(1, 4), st.integers(1, 4)
+    histories(reviews=True),
+    st.lists(st.integers(0, 60), max_size=4),
+    st.integers(0, 60),
+    DEPLOYMENTS,
+    st.integers(1, 4),
+    st.integers(1, 4),
 )
 def test_a_restart_from_a_snapshot_does_not_change_the_judgements(
     rows: list[Row], cuts: list[int], cut: int, deployment: Deployment, groups: int, new_groups: int

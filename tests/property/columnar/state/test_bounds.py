@@ -44,7 +44,7 @@ def _checked_groups(stream: Stream) -> list[KeyGroup]:
     return groups
 
 
-@given(histories(), st.lists(st.integers(0, 60), max_size=6), DEPLOYMENTS, st.integers(1, 3))
+@given(histories(reviews=True), st.lists(st.integers(0, 60), max_size=6), DEPLOYMENTS, st.integers(1, 3))
 def test_a_key_group_is_bounded_and_becomes_empty_with_its_last_device(
     rows: Sequence[Row], cuts: list[int], deployment: Deployment, groups: int
 ) -> None:

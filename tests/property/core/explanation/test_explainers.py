@@ -58,8 +58,8 @@ def _is_late(row: Row, judged: Outcome) -> bool:
 
 @EXPLAINED.over_all_examples
 @PREVENTED.over_all_examples
-@settings(max_examples=60)
-@given(histories(), DEPLOYMENTS, st.booleans())
+@settings(max_examples=66)
+@given(histories(reviews=True), DEPLOYMENTS, st.booleans())
 def test_each_transition_is_explained(rows: list[Row], deployment: Deployment, amending: bool) -> None:
     for one in _transitions(rows, deployment, amending=amending):
         found = explain(rows, deployment, one, amending=amending)

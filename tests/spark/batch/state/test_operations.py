@@ -67,7 +67,7 @@ def test_state_operations_between_batches_keep_the_verdicts_of_one_run(
     assert emitted(home) == defined(rows, DEPLOYMENT)
     assert home.generation().number == (4 if ON_A_CLUSTER else 8)
     if not ON_A_CLUSTER:
-        assert (home.key_groups(), home.generation().form, position_after(home.checkpoint).partitions) == (8, 5, 2)
+        assert (home.key_groups(), home.generation().form, position_after(home.checkpoint).partitions) == (8, 6, 2)
     assert "comparing: equal so far are group, waiting, of group, waiting, digests, timers" in lines
     ids = tables.query(home, "SELECT device_id, life, transition_no FROM transitions")
     assert len({tuple(one.values()) for one in ids}) == len(ids)

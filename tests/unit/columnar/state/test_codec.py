@@ -23,6 +23,7 @@ from fleetpulse.core.rows import Row
 from fleetpulse.paths import ROOT
 from tests.support.histories.histories import (
     GRID_S,
+    OWN_AND_REVIEWS,
     any_internal_row,
     any_policy,
     any_signal,
@@ -91,11 +92,13 @@ def _sample() -> KeyGroup:
     random, steps = Random(88), 80
     choose, devices = random.choice, [f"device-{number}" for number in range(80)]
     rows = [any_signal(choose, devices, steps) for _ in range(1_000)]
-    rows += {one.received_at_ms: one for one in (any_internal_row(choose, devices, steps) for _ in range(150))}.values()
+    rows += {
+        one.received_at_ms: one for one in (any_internal_row(choose, devices, steps, OWN_AND_REVIEWS) for _ in range(150))
+    }.values()
     rows += [row(150 + 2.5 * number + 0.0005, f"device-{number}/control", op="confirm") for number in range(80)]
     end = steps * GRID_S
     rows += [
-        row(end + 0.001, "fleet/_/_/policy", policy=any_policy(choose), effective_from_s=end + 90),
+        row(end + 0.001, "fleet/_/_/policy", policy=any_policy(choose, reviews=True), effective_from_s=end + 90),
         row(end + 0.002, "fleet/_/b/gap", op="close", until_s=end),
         row(end + 1, "fleet/_/b/gap", op="open", from_s=end - 7),
         row(end + 4, "fleet/_/b/gap", op="close", until_s=end + 4),
