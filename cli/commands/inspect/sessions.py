@@ -9,7 +9,6 @@ from cli.common.output import as_json, as_table, console, show
 from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.times import format_instant, parse_instant_ms
 from fleetpulse.io.home.home import Home
-from fleetpulse.settings import load_settings
 
 _COLUMNS: Final = ("device_id", "site", "session", "started_at", "started_by", "ended_at", "ended_by", "duration_ms", "messages")
 _SUMMARY: Final = ("ended_by", "sessions", "devices", "median_ms", "shortest_ms", "longest_ms")
@@ -30,11 +29,13 @@ def sessions(
     home: HomeOption = DEFAULT_HOME,
     json_lines: RowsOption = False,
 ) -> None:
-    """List connection sessions of devices, newest first, with a summary by the reason of their end.
+    """List the connection sessions of devices, with duration and reason of the end.
 
-    The duration of an open session is that up to the newest message that the stream has read.
+    The newest sessions come first. A summary gives the durations of all sessions by the reason of their end. The duration
+    of an open session is that up to the newest message that the stream has read.
     """
     from fleetpulse.reports.streams import sessions as report
+    from fleetpulse.settings import load_settings
 
     opened = Home(home)
     opened.record()
