@@ -71,7 +71,7 @@ def _aged(keep: Keep) -> tuple[_Aged, ...]:
         _Aged(QUALITY_FAILURES.name, "began_at", keep.quality_ms, QUALITY_FAILURES.name),
         _Aged(AUDIT.name, "recorded_at", keep.audit_ms, AUDIT.name),
         _Aged(SESSIONS.name, "last_seen", keep.sessions_ms, SESSIONS.name, "", _open_sessions),
-        _Aged(VITALS.name, "closed_at", keep.vitals_ms, VITALS.name),
+        _Aged(VITALS.name, "window_end", keep.vitals_ms, VITALS.name),
         _Aged(COMMANDS.name, "sent_at", keep.commands_ms, COMMANDS.name),
         _Aged(COMMANDS.name, "answered_at", keep.commands_ms, "answers", "sent_at IS NULL"),
         _Aged(VITAL_ALARMS.name, "raised_at", keep.vitals_ms, VITAL_ALARMS.name),

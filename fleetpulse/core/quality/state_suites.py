@@ -104,6 +104,8 @@ _STATE: Final = Suite(
                  OR last_seen < checked.listed_since OR checked.has_late_rules
                  OR summed_id IS NOT NULL
                  OR unix_millis(last_seen) - unix_millis(checked.retained_since) < checked.lead_ms THEN NULL
+             WHEN mode = '{Mode.DECOMMISSIONED}' AND last_signal_at > mode_since
+             THEN last_seen <= mode_since  -- no judgement names late signals of a device out of service
              ELSE last_signal_at IS NOT DISTINCT FROM last_seen END AS last_seen_is_the_newest_signal_judged,
         CASE WHEN named_no IS NOT NULL AND corrected.id IS NULL THEN device.runtime_ms >= named_runtime_ms END
             AS runtime_includes_that_of_its_transition,

@@ -16,6 +16,7 @@ from fleetpulse.core.replay import AMENDED, Deployment, Outcome, outcome, replay
 from fleetpulse.core.rows import SIGNALS, Kind, Origin, Row
 from tests.support.floors import Floor
 from tests.support.histories.histories import (
+    KINDS_AND_ANSWERS,
     OWN_AND_REVIEWS,
     START,
     any_internal_row,
@@ -41,7 +42,7 @@ Emitted = dict[str, list[Judgement]]
 def _rows(draw: st.DrawFn) -> list[Row]:
     """Return rows in the order of ``received_at``; many are late, and some registry entries apply before the frontier."""
     choose, steps = choosing(draw), 60
-    rows = [any_signal(choose, DEVICES, steps, delays=DELAYS) for _ in range(draw(st.integers(1, 25)))]
+    rows = [any_signal(choose, DEVICES, steps, KINDS_AND_ANSWERS, DELAYS) for _ in range(draw(st.integers(1, 25)))]
     own = [any_internal_row(choose, DEVICES, steps, OWN_AND_REVIEWS) for _ in range(draw(st.integers(0, 6)))]
     if draw(st.booleans()):
         rows.append(row(-1, "fleet/_/_/policy", policy=any_policy(choose, reviews=True), effective_from_s=-500))

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.rows import Row
 from tests.support.histories.histories import (
+    KINDS_AND_ANSWERS,
+    OWN_AND_REVIEWS,
     any_internal_row,
     any_policy,
     any_signal,
@@ -36,11 +38,11 @@ class Shape(NamedTuple):
 SHAPES = {
     "everything": Shape(
         "abc",
-        ["heartbeat", "heartbeat", "telemetry", "error", "error", "birth", "death"],
-        ["gap", "gap", "policy", "add", "add", "decommission", "maintain", "update", "release", "confirm", "tick"],
+        [*KINDS_AND_ANSWERS],
+        [*OWN_AND_REVIEWS],
     ),
-    "errors": Shape("a", ["error"], ["policy", "release", "release", "add"]),
-    "sequences": Shape("a", ["error"], ["release"], ["escalation", "escalation"]),
+    "errors": Shape("a", ["error"], ["policy", "release", "release", "add", "alarm", "alarm"]),
+    "sequences": Shape("a", ["error"], ["release", "alarm"], ["escalation", "escalation"]),
     "sessions": Shape("a", ["error", "error", "birth", "heartbeat"], ["policy", "release", "confirm", "add"], reviews=True),
     "wills": Shape("a", ["heartbeat", "birth", "death"], ["policy", "add", "maintain", "gap"]),
     "gateways": Shape("abc", ["heartbeat", "heartbeat", "death"], ["policy", "add", "add", "decommission", "maintain", "gap"]),

@@ -16,6 +16,7 @@ from fleetpulse.core.replay import Deployment, Outcome, outcome
 from fleetpulse.core.rows import FROM_DEVICES, Clock, Kind, Row
 from tests.support.histories.histories import (
     GRID_S,
+    KINDS_AND_ANSWERS,
     OWN_AND_REVIEWS,
     any_internal_row,
     any_policy,
@@ -71,7 +72,7 @@ def dense_history(seed: int) -> tuple[list[CutRow], JudgingParameters]:
     devices = [f"device-{number}" for number in range(choose([1, 3, 8, 20]))]
     messages = choose([50, 300, 1500, 6000])
     steps = max(20, round(messages / len(devices) / choose([0.05, 0.15, 0.5, 2])))
-    rows = [any_signal(choose, devices, steps) for _ in range(messages)]
+    rows = [any_signal(choose, devices, steps, KINDS_AND_ANSWERS) for _ in range(messages)]
     rows += [_copy(random, choose(rows)) for _ in range(messages // 30)]
     own = (
         any_internal_row(choose, devices, steps, OWN_AND_REVIEWS)

@@ -22,9 +22,10 @@ Choose = Callable[[Sequence[Any]], Any]  # choice of an element, by a Hypothesis
 CODES = ("reconnaissance", "auth_failed", "escalation", "escalation", "x", None)
 SEQUENCES = (["reconnaissance", "auth_failed", "escalation"], ["x", "escalation"], ["x", "x"], ["escalation"])
 GATEWAYS = ("g", "h")
-KINDS = ("heartbeat", "heartbeat", "telemetry", "error", "error", "birth", "death", "ack")
-OWN = ("gap", "gap", "policy", "add", "add", "decommission", "maintain", "update", "release", "command", "alarm", "tick")
-OWN_AND_REVIEWS = (*OWN[:-1], "confirm", OWN[-1])  # policies may have the velocity rule, too
+KINDS = ("heartbeat", "heartbeat", "telemetry", "error", "error", "birth", "death")
+KINDS_AND_ANSWERS = (*KINDS, "ack")
+OWN = ("gap", "gap", "policy", "add", "add", "decommission", "maintain", "update", "release", "tick")
+OWN_AND_REVIEWS = (*OWN[:-1], "confirm", "command", "alarm", OWN[-1])  # policies may have the velocity rule, too
 DELAYS = (0, 0, 0, 5, 10, 25, 70, -10, -30, -35)
 
 

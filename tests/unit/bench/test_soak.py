@@ -65,7 +65,7 @@ def test_the_load_is_ordered_and_reproducible() -> None:
     assert received == sorted(received)
     assert received[-1] == load.newest_ms(79)
     assert load.step(7).equals(load.step(7))
-    assert {row.kind for row in rows} == {*Kind} - {Kind.TELEMETRY, Kind.BIRTH, Kind.DEATH, Kind.CORRECT}
+    assert {row.kind for row in rows} == {*Kind} - {Kind.TELEMETRY, Kind.BIRTH, Kind.DEATH, Kind.CORRECT, Kind.ACK}
     bridge_clock_ms = [row.received_at_ms for row in rows if row.clock is Clock.RECEIVED]
     assert len(set(bridge_clock_ms)) == len(bridge_clock_ms)
     assert all(received.count(instant) == 1 for instant in bridge_clock_ms)

@@ -134,7 +134,7 @@ def test_a_failure_within_a_file_ends_the_connection(api: Api, monkeypatch: pyte
 
 def test_the_number_of_files_at_once_is_bounded(api: Api) -> None:
     api.live.reached()
-    open_files = [answers._Rows(api.live, "SELECT 1", ()) for _ in range(answers.MOST_EXPORTS)]
+    open_files = [answers._Rows(api.live.mirror.cursor, "SELECT 1", ()) for _ in range(answers.MOST_EXPORTS)]
     answer = api.get("/devices.csv")
     assert (answer.status, answer.json()["error"]["code"]) == (503, "busy")
     for one in open_files:
@@ -160,7 +160,7 @@ def test_a_client_that_does_not_read_its_file_leaves_the_place_to_others(api: Ap
     api.client.run(stalled())
     monkeypatch.undo()
     assert [api.get("/devices.csv").status for _ in range(answers.MOST_EXPORTS)] == [200] * answers.MOST_EXPORTS
-    open_files = [answers._Rows(api.live, "SELECT 1", ()) for _ in range(answers.MOST_EXPORTS)]
+    open_files = [answers._Rows(api.live.mirror.cursor, "SELECT 1", ()) for _ in range(answers.MOST_EXPORTS)]
     for one in open_files:
         one.close()
 

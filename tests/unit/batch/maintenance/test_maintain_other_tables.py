@@ -431,7 +431,7 @@ def test_old_vitals_and_commands_are_removed(home: Home) -> None:
     days = (0, 50)
     for table in (VITALS, COMMANDS):
         tables.create(home, table)
-    vitals = [{"device_id": "d", "metric": "battery", "closed_at_ms": START + day * DAY_MS} for day in days]
+    vitals = [{"device_id": "d", "metric": "battery", "window_end_ms": START + day * DAY_MS} for day in days]
     commands = [{"command_id": str(day), "status": "pending", "sent_at_ms": START + day * DAY_MS} for day in days]
     commands += [{"command_id": f"u{day}", "status": "unmatched", "answered_at_ms": START + day * DAY_MS} for day in days]
     tables.append(home, VITALS, tables.to_table(VITALS, vitals), "job", 1)

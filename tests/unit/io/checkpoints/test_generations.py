@@ -91,7 +91,7 @@ def test_a_record_that_is_damaged_or_newer_is_refused(home: Home) -> None:
     save_generations(home.lifecycle, load_generations(home.lifecycle).switched(made.number, {}))
     path = home.lifecycle / "generations.json"
     content = path.read_text()
-    path.write_text(content.replace('"form": 4,\n   "made_by": "rescale"', '"form": 6,\n   "made_by": "rescale"'))
+    path.write_text(content.replace('"form": 4,\n   "made_by": "rescale"', '"form": 7,\n   "made_by": "rescale"'))
     with refused("state-version-unsupported"):
         home.generation()
     path.write_text(content[:40])
