@@ -113,20 +113,20 @@ def _generate(home: Home, devices: int, minutes: int) -> int:
 
 
 _MINUTE: Final = """
-    WITH sent AS (SELECT *, {start} + {minute} * {period} + (hash(n) % {period})::BIGINT AS at, hash(n, {minute}) % 1000 AS dice
+    WITH sent AS (SELECT *, {start} + {minute} * {period} + (hash(n) % {period})::BIGINT AS moment, hash(n, {minute}) % 1000 AS dice
                   FROM fleet WHERE NOT (n % 50 = 7 AND {minute} >= 3)),
     messages AS (
-        SELECT n, device_id, device_hash, at AS received_at_ms, at - (hash(n, 5, {minute}) % 5000)::BIGINT AS event_time_ms,
+        SELECT n, device_id, device_hash, moment AS received_at_ms, moment - (hash(n, 5, {minute}) % 5000)::BIGINT AS event_time_ms,
                CASE WHEN {minute} = 0 OR dice < 5 THEN 'birth' WHEN dice < 8 THEN 'death' ELSE 'telemetry' END AS kind,
                printf('{{"battery":%.2f,"temperature":%.1f}}', 3 + dice / 1000.0, 20 + dice / 100.0) AS metrics, NULL AS body,
                printf('s%d', {minute}) AS session
         FROM sent
         UNION ALL BY NAME
-        SELECT n, device_id, device_hash, at + 1 AS received_at_ms, at + 1 AS event_time_ms, 'control' AS kind,
+        SELECT n, device_id, device_hash, moment + 1 AS received_at_ms, moment + 1 AS event_time_ms, 'control' AS kind,
                printf('{{"op":"command","id":"c%d-%d","name":"set","payload":{{}}}}', {minute}, n) AS body
         FROM sent WHERE dice BETWEEN 20 AND 39
         UNION ALL BY NAME
-        SELECT n, device_id, device_hash, at + 2 + dice AS received_at_ms, at + 2 + dice AS event_time_ms, 'ack' AS kind,
+        SELECT n, device_id, device_hash, moment + 2 + dice AS received_at_ms, moment + 2 + dice AS event_time_ms, 'ack' AS kind,
                printf('{{"id":"c%d-%d","status":"accepted"}}', {minute}, n) AS body
         FROM sent WHERE dice BETWEEN 20 AND 36)
     SELECT received_at_ms, CASE WHEN kind = 'death' THEN received_at_ms ELSE event_time_ms END AS event_time_ms, kind, device_id,
