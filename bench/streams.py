@@ -113,10 +113,12 @@ def _generate(home: Home, devices: int, minutes: int) -> int:
 
 
 _MINUTE: Final = """
-    WITH sent AS (SELECT *, {start} + {minute} * {period} + (hash(n) % {period})::BIGINT AS moment, hash(n, {minute}) % 1000 AS dice
+    WITH sent AS (SELECT *, {start} + {minute} * {period} + (hash(n) % {period})::BIGINT AS moment,
+                         hash(n, {minute}) % 1000 AS dice
                   FROM fleet WHERE NOT (n % 50 = 7 AND {minute} >= 3)),
     messages AS (
-        SELECT n, device_id, device_hash, moment AS received_at_ms, moment - (hash(n, 5, {minute}) % 5000)::BIGINT AS event_time_ms,
+        SELECT n, device_id, device_hash, moment AS received_at_ms,
+               moment - (hash(n, 5, {minute}) % 5000)::BIGINT AS event_time_ms,
                CASE WHEN {minute} = 0 OR dice < 5 THEN 'birth' WHEN dice < 8 THEN 'death' ELSE 'telemetry' END AS kind,
                printf('{{"battery":%.2f,"temperature":%.1f}}', 3 + dice / 1000.0, 20 + dice / 100.0) AS metrics, NULL AS body,
                printf('s%d', {minute}) AS session
@@ -193,7 +195,9 @@ _COMPARED: Final[Mapping[tuple[StreamName, str], str]] = {
 def _result(home: Home, stream: StreamName, contender: str) -> list[tuple[Any, ...]]:
     folder = home.table(stream) if contender == OURS else home.path / "plain"
     with tables.connect() as connection:
-        scan = f"read_parquet({DeltaTable(str(folder)).file_uris()!r})"
+        if not (files := DeltaTable(str(folder)).file_uris()):
+            raise FleetError(f"{contender} has no result of {stream}: use more --minutes", code="bench-input-invalid")
+        scan = f"read_parquet({files!r})"
         return sorted(connection.sql(_COMPARED[stream, contender].format(scan)).fetchall(), key=repr)
 
 
