@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from fleetpulse.core.catalog import TABLES
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import hash64
-from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, TABLES, Table
+from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, Table
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.row_accounting import IngestCounters

@@ -27,11 +27,12 @@ from bench.measure import Reading, read
 from fleetpulse.columnar.codec.arrow import NO_SIGNALS
 from fleetpulse.columnar.fold.key_group import KeyGroup
 from fleetpulse.columnar.snapshot.rows import snapshot_rows
+from fleetpulse.core.catalog import TABLES
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Kind
-from fleetpulse.core.tables import COVERAGE, DEVICE_SNAPSHOTS, DEVICES, JUDGEMENTS, MESSAGES, TABLES
+from fleetpulse.core.tables import COVERAGE, DEVICE_SNAPSHOTS, DEVICES, JUDGEMENTS, MESSAGES
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.spark.session import SparkResources
 from fleetpulse.io.tables import tables

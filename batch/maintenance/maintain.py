@@ -18,14 +18,8 @@ from typing import Final
 from batch.maintenance.plan import AHEAD_MS, BUSY, Keep, Step, ahead, since, unless_disk_full
 from batch.maintenance.retention import remove_aged
 from batch.state.prune import prunable, prune
-from fleetpulse.core.tables import (
-    DEVICE_CURRENT,
-    DEVICE_SNAPSHOTS,
-    JUDGEMENTS,
-    MESSAGES,
-    MODE_HOURLY_SITE,
-    TABLES,
-)
+from fleetpulse.core.catalog import TABLES
+from fleetpulse.core.tables import DEVICE_CURRENT, DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, MODE_HOURLY_SITE
 from fleetpulse.core.times import HOUR_MS, format_instant
 from fleetpulse.io.checkpoints.generations import checkpoint_of, left_over, load_generations
 from fleetpulse.io.delta.compacted import FOLDER

@@ -8,18 +8,15 @@ from typing import Final
 from batch import amend
 from batch.maintenance.plan import BUSY, Keep, Step, since, unless_disk_full
 from fleetpulse.core.judgements import AMENDMENTS, JudgementKind
+from fleetpulse.core.streams.tables import COMMANDS, SESSIONS, VITAL_ALARMS, VITALS
 from fleetpulse.core.tables import (
     AUDIT,
-    COMMANDS,
     GATEWAYS,
     JUDGEMENTS,
     QUALITY_FAILURES,
     QUALITY_RESULTS,
     QUARANTINE,
-    SESSIONS,
     STREAM_HEALTH,
-    VITAL_ALARMS,
-    VITALS,
     literals,
 )
 from fleetpulse.core.times import DAY_MS, format_instant

@@ -17,6 +17,7 @@ import pyarrow as pa
 from batch.quality.rejudge import Origin, ever_current, origin_of
 from fleetpulse.columnar.codec.context_json import context_from_plain
 from fleetpulse.columnar.snapshot.rows import GROUP, OWN_ROW, shared_context
+from fleetpulse.core.catalog import TABLES
 from fleetpulse.core.deadlines import next_due
 from fleetpulse.core.device import Device, EvaluationContext
 from fleetpulse.core.errors import FleetError
@@ -26,7 +27,7 @@ from fleetpulse.core.presence.coverage import Coverage
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.registry.registry import ADD
 from fleetpulse.core.replay import Outcome, outcome
-from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, TABLES
+from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE
 from fleetpulse.io.checkpoints.checkpoint import judged_up_to
 from fleetpulse.io.checkpoints.generations import Generations, load_generations
 from fleetpulse.io.home.home import Home

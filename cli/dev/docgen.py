@@ -21,13 +21,13 @@ from typer.main import get_command
 
 from cli.app import VERBS, app
 from cli.dev.notices import NOTICES, notices
+from fleetpulse.core.catalog import TABLES, VIEWS
 from fleetpulse.core.lifecycle import TRANSITIONS, Mode, Trigger
 from fleetpulse.core.policy import MAX_BYTES, MAX_CLASSES, RULES, Rules
 from fleetpulse.core.quality.table_suites import SUITES
 from fleetpulse.core.rows import FORMAT_VERSION, FROM_DEVICES
 from fleetpulse.core.streams.commands import ANSWERS
 from fleetpulse.core.streams.vitals import MAX_METRICS, MAX_WINDOWS, VITAL_KEYS
-from fleetpulse.core.tables import TABLES, VIEWS
 from fleetpulse.core.text import MAX_TEXT
 from fleetpulse.core.times import format_duration
 from fleetpulse.paths import ROOT
@@ -45,7 +45,7 @@ _MARK: Final = "<!-- generated from {} by: python -m cli.dev.docgen -->\n\n"
 
 def tables() -> str:
     """Return the data dictionary."""
-    text = _MARK.format("fleetpulse/core/tables.py") + "# Tables\n\nAll tables are Delta tables below a home's `tables/`.\n"
+    text = _MARK.format("fleetpulse/core/catalog.py") + "# Tables\n\nAll tables are Delta tables below a home's `tables/`.\n"
     for table in TABLES:
         text += f"\n## {table.name}\n\n{table.meaning}\n\nKey: {', '.join(f'`{name}`' for name in table.key)}."
         if table.partitioned_by:

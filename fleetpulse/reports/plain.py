@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from fleetpulse.core.tables import TABLES
+from fleetpulse.core.catalog import TABLES
 from fleetpulse.core.times import format_instant
 
 DURATIONS: Final = frozenset(

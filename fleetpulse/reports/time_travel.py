@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from fleetpulse.core.catalog import transitions_in
 from fleetpulse.core.lifecycle import Mode, Trigger
 from fleetpulse.core.policy import DEFAULT_CLASS
-from fleetpulse.core.tables import DEVICES, JUDGEMENTS, transitions_in
+from fleetpulse.core.tables import DEVICES, JUDGEMENTS
 from fleetpulse.core.times import END_OF_TIME_MS, format_instant
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import fetch, reading

@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
+from fleetpulse.core.catalog import TABLES
 from fleetpulse.core.errors import Misuse
 from fleetpulse.core.monitoring.health import measure
-from fleetpulse.core.tables import TABLES
 from fleetpulse.core.times import HOUR_MS, format_instant, parse_instant_ms
 from fleetpulse.io.home.desired_state import get_desired
 from fleetpulse.io.home.home import Home

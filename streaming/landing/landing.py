@@ -17,10 +17,11 @@ from typing import Any, Final
 import pyarrow as pa
 import structlog
 
+from fleetpulse.core.catalog import TABLES
 from fleetpulse.core.messages.mapping import NO_MAPPINGS, Mappings
 from fleetpulse.core.presence.gateways import Gateways
 from fleetpulse.core.rows import BRIDGE
-from fleetpulse.core.tables import COVERAGE, DEVICES, GATEWAYS, MESSAGES, QUARANTINE, TABLES, Table
+from fleetpulse.core.tables import COVERAGE, DEVICES, GATEWAYS, MESSAGES, QUARANTINE, Table
 from fleetpulse.io.delta.appender import Appender
 from fleetpulse.io.delta.corruption import open_table
 from fleetpulse.io.home.home import Home

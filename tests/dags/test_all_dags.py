@@ -149,7 +149,7 @@ def test_a_long_task_is_in_a_pool(name: str, dags: dict[str, Any]) -> None:
 
 
 def test_each_table_is_an_asset_that_a_task_updates(dags: dict[str, Any]) -> None:
-    from fleetpulse.core.tables import TABLES
+    from fleetpulse.core.catalog import TABLES
 
     updated = {asset.name for dag in dags.values() for task in dag.tasks for asset in task.outlets}
     assert updated == {table.name for table in TABLES}

@@ -20,8 +20,8 @@ from fleetpulse.core.lifecycle import Mode, Trigger
 from fleetpulse.core.rows import REASONS, Clock, GatewayEvent, Kind, Origin, Trust
 from fleetpulse.core.streams.commands import CommandStatus
 from fleetpulse.core.streams.sessions import EndedBy, StartedBy
+from fleetpulse.core.streams.tables import COMMANDS, SESSIONS, VITALS
 from fleetpulse.core.tables import (
-    COMMANDS,
     COVERAGE,
     DEVICE_SNAPSHOTS,
     DEVICES,
@@ -29,9 +29,7 @@ from fleetpulse.core.tables import (
     JUDGEMENTS,
     MESSAGES,
     QUARANTINE,
-    SESSIONS,
     STREAM_HEALTH,
-    VITALS,
     Table,
 )
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, QUARANTINE, TABLES, Table
+from fleetpulse.core.catalog import TABLES
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, QUARANTINE, Table
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables as delta
 from fleetpulse.io.tables.row_accounting import IngestCounters, read_counters, removed_in

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from fleetpulse.core.presence.identities import topic_of
 from fleetpulse.core.rows import OP_ERROR, Kind
-from fleetpulse.core.tables import VITAL_ALARMS
+from fleetpulse.core.streams.tables import VITAL_ALARMS
 from fleetpulse.io.delta.log import DeltaLog, holds_table
 from fleetpulse.io.home.command_spool import MAX_COMMANDS, Command, file_content, spool_file
 from fleetpulse.io.home.home import Home

@@ -18,7 +18,8 @@ from fleetpulse.core.rows import Kind
 from fleetpulse.core.streams.commands import ACCEPTED, COMMAND, CommandStatus
 from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.streams.options import StreamOptions
-from fleetpulse.core.tables import COMMANDS, MESSAGES
+from fleetpulse.core.streams.tables import COMMANDS
+from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.spark.session import changed_settings
 from fleetpulse.io.streams.bronze import bronze_stream, by_receipt, of_kinds

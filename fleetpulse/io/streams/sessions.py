@@ -14,7 +14,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.streams.options import StreamOptions
-from fleetpulse.core.tables import MESSAGES, SESSIONS
+from fleetpulse.core.streams.tables import SESSIONS
+from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoints.streams import has_begun
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.query import OF_A_BLOCK_QUERY, block_stream, start_with_retries

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
+from fleetpulse.core.streams.tables import VITAL_ALARMS, VITALS
 from fleetpulse.core.streams.vitals import Vital, VitalsSpan
-from fleetpulse.core.tables import VITAL_ALARMS, VITALS
 from fleetpulse.core.times import END_OF_TIME_MS
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import arrow_schema, connect, files_of, open_files

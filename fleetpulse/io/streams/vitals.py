@@ -27,8 +27,9 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import SIGNALS
 from fleetpulse.core.streams.names import StreamName, StreamRestart
 from fleetpulse.core.streams.options import StreamOptions
+from fleetpulse.core.streams.tables import VITAL_ALARMS, VITALS
 from fleetpulse.core.streams.vitals import Vitals, VitalsSpan, spans_of
-from fleetpulse.core.tables import MESSAGES, VITAL_ALARMS, VITALS
+from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoints.streams import versions_after
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home

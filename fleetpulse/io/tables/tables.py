@@ -13,7 +13,8 @@ from urllib.parse import unquote
 
 from deltalake import DeltaTable, Schema
 
-from fleetpulse.core.tables import JUDGEMENTS, TABLES, VIEWS, Table
+from fleetpulse.core.catalog import TABLES, VIEWS
+from fleetpulse.core.tables import JUDGEMENTS, Table
 from fleetpulse.io.delta.corruption import open_table, reporting_corruption
 from fleetpulse.io.delta.log import holds_table
 from fleetpulse.io.delta.spark_conflicts import commit_verified

@@ -16,10 +16,11 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from fleetpulse.core.catalog import transitions_in
 from fleetpulse.core.judgements import CHANGES, JudgementKind
 from fleetpulse.core.lifecycle import Mode
 from fleetpulse.core.policy import DEFAULT_CLASS
-from fleetpulse.core.tables import DEVICES, JUDGEMENTS, MODE_HOURLY_SITE, literals, transitions_in
+from fleetpulse.core.tables import DEVICES, JUDGEMENTS, MODE_HOURLY_SITE, literals
 from fleetpulse.core.times import HOUR_MS
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables

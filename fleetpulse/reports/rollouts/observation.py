@@ -16,7 +16,8 @@ from fleetpulse.core.lifecycle import HELD, PRESENT, Mode
 from fleetpulse.core.rollouts.verdict import Answers, Counts, Observation
 from fleetpulse.core.rows import Kind
 from fleetpulse.core.streams.commands import FINAL
-from fleetpulse.core.tables import COMMANDS, MESSAGES, literals
+from fleetpulse.core.streams.tables import COMMANDS
+from fleetpulse.core.tables import MESSAGES, literals
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import files_of, open_files, reading
 from fleetpulse.reports.judgements import judged_frontier_ms

@@ -8,7 +8,7 @@ import json
 from typing import Any, Final
 
 from fleetpulse.core.streams.commands import CommandStatus
-from fleetpulse.core.tables import COMMANDS
+from fleetpulse.core.streams.tables import COMMANDS
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import query
 

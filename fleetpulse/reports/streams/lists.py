@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from fleetpulse.core.tables import COMMANDS, SESSIONS, Table
+from fleetpulse.core.streams.tables import COMMANDS, SESSIONS
+from fleetpulse.core.tables import Table
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import File, connect, files_of, open_files
 from fleetpulse.reports.streams.commands import RESOLVED

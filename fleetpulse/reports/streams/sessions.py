@@ -7,7 +7,7 @@ row for its end; its duration is then that up to the newest `received_at` that t
 from typing import Any, Final
 
 from fleetpulse.core.streams.names import StreamName
-from fleetpulse.core.tables import SESSIONS
+from fleetpulse.core.streams.tables import SESSIONS
 from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import fetch, reading

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fleetpulse.core.tables import VITAL_ALARMS, VITALS
+from fleetpulse.core.streams.tables import VITAL_ALARMS, VITALS
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import query
 

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from fleetpulse.core.tables import COMMANDS, SESSIONS, VITAL_ALARMS, VITALS, Table
+from fleetpulse.core.streams.tables import COMMANDS, SESSIONS, VITAL_ALARMS, VITALS
+from fleetpulse.core.tables import Table
 from fleetpulse.io.home.home import Home
 from fleetpulse.reports.judgements import require_known
 from fleetpulse.reports.plain import numbered_row

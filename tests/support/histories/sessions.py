@@ -11,7 +11,7 @@ import pyarrow as pa
 from fleetpulse.columnar.streams.sessions import CHANGE_SCHEMA
 from fleetpulse.core.rows import Kind, Row
 from fleetpulse.core.streams.sessions import Session, sessions
-from fleetpulse.core.tables import SESSIONS
+from fleetpulse.core.streams.tables import SESSIONS
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.streams.sessions import to_rows
 from fleetpulse.io.tables import tables

@@ -14,10 +14,11 @@ from typing import Any
 
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
+from fleetpulse.core.catalog import TABLES
 from fleetpulse.core.judgements import Judgement
 from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.rows import Row, hash64
-from fleetpulse.core.tables import DEVICE_SNAPSHOTS, DEVICES, JUDGEMENTS, MESSAGES, TABLES, Table
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, DEVICES, JUDGEMENTS, MESSAGES, Table
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import raise_floor
 from fleetpulse.io.maintenance import compaction

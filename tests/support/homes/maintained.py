@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 
 from batch.maintenance.maintain import maintain
 from batch.maintenance.plan import Keep, Step
+from fleetpulse.core.catalog import TABLES
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row, hash64
-from fleetpulse.core.tables import MESSAGES, TABLES
+from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables

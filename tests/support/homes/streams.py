@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from fleetpulse.core.rollouts.plan import parse_rollout_plan
 from fleetpulse.core.rollouts.rollout import CohortRecord, Rollout, Status
-from fleetpulse.core.tables import COMMANDS, SESSIONS, VITAL_ALARMS, VITALS, Table
+from fleetpulse.core.streams.tables import COMMANDS, SESSIONS, VITAL_ALARMS, VITALS
+from fleetpulse.core.tables import Table
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.rollouts import StoredRollout
 from fleetpulse.io.tables import tables

@@ -56,8 +56,8 @@ def history(seed: int) -> list[Row]:
         more = chance.choice([{}, {"payload": {"x": 1.5, "y": {"z": ["\u00e9", None]}}}])
         rows.append(row(at_s, f"{device}/control", op="command", id=command, name="set", **more))
         for lag_s in chance.sample([-15, -10, 0, 5, 30, ANSWER_S, ANSWER_S + 5], chance.randrange(3)):
-            told = chance.choice([{}, {"reason": "why"}, {"reported": {"x": number}}])
-            answer = row(at_s + lag_s, f"fleet/s/{device}/ack", id=command, status=chance.choice(STATUSES), **told)
+            extra = chance.choice([{}, {"reason": "why"}, {"reported": {"x": number}}])
+            answer = row(at_s + lag_s, f"fleet/s/{device}/ack", id=command, status=chance.choice(STATUSES), **extra)
             rows += [answer] * chance.choice([1, 1, 2])
     return positioned([one for one in rows if one.received_at_ms >= rows[0].received_at_ms])
 

@@ -16,7 +16,8 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row
 from fleetpulse.core.streams.names import StreamName, StreamRestart
 from fleetpulse.core.streams.options import StreamOptions
-from fleetpulse.core.tables import MESSAGES, VITAL_ALARMS, VITALS
+from fleetpulse.core.streams.tables import VITAL_ALARMS, VITALS
+from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoints.checkpoint import committed_batches
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.streams.runner import StreamRunner, start_stream

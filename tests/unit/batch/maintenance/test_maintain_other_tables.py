@@ -14,17 +14,8 @@ from deltalake.exceptions import DeltaError
 from batch.maintenance import retention
 from batch.maintenance.maintain import maintain
 from batch.maintenance.plan import FULL
-from fleetpulse.core.tables import (
-    AUDIT,
-    COMMANDS,
-    DEVICE_SNAPSHOTS,
-    GATEWAYS,
-    JUDGEMENTS,
-    QUARANTINE,
-    SESSIONS,
-    VITAL_ALARMS,
-    VITALS,
-)
+from fleetpulse.core.streams.tables import COMMANDS, SESSIONS, VITAL_ALARMS, VITALS
+from fleetpulse.core.tables import AUDIT, DEVICE_SNAPSHOTS, GATEWAYS, JUDGEMENTS, QUARANTINE
 from fleetpulse.io.checkpoints.generations import begin_generation, checkpoint_of, load_generations, save_generations
 from fleetpulse.io.home.exclusive import exclusive_state_change
 from fleetpulse.io.home.home import Home

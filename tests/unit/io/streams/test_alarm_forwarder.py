@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fleetpulse.core.tables import VITAL_ALARMS
+from fleetpulse.core.streams.tables import VITAL_ALARMS
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.streams import alarm_forwarder
 from fleetpulse.io.streams.alarm_forwarder import AlarmForwarder

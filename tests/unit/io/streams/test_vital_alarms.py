@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.streams.tables import VITALS
 from fleetpulse.core.streams.vitals import Vital, VitalsSpan
-from fleetpulse.core.tables import VITALS
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.streams.vital_alarms import alarms_in
 from fleetpulse.io.tables import tables

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, TABLES
+from fleetpulse.core.catalog import TABLES
+from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE
 from fleetpulse.io.checkpoints.checkpoint import judged_up_to
 from fleetpulse.io.delta.corruption import DamagedError
 from fleetpulse.io.delta.log import holds_table

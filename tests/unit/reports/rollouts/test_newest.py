@@ -8,7 +8,7 @@ from fleetpulse.core.rollouts.cohorts import cohort_of, command_id
 from fleetpulse.core.rollouts.plan import parse_rollout_plan
 from fleetpulse.core.rollouts.rollout import CohortRecord, Rollout
 from fleetpulse.core.rollouts.verdict import Answers, Observation
-from fleetpulse.core.tables import COMMANDS
+from fleetpulse.core.streams.tables import COMMANDS
 from fleetpulse.io.home.rollouts import StoredRollout
 from fleetpulse.reports.rollouts.newest import observe_newest
 from tests.support.homes.rolled_out import RolledOutHome

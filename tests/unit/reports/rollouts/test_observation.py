@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fleetpulse.core.rollouts.verdict import Answers, Counts
-from fleetpulse.core.tables import COMMANDS
+from fleetpulse.core.streams.tables import COMMANDS
 from fleetpulse.reports.rollouts.observation import answers, emitted_through_ms, observe
 from tests.support.homes.rolled_out import RolledOutHome
 

@@ -7,7 +7,7 @@ import pytest
 
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.streams.commands import CommandStatus
-from fleetpulse.core.tables import COMMANDS
+from fleetpulse.core.streams.tables import COMMANDS
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.reports.streams.commands import commands

@@ -3,7 +3,7 @@
 import pytest
 
 from fleetpulse.core.replay import Deployment
-from fleetpulse.core.tables import COMMANDS, SESSIONS
+from fleetpulse.core.streams.tables import COMMANDS, SESSIONS
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.tables import fetch

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fleetpulse.core.replay import Deployment
-from fleetpulse.core.tables import COMMANDS
+from fleetpulse.core.streams.tables import COMMANDS
 from fleetpulse.core.times import DAY_MS, format_instant
 from fleetpulse.io.tables import tables
 from tests.support.api import Api

@@ -16,7 +16,7 @@ from cli.commands.fleet import rollout_steps as steps
 from fleetpulse.core.rollouts.cohorts import cohort_of, command_id
 from fleetpulse.core.rollouts.plan import RolloutPlan, parse_rollout_plan
 from fleetpulse.core.rollouts.rollout import Status
-from fleetpulse.core.tables import COMMANDS
+from fleetpulse.core.streams.tables import COMMANDS
 from fleetpulse.io.home.home import Home
 from fleetpulse.reports.audit import audited_actions
 from tests.support.histories.histories import row

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from cli.app import app
 from fleetpulse.core.replay import Deployment
-from fleetpulse.core.tables import COMMANDS
+from fleetpulse.core.streams.tables import COMMANDS
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from tests.support.histories.histories import START, row

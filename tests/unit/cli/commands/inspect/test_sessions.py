@@ -9,7 +9,7 @@ import pytest
 
 from cli.commands.inspect.sessions import sessions
 from fleetpulse.core.streams.names import StreamName
-from fleetpulse.core.tables import SESSIONS
+from fleetpulse.core.streams.tables import SESSIONS
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables

@@ -6,7 +6,7 @@ import pytest
 
 from cli.commands.inspect.vitals import vitals
 from fleetpulse.core.replay import Deployment
-from fleetpulse.core.tables import VITALS
+from fleetpulse.core.streams.tables import VITALS
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
