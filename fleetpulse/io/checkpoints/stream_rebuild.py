@@ -36,8 +36,13 @@ class Rebuild:
 
 
 def write_span(checkpoint: Path, span_ms: int) -> None:
-    """Record how long rows of bronze have an effect on the state of a stream, milliseconds."""
-    if read_span(checkpoint) != span_ms:
+    """Record how long rows of bronze have an effect on the state of a stream, unless a longer span is recorded.
+
+    Args:
+        checkpoint: folder of the stream's checkpoint; a missing folder is created.
+        span_ms: span of ``received_at``, milliseconds.
+    """
+    if span_ms > (read_span(checkpoint) or 0):
         checkpoint.mkdir(parents=True, exist_ok=True)
         atomic_write(checkpoint / _SPAN, json.dumps({"span_ms": span_ms}))
 

@@ -20,6 +20,7 @@ from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.streams.options import StreamOptions
 from fleetpulse.core.streams.tables import COMMANDS
 from fleetpulse.core.tables import MESSAGES
+from fleetpulse.io.checkpoints.stream_rebuild import write_span
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.spark.session import changed_settings
 from fleetpulse.io.streams.bronze import bronze_stream, by_receipt, of_kinds
@@ -44,6 +45,7 @@ def start_query(spark: SparkSession, home: Home, options: StreamOptions, begin: 
         begin: first version of bronze to read with a new checkpoint.
     """
     checkpoint = home.stream_checkpoint(StreamName.COMMANDS)
+    write_span(checkpoint, options.answer_ms + CLOCK_LEAD_MS)
     rows = by_receipt(bronze_stream(spark, home.table(MESSAGES.name), begin))
     found = resolved(rows, options.answer_ms).unionByName(pending(rows))
     with changed_settings(spark, _OF_THE_QUERY):
@@ -55,11 +57,6 @@ def start_query(spark: SparkSession, home: Home, options: StreamOptions, begin: 
             .trigger(**options.trigger)  # pyright: ignore[reportCallIssue, reportArgumentType]
             .start()
         )
-
-
-def state_span_ms(_home: Home, options: StreamOptions) -> int:
-    """Return how long rows of bronze have an effect on the state: the timeout of a command, and the lead of an answer."""
-    return options.answer_ms + CLOCK_LEAD_MS
 
 
 def pending(rows: DataFrame) -> DataFrame:

@@ -23,7 +23,7 @@ from fleetpulse.core.streams.options import StreamOptions
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoints.checkpoint import committed_batches, relocate
 from fleetpulse.io.checkpoints.stream_rebuild import finish as finish_rebuild
-from fleetpulse.io.checkpoints.stream_rebuild import read_rebuild, read_span, write_span
+from fleetpulse.io.checkpoints.stream_rebuild import read_rebuild
 from fleetpulse.io.checkpoints.streams import has_begun
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
@@ -40,7 +40,7 @@ _STOP_S: Final = 10.0  # wait for the end of a batch
 _OF_THE_QUERY: Final = {  # bronze has ticks, so each batch has rows, and one without rows has no work
     "spark.sql.streaming.noDataMicroBatches.enabled": "false"
 }
-_MODULES: Final[Mapping[StreamName, str]] = {  # each has `start_query` and `state_span_ms`
+_MODULES: Final[Mapping[StreamName, str]] = {  # each has `start_query(spark, home, options, begin)`
     StreamName.SESSIONS: "fleetpulse.io.streams.sessions",
     StreamName.VITALS: "fleetpulse.io.streams.vitals",
     StreamName.COMMANDS: "fleetpulse.io.streams.commands",
@@ -146,11 +146,8 @@ def start_stream(spark: SparkSession, home: Home, name: StreamName, options: Str
     relocate(checkpoint)
     remove_temporary_files(checkpoint)
     begin = 0 if has_begun(checkpoint) else _begin(home, name)
-    stream = import_module(_MODULES[name])
-    if (span_ms := stream.state_span_ms(home, options)) is not None:
-        write_span(checkpoint, max(span_ms, read_span(checkpoint) or 0))
     with changed_settings(spark, _OF_THE_QUERY):
-        return stream.start_query(spark, home, options, begin)
+        return import_module(_MODULES[name]).start_query(spark, home, options, begin)
 
 
 def _begin(home: Home, name: StreamName) -> int:

@@ -88,10 +88,6 @@ def start_query(spark: SparkSession, home: Home, options: StreamOptions, begin: 
         return start_with_retries(writer.start, bounded=not options.every_ms)
 
 
-def state_span_ms(_home: Home, _options: StreamOptions) -> None:
-    """Return None: a session may be open for any time, so its state follows from no recent part of bronze."""
-
-
 def fixed_key_groups(checkpoint: Path, present: int) -> int:
     """Return the number of key groups of a checkpoint; record a number in a checkpoint without a batch.
 

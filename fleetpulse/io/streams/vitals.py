@@ -30,6 +30,7 @@ from fleetpulse.core.streams.options import StreamOptions
 from fleetpulse.core.streams.tables import VITAL_ALARMS, VITALS
 from fleetpulse.core.streams.vitals import Vitals, VitalsSpan, spans_of
 from fleetpulse.core.tables import MESSAGES
+from fleetpulse.io.checkpoints.stream_rebuild import write_span
 from fleetpulse.io.checkpoints.streams import versions_after
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
@@ -61,18 +62,14 @@ def start_query(spark: SparkSession, home: Home, options: StreamOptions, begin: 
         begin: version of bronze at which a new checkpoint begins.
     """
     checkpoint, policies = home.stream_checkpoint(StreamName.VITALS), VitalsPolicies(home)
+    widths = [vital.window_ms for span in policies.spans for vital in span.vitals.values()]
+    write_span(checkpoint, max(widths, default=0) + 2 * home.deployment().allowed_lateness_ms)  # late values wait as long again
     rows = vitals_rows(bronze_stream(spark, home.table(MESSAGES.name), begin), home.deployment(), policies.spans)
     writer = rows.writeStream.queryName(StreamName.VITALS).outputMode("append").option("checkpointLocation", str(checkpoint))
     writer = writer.foreachBatch(VitalsSink(home, checkpoint, policies))
     writer = writer.trigger(**options.trigger)  # pyright: ignore[reportCallIssue, reportArgumentType]
     with changed_settings(spark, _STATE):
         return writer.start()
-
-
-def state_span_ms(home: Home, _options: StreamOptions) -> int:
-    """Return how long rows of bronze have an effect on the state: the longest window, and the lateness of the watermark."""
-    widths = [vital.window_ms for span in VitalsPolicies(home).spans for vital in span.vitals.values()]
-    return max(widths, default=0) + 2 * home.deployment().allowed_lateness_ms
 
 
 class VitalsPolicies:

@@ -46,9 +46,6 @@ class FakeStream(ModuleType):
         self.begins: list[int] = []
         self.refusal: FleetError | None = None
 
-    def state_span_ms(self, _home: Home, _options: StreamOptions) -> int:
-        return 60_000
-
     def start_query(self, _spark: Any, _home: Home, _options: StreamOptions, begin: int) -> FakeQuery:
         if self.refusal:
             raise self.refusal
