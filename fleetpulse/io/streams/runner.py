@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
+from itertools import takewhile
 from typing import Any, Final
 
 import structlog
@@ -48,11 +49,13 @@ _MODULES: Final[Mapping[StreamName, str]] = {  # each has `start_query(spark, ho
 
 
 class _Running:
-    """One stream: its query, its failures, and the time of its next start."""
+    """One stream: its query, its newest committed batch, its failures, and the time of its next start."""
 
     def __init__(self) -> None:
         self.query: StreamingQuery | None = None
+        self.batch: int | None = None
         self.failures = 0
+        self.failures_since_batch = 0
         self.next_s = 0.0
         self.fault: str | None = None
 
@@ -74,6 +77,9 @@ class StreamRunner:
     def check(self) -> None:
         """Start each stream that does not run and whose pause is over; call it every few seconds."""
         for name, one in self._running.items():
+            batch = max(committed_batches(self._home.stream_checkpoint(name)), default=None)
+            if batch != one.batch:
+                one.batch, one.failures_since_batch = batch, 0
             if one.query is not None and one.query.isActive:
                 end_finished_rebuild(self._home, name)
                 continue
@@ -99,9 +105,10 @@ class StreamRunner:
             _LOG.error("alarms cannot be forwarded; they wait in their table", error=str(error))
 
     def _failed(self, name: StreamName, one: _Running, why: str) -> None:
-        one.query, one.fault = None, why.split("\n", 1)[0]
-        pause_s = min(_FIRST_PAUSE_S * 2**one.failures, _LONGEST_PAUSE_S)
+        one.query, one.fault = None, cause_of(why)
+        pause_s = min(_FIRST_PAUSE_S * 2**one.failures_since_batch, _LONGEST_PAUSE_S)
         one.failures += 1
+        one.failures_since_batch += 1
         one.next_s = time.monotonic() + pause_s
         _LOG.error("a stream failed; it starts again", stream=str(name), error=one.fault, pause_s=pause_s)
 
@@ -110,7 +117,7 @@ class StreamRunner:
         return {
             name.value: {
                 "state": "failed" if one.query is None and one.fault else "running",
-                "batch": max(committed_batches(self._home.stream_checkpoint(name)), default=None),
+                "batch": one.batch,
                 "failures": one.failures,
                 "error": one.fault,
             }
@@ -127,6 +134,19 @@ class StreamRunner:
                 time.sleep(0.05)
             with suppress(PySparkException):
                 one.query.stop()
+
+
+def cause_of(failure: str) -> str:
+    """Return the line of Spark's description of a failure that names its cause.
+
+    If Python code failed, the description has its traceback, whose last line at the margin is the cause. The frames of
+    the JVM follow it.
+    """
+    lines = failure.splitlines()
+    if not any("Traceback (most recent call last)" in line for line in lines):
+        return lines[0] if lines else ""
+    python = takewhile(lambda line: not line.startswith(("\tat ", "===")), lines)
+    return [line for line in python if line and not line[0].isspace()][-1]
 
 
 def start_stream(spark: SparkSession, home: Home, name: StreamName, options: StreamOptions) -> StreamingQuery:

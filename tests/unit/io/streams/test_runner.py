@@ -13,7 +13,7 @@ from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.streams.options import StreamOptions
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.streams import runner
-from fleetpulse.io.streams.runner import StreamRunner
+from fleetpulse.io.streams.runner import StreamRunner, cause_of
 
 pytestmark = pytest.mark.unit
 
@@ -99,6 +99,37 @@ def test_failed_stream_starts_again_after_a_growing_pause(
         starts.append(len(stream.queries))
         assert problems_of({"streams": running.status()}) == []
     assert starts == [2, 3, 4]
+
+
+def test_pause_is_short_again_after_a_committed_batch(home: Home, stream: FakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, running = Clock(monkeypatch), _runner(home)
+    running.check()
+    for pause_s in (5, 10):
+        stream.queries[-1].fail("it failed")
+        running.check()
+        clock.now_s += pause_s + 0.1
+        running.check()
+    commits = home.stream_checkpoint(StreamName.SESSIONS) / "commits"
+    commits.mkdir(parents=True)
+    (commits / "0").write_text("v1\n{}")
+    stream.queries[-1].fail("it failed")
+    running.check()
+    clock.now_s += 5.1
+    running.check()
+    assert stream.queries[-1].isActive
+    assert running.status()["sessions"] == {"state": "running", "batch": 0, "failures": 3, "error": None}
+
+
+def test_cause_of_a_failure_in_python_is_the_end_of_its_traceback() -> None:
+    failure = """[FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred. Traceback (most recent call last):
+  File "clientserver.py", line 644, in _call_proxy
+    return_value = getattr(self.pool[obj_id], method)(*params)
+pyspark.errors.exceptions.captured.AnalysisException: More than one event time columns are available.
+ SQLSTATE: 39000
+\tat org.apache.spark.Sink.addBatch(Sink.scala:49)
+Caused by: py4j.Py4JException: An exception was raised"""
+    assert cause_of(failure).startswith("pyspark.errors.exceptions.captured.AnalysisException: More than one")
+    assert cause_of("[STATE] a file is missing\n\tat org.apache.spark.State") == "[STATE] a file is missing"
 
 
 def test_stream_that_cannot_start_does_not_stop_the_others(
