@@ -87,16 +87,26 @@ def rebuild(checkpoint: Path, begin: int) -> Rebuild:
     if span_ms is not None:
         write_span(fresh, span_ms)
     atomic_write(fresh / _RECORD, json.dumps(asdict(found)))
-    kept = checkpoint.with_name(f"{checkpoint.name}{_OLD}")
-    shutil.rmtree(kept, ignore_errors=True)
-    checkpoint.rename(kept)
+    set_aside(checkpoint)
     finish(checkpoint)
     return found
 
 
+def set_aside(checkpoint: Path) -> None:
+    """Move a checkpoint beside its place, where the next one replaces it; no-op without a checkpoint."""
+    if not checkpoint.exists():
+        return
+    kept = checkpoint.with_name(f"{checkpoint.name}{_OLD}")
+    shutil.rmtree(kept, ignore_errors=True)
+    checkpoint.rename(kept)
+    sync_folder(checkpoint.parent)
+
+
 def finish(checkpoint: Path) -> None:
-    """Complete a rebuild that was interrupted between its two renames; no-op otherwise."""
+    """Complete a rebuild that was interrupted between its two renames; undo one that was interrupted before them."""
     fresh = checkpoint.with_name(f"{checkpoint.name}{_NEW}")
-    if not checkpoint.exists() and (fresh / _RECORD).exists():
+    if checkpoint.exists():
+        shutil.rmtree(fresh, ignore_errors=True)
+    elif (fresh / _RECORD).exists():
         fresh.rename(checkpoint)
         sync_folder(checkpoint.parent)

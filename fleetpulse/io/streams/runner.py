@@ -3,7 +3,8 @@
 Rule 1: a stream never fails or stops the lifecycle query. A failed stream is restarted after a pause, which grows
 with each failure; its checkpoint loses nothing meanwhile.
 Rule 2: a stream that the settings do not name costs nothing: none of its code is imported.
-Rule 3: a new stream begins at the version of bronze at which the lifecycle job continues.
+Rule 3: a new stream begins at the version of bronze at which the lifecycle job continues. The checkpoint of a stream
+that is switched off is set aside, since it would keep versions of bronze for ever.
 """
 
 import time
@@ -24,7 +25,7 @@ from fleetpulse.core.streams.options import StreamOptions
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoints.checkpoint import committed_batches, relocate
 from fleetpulse.io.checkpoints.stream_rebuild import finish as finish_rebuild
-from fleetpulse.io.checkpoints.stream_rebuild import read_rebuild
+from fleetpulse.io.checkpoints.stream_rebuild import read_rebuild, set_aside
 from fleetpulse.io.checkpoints.streams import has_begun
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
@@ -71,6 +72,9 @@ class StreamRunner:
 
     def __init__(self, spark: SparkSession, home: Home, options: StreamOptions) -> None:
         self._spark, self._home, self._options = spark, home, options
+        for name in {*StreamName} - {*options.names}:
+            finish_rebuild(home.stream_checkpoint(name))
+            set_aside(home.stream_checkpoint(name))
         self._running = {name: _Running() for name in options.names}
         self._alarms = AlarmForwarder(home) if StreamName.VITALS in options.names else None
 

@@ -1,6 +1,5 @@
 """The runner of streams: starts, pauses after failures, and the place at which a stream begins."""
 
-import json
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -12,8 +11,10 @@ from fleetpulse.core.monitoring.health import problems_of
 from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.streams.options import StreamOptions
 from fleetpulse.io.home.home import Home
+from fleetpulse.io.maintenance.readers import oldest_live_pin, reader_pins
 from fleetpulse.io.streams import runner
 from fleetpulse.io.streams.runner import StreamRunner, cause_of
+from tests.unit.io.checkpoints.test_streams import write_batch
 
 pytestmark = pytest.mark.unit
 
@@ -158,10 +159,23 @@ def test_stream_that_is_off_is_not_imported(home: Home) -> None:
     assert running.status() == {}
 
 
+def test_stream_that_is_switched_off_keeps_no_versions_and_begins_at_the_present_afterwards(
+    home: Home, stream: FakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "DeltaLog", lambda _: SimpleNamespace(latest=lambda: 9))
+    write_batch(home.checkpoint, 0, {"version": 8})
+    write_batch(home.stream_checkpoint(StreamName.SESSIONS), 0, {"version": 3})
+    _runner(home).check()
+    assert stream.begins == [0], "it continues from its checkpoint"
+    assert oldest_live_pin(reader_pins(home)).version == 3
+    StreamRunner(_spark(), home, StreamOptions())
+    assert oldest_live_pin(reader_pins(home)).version == 8
+    _runner(home).check()
+    assert stream.begins == [0, 8]
+
+
 def test_new_stream_begins_where_the_job_continues(home: Home, stream: FakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder, content in (("offsets", "v1\n{}\n" + json.dumps({"version": 7})), ("commits", "v1\n{}")):
-        (home.checkpoint / folder).mkdir(parents=True)
-        (home.checkpoint / folder / "0").write_text(content)
+    write_batch(home.checkpoint, 0, {"version": 7})
     for latest, begin in ((9, 7), (6, 6)):
         monkeypatch.setattr(runner, "DeltaLog", lambda _, latest=latest: SimpleNamespace(latest=lambda: latest))
         _runner(home).check()
