@@ -22,11 +22,10 @@ import pyarrow as pa
 from fleetpulse.columnar.codec.arrow import from_bytes
 from fleetpulse.columnar.compute import pc
 from fleetpulse.core.tables import JUDGEMENTS
-from fleetpulse.io.checkpoints.checkpoint import query_id
-from fleetpulse.io.delta.appender import Appender, remove_files, write_files
+from fleetpulse.io.delta.appender import remove_files, write_files
 from fleetpulse.io.delta.commits import Added
-from fleetpulse.io.delta.corruption import open_table
 from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.batch_appender import BatchAppender
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,11 +43,9 @@ class JudgementSink:
     """
 
     def __init__(self, table: Path, checkpoint: Path, generation: int) -> None:
-        self._table, self._checkpoint, self._generation = table, checkpoint, generation
+        self._table, self._generation = table, generation
         tables.create_at(table, JUDGEMENTS)
-        self._appender: Appender | None = None
-        self._query = ""
-        self._through = -1  # last batch in the table
+        self._batches = BatchAppender(table, checkpoint)
 
     def __call__(self, batch: "DataFrame", batch_id: int) -> None:
         """Run a batch and commit its judgements unless the table already has them."""
@@ -56,28 +53,14 @@ class JudgementSink:
         filed = [Added(**one) for row in rows if row.files is not None for one in json.loads(row.files)]
         inline = [from_bytes(row.judgements) for row in rows if row.judgements is not None]
         try:
-            appender = self._appender or self._open()
-            if batch_id <= self._through:
+            if self._batches.has(batch_id):
                 remove_files(self._table, filed)
                 return
             added = [*filed, *self._write(inline)]
         except BaseException:
             remove_files(self._table, filed)
             raise
-        try:
-            appender.commit(added, {self._query: batch_id})
-        except BaseException:
-            self._appender = None  # the next attempt reads the last batch from the table again
-            raise
-        self._through = batch_id
-
-    def _open(self) -> Appender:
-        query = query_id(self._checkpoint)
-        assert query is not None, "a query has an id before its first batch"
-        appender = Appender(self._table)
-        known = open_table(self._table).transaction_version(query)
-        self._query, self._through, self._appender = query, -1 if known is None else known, appender
-        return appender
+        self._batches.commit(added, batch_id)
 
     def _write(self, inline: Sequence[pa.RecordBatch]) -> list[Added]:
         if not inline:

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fleetpulse.core.tables import Table
-from fleetpulse.io.checkpoints.checkpoint import query_id
 from fleetpulse.io.checkpoints.stream_rebuild import read_rebuild
-from fleetpulse.io.delta.appender import Appender
-from fleetpulse.io.delta.corruption import open_table
+from fleetpulse.io.delta.appender import write_files
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.batch_appender import BatchAppender
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,28 +33,20 @@ class TableSink:
     def __init__(self, folder: Path, table: Table, checkpoint: Path) -> None:
         self._folder, self._table, self._checkpoint = folder, table, checkpoint
         tables.create_at(folder, table)
-        self._appender: Appender | None = None
-        self._query = ""
-        self._through = -1  # last batch in the table
+        self._batches = BatchAppender(folder, checkpoint)
 
     def __call__(self, batch: "DataFrame", batch_id: int) -> None:
         """Run a batch and append its rows unless the table already has them."""
         self.append(self.rows_of(batch), batch_id)
 
     def append(self, rows: "pa.Table", batch_id: int) -> None:
-        """Append the rows of a batch unless the table already has them."""
-        appender = self._appender or self._open()
-        if batch_id <= self._through:
+        """Append the rows of a batch unless the table already has them; without rows, there is no commit."""
+        if self._batches.has(batch_id):
             return
         if rows.num_rows and read_rebuild(self._checkpoint):
             rows = self._new_rows(rows)
-        try:
-            if rows.num_rows:
-                appender.append(rows.cast(tables.arrow_schema(self._table)), {self._query: batch_id})
-        except BaseException:
-            self._appender = None  # the next attempt reads the last batch from the table again
-            raise
-        self._through = batch_id
+        if rows.num_rows:
+            self._batches.commit(write_files(self._folder, rows.cast(tables.arrow_schema(self._table))), batch_id)
 
     def rows_of(self, batch: "DataFrame") -> "pa.Table":
         """Return the rows of a batch with the columns of the table."""
@@ -70,11 +61,3 @@ class TableSink:
             connection.register("batch", rows)
             sql = f"SELECT * FROM batch WHERE NOT EXISTS (SELECT 1 FROM {self._table.name} AS known WHERE {equal})"
             return connection.sql(sql).to_arrow_table()
-
-    def _open(self) -> Appender:
-        query = query_id(self._checkpoint)
-        assert query is not None, "a query has an id before its first batch"
-        appender = Appender(self._folder)
-        known = open_table(self._folder).transaction_version(query)
-        self._query, self._through, self._appender = query, -1 if known is None else known, appender
-        return appender

@@ -25,3 +25,13 @@ def write_batch(checkpoint: Path, batch: int, version: int, watermarks: tuple[in
     (checkpoint / "offsets" / str(batch)).write_text(f"v1\n{metadata}\n" + json.dumps({"version": version}))
     if committed:
         (checkpoint / "commits" / str(batch)).write_text("v1\n" + json.dumps({"nextBatchWatermarkMs": watermarks[1]}))
+
+
+def write_offsets(checkpoint: Path, number: int, *offsets: object, committed: bool = True) -> None:
+    """Write the files of a batch with the offset of each of its sources."""
+    for folder in ("offsets", "commits"):
+        (checkpoint / folder).mkdir(parents=True, exist_ok=True)
+    lines = ["v1", "{}", *(one if isinstance(one, str) else json.dumps(one) for one in offsets)]
+    (checkpoint / "offsets" / str(number)).write_text("\n".join(lines))
+    if committed:
+        (checkpoint / "commits" / str(number)).write_text("v1\n{}")

@@ -20,8 +20,8 @@ from fleetpulse.io.streams.rebuilds import end_finished_rebuild, rebuild_stream
 from fleetpulse.io.streams.sink import TableSink
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.adaptive_batching import NEWEST, first_version_since
+from tests.support.homes.checkpoints import write_offsets
 from tests.support.refusals import refused
-from tests.unit.io.checkpoints.test_streams import write_batch
 
 pytestmark = pytest.mark.unit
 
@@ -46,8 +46,8 @@ def test_span_of_receipt_determines_the_first_version(home: Home) -> None:
 def test_rebuild_begins_before_the_span_and_keeps_those_versions(home: Home) -> None:
     _land(home, 1_000, 2_000, 3_000, 4_000)
     checkpoint = home.stream_checkpoint(StreamName.VITALS)
-    write_batch(home.checkpoint, 0, {"version": 5})
-    write_batch(checkpoint, 0, {"reservoirVersion": 4})
+    write_offsets(home.checkpoint, 0, {"version": 5})
+    write_offsets(checkpoint, 0, {"reservoirVersion": 4})
     write_span(checkpoint, 1_000)
     assert oldest_live_pin(reader_pins(home)).version == 2
     found = rebuild_stream(home, StreamName.VITALS)
@@ -63,14 +63,14 @@ def test_stream_without_a_batch_is_refused(home: Home) -> None:
 
 
 def test_stream_whose_state_has_no_span_is_refused(home: Home) -> None:
-    write_batch(home.stream_checkpoint(StreamName.SESSIONS), 0, {"version": 4})
+    write_offsets(home.stream_checkpoint(StreamName.SESSIONS), 0, {"version": 4})
     with refused("stream-not-rebuildable"):
         rebuild_stream(home, StreamName.SESSIONS)
 
 
 def test_interrupted_rebuild_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = tmp_path / "vitals"
-    write_batch(checkpoint, 0, {"version": 7})
+    write_offsets(checkpoint, 0, {"version": 7})
 
     def crash(_: Path) -> None:
         raise KeyboardInterrupt
@@ -90,27 +90,27 @@ def test_interrupted_rebuild_is_completed(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_second_rebuild_remembers_what_the_table_has(tmp_path: Path) -> None:
     checkpoint = tmp_path / "vitals"
-    write_batch(checkpoint, 0, {"version": 7})
+    write_offsets(checkpoint, 0, {"version": 7})
     rebuild(checkpoint, 3)
-    write_batch(checkpoint, 0, {"version": 4})
+    write_offsets(checkpoint, 0, {"version": 4})
     assert rebuild(checkpoint, 3).through == 7
 
 
 def test_rebuild_ends_once_its_span_follows_the_former_position(home: Home) -> None:
     _land(home, 1_000, 2_000, 3_000, 4_000, 9_000)
     checkpoint = home.stream_checkpoint(StreamName.VITALS)
-    write_batch(checkpoint, 0, {"version": 4})
+    write_offsets(checkpoint, 0, {"version": 4})
     write_span(checkpoint, 1_500)
     rebuild_stream(home, StreamName.VITALS)
     for version, ended in ((4, False), (5, False), (6, True)):
-        write_batch(checkpoint, version, {"version": version})
+        write_offsets(checkpoint, version, {"version": version})
         end_finished_rebuild(home, StreamName.VITALS)
         assert (read_rebuild(checkpoint) is None) == ended
 
 
 def test_rows_that_the_table_has_are_not_written_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = home.stream_checkpoint(StreamName.VITALS)
-    monkeypatch.setattr("fleetpulse.io.streams.sink.query_id", lambda _: "after")
+    monkeypatch.setattr("fleetpulse.io.tables.batch_appender.query_id", lambda _: "after")
 
     def batch(*received_ms: int) -> Any:
         rows = [{"received_at_ms": at_ms, "bridge": "b", "op": "open", "at_ms": at_ms} for at_ms in received_ms]
@@ -125,8 +125,8 @@ def test_rows_that_the_table_has_are_not_written_again(home: Home, monkeypatch: 
     sink(batch(1_000, 2_000), 0)
     sink(batch(1_000, 2_000), 0)
     assert written() == [1_000, 2_000]
-    write_batch(checkpoint, 0, {"version": 4})
+    write_offsets(checkpoint, 0, {"version": 4})
     rebuild(checkpoint, 3)
-    monkeypatch.setattr("fleetpulse.io.streams.sink.query_id", lambda _: "rebuilt")
+    monkeypatch.setattr("fleetpulse.io.tables.batch_appender.query_id", lambda _: "rebuilt")
     TableSink(home.table(COVERAGE.name), COVERAGE, checkpoint)(batch(2_000, 3_000), 0)
     assert written() == [1_000, 2_000, 3_000]

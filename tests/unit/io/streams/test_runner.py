@@ -14,7 +14,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.maintenance.readers import oldest_live_pin, reader_pins
 from fleetpulse.io.streams import runner
 from fleetpulse.io.streams.runner import StreamRunner, cause_of
-from tests.unit.io.checkpoints.test_streams import write_batch
+from tests.support.homes.checkpoints import write_offsets
 
 pytestmark = pytest.mark.unit
 
@@ -163,8 +163,8 @@ def test_stream_that_is_switched_off_keeps_no_versions_and_begins_at_the_present
     home: Home, stream: FakeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "DeltaLog", lambda _: SimpleNamespace(latest=lambda: 9))
-    write_batch(home.checkpoint, 0, {"version": 8})
-    write_batch(home.stream_checkpoint(StreamName.SESSIONS), 0, {"version": 3})
+    write_offsets(home.checkpoint, 0, {"version": 8})
+    write_offsets(home.stream_checkpoint(StreamName.SESSIONS), 0, {"version": 3})
     _runner(home).check()
     assert stream.begins == [0], "it continues from its checkpoint"
     assert oldest_live_pin(reader_pins(home)).version == 3
@@ -175,7 +175,7 @@ def test_stream_that_is_switched_off_keeps_no_versions_and_begins_at_the_present
 
 
 def test_new_stream_begins_where_the_job_continues(home: Home, stream: FakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_batch(home.checkpoint, 0, {"version": 7})
+    write_offsets(home.checkpoint, 0, {"version": 7})
     for latest, begin in ((9, 7), (6, 6)):
         monkeypatch.setattr(runner, "DeltaLog", lambda _, latest=latest: SimpleNamespace(latest=lambda: latest))
         _runner(home).check()
