@@ -35,7 +35,7 @@ from fleetpulse.io.system.locks import named_lock
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables import tables
 from fleetpulse.reports.device_judgements import judgements_by_device
-from fleetpulse.reports.replay_origin import CAME_LATE, DONE, LAST_MS, StartingPoint, choose_origins
+from fleetpulse.reports.history.replay_origin import CAME_LATE, DONE, LAST_MS, StartingPoint, choose_origins
 
 _AT_ONCE: Final = 500  # devices whose rows are in memory together
 AMENDABLE: Final = f"(kind = '{JudgementKind.LATE}' OR (kind = '{JudgementKind.REFUSED}' AND message_kind = '{Kind.REGISTRY}'))"

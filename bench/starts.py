@@ -24,11 +24,11 @@ from bench.lifecycle.generate import START_MS
 from bench.measure import Meter
 from cli.common.output import as_json, as_table, console
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.scenario import Scenario
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.delta.log import is_committed
 from fleetpulse.io.home.home import Home
 from fleetpulse.paths import ROOT, cache_dir
+from streaming.simulator.scenario import Scenario
 from tests.support.histories.recordings import record
 
 COLUMNS: Final = ("command", "contender", "wall_s", "cpu_s", "runs")

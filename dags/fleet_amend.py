@@ -19,7 +19,7 @@ from airflow.sdk import DAG, Param
 
 from fleetpulse.orchestration.assets import JUDGEMENTS, LATE
 from fleetpulse.orchestration.dag_factory import fleet_dag
-from fleetpulse.orchestration.operators import FleetOperator
+from fleetpulse.orchestration.operators.verbs import FleetOperator
 from fleetpulse.orchestration.pools import HEAVY_POOL
 
 FORM = {

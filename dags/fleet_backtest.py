@@ -18,8 +18,8 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param, chain, task
 
-from fleetpulse.orchestration.backtest_operators import Backtest, BacktestOnSpark, WritePolicy
 from fleetpulse.orchestration.dag_factory import fleet_dag
+from fleetpulse.orchestration.operators.backtests import Backtest, BacktestOnSpark, WritePolicy
 from fleetpulse.orchestration.pools import HEAVY_POOL
 
 FORM = {

@@ -20,7 +20,7 @@ from datetime import timedelta
 from airflow.sdk import DAG, Param
 
 from fleetpulse.orchestration.dag_factory import fleet_dag
-from fleetpulse.orchestration.operators import FleetOperator
+from fleetpulse.orchestration.operators.verbs import FleetOperator
 from fleetpulse.orchestration.pools import HEAVY_POOL
 
 TEXT = ["null", "string"]

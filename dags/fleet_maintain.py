@@ -36,7 +36,7 @@ from fleetpulse.orchestration.assets import (
     VITALS,
 )
 from fleetpulse.orchestration.dag_factory import fleet_dag
-from fleetpulse.orchestration.operators import Recurring
+from fleetpulse.orchestration.operators.verbs import Recurring
 from fleetpulse.orchestration.pools import STATE_POOL
 
 

@@ -18,7 +18,7 @@ from airflow.sdk import DAG, AssetOrTimeSchedule, CronTriggerTimetable, Param, c
 
 from fleetpulse.orchestration.assets import ALERTS, DEVICE_SNAPSHOTS, QUALITY_FAILURES, QUALITY_RESULTS
 from fleetpulse.orchestration.dag_factory import fleet_dag
-from fleetpulse.orchestration.operators import BuildDocs, QualityOperator, RunResultOperator
+from fleetpulse.orchestration.operators.verbs import BuildDocs, QualityOperator, RunResultOperator
 from fleetpulse.orchestration.pools import HEAVY_POOL
 
 FORM = {"suite": Param(None, type=["null", "string"], title="Suite", description="empty: all suites")}

@@ -18,7 +18,7 @@ from datetime import timedelta
 from airflow.sdk import DAG, Param, chain
 
 from fleetpulse.orchestration.dag_factory import fleet_dag
-from fleetpulse.orchestration.operators import FleetOperator
+from fleetpulse.orchestration.operators.verbs import FleetOperator
 from fleetpulse.orchestration.pools import HEAVY_POOL
 from fleetpulse.orchestration.sensors import WaitForFrontier
 

@@ -20,9 +20,7 @@ from datetime import timedelta
 from airflow.sdk import DAG, Param, chain
 
 from fleetpulse.orchestration.dag_factory import fleet_dag
-from fleetpulse.orchestration.operators import RunResultOperator
-from fleetpulse.orchestration.pools import HEAVY_POOL
-from fleetpulse.orchestration.rollout_operators import (
+from fleetpulse.orchestration.operators.rollouts import (
     COHORTS,
     PLAN_FILE,
     ROLLOUT,
@@ -32,6 +30,8 @@ from fleetpulse.orchestration.rollout_operators import (
     WaitForCohort,
     WriteRolloutPlan,
 )
+from fleetpulse.orchestration.operators.verbs import RunResultOperator
+from fleetpulse.orchestration.pools import HEAVY_POOL
 from fleetpulse.orchestration.sensors import Approval
 
 PLAN = """\

@@ -19,7 +19,7 @@ from airflow.sdk import DAG
 
 from fleetpulse.orchestration.assets import DEVICE_SNAPSHOTS
 from fleetpulse.orchestration.dag_factory import fleet_dag
-from fleetpulse.orchestration.operators import TakeSnapshot
+from fleetpulse.orchestration.operators.verbs import TakeSnapshot
 
 
 def build(*, alarmed: bool = True) -> DAG:

@@ -24,7 +24,7 @@ from datetime import timedelta
 from airflow.sdk import DAG
 
 from fleetpulse.orchestration.dag_factory import fleet_dag
-from fleetpulse.orchestration.operators import FleetOperator
+from fleetpulse.orchestration.operators.verbs import FleetOperator
 
 
 def build(*, alarmed: bool = True) -> DAG:

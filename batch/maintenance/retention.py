@@ -27,7 +27,7 @@ from fleetpulse.io.home.retention_floor import oldest_kept_ms, raise_floor
 from fleetpulse.io.maintenance import vacuum
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.row_accounting import removal_txn
-from fleetpulse.reports.replay_origin import CAME_LATE, DONE, LAST_MS, LATE
+from fleetpulse.reports.history.replay_origin import CAME_LATE, DONE, LAST_MS, LATE
 
 _SUMMARIES: Final = f"kind = '{JudgementKind.SUMMARY.value}'"
 _MOST_OPEN: Final = 1_000  # open sessions that a condition names

@@ -34,8 +34,8 @@ from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.bronze import pack, read_bronze
 from fleetpulse.io.tables.bronze_slices import BronzePiece, blocks_of, pieces_of, slices_of
 from fleetpulse.io.tables.snapshots import SnapshotInfo
+from fleetpulse.reports.history.replay_origin import complete_snapshots, removed_below, rows_of_snapshot
 from fleetpulse.reports.messages import files_beside
-from fleetpulse.reports.replay_origin import complete_snapshots, removed_below, rows_of_snapshot
 
 MOST_ROWS: Final = 10_000_000  # most rows of bronze to replay: about ten minutes of a core
 

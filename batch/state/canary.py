@@ -41,7 +41,7 @@ from fleetpulse.io.checkpoints.generations import Generation, checkpoint_of
 from fleetpulse.io.delta.log import actions_of, appended_files, row_count
 from fleetpulse.io.lifecycle.query import start
 from fleetpulse.io.tables.tables import connect, fetch, open_files
-from fleetpulse.reports.agreement import AS_COMPARED
+from fleetpulse.reports.operations.agreement import AS_COMPARED
 
 _SHOWN: Final = 5
 _MEMORY: Final = "1GB"  # limit of the comparison; DuckDB spills the rest to disk

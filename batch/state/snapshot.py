@@ -20,7 +20,7 @@ from fleetpulse.io.checkpoints.generations import Generation, checkpoint_of
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.state_reader import SnapshotRows, frontier_of, overview, read_snapshot, rows_as_given, state_as_rows
 from fleetpulse.io.tables.snapshots import SnapshotInfo, shown_snapshot, snapshots, write_snapshot
-from fleetpulse.reports.replay_origin import applicable_amend_progress
+from fleetpulse.reports.history.replay_origin import applicable_amend_progress
 
 
 def snapshot_metadata(spark: SparkSession, home: Home, generation: Generation, at: CheckpointPosition) -> SnapshotInfo:

@@ -22,7 +22,7 @@ from fleetpulse.core.rows import FROM_DEVICES, Row, Trust, distinguishing_digest
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.reports import judgements, messages
-from fleetpulse.reports.agreement import Bag, defined, differences, emitted, expanded
+from fleetpulse.reports.operations.agreement import Bag, defined, differences, emitted, expanded
 
 FAULTS: Final = ("lost", "judged_twice", "differences", "false_offline")
 _LISTED_KINDS: Final = ("late", "duplicate")  # judgements about a message whose data are not applied

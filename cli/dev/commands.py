@@ -422,7 +422,7 @@ def bench_present(
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """Measure `status`, `devices` and `device` over a large fleet, for several lengths of history."""
-    from bench.present import bench_present as run
+    from bench.page.present import bench_present as run
 
     measured = run(devices, history or [1, 4], _print_progress, unkept=unkept)
     _show_measured(measured, "reading the present", json_lines=json_lines)
@@ -439,7 +439,7 @@ def bench_page(
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """Measure the page and the API of a large fleet: latency by route, memory, and CPU while nobody looks."""
-    from bench.page import bench_page as run
+    from bench.page.page import bench_page as run
 
     measured = run(devices, history or [1, 4], viewers, for_s, _print_progress)
     _show_measured(measured, "page and API", json_lines=json_lines)

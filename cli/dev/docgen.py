@@ -34,8 +34,8 @@ from fleetpulse.paths import ROOT
 from fleetpulse.settings import Settings
 from fleetpulse.web import metric_table
 from fleetpulse.web.access import WebRole
-from fleetpulse.web.api import operations
-from fleetpulse.web.openapi import ALWAYS, PREFIX, pages
+from fleetpulse.web.api.openapi import ALWAYS, PREFIX, pages
+from fleetpulse.web.api.routes import operations
 from fleetpulse.web.queries import MOST_ROWS
 
 _COMMANDED: Final = (Trigger.MAINTAIN, Trigger.UPDATE, Trigger.DECOMMISSION)

@@ -91,11 +91,11 @@ from fleetpulse.core.lifecycle import HELD, PRESENT, Mode, Trigger, next_mode
 from fleetpulse.core.policy import DEFAULT_CLASS, Rules
 from fleetpulse.core.presence.coverage import Coverage
 from fleetpulse.core.presence.presence_time import FAULTS, offset_ms
+from fleetpulse.core.presence.sending_order import fell_back, was_sent_earlier, was_sent_later
 from fleetpulse.core.presence.shards import Advance, Due
 from fleetpulse.core.registry.device_patch import decode_device, fingerprint
 from fleetpulse.core.registry.registry import limits
 from fleetpulse.core.rows import EVERYONE, OP_ERROR, POSITION_BITS, SIGNALS, GatewayEvent, Kind, Row, Trust, session_number
-from fleetpulse.core.sending_order import fell_back, was_sent_earlier, was_sent_later
 from fleetpulse.core.streams.commands import COMMAND
 from fleetpulse.core.text import as_text
 from fleetpulse.core.times import DAY_MS

@@ -15,7 +15,7 @@ from airflow.sdk import DAG, CronTriggerTimetable, chain
 from airflow.sdk.definitions.param import ParamsDict
 
 from fleetpulse.orchestration.notifications import deadline, notify_failure
-from fleetpulse.orchestration.operators import (
+from fleetpulse.orchestration.operators.verbs import (
     GENERATION,
     FleetOperator,
     MakeGeneration,

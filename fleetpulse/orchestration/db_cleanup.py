@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from airflow.sdk.exceptions import AirflowFailException
 
-from fleetpulse.orchestration.operators import FleetOperator, publish_reason
+from fleetpulse.orchestration.operators.verbs import FleetOperator, publish_reason
 
 TABLES: Final = (  # tables that grow with each run; dependent rows are deleted with their run
     "asset_event",

@@ -25,7 +25,7 @@ from fleetpulse.core.times import format_instant, parse_instant_ms
 from fleetpulse.orchestration.approval_audit import record_answer
 from fleetpulse.orchestration.approvals import RunApproval, find_objection, permitted_approvers
 from fleetpulse.orchestration.config import CONFIG, OrchestrationConfig
-from fleetpulse.orchestration.operators import ANSWERED, failing, publish_reason
+from fleetpulse.orchestration.operators.verbs import ANSWERED, failing, publish_reason
 from fleetpulse.orchestration.triggers import FrontierPast, Reaching, StreamAtBatch, batch_of
 
 _STOPS: Final = "The stream stops during the change; messages received meanwhile are judged afterwards."

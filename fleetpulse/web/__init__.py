@@ -2,5 +2,5 @@
 
 `cli` starts it, and Airflow mounts the same application behind its login. Begin with ``app.py`` (the
 routes); ``live.py`` has the facts in memory, ``access.py`` decides which user may read, ``queries.py``
-has filters, sorting and paging, ``api.py`` answers in JSON, and ``pages.py`` in HTML.
+has filters, sorting and paging. The package ``api`` answers programs, ``pages`` answers people.
 """

@@ -27,15 +27,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
-from fleetpulse.web import api, metrics, pages, pages_operations, readiness
+from fleetpulse.web import metrics, readiness
 from fleetpulse.web.access import SESSION_S, Access, User, WebRole
 from fleetpulse.web.actions import Starter
-from fleetpulse.web.api_modes import known_modes
-from fleetpulse.web.events import Streams
+from fleetpulse.web.api.events import Streams
+from fleetpulse.web.api.modes import known_modes
+from fleetpulse.web.api.openapi import COOKIE
+from fleetpulse.web.api.routes import routes as api_routes
 from fleetpulse.web.live import LiveFleet, QueryTooLong
-from fleetpulse.web.openapi import COOKIE
-from fleetpulse.web.rendering import error_page, is_for_people
-from fleetpulse.web.streams import pages as streams_pages
+from fleetpulse.web.pages.rendering import error_page, is_for_people
+from fleetpulse.web.pages.routes import routes as page_routes
 
 OPEN: Final = frozenset({"/healthz", "/readyz", "/login"})  # and all below /static
 MOST_QUERY_BYTES: Final = 8_192
@@ -89,10 +90,8 @@ def create_app(
         Route("/readyz", readiness.answer),
         Route("/metrics", metrics.answer),
         Route("/login", _login),
-        *api.routes(),
-        *pages.routes(),
-        *pages_operations.routes(),
-        *streams_pages.routes(),
+        *api_routes(),
+        *page_routes(),
     ]
     handlers: dict[Any, Any] = {FleetError: _refused, HTTPException: _http_error}
     app = Starlette(

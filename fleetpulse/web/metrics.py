@@ -40,9 +40,9 @@ from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.row_accounting import removed_in
 from fleetpulse.reports.judgements import health
 from fleetpulse.reports.messages import span
+from fleetpulse.reports.operations.stream import statuses, streams_beside
 from fleetpulse.reports.present.mirror import Reached
 from fleetpulse.reports.present.parts import UNJUDGED
-from fleetpulse.reports.stream import statuses, streams_beside
 from fleetpulse.web import queries
 from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.metric_table import METRICS, MOST_CLASSES, MOST_SITES, OTHER, PARTS, Metric, MetricKind

@@ -14,8 +14,8 @@ from random import Random
 from typing import Any, Final, cast
 
 from fleetpulse.core.rows import SIGNALS, Kind
-from fleetpulse.core.scenario import Scenario, Sent, command_topics
 from fleetpulse.core.streams.commands import ACCEPTED, FIRMWARE, REJECTED, SET, merged
+from streaming.simulator.scenario import Scenario, Sent, command_topics
 
 BAD: Final = "bad"
 ERROR_CODE: Final = "firmware"  # of the errors that bad firmware sends

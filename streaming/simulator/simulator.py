@@ -14,7 +14,6 @@ import structlog
 
 from fleetpulse.core.policy import Policy, from_normalised, parse_policy
 from fleetpulse.core.rows import EVERYONE, Kind
-from fleetpulse.core.scenario import Scenario, Sent, scenario_policy, simulate
 from fleetpulse.io.home.command_spool import spool
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.ingest.recording import RecordedMessage
@@ -26,6 +25,7 @@ from fleetpulse.io.system.process import StopSignal, read_status, write_status
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from streaming.simulator.devices import SimulatedDevices
 from streaming.simulator.replay_publisher import play
+from streaming.simulator.scenario import Scenario, Sent, scenario_policy, simulate
 
 _LOG: Final = structlog.get_logger("simulator")
 _COMMANDS: Final = "fleet/+/+/command"

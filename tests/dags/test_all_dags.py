@@ -138,7 +138,7 @@ def test_a_task_that_uses_the_state_is_in_the_state_pool(name: str, dags: dict[s
 def test_a_long_task_is_in_a_pool(name: str, dags: dict[str, Any]) -> None:
     from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
-    from fleetpulse.orchestration.operators import FleetOperator
+    from fleetpulse.orchestration.operators.verbs import FleetOperator
     from fleetpulse.orchestration.pools import POOLS
 
     for task in dags[name].tasks:
@@ -200,7 +200,7 @@ def test_go_back_runs_only_after_the_run_stopped_the_stream(dags: dict[str, Any]
 
 def test_a_stopped_stream_is_reported_only_after_the_longest_possible_run(dags: dict[str, Any]) -> None:
     from fleetpulse.core.monitoring.supervision import AIRFLOWS, LONGEST_CHANGE_MS
-    from fleetpulse.orchestration.operators import STOPPED_BY
+    from fleetpulse.orchestration.operators.verbs import STOPPED_BY
 
     assert STOPPED_BY.startswith(AIRFLOWS)
     longest = [task.execution_timeout for task in dags["fleet_maintain"].tasks]  # maintenance may occupy the pool's slot first

@@ -11,7 +11,7 @@ import pytest
 from fleetpulse.core.operations.dropped_devices import describe_dropped
 from fleetpulse.io.home.home import Home
 from fleetpulse.orchestration.approvals import RunApproval
-from fleetpulse.reports.audit import audited_actions
+from fleetpulse.reports.operations.audit import audited_actions
 from tests.support.airflow import OF_AIRFLOW, StubCommand, built
 from tests.support.airflow_tasks import Context, place
 

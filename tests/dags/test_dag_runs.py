@@ -105,7 +105,7 @@ def test_only_one_of_several_simultaneous_stops_succeeds(tmp_path: Path) -> None
     from fleetpulse.io.home.desired_state import get_desired
     from fleetpulse.io.home.home import Home
     from fleetpulse.orchestration.config import OrchestrationConfig
-    from fleetpulse.orchestration.operators import StopStream
+    from fleetpulse.orchestration.operators.verbs import StopStream
 
     class Context(dict[str, Any]):
         def xcom_push(self, key: str, value: Any) -> None:

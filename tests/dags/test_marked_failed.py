@@ -107,7 +107,7 @@ def _next(run: Any, session: Any) -> list[str]:
 def test_a_rejection_is_no_failure_but_a_skipped_step_after_an_approval_is(answer: Any, result: str) -> None:
     from airflow.sdk.exceptions import AirflowFailException
 
-    from fleetpulse.orchestration.operators import RunResultOperator
+    from fleetpulse.orchestration.operators.verbs import RunResultOperator
 
     task = RunResultOperator(task_id="outcome", of=["approve", "stop"], asked_by=["approve"])
     context = {"ti": Ti({"approve": "success", "stop": "skipped"}, {"approve": answer})}

@@ -44,7 +44,7 @@ class FakeLogin:
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[Any]:
     from fleetpulse.orchestration.config import OrchestrationConfig
-    from fleetpulse.orchestration.operations_page import OperationsPage
+    from fleetpulse.orchestration.pages.operations_page import OperationsPage
 
     home = empty(tmp_path / "home", Deployment(1_000, 300_000))
     made = OperationsPage(OrchestrationConfig("fleet", home.path), "/fleet/ui", FakeLogin())
@@ -152,7 +152,7 @@ def test_links_to_forms_name_existing_dags() -> None:
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer forged"}, {"cookie": "_token=forged"}])
 def test_the_plugin_mounts_the_page_behind_the_login_of_airflow(airflow: Path, headers: dict[str, str]) -> None:
     from fleetpulse.orchestration.config import CONFIG
-    from fleetpulse.orchestration.pages import PagesApp
+    from fleetpulse.orchestration.pages.serving import PagesApp
 
     client = Client(Starlette(routes=[Mount("/fleet", app=PagesApp(CONFIG))]))
     answer = client.get("/fleet/ui/state", {**BROWSER, **headers})

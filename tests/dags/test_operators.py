@@ -39,7 +39,7 @@ def test_a_scheduled_run_is_skipped_while_a_change_has_stopped_the_stream(
 ) -> None:
     from airflow.sdk.exceptions import AirflowSkipException
 
-    from fleetpulse.orchestration.operators import Recurring
+    from fleetpulse.orchestration.operators.verbs import Recurring
 
     home = Home(tmp_path / "home")
     home.prepare(None)
@@ -59,7 +59,7 @@ def test_a_scheduled_run_is_skipped_while_a_change_has_stopped_the_stream(
 def test_a_failure_starts_with_the_error_of_the_command_and_is_not_retried(tmp_path: Path) -> None:
     from airflow.sdk.exceptions import AirflowFailException
 
-    from fleetpulse.orchestration.operators import FleetOperator
+    from fleetpulse.orchestration.operators.verbs import FleetOperator
 
     context = Context()
     task = FleetOperator(task_id="wanted", words=["stream", "wanted"], place=place(tmp_path / "none"))
@@ -71,7 +71,7 @@ def test_a_failure_starts_with_the_error_of_the_command_and_is_not_retried(tmp_p
 def test_a_usage_error_is_not_retried(tmp_path: Path) -> None:
     from airflow.sdk.exceptions import AirflowFailException
 
-    from fleetpulse.orchestration.operators import FleetOperator
+    from fleetpulse.orchestration.operators.verbs import FleetOperator
 
     command = program(tmp_path, 'echo "starting" >&2; echo "fleet: --form is a number" >&2; exit 2')
     task = FleetOperator(task_id="act", words=["state", "migrate"], place=place(tmp_path, command))
@@ -89,7 +89,7 @@ def test_a_usage_error_is_not_retried(tmp_path: Path) -> None:
 def test_a_killed_or_crashed_verb_is_retried(tmp_path: Path, text: str, message: str) -> None:
     from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-    from fleetpulse.orchestration.operators import FleetOperator
+    from fleetpulse.orchestration.operators.verbs import FleetOperator
 
     task = FleetOperator(task_id="act", words=["x"], place=place(tmp_path, program(tmp_path, text)))
     with pytest.raises(AirflowException) as caught:
@@ -99,7 +99,7 @@ def test_a_killed_or_crashed_verb_is_retried(tmp_path: Path, text: str, message:
 
 
 def test_a_verb_receives_its_run_and_the_user_that_triggered_it(tmp_path: Path) -> None:
-    from fleetpulse.orchestration.operators import FleetOperator
+    from fleetpulse.orchestration.operators.verbs import FleetOperator
 
     task = FleetOperator(
         task_id="act", words=["x"], gives="stderr", place=place(tmp_path, program(tmp_path, "echo $FLEET_ASKED_BY"))
@@ -117,7 +117,7 @@ def test_a_verb_receives_its_run_and_the_user_that_triggered_it(tmp_path: Path) 
 def test_a_missing_command_is_retried(tmp_path: Path) -> None:
     from airflow.sdk.exceptions import AirflowException
 
-    from fleetpulse.orchestration.operators import FleetOperator
+    from fleetpulse.orchestration.operators.verbs import FleetOperator
 
     task = FleetOperator(task_id="act", words=["x"], place=place(tmp_path, str(tmp_path / "none")))
     with pytest.raises(AirflowException, match=r"none cannot be started \(No such file or directory\)"):
@@ -125,7 +125,7 @@ def test_a_missing_command_is_retried(tmp_path: Path) -> None:
 
 
 def test_the_result_is_json_of_standard_output_or_text_of_standard_error(tmp_path: Path) -> None:
-    from fleetpulse.orchestration.operators import FleetOperator
+    from fleetpulse.orchestration.operators.verbs import FleetOperator
 
     command = program(tmp_path, """echo '{"generation": 2}'; echo 'a word for people'; echo 'the plan' >&2""")
     assert FleetOperator(task_id="a", words=["x"], gives="json", place=place(tmp_path, command)).execute(Context()) == {
@@ -138,7 +138,7 @@ def test_the_result_is_json_of_standard_output_or_text_of_standard_error(tmp_pat
 
 @pytest.mark.parametrize(("rows", "gives", "kind"), [(1, "json", dict), (1, "rows", list), (0, "rows", list), (3, "json", list)])
 def test_rows_are_a_list_for_any_number_of_rows(tmp_path: Path, rows: int, gives: Any, kind: type) -> None:
-    from fleetpulse.orchestration.operators import FleetOperator
+    from fleetpulse.orchestration.operators.verbs import FleetOperator
 
     command = program(tmp_path, "\n".join(["true", *(f"echo '{{\"row\": {number}}}'" for number in range(rows))]))
     found = FleetOperator(task_id="a", words=["x"], gives=gives, place=place(tmp_path, command)).execute(Context())
@@ -155,7 +155,7 @@ def printing(folder: Path, lines: int, width: int) -> str:
 
 @pytest.mark.parametrize(("lines", "width"), [(3_000, 10), (2, 300_000)])
 def test_a_result_is_not_truncated(tmp_path: Path, lines: int, width: int) -> None:
-    from fleetpulse.orchestration.operators import FleetOperator
+    from fleetpulse.orchestration.operators.verbs import FleetOperator
 
     task = FleetOperator(task_id="a", words=["x"], gives="rows", place=place(tmp_path, printing(tmp_path, lines, width)))
     assert [(row["number"], len(row["filled"])) for row in task.execute(Context())] == [(one, width) for one in range(lines)]
@@ -167,18 +167,18 @@ def test_a_result_that_is_too_long_fails_the_task(
 ) -> None:
     from airflow.sdk.exceptions import AirflowFailException
 
-    from fleetpulse.orchestration import operators
+    from fleetpulse.orchestration.operators import verbs
 
-    monkeypatch.setattr(operators, "_MOST_RETURNED", 50_000)
+    monkeypatch.setattr(verbs, "_MOST_RETURNED", 50_000)
     command, context = printing(tmp_path, lines, width), Context()
-    task = operators.FleetOperator(task_id="a", words=["late", "all"], gives="json", place=place(tmp_path, command))
+    task = verbs.FleetOperator(task_id="a", words=["late", "all"], gives="json", place=place(tmp_path, command))
     with pytest.raises(AirflowFailException, match=r"^late all succeeded, but wrote more than 50,000 bytes") as caught:
         task.execute(context)
     assert context.left == {"refused": str(caught.value)}
 
 
 def test_an_empty_field_gives_no_option() -> None:
-    from fleetpulse.orchestration.operators import drop_empty_arguments
+    from fleetpulse.orchestration.operators.verbs import drop_empty_arguments
 
     assert drop_empty_arguments(["state", "bootstrap", "--version=", "--only=site = 'north'", "", "--at="]) == [
         "state",
@@ -188,7 +188,7 @@ def test_an_empty_field_gives_no_option() -> None:
 
 
 def test_a_verb_does_not_inherit_the_secrets_of_airflow(tmp_path: Path) -> None:
-    from fleetpulse.orchestration.operators import FleetOperator
+    from fleetpulse.orchestration.operators.verbs import FleetOperator
 
     task = FleetOperator(task_id="a", words=["x"], gives="stderr", place=place(tmp_path, program(tmp_path, "env")))
     assert "AIRFLOW" not in task.execute(Context())
@@ -199,7 +199,7 @@ def test_a_program_submitted_to_spark_does_not_inherit_the_secrets_of_airflow(
 ) -> None:
     from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
-    from fleetpulse.orchestration.backtest_operators import BacktestOnSpark
+    from fleetpulse.orchestration.operators.backtests import BacktestOnSpark
 
     environments: list[dict[str, str]] = []
     monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", "a secret")
@@ -215,7 +215,7 @@ def test_a_cluster_of_the_connection_replaces_the_master_of_the_settings(tmp_pat
     from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
     from airflow.sdk.exceptions import AirflowFailException
 
-    from fleetpulse.orchestration.backtest_operators import BacktestOnSpark
+    from fleetpulse.orchestration.operators.backtests import BacktestOnSpark
 
     submitted: list[BacktestOnSpark] = []
     monkeypatch.setattr(SparkSubmitOperator, "execute", lambda self, _: submitted.append(self))
@@ -235,7 +235,7 @@ def test_a_cluster_of_the_connection_replaces_the_master_of_the_settings(tmp_pat
 def test_killing_a_task_ends_the_verb_and_its_child_processes(tmp_path: Path) -> None:
     from airflow.sdk.exceptions import AirflowException
 
-    from fleetpulse.orchestration.operators import FleetOperator
+    from fleetpulse.orchestration.operators.verbs import FleetOperator
 
     command = program(tmp_path, f"sleep 300 & echo $! > {tmp_path}/child; echo here; wait")
     task = FleetOperator(task_id="act", words=["x"], place=place(tmp_path, command))
@@ -272,8 +272,8 @@ def test_a_killed_stop_is_undone_with_an_audit_record_unless_the_stop_belongs_to
 
     from fleetpulse.io.home.desired_state import STOPPED, get_desired, set_desired
     from fleetpulse.io.home.home import Home
-    from fleetpulse.orchestration.operators import StopStream
-    from fleetpulse.reports.audit import audited_actions
+    from fleetpulse.orchestration.operators.verbs import StopStream
+    from fleetpulse.reports.operations.audit import audited_actions
 
     (tmp_path / "tables").mkdir()
     set_desired(Home(tmp_path), STOPPED, by)

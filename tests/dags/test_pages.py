@@ -15,7 +15,7 @@ pytestmark = OF_AIRFLOW
 
 def test_only_a_file_below_its_folder_is_a_page(tmp_path: Path) -> None:
     from fleetpulse.orchestration.config import OrchestrationConfig
-    from fleetpulse.orchestration.pages import page_of
+    from fleetpulse.orchestration.pages.serving import page_of
 
     place = OrchestrationConfig("fleet", tmp_path)
     run = place.data_folder / "backtests" / "run"
@@ -39,7 +39,7 @@ def test_pages_require_a_login(airflow: Path, stub: object) -> None:
     from fastapi.testclient import TestClient
 
     from fleetpulse.orchestration.config import CONFIG
-    from fleetpulse.orchestration.pages import PagesApp, app
+    from fleetpulse.orchestration.pages.serving import PagesApp, app
 
     run = CONFIG.data_folder / "backtests" / "run"
     run.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def test_a_signed_address_expires_and_cannot_be_forged(airflow: Path) -> None:
     import time
 
     from fleetpulse.orchestration.config import CONFIG
-    from fleetpulse.orchestration.pages import is_valid_pass, signed_expiry
+    from fleetpulse.orchestration.pages.serving import is_valid_pass, signed_expiry
 
     good, past = (signed_expiry(int(time.time()) + until_s, CONFIG) for until_s in (60, -1))
     assert is_valid_pass(good, CONFIG) and not is_valid_pass(past, CONFIG)
@@ -93,7 +93,7 @@ def test_a_start_of_airflow_revokes_the_signed_addresses(airflow: Path) -> None:
 
     from fleetpulse.orchestration.config import CONFIG
     from fleetpulse.orchestration.database import prepare
-    from fleetpulse.orchestration.pages import is_valid_pass, signed_expiry
+    from fleetpulse.orchestration.pages.serving import is_valid_pass, signed_expiry
 
     issued = signed_expiry(int(time.time()) + 60, CONFIG)
     assert is_valid_pass(issued, CONFIG)

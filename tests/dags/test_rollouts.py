@@ -173,7 +173,7 @@ def test_a_waiting_cohort_is_judged_again_when_the_frontier_has_advanced(
 ) -> None:
     from airflow.sdk.exceptions import TaskDeferred
 
-    from fleetpulse.orchestration.rollout_operators import WaitForCohort
+    from fleetpulse.orchestration.operators.rollouts import WaitForCohort
 
     found = {"verdict": {"result": "waiting", "reason": "early", "until_ms": until_ms}, "observed": {"through_ms": through_ms}}
     context = context_of(tmp_path)
@@ -195,7 +195,7 @@ def test_a_wait_for_a_cohort_has_an_end(tmp_path: Path) -> None:
     from airflow.sdk.bases.operator import TRIGGER_FAIL_REPR, TriggerFailureReason
     from airflow.sdk.exceptions import AirflowFailException
 
-    from fleetpulse.orchestration.rollout_operators import WaitForCohort
+    from fleetpulse.orchestration.operators.rollouts import WaitForCohort
 
     verdict = {"result": "waiting", "reason": "3 devices acknowledged", "until_ms": 4_000_000}
     found = {"verdict": verdict, "observed": {"through_ms": 4_000_000 + 7_200_001}}
@@ -213,7 +213,7 @@ def test_a_wait_for_a_cohort_has_an_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("state", ["absent", "of another", "completed"])
 def test_the_end_of_a_run_leaves_a_rollout_that_is_not_its_own_or_completed(tmp_path: Path, state: str) -> None:
-    from fleetpulse.orchestration.rollout_operators import StopRollout
+    from fleetpulse.orchestration.operators.rollouts import StopRollout
 
     context, home = context_of(tmp_path), Home(tmp_path)
     task = StopRollout(task_id="stop", place=place(tmp_path, "/no/such/command"))

@@ -91,7 +91,7 @@ def test_a_missing_approval_fails_with_a_reason_is_audited_and_is_not_requested_
 
     from fleetpulse.io.home.home import Home
     from fleetpulse.orchestration.sensors import Approval
-    from fleetpulse.reports.audit import audited_actions
+    from fleetpulse.reports.operations.audit import audited_actions
 
     context, home = Context(), Home(tmp_path / "home")
     home.prepare(None)

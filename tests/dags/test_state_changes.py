@@ -112,7 +112,7 @@ def test_the_generation_that_an_xcom_names_is_neither_checked_nor_undone(stub: S
     from airflow.sdk.exceptions import AirflowFailException
 
     from fleetpulse.orchestration.approvals import RunApproval
-    from fleetpulse.orchestration.operators import GENERATION, FleetOperator, RollbackOperator
+    from fleetpulse.orchestration.operators.verbs import GENERATION, FleetOperator, RollbackOperator
 
     class Forged(Context):
         dag_id, run_id = "fleet_migrate", "manual__1"
@@ -150,7 +150,7 @@ def test_go_back_waits_for_a_generation_that_is_still_being_built(stub: StubComm
 
     from fleetpulse.io.home.exclusive import exclusive_state_change
     from fleetpulse.io.home.home import Home
-    from fleetpulse.orchestration.operators import RollbackOperator
+    from fleetpulse.orchestration.operators.verbs import RollbackOperator
 
     record = stub.home / "checkpoints" / "lifecycle" / "generations.json"
     held = {"number": 3, "key_groups": 8, "form": 4, "made_by": "rescale", "made_at_ms": 5, "status": "held"}

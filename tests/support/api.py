@@ -7,7 +7,7 @@ from typing import Any
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.web.access import User, WebRole
-from fleetpulse.web.api import PREFIX
+from fleetpulse.web.api.routes import PREFIX
 from fleetpulse.web.app import create_app
 from tests.support.asgi import Answer, LastingClient
 

@@ -16,7 +16,7 @@ from fleetpulse.core.policy import Policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import parse_duration_ms
 from fleetpulse.io.home.home import Home
-from fleetpulse.reports.agreement import Bag, differences, emitted
+from fleetpulse.reports.operations.agreement import Bag, differences, emitted
 
 _SHOWN = 20
 _PLACE = "fleet-drill-"

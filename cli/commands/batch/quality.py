@@ -125,7 +125,7 @@ def results(
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line for each expectation.")] = False,
 ) -> None:
     """Show the results of the newest quality runs."""
-    from fleetpulse.reports.quality import failed_rows, quality_runs, results_of
+    from fleetpulse.reports.operations.quality import failed_rows, quality_runs, results_of
 
     opened = _opened(home, installs=False)
     if failures:

@@ -30,7 +30,7 @@ def audit(
 
     An action without a result is unfinished: it still runs, or was killed.
     """
-    from fleetpulse.reports.audit import audited_actions
+    from fleetpulse.reports.operations.audit import audited_actions
 
     opened = Home(home)
     opened.record()

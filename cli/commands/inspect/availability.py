@@ -32,8 +32,8 @@ def availability(
     Coverage gaps, in which no bridge was listening, are excluded.
     """
     from fleetpulse.reports import judgements
-    from fleetpulse.reports.availability import COUNTED, CoveredSpans, Span
-    from fleetpulse.reports.availability import availability as shares
+    from fleetpulse.reports.history.availability import COUNTED, CoveredSpans, Span
+    from fleetpulse.reports.history.availability import availability as shares
 
     if by not in _GROUPS:
         raise Misuse(f'--by must be one of {", ".join(_GROUPS)}; got "{by}"', code="option-invalid")

@@ -39,7 +39,7 @@ def rewind(
 
     With --known, later judgements and amendments are left out: history is shown as it was known.
     """
-    from fleetpulse.reports import time_travel as reports
+    from fleetpulse.reports.history import time_travel as reports
 
     check_mode(mode)
     opened = Home(home)
@@ -78,14 +78,14 @@ def _describe_dry_run(home: Home, device: str | None, moment: Any) -> DryRun:
 
 def _moment(home: Home, at_ms: int, known: str) -> Any:
     """Check the requested instants; return them with the event time up to which rows were judged."""
-    from fleetpulse.reports.moments import moment_of
+    from fleetpulse.reports.history.moments import moment_of
 
     known_ms = END_OF_TIME_MS if known == "now" else at_ms if known == "then" else parse_instant_ms(known)
     return moment_of(home, at_ms, known_ms, ("--to", "--known"))
 
 
 def _judged_when(home: Home, known_ms: int) -> str:
-    from fleetpulse.reports.time_travel import judged_between
+    from fleetpulse.reports.history.time_travel import judged_between
 
     first, final = judged_between(home)
     if first is None or final is None:

@@ -85,8 +85,8 @@ def status(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False) -> N
 def status_facts(home: Home) -> dict[str, Any]:
     """Return the facts that `fleet status` shows, by name."""
     from fleetpulse.reports import judgements as reports
+    from fleetpulse.reports.operations.stream import running
     from fleetpulse.reports.present import devices as present
-    from fleetpulse.reports.stream import running
 
     judged = judged_ms(home.checkpoint)
     known = None if judged is None else reports.shards(home, judged)

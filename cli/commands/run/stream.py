@@ -88,7 +88,7 @@ def supervise(
     code is 1 if the job is stale, beyond a threshold, backing off, left stopped by an Airflow run,
     or not supervised, or if no bridge is listening.
     """
-    from fleetpulse.reports.supervisor import as_facts, check_job
+    from fleetpulse.reports.operations.supervisor import as_facts, check_job
     from fleetpulse.settings import load_settings
 
     opened = Home(home)

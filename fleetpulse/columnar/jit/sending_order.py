@@ -21,8 +21,8 @@ from fleetpulse.columnar.jit.layout import (
     TRUSTS,
     Matrix,
 )
+from fleetpulse.core.presence.sending_order import WRAP_SLACK
 from fleetpulse.core.rows import Trust
-from fleetpulse.core.sending_order import WRAP_SLACK
 
 _ON_TIME: Final = TRUSTS.index(Trust.ON_TIME)
 _INVALID: Final = TRUSTS.index(Trust.INVALID)

@@ -15,8 +15,8 @@ Source: docs/adr/0033-gateways.md
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from fleetpulse.core.presence.sending_order import Sent, precedes
 from fleetpulse.core.rows import SIGNALS, Clock, GatewayEvent, Kind, Row
-from fleetpulse.core.sending_order import Sent, precedes
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ from typing import Final
 
 from fleetpulse.core.policy import Policies
 from fleetpulse.core.presence.coverage import Coverage
+from fleetpulse.core.presence.sending_order import fell_back
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment, LatenessFilter
 from fleetpulse.core.rows import FROM_DEVICES, RANK, Clock, Kind, Row, distinguishing_digest
-from fleetpulse.core.sending_order import fell_back
 
 CLEAN: Final = frozenset({"disconnect", "logout"})  # codes of a death that the device, or a mapping, reports itself
 SETTLED_MS: Final = 60_000  # see rule 4

@@ -8,7 +8,7 @@ Airflow 3.3 shows such a view without a route as a button that opens nothing.
 from airflow.plugins_manager import AirflowPlugin
 
 from fleetpulse.orchestration.config import CONFIG
-from fleetpulse.orchestration.pages import PREFIX, DataDocsLink, PagesApp, ReportLink
+from fleetpulse.orchestration.pages.serving import PREFIX, DataDocsLink, PagesApp, ReportLink
 
 
 class FleetPages(AirflowPlugin):

@@ -13,10 +13,10 @@ from fleetpulse.core.rows import Trust
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import fetch, files_of
+from fleetpulse.reports.history.time_travel import fleet_in
 from fleetpulse.reports.messages import span
 from fleetpulse.reports.present.kept import Present, counted, open_present
 from fleetpulse.reports.present.parts import DOUBT, UNJUDGED, listed_sql, now, through, trust_of
-from fleetpulse.reports.time_travel import fleet_in
 
 if TYPE_CHECKING:
     from fleetpulse.io.tables.tables import DuckDBPyConnection

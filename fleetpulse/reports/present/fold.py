@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 from fleetpulse.core.judgements import CHANGES, JudgementKind
 from fleetpulse.core.lifecycle import Mode
 from fleetpulse.core.tables import literals
+from fleetpulse.reports.history.time_travel import only
 from fleetpulse.reports.present.parts import HEARD, JUDGED, SAME_SIGNAL, Limits, belated_sql, heard_sql, judged_sql
-from fleetpulse.reports.time_travel import only
 
 if TYPE_CHECKING:
     from fleetpulse.io.tables.tables import DuckDBPyConnection

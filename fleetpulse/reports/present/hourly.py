@@ -24,10 +24,10 @@ from fleetpulse.core.tables import DEVICES, JUDGEMENTS, MODE_HOURLY_SITE, litera
 from fleetpulse.core.times import HOUR_MS
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
+from fleetpulse.reports.history.time_travel import only
 from fleetpulse.reports.present import fold
 from fleetpulse.reports.present.parts import Limits
 from fleetpulse.reports.present.replaced import read_file, replace_file
-from fleetpulse.reports.time_travel import only
 
 if TYPE_CHECKING:
     from fleetpulse.reports.present.kept import Position, Present

@@ -27,11 +27,11 @@ from fleetpulse.io.delta.log import DeltaLog, appended_files, holds_table
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.tables import fetch, files_of
+from fleetpulse.reports.history.time_travel import only
 from fleetpulse.reports.present import fold
 from fleetpulse.reports.present.hourly import is_kept, keep_hourly
 from fleetpulse.reports.present.parts import SIGNAL_KINDS, UNJUDGED, Limits, heard_sql, judged_sql, through
 from fleetpulse.reports.present.replaced import read_file, replace_file
-from fleetpulse.reports.time_travel import only
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

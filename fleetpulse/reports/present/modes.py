@@ -20,7 +20,7 @@ from fleetpulse.io.delta.log import DeltaLog, appended_files
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.outbox import is_outbox
 from fleetpulse.io.tables.tables import connect, open_files, query, reading
-from fleetpulse.reports.time_travel import NEWEST
+from fleetpulse.reports.history.time_travel import NEWEST
 
 if TYPE_CHECKING:
     from fleetpulse.io.tables.tables import DuckDBPyConnection

@@ -23,7 +23,7 @@ from fleetpulse.core.presence.presence_time import presence_sql, trust_sql
 from fleetpulse.core.rows import SIGNALS, Trust
 from fleetpulse.core.tables import literals
 from fleetpulse.core.times import END_OF_TIME_MS
-from fleetpulse.reports.time_travel import Moment, fleet_in, only
+from fleetpulse.reports.history.time_travel import Moment, fleet_in, only
 
 UNJUDGED: Final = "unjudged"  # shown in place of a mode
 _BEFORE_ALL: Final = -(2**62)  # frontier if nothing has been judged: no entry is in force

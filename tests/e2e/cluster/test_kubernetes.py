@@ -25,7 +25,7 @@ from fleetpulse.io.spark.java import find_java
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import snapshots
 from fleetpulse.paths import ROOT
-from fleetpulse.reports.agreement import defined, emitted
+from fleetpulse.reports.operations.agreement import defined, emitted
 from tests.support.fleet_command import await_none_left, fleet_command
 from tests.support.histories.streams import DEPLOYMENT, land
 from tests.support.spark_cluster import DRIVER_POD, IMAGE, NAMESPACE, PodCluster, has_judged, localized, pod_cluster, start_job

@@ -24,7 +24,7 @@ from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import snapshots
 from fleetpulse.orchestration.config import backtest_folder
 from fleetpulse.paths import ROOT
-from fleetpulse.reports.agreement import defined, emitted
+from fleetpulse.reports.operations.agreement import defined, emitted
 from tests.support.fleet_command import await_none_left, fleet_command
 from tests.support.histories import histories
 from tests.support.histories.streams import DEPLOYMENT, land
@@ -35,7 +35,7 @@ from tests.support.wait import await_that
 pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(2400)]  # each step has its own, shorter limit
 _SUBMIT = """
 import json, pathlib, sys
-from fleetpulse.orchestration.backtest_operators import BacktestOnSpark
+from fleetpulse.orchestration.operators.backtests import BacktestOnSpark
 from fleetpulse.orchestration.config import OrchestrationConfig
 class Context(dict):
     def xcom_push(self, key, value):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fleetpulse.core.scenario import Scenario, simulate
 from fleetpulse.core.times import format_instant
+from streaming.simulator.scenario import Scenario, simulate
 from tests.support.fleet_command import await_none_left, fleet, rows_of
 from tests.support.histories.histories import START
 

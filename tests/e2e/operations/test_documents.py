@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from fleetpulse.core.scenario import Scenario
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.mqtt.address import load_address
 from fleetpulse.io.system.process import read_status
 from fleetpulse.paths import ROOT
+from streaming.simulator.scenario import Scenario
 from tests.support.documents import shell_lines
 from tests.support.histories.histories import START
 from tests.support.histories.recordings import record

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetpulse.core.scenario import Scenario
+from streaming.simulator.scenario import Scenario
 from tests.support.fleet_command import await_none_left, begin
 from tests.support.histories.histories import START
 from tests.support.histories.recordings import record

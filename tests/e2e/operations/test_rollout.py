@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from fleetpulse.core.rollouts.cohorts import cohort_of
-from fleetpulse.core.scenario import Scenario, Sent, command_topics
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.mqtt.address import load_address
 from fleetpulse.io.mqtt.publisher import Publisher
@@ -21,6 +20,7 @@ from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.paths import ROOT
 from fleetpulse.reports.judgements import judged_frontier_ms
 from fleetpulse.reports.present.devices import devices
+from streaming.simulator.scenario import Scenario, Sent, command_topics
 from streaming.simulator.simulator import CommandAnswers
 from tests.support.wait import await_that
 

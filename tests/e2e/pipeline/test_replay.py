@@ -16,12 +16,12 @@ import pytest
 from cli.supervisor.progress import judged_to_the_end
 from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.rows import FLUSH
-from fleetpulse.core.scenario import Scenario, scenario_policy
 from fleetpulse.core.times import format_instant, parse_instant_ms
 from fleetpulse.io.checkpoints.checkpoint import judged_up_to
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.ingest import recording
 from fleetpulse.reports import messages
+from streaming.simulator.scenario import Scenario, scenario_policy
 from tests.support.fleet_command import await_none_left, begin, fleet, left_running, rows_of
 from tests.support.form import IS_DEFAULT
 from tests.support.histories.definition import defined_judgements, emitted_judgements, require_equal_to_definition

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetpulse.core.scenario import Scenario
 from fleetpulse.paths import ROOT
+from streaming.simulator.scenario import Scenario
 from tests.support.histories.definition import defined_judgements, emitted_judgements
 from tests.support.histories.histories import START
 from tests.support.histories.recordings import record

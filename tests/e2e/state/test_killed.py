@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from fleetpulse.core.scenario import Scenario
 from fleetpulse.io.checkpoints.checkpoint import position_after
 from fleetpulse.io.checkpoints.generations import load_generations
 from fleetpulse.io.home.home import KEY_GROUPS, Home
 from fleetpulse.io.tables.snapshots import snapshots
 from fleetpulse.reports import messages
-from fleetpulse.reports.agreement import defined, differences, emitted
+from fleetpulse.reports.operations.agreement import defined, differences, emitted
+from streaming.simulator.scenario import Scenario
 from tests.support.fleet_command import await_none_left, fleet, kill_at
 from tests.support.form import IS_DEFAULT
 from tests.support.histories.histories import START

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from fleetpulse.core.scenario import Scenario
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS
 from fleetpulse.io.checkpoints.checkpoint import committed_batches, judged_up_to, unfinished
 from fleetpulse.io.checkpoints.generations import discard_generation, load_generations
@@ -23,7 +22,8 @@ from fleetpulse.io.home.services import runs
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import files_of, snapshots
 from fleetpulse.reports import messages
-from fleetpulse.reports.agreement import defined, differences, emitted
+from fleetpulse.reports.operations.agreement import defined, differences, emitted
+from streaming.simulator.scenario import Scenario
 from tests.support.fleet_command import await_none_left, begin, fleet
 from tests.support.form import IS_LONG
 from tests.support.histories.histories import START

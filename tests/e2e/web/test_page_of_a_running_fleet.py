@@ -25,7 +25,7 @@ from fleetpulse.io.system.process import read_status
 from fleetpulse.io.tables import tables
 from fleetpulse.paths import ROOT
 from fleetpulse.web.live import STALE_S
-from fleetpulse.web.rendering import NAVIGATION, device_path
+from fleetpulse.web.pages.rendering import NAVIGATION, device_path
 from tests.support.browser import NEEDS_CHROMIUM, Site, Watched, browsing, require_fit
 from tests.support.fleet_command import await_none_left, fleet, fleet_command, rows_of
 from tests.support.wait import PATIENCE_S, await_that

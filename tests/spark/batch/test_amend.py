@@ -23,8 +23,8 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.query import start
 from fleetpulse.io.tables import tables
 from fleetpulse.reports import judgements
-from fleetpulse.reports.agreement import defined, emitted
-from fleetpulse.reports.replay_origin import DONE, StartingPoint
+from fleetpulse.reports.history.replay_origin import DONE, StartingPoint
+from fleetpulse.reports.operations.agreement import defined, emitted
 from tests.support.histories.histories import START, positioned, row, signal, tick
 from tests.support.homes.homes import empty, land
 

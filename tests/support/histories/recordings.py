@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetpulse.core.rows import Clock, Row
-from fleetpulse.core.scenario import Scenario, simulate
+from streaming.simulator.scenario import Scenario, simulate
 
 _SENT_FIELDS = ("boot", "session", "seq", "code", "firmware", "gateway")
 _NO_TIME = 5  # an invalid ts

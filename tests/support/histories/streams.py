@@ -11,12 +11,12 @@ from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Origin, Row, hash64
-from fleetpulse.core.scenario import Scenario, scenario_policy, simulate
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoints.checkpoint import relocate_each
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.query import start
 from fleetpulse.io.tables import tables
+from streaming.simulator.scenario import Scenario, scenario_policy, simulate
 from tests.support.histories.histories import START, positioned, row, tick
 
 DEPLOYMENT = Deployment(30_000, 300_000)

@@ -16,7 +16,7 @@ from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import SnapshotInfo, snapshots
 from fleetpulse.reports.device_judgements import judgements_by_device
-from fleetpulse.reports.replay_origin import applicable_amend_progress
+from fleetpulse.reports.history.replay_origin import applicable_amend_progress
 from tests.support.histories.histories import row, signal, tick
 from tests.support.histories.key_groups import Stream, snapshot_of
 from tests.support.homes.homes import JudgedHome, apply_retention, empty

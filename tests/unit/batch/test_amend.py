@@ -28,7 +28,8 @@ from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.core.times import DAY_MS, parse_instant_ms
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
-from fleetpulse.reports import judgements, time_travel
+from fleetpulse.reports import judgements
+from fleetpulse.reports.history import time_travel
 from tests.support.histories.histories import START, row, signal, tick
 from tests.support.homes.amended import DEPLOYMENT, RULES, agrees_with_definition, correction_rows, transitions_of
 from tests.support.homes.homes import JudgedHome, apply_retention, commit_batch, empty

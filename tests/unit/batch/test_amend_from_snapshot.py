@@ -25,7 +25,7 @@ from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import snapshots
 from fleetpulse.reports import judgements
 from fleetpulse.reports.device_judgements import judgements_by_device
-from fleetpulse.reports.replay_origin import OriginChoice, StartingPoint, applicable_amend_progress, choose_origins
+from fleetpulse.reports.history.replay_origin import OriginChoice, StartingPoint, applicable_amend_progress, choose_origins
 from tests.support.histories.histories import START, row, signal, tick
 from tests.support.homes.amended import correction_rows, transitions_of
 from tests.support.homes.maintained import KEEP, run_maintain
@@ -296,7 +296,7 @@ def test_unfinished_device_disqualifies_no_snapshot_for_other_devices(tmp_path: 
     results = {one.device_id: one for one in amend_home(retained.home, AmendRequest())}
     assert (results["d"].added, results["d"].final) == (1, False)
     assert retained.agrees()
-    monkeypatch.setattr("fleetpulse.reports.replay_origin._MOST_NAMED", 1)
+    monkeypatch.setattr("fleetpulse.reports.history.replay_origin._MOST_NAMED", 1)
     done_ms = tables.landed(retained.home, JUDGEMENTS, "amend")
     write_amend_progress(retained.home, AmendProgress(done_ms, newest_ms, ("e", "f")))
     assert applicable_amend_progress(retained.home, newest_ms) == (done_ms, ()), "there are too many devices to name"

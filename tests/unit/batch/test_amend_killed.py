@@ -20,7 +20,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.paths import ROOT
 from fleetpulse.reports.device_judgements import judgements_by_device
-from fleetpulse.reports.replay_origin import DONE
+from fleetpulse.reports.history.replay_origin import DONE
 from tests.support.histories.histories import row, tick
 from tests.support.histories.histories import signal as heartbeat
 from tests.support.homes.amended import DEPLOYMENT, RULES, agrees_with_definition, correction_rows

@@ -10,7 +10,7 @@ import pytest
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
 from fleetpulse.orchestration.approval_audit import record_answer
-from fleetpulse.reports.audit import audited_actions
+from fleetpulse.reports.operations.audit import audited_actions
 
 pytestmark = pytest.mark.unit
 RUN = SimpleNamespace(dag_id="fleet_migrate", run_id="manual__1", triggering_user_name="ada")

@@ -73,3 +73,14 @@ def test_tests_expect_an_error_by_its_code() -> None:
     assert len(tests) > 200
     found = [str(path.relative_to(ROOT)) for path in tests if by_class.search(path.read_text())]
     assert found == [], "use tests.support.refusals.refused"
+
+
+def test_a_folder_of_a_package_has_at_most_fifteen_modules() -> None:
+    folders = {
+        path.parent
+        for package in ("fleetpulse", "streaming", "batch", "cli", "dags", "bench")
+        for path in (ROOT / package).rglob("*.py")
+    }
+    assert len(folders) > 60
+    crowded = {str(one.relative_to(ROOT)): len(list(one.glob("*.py"))) for one in folders}
+    assert {name: count for name, count in crowded.items() if count > 15} == {}

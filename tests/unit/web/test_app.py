@@ -13,8 +13,8 @@ from starlette.routing import BaseRoute, Mount, Route
 
 from fleetpulse.io.home.home import Home
 from fleetpulse.web.access import WebRole, grant_token, login_key, revoke_token
+from fleetpulse.web.api.openapi import COOKIE
 from fleetpulse.web.app import HEADERS, MOST_QUERY_BYTES, OPEN, create_app
-from fleetpulse.web.openapi import COOKIE
 from tests.support.asgi import NO_HEADERS, Answer, Client
 
 pytestmark = pytest.mark.unit

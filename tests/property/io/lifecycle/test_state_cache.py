@@ -25,7 +25,7 @@ from fleetpulse.io.checkpoints.checkpoint import WATERMARK_DELAY_MS
 from fleetpulse.io.lifecycle import group_task
 from fleetpulse.io.lifecycle.state_cache import StateValueCache
 from fleetpulse.io.lifecycle.stateful_processor import GroupProcessor
-from fleetpulse.reports.agreement import differences
+from fleetpulse.reports.operations.agreement import differences
 from tests.support.histories.dense import dense_history
 from tests.support.histories.floods import bag
 from tests.support.histories.histories import START, positioned, signal, with_broadcasts

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row
 from fleetpulse.io.tables.tables import reading
+from fleetpulse.reports.history.time_travel import READ, Moment, fleet_of
 from fleetpulse.reports.present import hourly, over_time
 from fleetpulse.reports.present.kept import keep_present, open_present
 from fleetpulse.reports.present.over_time import modes_over_time
-from fleetpulse.reports.time_travel import READ, Moment, fleet_of
 from tests.support.floors import Floor
 from tests.support.histories.histories import START
 from tests.support.histories.strategies import DEPLOYMENTS, histories

@@ -18,12 +18,12 @@ from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Origin, Row, hash64
-from fleetpulse.core.scenario import Scenario, scenario_policy, simulate
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.query import start
 from fleetpulse.io.tables import tables
-from fleetpulse.reports.agreement import defined, emitted
+from fleetpulse.reports.operations.agreement import defined, emitted
+from streaming.simulator.scenario import Scenario, scenario_policy, simulate
 from tests.support.histories.histories import START, row, tick
 
 pytestmark = [pytest.mark.spark, pytest.mark.extended]

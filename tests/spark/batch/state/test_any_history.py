@@ -21,7 +21,7 @@ from fleetpulse.io.checkpoints.checkpoint import position_after
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import find_snapshot
-from fleetpulse.reports.agreement import defined, emitted
+from fleetpulse.reports.operations.agreement import defined, emitted
 from tests.support.form import IS_LONG
 from tests.support.histories.histories import any_internal_row, any_policy, any_signal, row, stamped_by_bridge
 from tests.support.histories.streams import judge, land

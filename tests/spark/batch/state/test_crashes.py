@@ -40,7 +40,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.state_reader import read_snapshot
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import files_of, find_snapshot, snapshots, write_snapshot
-from fleetpulse.reports.agreement import defined, emitted
+from fleetpulse.reports.operations.agreement import defined, emitted
 from tests.support.form import IS_DEFAULT
 from tests.support.histories.histories import START
 from tests.support.histories.streams import DEPLOYMENT, copy_of, history, judge, land

@@ -21,7 +21,7 @@ from fleetpulse.io.home.checkpoint_ownership import marked_with
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import find_snapshot
-from fleetpulse.reports.agreement import defined, emitted
+from fleetpulse.reports.operations.agreement import defined, emitted
 from tests.support.histories.streams import DEPLOYMENT, history, judge, land
 from tests.support.refusals import refused
 

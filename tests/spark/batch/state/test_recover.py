@@ -18,7 +18,7 @@ from fleetpulse.io.lifecycle.state_reader import read_snapshot
 from fleetpulse.io.maintenance.readers import reader_pins
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import find_snapshot, write_snapshot
-from fleetpulse.reports.agreement import defined, emitted
+from fleetpulse.reports.operations.agreement import defined, emitted
 from tests.support.histories.streams import DEPLOYMENT, copy_of, history, judge, land
 from tests.support.refusals import refused
 

@@ -19,7 +19,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.bronze_source import BlockReader
 from fleetpulse.io.lifecycle.query import start
 from fleetpulse.io.tables import tables
-from fleetpulse.reports.agreement import defined, emitted
+from fleetpulse.reports.operations.agreement import defined, emitted
 from tests.support.histories.histories import START, positioned, row, signal, tick
 from tests.support.histories.streams import DEPLOYMENT, history, land
 from tests.support.refusals import refused

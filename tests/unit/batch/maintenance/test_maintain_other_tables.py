@@ -24,7 +24,7 @@ from fleetpulse.io.maintenance import compaction, disk_cleanup, vacuum
 from fleetpulse.io.maintenance.readers import reader_pins
 from fleetpulse.io.spark import scratch
 from fleetpulse.io.tables import tables
-from fleetpulse.reports.replay_origin import CAME_LATE
+from fleetpulse.reports.history.replay_origin import CAME_LATE
 from streaming.landing.gateways import known_gateways
 from tests.support.histories.histories import START
 from tests.support.homes.maintained import DAY_MS, DAY_S, KEEP, NOW_S, date, four_days, judged_up_to, run_maintain

@@ -19,7 +19,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.quality.great_expectations import ExpectationResult, Expectations
 from fleetpulse.io.quality.suite_inputs import OpenedTables
 from fleetpulse.io.tables import tables as delta
-from fleetpulse.reports.quality import failed_rows, quality_runs
+from fleetpulse.reports.operations.quality import failed_rows, quality_runs
 from tests.support.histories.histories import START
 from tests.support.homes.quality import NAMED, eventful_history, judged_home, opened_tables, plant, state_rows, write_state
 from tests.support.refusals import refused

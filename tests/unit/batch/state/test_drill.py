@@ -10,7 +10,7 @@ import pytest
 
 from batch.state.drill import cut
 from cli.commands.batch.drill import report_differences
-from fleetpulse.reports.agreement import COMPARED
+from fleetpulse.reports.operations.agreement import COMPARED
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.unit

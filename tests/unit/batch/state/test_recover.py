@@ -20,7 +20,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.outbox import flush_outbox
 from fleetpulse.io.tables.snapshots import SnapshotInfo
-from fleetpulse.reports.agreement import differences, emitted
+from fleetpulse.reports.operations.agreement import differences, emitted
 from tests.support.histories.floods import FIRST_MS, flood, summed
 from tests.support.homes.homes import empty
 from tests.support.refusals import refused

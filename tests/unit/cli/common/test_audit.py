@@ -18,7 +18,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import AUDIT
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.mqtt import acl
-from fleetpulse.reports.audit import UNFINISHED, audited_actions
+from fleetpulse.reports.operations.audit import UNFINISHED, audited_actions
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.unit

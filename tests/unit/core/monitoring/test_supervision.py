@@ -25,7 +25,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.ingest.segments import SegmentRow, rows_table, write_segment
 from fleetpulse.io.system.process import NOT_RESTARTED, read_status, write_status
 from fleetpulse.paths import ROOT
-from fleetpulse.reports.supervisor import check_job
+from fleetpulse.reports.operations.supervisor import check_job
 from tests.support.homes.homes import commit_batch
 from tests.support.refusals import refused
 

@@ -7,7 +7,7 @@ import pytest
 from fleetpulse.core.operations.audit import Phase
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.audit import AuditedAction, AuditTable
-from fleetpulse.reports.audit import UNFINISHED, audited_actions
+from fleetpulse.reports.operations.audit import UNFINISHED, audited_actions
 
 pytestmark = pytest.mark.unit
 

@@ -7,8 +7,8 @@ import pytest
 
 from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.rows import Row
-from fleetpulse.core.scenario import Scenario, Sent, command_topics
 from streaming.simulator.devices import ERROR_CODE, SimulatedDevices
+from streaming.simulator.scenario import Scenario, Sent, command_topics
 
 NOW = 1_700_000_000_000
 SCENARIO = Scenario(7, 40, NOW)

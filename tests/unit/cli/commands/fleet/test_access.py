@@ -13,7 +13,7 @@ from fleetpulse.io.home.home import PAGE, Home
 from fleetpulse.io.home.services import page_held
 from fleetpulse.io.mqtt import acl
 from fleetpulse.io.system.process import write_status
-from fleetpulse.reports.audit import audited_actions
+from fleetpulse.reports.operations.audit import audited_actions
 from fleetpulse.web.access import Access, User, WebRole, tokens
 from tests.support.refusals import refused
 

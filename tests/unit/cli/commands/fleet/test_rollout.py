@@ -18,7 +18,7 @@ from fleetpulse.core.rollouts.plan import RolloutPlan, parse_rollout_plan
 from fleetpulse.core.rollouts.rollout import Status
 from fleetpulse.core.streams.tables import COMMANDS
 from fleetpulse.io.home.home import Home
-from fleetpulse.reports.audit import audited_actions
+from fleetpulse.reports.operations.audit import audited_actions
 from tests.support.histories.histories import row
 from tests.support.homes.rolled_out import TIMEOUT_S, RolledOutHome
 from tests.support.refusals import refused
