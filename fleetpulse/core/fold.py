@@ -49,7 +49,7 @@ Steps for a signal (`Fold._signal`), and the reason for their order:
 Sessions (ADR 48). The velocity rule counts events within one session of a device: signals of which no
 two successive ones are further apart than ``session.idle``, until the device is offline or a birth names
 another session or boot. `Fold._signal` finds the end of a session at the first signal after it; the state
-has only the count.
+has only the count. An alarm is an error that belongs to the session that goes on (`Fold._alarm`).
 
 Flags. A device has at most one flag. A confirmed flag ends by a command only. The flag of a sequence
 replaces one for review, and the velocity rule sets none while the device has another.
@@ -378,7 +378,7 @@ class Fold:
             device.confirmed_ms = at_ms if device.confirmed_ms is None else device.confirmed_ms
             device.review_ms = None
         elif operation == OP_ERROR:
-            self._error(device, as_error(row))
+            self._alarm(device, as_error(row))
         elif operation in ("maintain", "update"):
             until, rules = content.get("until"), self._rules(device, at_ms)
             if type(until) is not int or not rules.may_hold(at_ms, until):
@@ -568,6 +568,14 @@ class Fold:
                 until_ms, device.review_ms = max(until_ms, device.flagged_until_ms or 0), None
             device.flagged_until_ms = until_ms
             self._transition(device, Trigger.SEQUENCE, at_ms, row)
+
+    def _alarm(self, device: Device, row: Row) -> None:
+        """Count an alarm as an error, and as an event of the session that goes on; it begins and prolongs no session."""
+        rules = self._rules(device, row.at_ms)
+        in_session = device.last_seen_ms is not None and not _is_session_over(device, rules, row.at_ms)
+        self._error(device, row)
+        if in_session and rules.is_event(Kind.ERROR, row.code or NO_CODE):
+            self.count_event(device, row, rules)
 
     def count_event(self, device: Device, row: Row, rules: Rules) -> None:
         """Count an event of the velocity rule; fire ``VELOCITY`` at the last that the rule needs, and count anew.

@@ -94,7 +94,7 @@ class Rules:
         return at_ms < until_ms <= at_ms + self.longest_hold_ms
 
     def is_event(self, kind: str, code: str) -> bool:
-        """Whether a signal of this kind and error code is an event of the velocity rule; never if the rule is off."""
+        """Whether a message of this kind and error code is an event of the velocity rule; never if the rule is off."""
         if self.velocity_events is None or kind != self.velocity_kind:
             return False
         return kind != "error" or self.velocity_code in (None, code)
@@ -313,7 +313,10 @@ RULES: Final[Mapping[str, _Rule]] = MappingProxyType(
             "velocity.kind", _event_kind, _is_event_kind, f"kind of the messages that are events: {', '.join(EVENT_KINDS)}"
         ),
         "velocity_code": _Rule(
-            "velocity.code", _code, _is_code, "code of the errors that are events; if not set, every error is one"
+            "velocity.code",
+            _code,
+            _is_code,
+            "code of the errors that are events, `vital:METRIC` for alarms of a metric; if not set, every error is one",
         ),
         "velocity_hold_ms": _Rule(
             "velocity.hold",

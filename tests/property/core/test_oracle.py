@@ -43,7 +43,9 @@ SHAPES = {
     ),
     "errors": Shape("a", ["error"], ["policy", "release", "release", "add", "alarm", "alarm"]),
     "sequences": Shape("a", ["error"], ["release", "alarm"], ["escalation", "escalation"]),
-    "sessions": Shape("a", ["error", "error", "birth", "heartbeat"], ["policy", "release", "confirm", "add"], reviews=True),
+    "sessions": Shape(
+        "a", ["error", "error", "birth", "heartbeat"], ["policy", "release", "confirm", "add", "alarm"], reviews=True
+    ),
     "wills": Shape("a", ["heartbeat", "birth", "death"], ["policy", "add", "maintain", "gap"]),
     "gateways": Shape("abc", ["heartbeat", "heartbeat", "death"], ["policy", "add", "add", "decommission", "maintain", "gap"]),
     "outages": Shape("a", ["heartbeat", "death"], ["gap", "gap", "gap", "tick"]),

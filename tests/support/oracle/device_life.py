@@ -80,6 +80,7 @@ class Life:
         default_factory=list[int]
     )  # instants of reported identity conflicts since its last new registration
     delayed: set[int] = field(default_factory=set[int])  # indices of signals that were sent before the newest one
+    alarmed: dict[int, str] = field(default_factory=dict[int, str])  # mode before each alarm, by its index
     without_data: set[int] = field(default_factory=set[int])  # indices of signals that are late or copies
     leading: set[int] = field(default_factory=set[int])  # indices of births that were sent after a signal received later
 
@@ -369,7 +370,7 @@ class Life:
         return any(value != self.field_of(index + 1, word) for word, value in known.items())
 
     def reviewed(self, index: int) -> int | None:
-        """Return until when the signal at ``index`` flags the device for review, or None.
+        """Return until when the signal or alarm at ``index`` flags the device for review, or None.
 
         It must be the last of enough events of its session, since the last of such events or the last release.
         """
@@ -379,16 +380,19 @@ class Life:
         for at, one in enumerate(self.log[: index + 1]):
             if one.kind in ("release", "session_over"):
                 count = 0
-            if at not in found:
+            if at not in found and one.kind != "alarm":
                 continue
-            rules = self.rules(at)
-            idle = before is not None and one.at - before > rules["session_idle_ms"]
-            another = one.kind == "birth" and self.names_another(at)
-            count = 0 if idle or another or found[at] == "offline" or rules["velocity_events"] is None else count
-            before = one.at
+            rules, kind = self.rules(at), "error" if one.kind == "alarm" else one.kind
             needed: int | None = rules["velocity_events"]
-            of_code = one.kind != "error" or rules["velocity_code"] in (None, one.code or "unknown")
-            if at in self.without_data or needed is None or one.kind != rules["velocity_kind"] or not of_code:
+            idle = before is not None and one.at - before > rules["session_idle_ms"]
+            outside = idle or needed is None or (found | self.alarmed)[at] == "offline"
+            if one.kind == "alarm" and (before is None or outside):
+                continue  # it begins no session
+            if one.kind != "alarm":
+                count = 0 if outside or (one.kind == "birth" and self.names_another(at)) else count
+                before = one.at
+            of_code = kind != "error" or rules["velocity_code"] in (None, one.code or "unknown")
+            if at in self.without_data or needed is None or kind != rules["velocity_kind"] or not of_code:
                 continue
             count += 1
             if count < needed:
@@ -501,10 +505,14 @@ class Life:
             self.move_to(self.live(), "updated")
         if row.kind == "error":
             self.count_error(index)
-        if row.kind in SIGNALS and (until := self.reviewed(index)) is not None:
+        if row.kind in SIGNALS:
+            self.review(index)
+        return None
+
+    def review(self, index: int) -> None:
+        if (until := self.reviewed(index)) is not None:
             self.append_event("review", until)
             self.move_to("flagged" if self.mode in PRESENT else self.mode, "velocity")
-        return None
 
     def count_error(self, index: int) -> None:
         if (until := self.too_many(index)) is not None:
@@ -554,8 +562,10 @@ class Life:
                 self.move_to("unreachable" if cut_off else self.live(), "released")
             return None
         if operation == "error":
+            index, self.alarmed[len(self.log)] = len(self.log), self.mode
             self.log.append(replace(row, kind="alarm", code=row.content.get("code")))
-            self.count_error(len(self.log) - 1)
+            self.count_error(index)
+            self.review(index)
             return None
         if operation == "confirm":
             if self.flag() is None:

@@ -396,6 +396,24 @@ def test_an_error_of_a_control_row_counts_without_proving_its_device_alive() -> 
     assert judged(signal(10), *alarms, signal(160), until_s=170, **rules)[2:] == [(160, "offline", "degraded", "signal")]
 
 
+def test_an_alarm_is_an_event_of_the_session_that_goes_on() -> None:
+    def alarm(at: float, code: str = "vital:battery") -> Row:
+        return row(at, "d/control", op="error", code=code)
+
+    rules = _reviews(code="vital:battery")
+    alarms = [alarm(10), alarm(20), alarm(30, "vital:load"), alarm(40)]
+    assert judged(signal(5), *alarms, until_s=41, **rules)[1:] == [(40, "online", "flagged", "velocity")]
+    assert judged(signal(5), alarm(10), alarm(20), *_errors(30), until_s=41, **_reviews())[-1][3] == "velocity"
+    assert len(judged(signal(5), alarm(10), alarm(20), alarm(65.001), until_s=70, **rules)) == 1, "the session is over"
+    in_time = judged(signal(5), alarm(10), alarm(20), alarm(65), until_s=70, **rules)
+    assert [(one[0], one[3]) for one in in_time[1:]] == [(65, "velocity"), (65, "session_over")]
+    assert len(judged(signal(5), alarm(10), alarm(20), signal(66), alarm(67), until_s=70, **rules)) == 1
+    offline = {**rules, "timeout": "30s"}
+    assert judged(signal(5), alarm(10), alarm(20), alarm(40), until_s=50, **offline)[-1][3] == "silence"
+    registered = row(0, "d/registry", op="add", **{"class": "default"})
+    assert judged(registered, *(alarm(at) for at in (1, 2, 3)), until_s=10, **rules) == [], "a device never heard has no session"
+
+
 def _reviews(events: int = 3, **velocity: Any) -> dict[str, Any]:
     """Return rules with a velocity rule, and without other rules about errors."""
     calm = {"degraded": {"errors": 16}, "flagged": {"codes": ["never"]}, "timeout": "1h"}
