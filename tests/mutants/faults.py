@@ -54,7 +54,8 @@ INTERPRETED: Final = (
 
 
 def jit_no_refcount(function: Any) -> Any:
-    if function.__module__.rpartition(".")[2] not in ("kernel", "deadlines", "sending_order", "context", "ordering"):
+    fold = ("kernel", "signals", "errors", "transitions", "deadlines", "sending_order", "context", "ordering")
+    if function.__module__.rpartition(".")[2] not in fold:
         return njit(**_FLAGS)(function)
     return lambda *arguments: _plain(function(*arguments))
 """,
@@ -99,7 +100,7 @@ FAULTS: Final = (
         (
             Change("fleetpulse/core/fold.py", "start > rules.flagged_window_ms", "start >= rules.flagged_window_ms"),
             Change(
-                "fleetpulse/columnar/jit/kernel.py",
+                "fleetpulse/columnar/jit/errors.py",
                 "start_ms > context.rules[policy, of_class, FLAGGED_WINDOW]",
                 "start_ms >= context.rules[policy, of_class, FLAGGED_WINDOW]",
             ),
@@ -115,12 +116,19 @@ FAULTS: Final = (
                 "at_ms - device.quiet_since_ms >= rules.session_idle_ms",
             ),
             Change(
-                "fleetpulse/columnar/jit/kernel.py",
+                "fleetpulse/columnar/jit/errors.py",
                 "at_ms - devices[i, QUIET_SINCE] > context.rules[policy, of_class, SESSION_IDLE]",
                 "at_ms - devices[i, QUIET_SINCE] >= context.rules[policy, of_class, SESSION_IDLE]",
             ),
         ),
         (f"{_FOLD}::test_a_session_ends_by_idleness_of_more_than_its_limit",),
+    ),
+    _fault(
+        "alarm-counts-outside-a-session",
+        "fleetpulse/core/fold.py",
+        "if in_session and rules.is_event",
+        "if rules.is_event",
+        f"{_FOLD}::test_an_alarm_is_an_event_of_the_session_that_goes_on",
     ),
     _fault(
         "confirmed-flag-ends-after-its-hold",
@@ -137,7 +145,7 @@ FAULTS: Final = (
                 "gap <= self._rules(device, at_ms).timeout_ms",
                 "gap < self._rules(device, at_ms).timeout_ms",
             ),
-            Change("fleetpulse/columnar/jit/kernel.py", "and gap <= timeout_ms", "and gap < timeout_ms"),
+            Change("fleetpulse/columnar/jit/signals.py", "and gap <= timeout_ms", "and gap < timeout_ms"),
         ),
         (_ORACLE,),
     ),
@@ -174,8 +182,7 @@ FAULTS: Final = (
         "fleetpulse/core/fold.py",
         "if not is_unaffected and not _was_heard_after(device, row):",
         "if not is_unaffected:",
-        "tests/unit/core/presence/test_presence_time.py::test_inputs_from_the_field_are_judged_correctly",
-        _ORACLE,
+        f"{_FOLD}::test_a_gateways_death_does_not_affect_a_device_that_was_heard_after_it",
     ),
     _fault(
         "data-from-before-a-gateway-death-counts-as-its-return",
@@ -473,8 +480,7 @@ FAULTS: Final = (
         "fleetpulse/columnar/fold/key_group.py",
         "rows, width_ms, {source, *of_source})",
         "rows, width_ms, of_source)",
-        _COLUMNAR,
-        environment=(("FLEET_STEPS", "20000"),),
+        "tests/property/columnar/fold/test_key_group.py::test_a_split_of_a_shard_keeps_its_pending_gateway_rows_in_each_part",
     ),
     _fault(
         "late-birth-starts-no-session",

@@ -1,4 +1,4 @@
-"""Order in which a device sent two of its signals, compiled; the definition is `core.sending_order`."""
+"""Order in which a device sent two of its signals, compiled; the definition is `core.presence.sending_order`."""
 
 from typing import Final
 
@@ -30,7 +30,7 @@ _INVALID: Final = TRUSTS.index(Trust.INVALID)
 
 @jit_no_refcount
 def fell_back(before: int, after: int) -> bool:
-    """Whether a counter fell back because of a restart, as `core.sending_order.fell_back`."""
+    """Whether a counter fell back because of a restart, as `core.presence.sending_order.fell_back`."""
     if after >= before:
         return False
     wraps = False
@@ -41,7 +41,7 @@ def fell_back(before: int, after: int) -> bool:
 
 @jit_no_refcount
 def _has_counters_of_one_boot(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
-    """Whether device and signal have counters of one boot, as `core.sending_order._counters_of_one_boot`."""
+    """Whether device and signal have counters of one boot, as `core.presence.sending_order._counters_of_one_boot`."""
     if rows[j, R_SEQ] < 0 or devices[i, SEQ] < 0 or rows[j, R_BOOT] < 0 or rows[j, R_BOOT] != devices[i, BOOT]:
         return False
     return rows[j, R_SITE] == (devices[i, SITE] if devices[i, SPEAKS_FROM] < 0 else devices[i, SPEAKS_FROM])
@@ -49,7 +49,7 @@ def _has_counters_of_one_boot(devices: Matrix, i: int, rows: Matrix, j: int) -> 
 
 @jit_no_refcount
 def was_sent_earlier(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
-    """Whether a signal was sent before the newest one of its boot, as `core.sending_order.was_sent_earlier`."""
+    """Whether a signal was sent before the newest one of its boot, as `core.presence.sending_order.was_sent_earlier`."""
     if not _has_counters_of_one_boot(devices, i, rows, j) or not fell_back(devices[i, SEQ], rows[j, R_SEQ]):
         return False
     if devices[i, LAST_SEEN] == NONE or rows[j, R_TRUST] == _INVALID:
@@ -60,5 +60,5 @@ def was_sent_earlier(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
 
 @jit_no_refcount
 def was_sent_later(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
-    """Whether a signal was sent after the newest one received, as `core.sending_order.was_sent_later`."""
+    """Whether a signal was sent after the newest one received, as `core.presence.sending_order.was_sent_later`."""
     return _has_counters_of_one_boot(devices, i, rows, j) and fell_back(rows[j, R_SEQ], devices[i, SEQ])

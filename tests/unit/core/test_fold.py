@@ -188,6 +188,12 @@ def test_a_gateways_death_makes_a_device_unreachable_until_either_is_heard() -> 
     ]
 
 
+def test_a_gateways_death_does_not_affect_a_device_that_was_heard_after_it() -> None:
+    born = signal(15, "d", "birth", received_s=25, gateway="g")  # it is judged before the death, and received after it
+    judgements = replay(positioned([via_g(10), DEATH, born, tick(200)]), Deployment(60_000))
+    assert [one.trigger for one in judgements if one.device_id == "d"] == ["signal"]
+
+
 def test_a_gateways_return_within_the_grace_changes_nothing() -> None:
     for back in (signal(49, "g"), signal(50, "g", "birth"), signal(5, "g", received_s=50), signal(45, "g", gateway="h")):
         assert transitions_of("d", via_g(10), DEATH, back, until_s=60) == [ONLINE]

@@ -13,11 +13,12 @@ from typing import TypeVar
 
 import pytest
 
-from fleetpulse.core.judgements import JudgementKind
-from fleetpulse.core.replay import Outcome, outcome
+from fleetpulse.core.judgements import JudgementKind, compared
+from fleetpulse.core.replay import Deployment, Outcome, outcome, replay
 from fleetpulse.core.rows import FOR_EVERYONE, Row
 from tests.support.histories.dense import UNJUDGED, CutRow, JudgingParameters, dense_history, difference, difference_from
-from tests.support.histories.histories import START
+from tests.support.histories.histories import START, positioned, row, signal, tick
+from tests.support.histories.key_groups import in_batches
 
 pytestmark = pytest.mark.property
 STEPS = int(os.environ.get("FLEET_STEPS", "80000"))
@@ -75,6 +76,16 @@ def test_the_columnar_fold_equals_the_definition_at_every_step() -> None:
         if steps >= STEPS:
             break
     assert steps >= STEPS
+
+
+def test_a_split_of_a_shard_keeps_its_pending_gateway_rows_in_each_part() -> None:
+    died = row(20, "g/death", gateway="g")
+    gap = [row(24, "fleet/_/b/gap", op="open", from_s=24, sites=["south"]), row(80, "fleet/_/b/gap", op="close", until_s=80)]
+    behind = [signal(10, "a", gateway="g"), row(11, "fleet/south/b/heartbeat", ts_s=11)]
+    rows = positioned([*behind, died, *gap, tick(400)])
+    want = replay(rows, Deployment(60_000))
+    assert [one.device_id for one in want if one.trigger == "gateway_death"] == ["a"]
+    assert in_batches(rows, [3, 4], Deployment(60_000), 1) == compared(want)
 
 
 def test_a_failing_history_shrinks_to_the_rows_that_make_it_fail() -> None:
