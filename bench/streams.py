@@ -1,8 +1,11 @@
 """Benchmark of the streams beside the lifecycle: CPU a message, beside plain Spark over the same bronze.
 
 Rule 1: contenders run in turns in one Spark session, each from an empty checkpoint over the whole of bronze. CPU is
-that of this process and all its descendants. The first round is not measured: it compiles.
-Rule 2: the results of both are compared row by row, over what both define alike.
+that of this process and all its descendants. A round with a small fleet is not measured: it compiles.
+Rule 2: each minute of bronze is one version, and so one batch of both contenders: a version lands when the batch
+before it is committed. State is therefore emitted and removed as in a running fleet.
+Rule 3: the results of both are compared row by row, over what both define alike: up to `_OPEN_MINUTES` before the end
+of bronze, since the watermarks of the contenders differ by less.
 """
 
 import json
@@ -11,7 +14,7 @@ import shutil
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -30,26 +33,35 @@ from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.streams.options import StreamOptions
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.core.times import format_duration
+from fleetpulse.io.checkpoints.streams import next_versions
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 
 OURS, PLAIN = "fleetpulse", "plain Spark"
 _START_MS: Final = 1_764_000_000_000 // 600_000 * 600_000
 _PERIOD_MS: Final = 60_000  # between two messages of a device
-_WINDOW_MS: Final = 600_000
+_SENDING_MS: Final = 59_000  # of a period: answers follow within it, so versions are in the order of ``received_at``
+_WINDOW_MS: Final = 300_000
 _SILENCE_MS: Final = 300_000
 _ANSWER_MS: Final = 120_000
-_LIMIT_S: Final = 1_800.0
+_LIMIT_S: Final = 3_600.0
+_EVERY_MS: Final = 100  # interval of the batches: a version is read as soon as it has landed
 _LATENESS_MS: Final = 60_000
+_OPEN_MINUTES: Final = 5
+_FIRST_VERSIONS: Final = 2  # of an empty table, and with the policy
+_SMALL: Final = 1_000  # devices of the round that is not measured
 
 
-def bench_streams(devices: int, minutes: int, rounds: int, report: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+def bench_streams(
+    devices: int, minutes: int, rounds: int, only: Collection[StreamName], report: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
     """Measure each stream beside its peer; yield a row for each contender and stream.
 
     Args:
         devices: number of devices; each sends a message a minute.
         minutes: length of bronze.
         rounds: measured rounds.
+        only: streams to measure; all if empty.
         report: callback for progress.
 
     Raises:
@@ -58,27 +70,28 @@ def bench_streams(devices: int, minutes: int, rounds: int, report: Callable[[str
     unit_s = calibrate()
     with own_folder(Path(tempfile.mkdtemp(prefix="fleet-streams-"))) as place:
         report(f"generating {devices:,} devices, {minutes} minutes")
-        source = Home(place / "source")
+        small, source = Home(place / "small"), Home(place / "source")
+        _generate(small, _SMALL, minutes)
         messages = _generate(source, devices, minutes)
         from fleetpulse.io.spark.session import SparkResources, spark_session
 
         spark = spark_session("bench-streams", local_dir=place / "spark", size=SparkResources(memory="4g"))
         try:
-            for stream in StreamName:
+            for stream in only or StreamName:
                 used: dict[str, list[float]] = defaultdict(list)
                 walls: dict[str, list[float]] = defaultdict(list)
                 found: dict[str, list[tuple[Any, ...]]] = {}
                 for number in range(rounds + 1):
                     for contender in (OURS, PLAIN):
-                        home = _copy(source, place / f"{stream}-{number}-{contender.split()[0]}")
+                        home, later = _copy(source if number else small, place / f"{stream}-{number}-{contender.split()[0]}")
                         report(f"{stream}, round {number} of {rounds}, {contender}")
-                        cpu_s, wall_s = _run(spark, home, stream, contender)
+                        cpu_s, wall_s = _run(spark, home, later, stream, contender)
                         if number:
                             used[contender].append(cpu_s)
                             walls[contender].append(wall_s)
-                        found[contender] = _result(home, stream, contender)
+                        found[contender] = _result(home, stream, contender, minutes)
                         shutil.rmtree(home.path)
-                _require_equal(stream, found)
+                    _require_equal(stream, found)
                 for contender in (OURS, PLAIN):
                     yield {
                         "stream": stream.value, "contender": contender, "devices": devices, "messages": messages,
@@ -108,12 +121,14 @@ def _generate(home: Home, devices: int, minutes: int) -> int:
         ids = [f"pump-{n:07d}" for n in range(devices)]
         connection.register("fleet", pa.table({"n": range(devices), "device_id": ids, "device_hash": [*map(hash64, ids)]}))
         for minute in range(minutes):
-            count += append(home, MESSAGES, connection, _MINUTE.format(minute=minute, start=_START_MS, period=_PERIOD_MS))
+            count += append(
+                home, MESSAGES, connection, _MINUTE.format(minute=minute, start=_START_MS, period=_PERIOD_MS, sending=_SENDING_MS)
+            )
     return count
 
 
 _MINUTE: Final = """
-    WITH sent AS (SELECT *, {start} + {minute} * {period} + (hash(n) % {period})::BIGINT AS moment,
+    WITH sent AS (SELECT *, {start} + {minute} * {period} + (hash(n) % {sending})::BIGINT AS moment,
                          hash(n, {minute}) % 1000 AS dice
                   FROM fleet WHERE NOT (n % 50 = 7 AND {minute} >= 3)),
     messages AS (
@@ -141,64 +156,86 @@ _MINUTE: Final = """
 """
 
 
-def _copy(source: Home, path: Path) -> Home:
-    """Return a copy of a home that shares the files of bronze."""
+def _copy(source: Home, path: Path) -> tuple[Home, list[tuple[Path, Path]]]:
+    """Return a copy of a home that shares the files of bronze, and the commits that have not landed: source and place."""
     shutil.copytree(source.path, path, copy_function=os.link)
-    return Home(path)
+    logs = [home.table(MESSAGES.name) / "_delta_log" for home in (source, Home(path))]
+    later = [(log, logs[1] / log.name) for log in sorted(logs[0].glob("*.json"))[_FIRST_VERSIONS:]]
+    for _, place in later:
+        place.unlink()
+    return Home(path), later
 
 
-def _run(spark: Any, home: Home, stream: StreamName, contender: str) -> tuple[float, float]:
-    """Run a contender over all of bronze; return its CPU seconds and wall seconds."""
+def _run(spark: Any, home: Home, later: list[tuple[Path, Path]], stream: StreamName, contender: str) -> tuple[float, float]:
+    """Run a contender while versions of bronze land; return its CPU seconds and wall seconds."""
     from fleetpulse.io.streams.runner import start_stream
 
+    checkpoint = home.stream_checkpoint(stream) if contender == OURS else home.path / "plain-checkpoint"
     with Meter() as meter:
         began = meter.read()
         if contender == OURS:
-            query = start_stream(spark, home, stream, StreamOptions((stream,), 0, _SILENCE_MS, _ANSWER_MS))
+            query = start_stream(spark, home, stream, StreamOptions((stream,), _EVERY_MS, _SILENCE_MS, _ANSWER_MS))
         else:
-            query = _plain(spark, home, stream)
-        limit = time.monotonic() + _LIMIT_S
-        while query.isActive and time.monotonic() < limit:
-            time.sleep(0.1)
-        ended = meter.read()
-    if query.isActive or query.exception() is not None:
-        query.stop()
-        raise FleetError(f"{contender} failed for {stream}: {query.exception() or 'time limit'}", code="bench-run-failed")
+            query = _plain(spark, home, stream, checkpoint)
+        try:
+            for landed, (log, place) in enumerate([(None, None), *later], _FIRST_VERSIONS):
+                if log is not None and place is not None:
+                    os.link(log, place)
+                _await_version(query, checkpoint, landed)
+            ended = meter.read()
+        finally:
+            failure = query.exception()
+            query.stop()
+        if failure is not None:
+            raise FleetError(f"{contender} failed for {stream}: {failure}", code="bench-run-failed")
     return ended.cpu_s - began.cpu_s, ended.wall_s - began.wall_s
 
 
-def _plain(spark: Any, home: Home, stream: StreamName) -> Any:
+def _await_version(query: Any, checkpoint: Path, version: int) -> None:
+    """Wait until a query has committed a batch after which it continues at a version of bronze, or has ended."""
+    limit = time.monotonic() + _LIMIT_S
+    while query.isActive and min(next_versions(checkpoint), default=0) < version:
+        if time.monotonic() > limit:
+            raise FleetError(f"no batch up to version {version} within {_LIMIT_S:.0f} s", code="bench-run-failed")
+        time.sleep(0.05)
+
+
+def _plain(spark: Any, home: Home, stream: StreamName, checkpoint: Path) -> Any:
     from bench.peers import spark_streams as peers
 
-    messages, table, checkpoint = home.table(MESSAGES.name), home.path / "plain", home.path / "plain-checkpoint"
+    messages = home.table(MESSAGES.name)
     rows = {
         StreamName.SESSIONS: lambda: peers.sessions(spark, messages, _SILENCE_MS, 1),
         StreamName.VITALS: lambda: peers.vitals(spark, messages, _WINDOW_MS, _LATENESS_MS),
         StreamName.COMMANDS: lambda: peers.commands(spark, messages, _ANSWER_MS, 1),
     }[stream]()
-    return peers.write(rows, table, checkpoint)
+    return peers.write(rows, home.path / "plain", checkpoint, _EVERY_MS)
 
 
 _COMPARED: Final[Mapping[tuple[StreamName, str], str]] = {
-    (StreamName.SESSIONS, OURS): "SELECT device_id, started_at, ended_at, ended_by, messages FROM {} WHERE ended_at IS NOT NULL",
-    (StreamName.SESSIONS, PLAIN): "SELECT device_id, started_at, ended_at, ended_by, messages FROM {}",
-    (StreamName.VITALS, OURS): "SELECT device_id, window_start, count, min, max, round(mean, 9) FROM {} WHERE metric = 'battery'",
-    (StreamName.VITALS, PLAIN): "SELECT device_id, window_start, count, min, max, round(mean, 9) FROM {}",
-    (
-        StreamName.COMMANDS,
-        OURS,
-    ): "SELECT device_id, command_id, answered_at FROM {} WHERE status IN ('acknowledged', 'timed_out')",
-    (StreamName.COMMANDS, PLAIN): "SELECT sent_device, sent_id, answer_at FROM {}",
-}
+    (StreamName.SESSIONS, OURS): """SELECT device_id, started_at, ended_at, ended_by, messages FROM {}
+        WHERE ended_at IS NOT NULL AND epoch_ms(ended_at) < {}""",
+    (StreamName.SESSIONS, PLAIN): """SELECT device_id, started_at, ended_at, ended_by, messages FROM {}
+        WHERE epoch_ms(ended_at) < {}""",
+    (StreamName.VITALS, OURS): """SELECT device_id, window_start, count, min, max, round(mean, 9) FROM {}
+        WHERE metric = 'battery' AND epoch_ms(window_end) < {}""",
+    (StreamName.VITALS, PLAIN): f"""SELECT device_id, window_start, count, min, max, round(mean, 9) FROM {{}}
+        WHERE epoch_ms(window_start) + {_WINDOW_MS} < {{}}""",
+    (StreamName.COMMANDS, OURS): """SELECT device_id, command_id, answered_at FROM {}
+        WHERE status IN ('acknowledged', 'timed_out') AND epoch_ms(sent_at) < {}""",
+    (StreamName.COMMANDS, PLAIN): "SELECT sent_device, sent_id, answer_at FROM {} WHERE epoch_ms(sent_at) < {}",
+}  # fmt: skip
 
 
-def _result(home: Home, stream: StreamName, contender: str) -> list[tuple[Any, ...]]:
+def _result(home: Home, stream: StreamName, contender: str, minutes: int) -> list[tuple[Any, ...]]:
     folder = home.table(stream) if contender == OURS else home.path / "plain"
+    end_ms = _START_MS + (minutes - _OPEN_MINUTES) * _PERIOD_MS + 1
     with tables.connect() as connection:
-        if not (files := DeltaTable(str(folder)).file_uris()):
+        files = DeltaTable(str(folder)).file_uris()
+        sql = _COMPARED[stream, contender].format(f"read_parquet({files!r})", end_ms)
+        if not (rows := connection.sql(sql).fetchall() if files else []):
             raise FleetError(f"{contender} has no result of {stream}: use more --minutes", code="bench-input-invalid")
-        scan = f"read_parquet({files!r})"
-        return sorted(connection.sql(_COMPARED[stream, contender].format(scan)).fetchall(), key=repr)
+        return sorted(rows, key=repr)
 
 
 def _require_equal(stream: StreamName, found: Mapping[str, list[tuple[Any, ...]]]) -> None:

@@ -15,20 +15,24 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+from fleetpulse.io.spark.session import changed_settings
 from fleetpulse.io.streams.bronze import bronze_stream
 
-SESSION: Final = "device_id string, started_at timestamp, ended_at timestamp, ended_by string, messages long"
-_OutputRow = SparkRow("device_id", "started_at", "ended_at", "ended_by", "messages")
+SESSION: Final = "device_id string, started_ms long, ended_ms long, ended_by string, messages long"
+_SPARKS_OWN: Final = {"spark.sql.streaming.stateStore.encodingFormat": "unsaferow"}  # aggregations and joins have no other
+_OutputRow = SparkRow("device_id", "started_ms", "ended_ms", "ended_by", "messages")
 
 
 def sessions(spark: SparkSession, messages: Path, silence_ms: int, lateness_ms: int) -> DataFrame:
     """Return the ended sessions of each device."""
     rows = bronze_stream(spark, messages, 0).where("kind IN ('birth', 'heartbeat', 'telemetry', 'error', 'death', 'ack')")
     timed = rows.withWatermark("received_at", f"{lateness_ms} milliseconds")
-    return (
-        timed.select("device_id", "received_at", "kind").groupBy("device_id")
+    found = (
+        timed.select("device_id", "received_at", F.unix_millis("received_at").alias("at_ms"), "kind").groupBy("device_id")
         .transformWithState(SessionOfDevice(silence_ms), SESSION, "append", "eventtime")
     )  # fmt: skip
+    instants = (F.timestamp_millis(f"{name}_ms").alias(f"{name}_at") for name in ("started", "ended"))
+    return found.select("device_id", *instants, "ended_by", "messages")
 
 
 def vitals(spark: SparkSession, messages: Path, window_ms: int, lateness_ms: int) -> DataFrame:
@@ -60,10 +64,11 @@ def commands(spark: SparkSession, messages: Path, answer_ms: int, lateness_ms: i
     return sent.join(answered, matching, "leftOuter")
 
 
-def write(rows: DataFrame, table: Path, checkpoint: Path) -> StreamingQuery:
-    """Write rows with Delta's sink until all available rows are read."""
+def write(rows: DataFrame, table: Path, checkpoint: Path, every_ms: int) -> StreamingQuery:
+    """Write rows with Delta's sink, in batches of an interval."""
     writer = rows.writeStream.format("delta").outputMode("append").option("checkpointLocation", str(checkpoint))
-    return writer.trigger(availableNow=True).start(str(table))
+    with changed_settings(rows.sparkSession, _SPARKS_OWN):
+        return writer.trigger(processingTime=f"{every_ms} milliseconds").start(str(table))
 
 
 class SessionOfDevice(StatefulProcessor):
@@ -79,16 +84,16 @@ class SessionOfDevice(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state."""
         self.handle = handle
-        self.session = handle.getValueState("session", "started_at timestamp, last_seen timestamp, messages long, timer long")
+        self.session = handle.getValueState("session", "started_ms long, last_seen_ms long, messages long, timer long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         """Fold a device's messages of a micro-batch."""
         state = self.session.get()
         session, timer = (list(state[:3]), state[3]) if state else (None, None)
         ended: list[Any] = []
-        for row in sorted(rows, key=lambda row: row.received_at):
-            at = row.received_at
-            if session and (at - session[1]).total_seconds() * 1000 > self.silence_ms:
+        for row in sorted(rows, key=lambda row: row.at_ms):
+            at = row.at_ms
+            if session and at - session[1] > self.silence_ms:
                 ended.append(_OutputRow(key[0], session[0], session[1], "silence", session[2]))
                 session = None
             if session and row.kind in ("birth", "death"):
@@ -101,7 +106,7 @@ class SessionOfDevice(StatefulProcessor):
         if session is None:
             self.session.clear()
         else:
-            due = int(session[1].timestamp() * 1000) + self.silence_ms
+            due = session[1] + self.silence_ms
             self.handle.registerTimer(due)
             self.session.update((*session, due))
         yield from ended

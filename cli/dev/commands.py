@@ -19,6 +19,7 @@ import typer
 
 from cli.common.bootstrap import KINDS, EnvironmentFault, find_uv
 from fleetpulse.core.errors import FleetError, Misuse
+from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.times import parse_duration_ms
 from fleetpulse.paths import ROOT
 
@@ -449,12 +450,14 @@ def bench_streams(
     devices: Annotated[int, typer.Option("--devices", min=100, help="Number of devices.")] = 100_000,
     minutes: Annotated[int, typer.Option("--minutes", min=10, help="Length of bronze; a device sends a message a minute.")] = 20,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of measured rounds.")] = 3,
+    only: Annotated[list[StreamName] | None, typer.Option("--only", help="Stream to measure; repeatable.")] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """Measure the streams beside the lifecycle against plain Spark: CPU a message of each."""
     from bench.streams import bench_streams as run
 
-    _show_measured(run(devices, minutes, rounds, _print_progress), "streams beside the lifecycle", json_lines=json_lines)
+    measured = run(devices, minutes, rounds, only or (), _print_progress)
+    _show_measured(measured, "streams beside the lifecycle", json_lines=json_lines)
 
 
 def _print_progress(line: str) -> None:

@@ -364,6 +364,8 @@ class Bridge:
 
     def _deliver_commands(self) -> None:
         if self.delivery and self.intake.live and isinstance(self.receiver, CommandChannel):
+            if self.spool and self.spool.finish():
+                self.delivery.added()
             self.delivery.step(self.receiver, time.monotonic())
 
     def _reconnect_after_fence(self, why: str) -> None:

@@ -2,13 +2,14 @@
 
 A command file is renamed to ``<name>.taken-<segment>``. The rename is durable before the rows of
 the command are written to that segment. The file is deleted once the segment is durable, or moved to
-`DELIVERY` if it has commands to devices. After a crash, the newest segment shows which commands are
-durable: it contains their names.
+`DELIVERY` if it has commands to devices. If the disk refuses that, it is tried again. After a crash, the newest
+segment shows which commands are durable: it contains their names.
 """
 
 import json
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -40,6 +41,8 @@ class Spool:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._taken_files: dict[Path, bool] = {}  # whether a file has commands to devices
+        self._durable: dict[Path, bool] = {}  # like `_taken_files`; the segment of these is written
+        self._refused_by_disk = False
         self._stuck: str | None = None
         for path in folder.iterdir():
             match = _TAKEN.fullmatch(path.name)
@@ -47,9 +50,10 @@ class Spool:
                 continue
             number = int(match[2])
             if number < newest or (number == newest and (named is None or match[1] in named)):
-                self._finish(path, for_devices=_has_commands_to_devices(path))
+                self._durable[path] = _has_commands_to_devices(path)
             else:
                 path.rename(folder / match[1])
+        self.finish()
 
     def take(self, number: int) -> list[Command]:
         """Take the command files for segment ``number``, ordered by name.
@@ -104,22 +108,39 @@ class Spool:
         """Delete the taken files, or move them to `DELIVERY`; their segment is durable.
 
         Returns:
-            Whether there are commands to deliver.
+            Whether there are new commands to deliver.
         """
-        taken, self._taken_files = self._taken_files, {}
-        for path, for_devices in taken.items():
-            self._finish(path, for_devices=for_devices)
-        return any(taken.values())
+        self._durable |= self._taken_files
+        self._taken_files = {}
+        return self.finish()
+
+    def finish(self) -> bool:
+        """Delete or move the files of durable commands; those that the disk refuses are left to the next call.
+
+        Returns:
+            Whether there are new commands to deliver.
+        """
+        moved = refused = False
+        for path, for_devices in [*self._durable.items()]:
+            try:
+                with suppress(FileNotFoundError):  # removed by somebody else
+                    self._finish(path, for_devices=for_devices)
+            except OSError as error:
+                refused = True
+                if not self._refused_by_disk:
+                    _LOG.error("cannot move or delete a command file; trying again", file=path.name, why=error.strerror)
+            else:
+                del self._durable[path]
+                moved |= for_devices
+        self._refused_by_disk = refused
+        return moved
 
     def _finish(self, taken: Path, *, for_devices: bool) -> None:
-        try:
-            if for_devices:
-                (self.folder / DELIVERY).mkdir(exist_ok=True)
-                taken.rename(self.folder / DELIVERY / taken.name.rpartition(".taken-")[0])
-            else:
-                taken.unlink(missing_ok=True)
-        except OSError as error:  # the rows are durable, so the next start finishes the file
-            _LOG.error("cannot move or delete a command file", file=taken.name, why=error.strerror)
+        if for_devices:
+            (self.folder / DELIVERY).mkdir(exist_ok=True)
+            taken.rename(self.folder / DELIVERY / taken.name.rpartition(".taken-")[0])
+        else:
+            taken.unlink()
 
 
 def _has_commands_to_devices(path: Path) -> bool:

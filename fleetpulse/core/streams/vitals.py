@@ -30,6 +30,7 @@ VITAL_KEYS: Final = (  # key, default, meaning; the reference of the policy is g
 _DURATIONS: Final = {"window": "window_ms", "slide": "slide_ms", "for": "for_ms"}
 _BOUNDS: Final = ("below", "above")
 _KEYS: Final = (*_DURATIONS, *_BOUNDS)
+_SHOWN: Final = 100  # characters of an invalid value in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +177,12 @@ def faults_of(vitals: Vitals) -> list[str]:
     """Return a fault for each bound that vitals exceed."""
     if len(vitals) > MAX_METRICS:
         return [f"a policy can have vitals of at most {MAX_METRICS} metrics; got {len(vitals):,}"]
-    faults = [fault for metric, vital in vitals.items() for fault in _faults(metric, vital)]
+    if faults := [fault for metric, vital in vitals.items() for fault in _faults(metric, vital)]:
+        return faults  # a faulty window can have any type
     windows = {(vital.window_ms, vital.slide_ms) for vital in vitals.values()}
-    if not faults and len(windows) > MAX_WINDOWS:
-        faults = [f"the vitals of a policy can have at most {MAX_WINDOWS} windows and slides; got {len(windows)}"]
-    return faults
+    if len(windows) > MAX_WINDOWS:
+        return [f"the vitals of a policy can have at most {MAX_WINDOWS} windows and slides; got {len(windows)}"]
+    return []
 
 
 def _faults(metric: str, vital: Vital) -> list[str]:
@@ -201,13 +203,20 @@ def _bound_faults(where: str, vital: Vital) -> list[str]:
         return [f"{where} can have below or above; got both"]
     if not bounds:
         return [] if vital.for_ms is None else [f"{where}.for needs below or above"]
-    if isinstance(bounds[0], bool) or not isinstance(bounds[0], int | float) or not math.isfinite(bounds[0]):
-        return [f"the bound of {where} must be a number; got {bounds[0]!r}"]
+    if not _is_double(bounds[0]):
+        return [f"the bound of {where} must be a number between -1.8e308 and 1.8e308; got {bounds[0]!r:.{_SHOWN}}"]
     for_ms = cast("Any", vital.for_ms)
     if type(for_ms) is not int or for_ms not in FOR_MS or for_ms < vital.window_ms:
         return [f"{where}.for must lie between the window ({format_duration(vital.window_ms)}) and 30d; got {_shown(for_ms)}"]
     return []
 
 
+def _is_double(value: Any) -> bool:
+    try:
+        return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # of an int; a float beyond the range is infinite
+        return False
+
+
 def _shown(duration_ms: Any) -> str:
-    return format_duration(duration_ms) if type(duration_ms) is int else repr(duration_ms)
+    return (format_duration(duration_ms) if type(duration_ms) is int else repr(duration_ms))[:_SHOWN]

@@ -6,6 +6,9 @@ from its receipt, like every row of an operator.
 Rule: an alarm is spooled once. Its file is prepared first, then the position is recorded, then the file is moved to
 the spool in one step. After a crash, a prepared file that the recorded position includes is moved, and any other is
 removed: its alarms are prepared again.
+
+Rule: a version whose commit or files maintenance has removed is skipped, and reported in the log. Its alarms are
+older than their retention, or it was compacted long ago, and those of later versions must not wait for it.
 """
 
 import json
@@ -15,7 +18,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import structlog
 
+from fleetpulse.core.errors import FleetError
 from fleetpulse.core.presence.identities import topic_of
 from fleetpulse.core.rows import OP_ERROR, Kind
 from fleetpulse.core.streams.tables import VITAL_ALARMS
@@ -24,6 +29,7 @@ from fleetpulse.io.home.command_spool import MAX_COMMANDS, Command, file_content
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.fsync import atomic_write
 
+_LOG: Final = structlog.get_logger("streams")
 _POSITION: Final = "position.json"
 
 
@@ -44,14 +50,14 @@ class AlarmForwarder:
         """Spool the alarms of new versions of the table; return their number.
 
         Raises:
-            FleetError: the spool cannot be written, or a version is no longer in the log.
+            FleetError: the spool cannot be written.
             OSError: the disk cannot be written.
         """
         if self._next is None:
             self._next = self._recover()
         if not holds_table(self._table) or (end := self._log.latest() + 1) <= self._next:
             return 0
-        alarms = [row for version in range(self._next, end) for row in self._rows(version)]
+        alarms = self._alarms(self._next, end)
         prepared = [
             self._prepare(f"{end}-{start}.json", [_command(row) for row in alarms[start : start + MAX_COMMANDS]])
             for start in range(0, len(alarms), MAX_COMMANDS)
@@ -62,6 +68,26 @@ class AlarmForwarder:
             spool_file(self._home, file)
         self._next = end
         return len(alarms)
+
+    def _alarms(self, begin: int, end: int) -> list[dict[str, Any]]:
+        """Return the alarms of some versions, without those that are gone."""
+        alarms: list[dict[str, Any]] = []
+        gone: list[int] = []
+        for version in range(begin, end):
+            try:
+                alarms += self._rows(version)
+            except FileNotFoundError:
+                gone.append(version)
+            except FleetError as error:
+                if error.code != "table-version-missing":
+                    raise
+                gone.append(version)
+        if gone:
+            _LOG.error(
+                "alarms were removed before they were forwarded; their versions are skipped",
+                table=VITAL_ALARMS.name, versions=len(gone), first=gone[0], last=gone[-1],
+            )  # fmt: skip
+        return alarms
 
     def _rows(self, version: int) -> list[dict[str, Any]]:
         tables = [pq.ParquetFile(path).read() for path, _ in self._log.appended(version)]

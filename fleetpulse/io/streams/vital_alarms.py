@@ -88,8 +88,13 @@ def _is_broken(connection: "DuckDBPyConnection", bound: _Bound) -> bool:
     """Return whether a window of the batch breaks a bound; otherwise, no earlier window is read."""
     metric, vital, _, _ = bound
     sql = "SELECT count(*) FROM closed WHERE metric = $metric AND NOT late AND (max < $below OR min > $above)"
-    found = connection.execute(sql, {"metric": metric, "below": vital.below, "above": vital.above}).fetchone()
+    found = connection.execute(sql, {"metric": metric, **_limits(vital)}).fetchone()
     return found is not None and found[0] > 0
+
+
+def _limits(vital: Vital) -> dict[str, float | None]:
+    """Return the bound as parameters of SQL; DuckDB refuses an ``int`` of more than 128 bits."""
+    return {name: None if value is None else float(value) for name, value in (("below", vital.below), ("above", vital.above))}
 
 
 def _alarms(connection: "DuckDBPyConnection", home: Home, bound: _Bound, least_ms: int) -> "pa.Table":
@@ -107,8 +112,7 @@ def _alarms(connection: "DuckDBPyConnection", home: Home, bound: _Bound, least_m
         "metric": metric,
         "window_ms": vital.window_ms,
         "slide_ms": vital.slide_ms,
-        "below": vital.below,
-        "above": vital.above,
+        **_limits(vital),
         "for_ms": vital.for_ms,
         "covered_ms": covered_ms,
         "windows": vital.bound_windows,

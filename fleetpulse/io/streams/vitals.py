@@ -11,8 +11,6 @@ matter which of two copies Spark keeps.
 Source: ADR 47.
 """
 
-import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -21,24 +19,22 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import DoubleType, StructField, StructType
 
-from fleetpulse.core.policy import PolicyFault, from_row
 from fleetpulse.core.presence.presence_time import presence_sql
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import SIGNALS
 from fleetpulse.core.streams.names import StreamName, StreamRestart
 from fleetpulse.core.streams.options import StreamOptions
 from fleetpulse.core.streams.tables import VITAL_ALARMS, VITALS
-from fleetpulse.core.streams.vitals import Vitals, VitalsSpan, spans_of
+from fleetpulse.core.streams.vitals import Vitals, VitalsSpan
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoints.stream_rebuild import write_span
 from fleetpulse.io.checkpoints.streams import versions_after
-from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.spark.session import changed_settings
 from fleetpulse.io.streams.bronze import behind_watermark, bronze_stream, of_kinds
 from fleetpulse.io.streams.sink import TableSink
 from fleetpulse.io.streams.vital_alarms import alarms_in
-from fleetpulse.io.tables.tables import connect, fetch, open_files, paths_of
+from fleetpulse.io.streams.vitals_policies import VitalsPolicies
 
 GREATEST: Final = 2.0**53  # of a value: greater ones have no digit behind the point, and are skipped
 _PARTS: Final = 1e12  # a sum counts whole numbers, and trillionths
@@ -47,9 +43,6 @@ _NO_WATERMARK: Final = {"comment": "time of receipt"}  # metadata that replace t
 _IDENTITY: Final = ("device_id", "site", "kind", "at", "state_until", "boot", "seq", "digest", "content")
 _STATE: Final = {"spark.sql.streaming.stateStore.encodingFormat": "unsaferow"}  # Spark has no other for aggregations
 _KEYS: Final = ("device_id", "metric", "window_start", "window_end", "site", "late", "closed_at")
-_POLICIES: Final = (
-    "SELECT epoch_ms(event_time) AS effective_ms, epoch_ms(received_at) AS received_ms, body FROM messages WHERE kind = 'policy'"
-)
 
 
 def start_query(spark: SparkSession, home: Home, options: StreamOptions, begin: int) -> StreamingQuery:
@@ -61,7 +54,8 @@ def start_query(spark: SparkSession, home: Home, options: StreamOptions, begin: 
         options: interval of the batches.
         begin: version of bronze at which a new checkpoint begins.
     """
-    checkpoint, policies = home.stream_checkpoint(StreamName.VITALS), VitalsPolicies(home)
+    checkpoint = home.stream_checkpoint(StreamName.VITALS)
+    policies = VitalsPolicies(home, checkpoint)
     widths = [vital.window_ms for span in policies.spans for vital in span.vitals.values()]
     write_span(checkpoint, max(widths, default=0) + 2 * home.deployment().allowed_lateness_ms)  # late values wait as long again
     rows = vitals_rows(bronze_stream(spark, home.table(MESSAGES.name), begin), home.deployment(), policies.spans)
@@ -70,52 +64,6 @@ def start_query(spark: SparkSession, home: Home, options: StreamOptions, begin: 
     writer = writer.trigger(**options.trigger)  # pyright: ignore[reportCallIssue, reportArgumentType]
     with changed_settings(spark, _STATE):
         return writer.start()
-
-
-class VitalsPolicies:
-    """Vitals of the policies in bronze; new versions of bronze are read when a batch needs them.
-
-    A policy that the lifecycle refuses since it is late counts from its receipt.
-
-    Args:
-        home: home of bronze.
-    """
-
-    def __init__(self, home: Home) -> None:
-        self._log = DeltaLog(home.table(MESSAGES.name))
-        self._next = self._log.latest() + 1
-        self._dated: list[tuple[int, int, Vitals]] = []
-        self._add(paths_of(home, MESSAGES))
-        self.spans = spans_of(self._dated)
-
-    def read_through(self, version: int) -> tuple[VitalsSpan, ...]:
-        """Return the spans by the rows up to a version of bronze.
-
-        Raises:
-            FleetError: a version is no longer in the log.
-        """
-        files: list[Path] = []
-        last = min(version, self._log.latest())
-        while self._next <= last:
-            appended, self._next = self._log.span(self._next)
-            files += (Path(name) for name, _ in appended)
-        self._add(files)
-        return spans_of(self._dated)
-
-    def _add(self, files: Iterable[Path]) -> None:
-        with connect() as connection:
-            open_files(connection, MESSAGES.name, MESSAGES, [*files])
-            for one in fetch(connection, _POLICIES):
-                if (vitals := _vitals_in(one["body"])) is not None:
-                    self._dated.append((one["effective_ms"], one["received_ms"], vitals))
-
-
-def _vitals_in(body: str | None) -> Vitals | None:
-    """Return the vitals of a policy row; None if the policy is invalid, and therefore refused."""
-    try:
-        return from_row(json.loads(body or "{}").get("policy")).vitals
-    except PolicyFault:
-        return None
 
 
 class VitalsSink(TableSink):

@@ -49,8 +49,10 @@ def test_a_policy_without_vitals_keeps_its_version() -> None:
         ({"load": {"window": "10m", "slide": "0s"}}, "into at most 12 parts; got 0s"),
         ({"load": {"window": "1m", "below": 1, "above": 2}}, "vitals.load can have below or above; got both"),
         ({"load": {"window": "1m", "for": "1m"}}, "vitals.load.for needs below or above"),
-        ({"load": {"window": "1m", "below": True}}, "the bound of vitals.load must be a number; got True"),
-        ({"load": {"window": "1m", "below": float("nan")}}, "the bound of vitals.load must be a number; got nan"),
+        ({"load": {"window": "1m", "below": True}}, "the bound of vitals.load must be a number between -1.8e308 and"),
+        ({"load": {"window": "1m", "below": float("nan")}}, "vitals.load must be a number between -1.8e308 and 1.8e308; got nan"),
+        ({"load": {"window": "1m", "below": -(10**400)}}, f"must be a number between -1.8e308 and 1.8e308; got -1{'0' * 98}"),
+        ({"load": {"window": "1m", "above": float("1e400")}}, "must be a number between -1.8e308 and 1.8e308; got inf"),
         ({"load": {"window": "1m", "below": 1, "for": "30s"}}, "load.for must lie between the window (1m) and 30d; got 30s"),
         ({"\n": {"window": "1m"}}, "the name of a metric must have 1 to 256 printable characters"),
         ({str(one): {"window": "1m"} for one in range(21)}, "vitals of at most 20 metrics; got 21"),
@@ -69,6 +71,10 @@ def test_faults_name_the_key_and_the_rule(vitals: Any, fault: str) -> None:
         [], {"load": None}, {"load": {"window_ms": "1m", "slide_ms": 1}}, {"load": {"window_ms": 60_000, "slide_ms": True}},
         {"load": {"window_ms": 60_000}}, {"load": {"window_ms": 60_000, "slide_ms": 60_000, "below": "low", "for_ms": 60_000}},
         {"load": {"window_ms": 60_000, "slide_ms": 60_000, "below": 1}},
+        {"load": {"window_ms": [1], "slide_ms": [1]}, "heat": {"window_ms": 60_000, "slide_ms": {}}},
+        {"load": {"window_ms": 60_000, "slide_ms": 60_000, "below": 10**400, "for_ms": 60_000}},
+        {"load": {"window_ms": 60_000, "slide_ms": 60_000, "above": float("1e400"), "for_ms": 60_000}},
+        {"load": {"window_ms": 10**400, "slide_ms": 60_000}}, {"load": {"window_ms": 60_000, "slide_ms": -(10**400)}},
     ],
 )  # fmt: skip
 def test_any_stored_vitals_are_refused_without_another_error(vitals: Any) -> None:

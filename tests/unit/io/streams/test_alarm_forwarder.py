@@ -2,11 +2,14 @@
 
 import json
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from fleetpulse.core.streams.tables import VITAL_ALARMS
+from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.streams import alarm_forwarder
 from fleetpulse.io.streams.alarm_forwarder import AlarmForwarder
@@ -54,6 +57,21 @@ def test_many_alarms_go_into_several_files(home: Home, monkeypatch: pytest.Monke
     assert AlarmForwarder(home).forward() == 3
     assert len([*home.commands.glob("*.json")]) == 2
     assert [topic for topic, _ in _spooled(home)] == [f"fleet/oslo/{name}/control" for name in "abc"]
+
+
+@pytest.mark.parametrize("removed", ["commit", "file"])
+def test_versions_that_maintenance_removed_are_skipped(home: Home, removed: str) -> None:
+    for number, device in enumerate("abc", 1):
+        _raise_alarms(home, number, device)
+    log = DeltaLog(home.table(VITAL_ALARMS.name))
+    files = [Path(path) for path, _ in log.appended(2)]
+    for path in files if removed == "file" else [log.log / f"{2:020d}.json"]:
+        path.unlink()
+    with structlog.testing.capture_logs() as logged:
+        assert AlarmForwarder(home).forward() == 2
+    assert [(one["versions"], one["first"]) for one in logged] == [(1, 2)]
+    assert sorted(topic for topic, _ in _spooled(home)) == ["fleet/oslo/a/control", "fleet/oslo/c/control"]
+    assert AlarmForwarder(home).forward() == 0
 
 
 @pytest.mark.parametrize("step", range(6))

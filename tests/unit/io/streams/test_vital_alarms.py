@@ -115,3 +115,10 @@ def test_windows_of_a_policy_without_bounds_raise_no_alarm(home: Home) -> None:
     closed = tables.to_table(VITALS, _windows(1))
     assert alarms_in(home, closed, (VitalsSpan(0, {"battery": Vital(MINUTE_MS, MINUTE_MS)}),)).num_rows == 0
     assert alarms_in(home, closed, ()).num_rows == 0
+
+
+def test_bound_may_be_any_number_of_a_double(home: Home) -> None:
+    [window, *_] = _windows(1)
+    for bound, count in ((10**100, 1), (-(10**100), 0)):
+        spans = (VitalsSpan(0, {window["metric"]: Vital(MINUTE_MS, MINUTE_MS, below=bound, for_ms=MINUTE_MS)}),)
+        assert alarms_in(home, tables.to_table(VITALS, [window]), spans).num_rows == count

@@ -1,6 +1,7 @@
 """Delivery of commands to devices: after their segment, at least once, and one file after the other."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from fleetpulse.io.ingest.segments import list_segments
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.subscriber import Arrived
 from streaming.bridge.bridge import Bridge, BridgeSettings
-from streaming.bridge.command_delivery import UNCONFIRMED_S, CommandDelivery
+from streaming.bridge.command_delivery import FIRST_PAUSE_S, UNCONFIRMED_S, CommandDelivery
 from streaming.bridge.command_reader import DELIVERY, Spool
 from tests.support.fake_source import Records
 
@@ -139,3 +140,47 @@ def test_commands_that_the_broker_never_confirms_do_not_delay_others(tmp_path: P
     for _ in range(2):
         delivery.step(source, UNCONFIRMED_S + 4)
     assert ids(source) == ["c1", "c2", "c1"]
+
+
+def test_unconfirmed_commands_are_published_again_in_the_same_connection(tmp_path: Path) -> None:
+    """The broker pauses, and drops one of two commands without an end of the connection."""
+    write(tmp_path, 0, command("a", 1), command("b", 2))
+    source, delivery = Records(), CommandDelivery(tmp_path)
+    delivery.step(source, 0.0)
+    source.confirming = [(1, 1)]
+    delivery.step(source, 1.0)
+    aside_s = UNCONFIRMED_S + 2
+    delivery.step(source, aside_s)
+    delivery.step(source, aside_s + FIRST_PAUSE_S - 1)
+    assert ids(source) == ["c1", "c2"]
+    delivery.step(source, aside_s + FIRST_PAUSE_S)
+    assert ids(source) == ["c1", "c2", "c2"]
+    source.confirming = [(1, 3)]
+    delivery.step(source, aside_s + FIRST_PAUSE_S)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pause_of_a_file_that_is_never_confirmed_grows(tmp_path: Path) -> None:
+    write(tmp_path, 0, command("a b", 1))
+    source, delivery = Records(), CommandDelivery(tmp_path)
+    published: list[int] = []
+    for now_s in range(2 * 3_600):
+        before = len(source.sent)
+        delivery.step(source, now_s)
+        published += [now_s] * (len(source.sent) - before)
+    assert [round(later - earlier, -1) for earlier, later in pairwise(published)] == [90, 150, 270, 510, 990, 1950]
+
+
+def test_command_whose_file_the_disk_refused_is_published_without_a_restart(tmp_path: Path) -> None:
+    source = Records()
+    running = bridge(tmp_path, source)
+    running.step()
+    write(tmp_path / "commands", 0, command("pump-1", 1))
+    blocking = tmp_path / "commands" / DELIVERY
+    blocking.touch()  # in place of the folder
+    assert running.flush()
+    running.step()
+    assert ids(source) == []
+    blocking.unlink()
+    running.step()
+    assert ids(source) == ["c1"]
