@@ -100,7 +100,9 @@ class AirflowBrowser:
         """
         limit = time.monotonic() + PATIENCE_S
         while (state := self.tasks(dag, run)[task]) != "success":
-            assert time.monotonic() < limit and state not in ("failed", "upstream_failed", "skipped"), f"{task} is {state}"
+            if state in ("failed", "upstream_failed", "skipped") or time.monotonic() > limit:
+                self.await_end(dag, run)
+                raise AssertionError(f"{task} is {state}: {self.tasks(dag, run)}\n{self.log_of(dag, run, 'outcome')}")
             if state in ASKING:
                 self.page.goto(f"{self.url}/dags/{dag}/runs/{run}/required_actions")
                 self.page.get_by_text(plan).first.wait_for()
