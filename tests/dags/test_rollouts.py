@@ -217,14 +217,14 @@ def test_the_end_of_a_run_leaves_a_rollout_that_is_not_its_own_or_completed(tmp_
 
     context, home = context_of(tmp_path), Home(tmp_path)
     task = StopRollout(task_id="stop", place=place(tmp_path, "/no/such/command"))
-    task.run_name, task.owner = "manual__1", "airflow fleet_rollout manual__1"
+    task.run_name, task.rollout_owner = "manual__1", "airflow fleet_rollout manual__1"
     stored, plan = (
         StoredRollout(home, "pumps-2"),
         parse_rollout_plan({"name": "pumps-2", "version": "2", "scope": "TRUE", "soak": "1h", "cohorts": [100]}),
     )
     if state != "absent":
         stored.create([])
-        begun = Rollout(plan, 9, "eve" if state == "of another" else task.owner).starting(9, "ada", 1).sent(2)
+        begun = Rollout(plan, 9, "eve" if state == "of another" else task.rollout_owner).starting(9, "ada", 1).sent(2)
         stored.write(begun if state == "of another" else begun.judged(Verdict(Result.PASSED, "good"), "ada", 3))
     said = task.execute(context)
     assert said == f'the rollout "pumps-2" {"is completed" if state == "completed" else "was not started by this run"}'
