@@ -115,7 +115,7 @@ NOT_AUDITED: Final[Mapping[str, str]] = {  # command, or its first word -> reaso
     "service": "is run by a supervisor, which has logs",
     "job": "is run by other commands",
     "stream supervise": "runs every minute and only restores the desired state, which is audited",
-    "rollout check": "runs often, and a final verdict is in the record of the rollout, with who and when",
+    "rollout check": "runs often, and a final verdict is in the record of the rollout, with its requester and its time",
     "quality run": "writes only results, each with its run",
     "quality gate": "writes only results, each with its run",
     "quality docs": "writes only pages",

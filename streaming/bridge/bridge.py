@@ -216,6 +216,7 @@ class Bridge:
             sites=frozenset(settings.sites),
             takes_foreign=settings.takes_foreign,
             mappings=settings.mappings,
+            takes_commands=settings.commands_dir is not None,
         )
         lease = read_lease(settings.segments_dir) if settings.others else None
         self.intake.promised_ms = lease.through_ms if lease else None
@@ -273,7 +274,8 @@ class Bridge:
 
     def _is_full(self) -> bool:
         waiting = self.intake.buffer
-        return waiting.size_bytes > self.settings.max_buffer_bytes or len(waiting) > ROWS_IN_MEMORY
+        size_bytes = waiting.size_bytes + self.intake.program_commands.size_bytes
+        return size_bytes > self.settings.max_buffer_bytes or len(waiting) > ROWS_IN_MEMORY
 
     def _notice_loss(self) -> None:
         up, connections = self.receiver.connected, self.receiver.connections
@@ -320,6 +322,7 @@ class Bridge:
         """
         try:
             if self.intake.live and self.spool and not self._wall.doubted:
+                self.intake.buffer.passed += self.intake.program_commands.save(self.spool.folder, self._wall.now_ms())
                 for name, topic, payload in self.spool.take(self.number + 1):
                     self.intake.command(name, topic, payload, self._wall.now_ms())
             if self.intake.buffer:

@@ -13,6 +13,7 @@ second, see `SparedMessages`. A message that makes several rows is never spared.
 Rule 6: the messages of new devices beyond their quota are refused, see `DeviceQuota`.
 Rule 7: a row whose topic is too long or not printable is refused. Its topic is escaped and
 truncated.
+Rule 8: the first bridge takes the commands of programs at all sites, see `program_commands`.
 """
 
 import hashlib
@@ -26,11 +27,12 @@ from fleetpulse.core.messages.replay_envelope import TOPIC_PREFIX, Envelope
 from fleetpulse.core.messages.sparkplug import is_command
 from fleetpulse.core.presence.shards import served_sites
 from fleetpulse.core.rows import EVERYONE, FLUSH, SPARED_BYTES, Kind, Origin, Reason
-from fleetpulse.core.streams.commands import is_for_device
+from fleetpulse.core.streams.commands import is_control, is_for_device
 from fleetpulse.io.ingest.segments import BridgePosition, SegmentRow
 from fleetpulse.io.mqtt.subscriber import AckToken, Arrived
 from streaming.bridge.buffer import SegmentBuffer
 from streaming.bridge.device_quota import DeviceQuota
+from streaming.bridge.program_commands import ProgramCommands
 from streaming.bridge.rate_limit import RateLimiter, SparedMessages
 from streaming.bridge.replay_sequencer import LineAction, RecordingSequencer
 
@@ -64,6 +66,7 @@ class BridgeSequencer:
         sites: sites of a further bridge; empty otherwise.
         takes_foreign: whether it takes topics of other formats.
         mappings: mappings that decode messages of other formats.
+        takes_commands: whether it takes commands of programs.
     """
 
     def __init__(
@@ -81,8 +84,10 @@ class BridgeSequencer:
         sites: frozenset[str] = frozenset(),
         takes_foreign: bool = False,
         mappings: Mappings = NO_MAPPINGS,
+        takes_commands: bool = False,
     ) -> None:
         self.bridge = bridge
+        self.program_commands = ProgramCommands()
         self.shared = position.shared if position else frozenset[str]()
         self.promised_ms: int | None = None
         self.canary_topic = f"fleet/{EVERYONE}/{bridge}/{Kind.TICK.value}"
@@ -103,6 +108,7 @@ class BridgeSequencer:
         self._spared = SparedMessages()
         self._other_canaries = frozenset(f"fleet/{EVERYONE}/{other}/{Kind.TICK.value}" for other in others)
         self._sites, self._takes_foreign, self._mappings = sites, takes_foreign, mappings
+        self._takes_commands = takes_commands
         self._to_share: tuple[frozenset[str], int] | None = None
         self._ordinary_topics: set[str] = set()  # cache of ordinary topics of live devices
         self._durable = self._memory()
@@ -145,6 +151,7 @@ class BridgeSequencer:
             self.last_ms, self.last_canary_ms, self.gap_open, history = self._durable
             self.history = history.copy()
         self._canaries.clear()
+        self.program_commands.lost()
         if self.live:
             self._floods.away_since(min(self._heard_ms, now_ms))
             self.open_gap(now_ms, cause)
@@ -192,7 +199,7 @@ class BridgeSequencer:
         """Whether `_arrived_ordinary` may take messages of a topic; positive answers are cached."""
         if topic in self._ordinary_topics:
             return True
-        is_ordinary = _is_storable(topic) and topic != self.canary_topic and not _is_command(topic)
+        is_ordinary = _is_storable(topic) and topic != self.canary_topic and not _is_command(topic) and not is_control(topic)
         if not is_ordinary or self._mappings.has_items(topic) or self._belongs_to_others(topic) or not self._quota.knows(topic):
             return False
         if len(self._ordinary_topics) >= _ORDINARY_TOPICS:
@@ -208,22 +215,37 @@ class BridgeSequencer:
             self._history_line(message)
         elif message.topic == self.canary_topic and self._is_own_canary(message.payload):
             self._canary_returned(message, now_ms)
+        elif self._sites and is_control(message.topic):
+            self._pass_over("elsewhere", message.token)
+        elif self._takes_commands and is_control(message.topic):
+            self._command_of_program(message, now_ms)
         elif self._belongs_to_others(message.topic):
             self._pass_over("elsewhere", message.token)
         elif _is_command(message.topic):
             self._pass_over("commands", message.token)
         else:
-            stamp, place, topic = self._stamp(now_ms), len(self.buffer), message.topic[:MAX_TOPIC]
-            self._row(stamp, message.topic, message.payload, Origin.MQTT, token=message.token)
-            if not self._quota.admits(message.topic, now_ms):
-                self.counts["new_devices"] += 1
-                self.buffer.refuse(place, REASON_NEW, EVERYONE)  # all new ids share the refused rows of a segment
-            elif beyond := self._floods.exceeding((message.topic,), now_ms, (len(message.payload),)):
-                self._refuse_flood(beyond[0], topic, message.payload, stamp, place)
-            elif self.buffer.topic(place) != message.topic:  # a row of quarantine, whatever the payload
-                self.buffer.senders[place] = self._floods.sender(message.topic)
-            elif (rows := self._mappings.row_count(topic, message.payload)) > 1:
-                self._floods.charge(topic, rows - 1)
+            self._unusual(message, now_ms)
+
+    def _command_of_program(self, message: Arrived, now_ms: int) -> None:
+        """Take a message on a control topic: a command of a program, or a row of quarantine."""
+        is_within = self._quota.admits(message.topic, now_ms)
+        is_within = is_within and not self._floods.exceeding((message.topic,), now_ms, (len(message.payload),))
+        if not is_within or not self.program_commands.add(message):
+            self._unusual(message, now_ms)
+
+    def _unusual(self, message: Arrived, now_ms: int) -> None:
+        """Take one message as a row, with the limits of its device."""
+        stamp, place, topic = self._stamp(now_ms), len(self.buffer), message.topic[:MAX_TOPIC]
+        self._row(stamp, message.topic, message.payload, Origin.MQTT, token=message.token)
+        if not self._quota.admits(message.topic, now_ms):
+            self.counts["new_devices"] += 1
+            self.buffer.refuse(place, REASON_NEW, EVERYONE)  # all new ids share the refused rows of a segment
+        elif beyond := self._floods.exceeding((message.topic,), now_ms, (len(message.payload),)):
+            self._refuse_flood(beyond[0], topic, message.payload, stamp, place)
+        elif self.buffer.topic(place) != message.topic:  # a row of quarantine, whatever the payload
+            self.buffer.senders[place] = self._floods.sender(message.topic)
+        elif (rows := self._mappings.row_count(topic, message.payload)) > 1:
+            self._floods.charge(topic, rows - 1)
 
     def _belongs_to_others(self, topic: str) -> bool:
         if not self._other_canaries:

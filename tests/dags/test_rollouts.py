@@ -30,10 +30,10 @@ if words[:2] == ["rollout", "start"]:
         print("devices: 1,000 (TRUE)", file=sys.stderr)
     else:
         rollouts.mkdir(parents=True, exist_ok=True)
-        record = {"form": 1, "plan": {"name": "pumps-2", "version": "2.0", "scope": "TRUE", "soak": "1h"}, "devices": 1000}
-        record |= {"owner": words[words.index("--by") + 1], "cohorts": [], "status": "running", "ended_ms": None}
-        record |= {"ended_by": None, "reason": None}
-        record["cohorts"] = [{"number": 1, "devices": 100, "by": "ada", "started_ms": 1}]
+        record = {"form": 2, "plan": {"name": "pumps-2", "version": "2.0", "scope": "TRUE", "soak": "1h"}, "devices": 1000}
+        record |= {"owner": words[words.index("--owner") + 1], "cohorts": [], "status": "running", "ended_ms": None}
+        record |= {"end_requester": None, "reason": None}
+        record["cohorts"] = [{"number": 1, "devices": 100, "requester": "ada", "started_ms": 1}]
         (rollouts / "rollout.json").write_text(json.dumps(record))
         print(json.dumps({"cohort": 1}))
 if words[:2] == ["rollout", "advance"] and "--json" in words:
@@ -59,7 +59,7 @@ def rollouts(stub: StubCommand) -> StubCommand:
 
 def verbs(stub: StubCommand) -> list[str]:
     """Return the calls, without the path of the plan and the names of the run."""
-    return [" ".join(word for word in call.split(" --by ")[0].split() if "/" not in word) for call in stub.calls()]
+    return [" ".join(word for word in call.split(" --owner ")[0].split() if "/" not in word) for call in stub.calls()]
 
 
 def test_a_run_asks_before_each_cohort_and_sends_all(rollouts: StubCommand, run_dag: RunDag) -> None:
@@ -107,7 +107,7 @@ def test_a_rollout_that_nobody_continues_is_stopped_in_the_name_of_its_run(
     assert (ended["approve_2"], ended["start_2"], ended["stop"], ended["outcome"]) == ("success", "skipped", "success", "success")
     assert verbs(rollouts)[-1] == "rollout stop pumps-2 --own"
     record = json.loads((rollouts.home / "rollouts" / "pumps-2" / "rollout.json").read_text())
-    assert f"--by {record['owner']} --why" in rollouts.calls()[-1] and record["owner"].startswith("airflow fleet_rollout ")
+    assert f"--owner {record['owner']} --why" in rollouts.calls()[-1] and record["owner"].startswith("airflow fleet_rollout ")
 
 
 def test_the_approval_of_a_cohort_is_none_of_the_next(
@@ -217,14 +217,14 @@ def test_the_end_of_a_run_leaves_a_rollout_that_is_not_its_own_or_completed(tmp_
 
     context, home = context_of(tmp_path), Home(tmp_path)
     task = StopRollout(task_id="stop", place=place(tmp_path, "/no/such/command"))
-    task.run_name, task.by = "manual__1", "airflow fleet_rollout manual__1"
+    task.run_name, task.rollout_owner = "manual__1", "airflow fleet_rollout manual__1"
     stored, plan = (
         StoredRollout(home, "pumps-2"),
         parse_rollout_plan({"name": "pumps-2", "version": "2", "scope": "TRUE", "soak": "1h", "cohorts": [100]}),
     )
     if state != "absent":
         stored.create([])
-        begun = Rollout(plan, 9, "eve" if state == "of another" else task.by).starting(9, "ada", 1).sent(2)
+        begun = Rollout(plan, 9, "eve" if state == "of another" else task.rollout_owner).starting(9, "ada", 1).sent(2)
         stored.write(begun if state == "of another" else begun.judged(Verdict(Result.PASSED, "good"), "ada", 3))
     said = task.execute(context)
     assert said == f'the rollout "pumps-2" {"is completed" if state == "completed" else "was not started by this run"}'

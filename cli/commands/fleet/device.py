@@ -408,6 +408,9 @@ def command(
     payload: Annotated[str, typer.Option("--payload", help="Payload: a JSON object.")] = "{}",
     id_: Annotated[str | None, typer.Option("--id", help="Id of the command; a new one by default.")] = None,
     site: Annotated[str | None, typer.Option("--site", help="Site of the device; by default that of its newest message.")] = None,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", help="Time for an answer, such as 30s; at most the setting command_timeout.")
+    ] = None,
     home: HomeOption = DEFAULT_HOME,
     json_lines: JsonOption = False,
 ) -> None:
@@ -427,7 +430,9 @@ def command(
     opened = Home(home)
     opened.record()
     command_id = secrets.token_hex(8) if id_ is None else id_
-    sent = {"op": COMMAND, "id": command_id, "name": name, "payload": content}
+    sent: dict[str, Any] = {"op": COMMAND, "id": command_id, "name": name, "payload": content}
+    if timeout is not None:
+        sent["timeout_ms"] = parse_duration_ms(timeout)
     spool(opened, [about_device(opened.identity(), device_id, sent, _site_for_delivery(opened, device_id, site))])
     if json_lines:
         typer.echo(json.dumps({"id": command_id, "device_id": device_id, "name": name}))

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Any, Final, NamedTuple, cast
 
 from fleetpulse.core.rows import EVERYONE, FOR_EVERYONE, FROM_DEVICES, RESERVED, WITHOUT_BODY, Clock, Kind, Origin, Reason, Row
-from fleetpulse.core.streams.commands import ANSWERS, COMMAND
+from fleetpulse.core.streams.commands import ANSWERS, COMMAND, COMMAND_FIELDS, LEAST_TIMEOUT_MS
 from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT, as_text
 from fleetpulse.core.times import DAY_MS, END_OF_TIME_MS, EPOCH_2000_MS
 
@@ -66,7 +66,7 @@ def decode(topic: str, payload: bytes, received_at_ms: int, origin: Origin = Ori
     try:
         address = parse_topic(topic)
         if address.kind in RESERVED and origin is Origin.MQTT:
-            raise _Rejected("reserved", f'a device cannot send kind "{address.kind}"; operators use the command "fleet"')
+            raise _reserved(address, payload)
         if address.kind is Kind.CORRECT and origin is not Origin.COMMAND:
             raise _Rejected(
                 "reserved",
@@ -78,6 +78,52 @@ def decode(topic: str, payload: bytes, received_at_ms: int, origin: Origin = Ori
         return to_row(address, content, received_at_ms, digest64(payload))
     except _Rejected as rejected:
         return rejected.rejection
+
+
+def program_command(topic: str, payload: bytes) -> Mapping[str, Any] | Rejection:
+    """Return the control row of a command to a device that a program published, or the rejection of the message.
+
+    Args:
+        topic: ``fleet/<site>/<device_id>/control``.
+        payload: JSON object with ``"op": "command"``, ``id``, ``name``, and optionally ``payload`` and ``timeout_ms``.
+
+    Returns:
+        The content of the row. Further fields of the payload are left out: they belong to the command line.
+    """
+    try:
+        return _program_command(parse_topic(topic), payload)
+    except _Rejected as rejected:
+        return rejected.rejection
+
+
+def _program_command(address: Address, payload: bytes) -> Mapping[str, Any]:
+    content = parse_payload(payload)
+    _check_agreement(address, content)
+    if content.get("op") != COMMAND:
+        raise _Rejected(
+            "reserved",
+            f'op must be "{COMMAND}": a program sends nothing but commands to devices on a control topic; got '
+            f'{_shown(content.get("op"))}; operators use the command "fleet"',
+        )
+    if address.site == EVERYONE:
+        raise _Rejected("topic", f'a command is delivered at the site of its device; got the site "{EVERYONE}"; name the site')
+    _check_command(content)
+    return {name: content[name] for name in ("op", *COMMAND_FIELDS) if content.get(name) is not None}
+
+
+def _reserved(address: Address, payload: bytes) -> _Rejected:
+    """Return the rejection of a message of a reserved kind that no bridge has taken as a command of a program."""
+    if address.kind is not Kind.CONTROL:
+        return _Rejected("reserved", f'a device cannot send kind "{address.kind}"; operators use the command "fleet"')
+    try:
+        _program_command(address, payload)
+    except _Rejected as rejected:
+        return rejected
+    return _Rejected(
+        "reserved",
+        "a command of a program counts only if the first bridge takes it from the broker: not from Kafka, and not while a "
+        "recording is replayed; publish it at the broker of the fleet",
+    )
 
 
 def from_content(
@@ -101,7 +147,7 @@ def from_content(
 
 
 def _check_agreement(address: Address, content: Mapping[str, Any]) -> None:
-    """Reject a payload that names another device than its topic.
+    """Reject a payload that names another device, site or kind than its topic.
 
     Access rules of the broker check the topic only, so such a payload would bypass them.
     """
@@ -285,11 +331,15 @@ def _object(content: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
 
 
 def _check_command(content: Mapping[str, Any]) -> None:
-    """Refuse a command to a device without an id, a name, or with a payload that is no object."""
+    """Refuse a command to a device without an id, a name, or with an invalid payload or timeout."""
     for name in ("id", "name"):
         if _text(content, name) is None:
             raise _Rejected("field", f"{name} of a command is missing; it must be a printable text of 1 to {MAX_TEXT} characters")
     _object(content, "payload")
+    timeout_ms = content.get("timeout_ms")
+    if timeout_ms is not None and (type(timeout_ms) is not int or not LEAST_TIMEOUT_MS <= timeout_ms <= DAY_MS):
+        rule = f"timeout_ms of a command must be a whole number from {LEAST_TIMEOUT_MS:,} to {DAY_MS:,}"
+        raise _Rejected("field", f"{rule}; got {_shown(timeout_ms)}; leave it out for the setting command_timeout")
 
 
 def _own_row(address: Address, content: Mapping[str, Any], received_at_ms: int, digest: int) -> Row:

@@ -1,5 +1,4 @@
 """Firmware rollouts by cohort: the plan, the cohort of a device, the verdict about a cohort, the record of a rollout.
 
-All of it is pure: `reports.rollouts` counts, `io.home.rollouts` stores, and ``fleet rollout`` combines them. Begin reading at
-`plan.py`.
+All of it is pure: `io.home.rollouts` stores, and `reports.rollouts` counts and takes the steps. Begin reading at `plan.py`.
 """

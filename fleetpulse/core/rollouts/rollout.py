@@ -17,7 +17,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.rollouts.plan import RolloutPlan, parse_rollout_plan
 from fleetpulse.core.rollouts.verdict import Result, Verdict
 
-FORM: Final = 1  # version of the stored record
+FORM: Final = 2  # version of the stored record
 
 
 class Status(StrEnum):
@@ -35,7 +35,7 @@ class CohortRecord:
     Attributes:
         number: number of the cohort, from 1.
         devices: number of its devices.
-        by: who started it.
+        requester: requester of its start.
         started_ms: time of the record, epoch milliseconds.
         sent_ms: time at which all of its commands were in the spool, epoch milliseconds; None before.
         verdict: its final verdict, as `Verdict.plain`; None before.
@@ -44,7 +44,7 @@ class CohortRecord:
 
     number: int
     devices: int
-    by: str
+    requester: str
     started_ms: int
     sent_ms: int | None = None
     verdict: Mapping[str, Any] | None = None
@@ -63,11 +63,11 @@ class Rollout:
     Attributes:
         plan: its plan.
         devices: number of its devices.
-        owner: who started it; a run of Airflow has a name of its own.
+        owner: owner, by default the requester of the start; a run of Airflow has a name of its own.
         cohorts: started cohorts, in order.
         status: status.
         ended_ms: time of its end, epoch milliseconds; None while it runs.
-        ended_by: who ended it.
+        end_requester: requester of its end, or of the verdict that ended it.
         reason: reason of its end.
     """
 
@@ -77,7 +77,7 @@ class Rollout:
     cohorts: tuple[CohortRecord, ...] = ()
     status: Status = Status.RUNNING
     ended_ms: int | None = None
-    ended_by: str | None = None
+    end_requester: str | None = None
     reason: str | None = None
 
     @property
@@ -90,12 +90,12 @@ class Rollout:
         """Number of the next cohort; None after the last."""
         return len(self.cohorts) + 1 if len(self.cohorts) < len(self.plan.cohorts) else None
 
-    def starting(self, devices: int, by: str, at_ms: int) -> "Rollout":
+    def starting(self, devices: int, requester: str, at_ms: int) -> "Rollout":
         """Return the record with the next cohort started.
 
         Args:
             devices: number of devices of the cohort.
-            by: who starts it.
+            requester: requester of the start.
             at_ms: time, epoch milliseconds.
 
         Raises:
@@ -114,35 +114,35 @@ class Rollout:
                 f"see: ./fleet rollout check {self.plan.name}",
                 code="rollout-not-passed",
             )
-        return replace(self, cohorts=(*self.cohorts, CohortRecord(number, devices, by, at_ms)))
+        return replace(self, cohorts=(*self.cohorts, CohortRecord(number, devices, requester, at_ms)))
 
     def sent(self, at_ms: int) -> "Rollout":
         """Return the record with the commands of the newest cohort sent."""
         return self._with_current(replace(self.current, sent_ms=at_ms))
 
-    def judged(self, verdict: Verdict, by: str, at_ms: int) -> "Rollout":
+    def judged(self, verdict: Verdict, requester: str, at_ms: int) -> "Rollout":
         """Return the record with a verdict about the newest cohort; a waiting one changes nothing.
 
         Args:
             verdict: the verdict.
-            by: who asked for it.
+            requester: requester of the verdict.
             at_ms: time, epoch milliseconds.
         """
         if self.status is not Status.RUNNING or verdict.result is Result.WAITING:
             return self
         found = self._with_current(replace(self.current, verdict=verdict.plain(), judged_ms=at_ms))
         if verdict.result is Result.STOPPED:
-            return found.ended(Status.STOPPED, by, at_ms, verdict.reason)
-        return found if found.next_number else found.ended(Status.COMPLETED, by, at_ms, verdict.reason)
+            return found.ended(Status.STOPPED, requester, at_ms, verdict.reason)
+        return found if found.next_number else found.ended(Status.COMPLETED, requester, at_ms, verdict.reason)
 
-    def ended(self, status: Status, by: str, at_ms: int, reason: str) -> "Rollout":
+    def ended(self, status: Status, requester: str, at_ms: int, reason: str) -> "Rollout":
         """Return the record with the end of the rollout.
 
         Raises:
             FleetError: the rollout has ended before.
         """
         self.require_running()
-        return replace(self, status=status, ended_by=by, ended_ms=at_ms, reason=reason)
+        return replace(self, status=status, end_requester=requester, ended_ms=at_ms, reason=reason)
 
     def require_running(self) -> None:
         """Refuse a step of a rollout that has ended.
@@ -167,7 +167,7 @@ class Rollout:
             "cohorts": [asdict(one) for one in self.cohorts],
             "status": self.status.value,
             "ended_ms": self.ended_ms,
-            "ended_by": self.ended_by,
+            "end_requester": self.end_requester,
             "reason": self.reason,
         }
 
@@ -184,7 +184,7 @@ def from_plain(content: Mapping[str, Any]) -> Rollout:
     try:
         if content["form"] != FORM:
             raise ValueError(f"form {content['form']}, expected {FORM}")
-        ends = {name: content[name] for name in ("ended_ms", "ended_by", "reason")}
+        ends = {name: content[name] for name in ("ended_ms", "end_requester", "reason")}
         cohorts = tuple(CohortRecord(**one) for one in content["cohorts"])
         plan = parse_rollout_plan(content["plan"])
         return Rollout(plan, content["devices"], content["owner"], cohorts, Status(content["status"]), **ends)

@@ -1,9 +1,10 @@
 """Commands to devices, their answers, and the twin of a device: its desired and its reported state.
 
 Rule 1: a command has an id that its sender chooses. It may reach the device several times, so a device must treat
-a second command with the same id as the first.
+a second command with the same id as the first. Two rows with one device and one id are one command: the first one counts.
 Rule 2: the first answer to a command, in the order of receipt, counts. Further answers are listed.
-Rule 3: an answer counts if it was received within the timeout. An answer without such a command is *unmatched*.
+Rule 3: an answer counts if it was received within the timeout: that of the command, and at most that of the home. An answer
+without such a command is *unmatched*.
 Rule 4: no verdict depends on a command. An answer is a signal, since it proves its device alive.
 Rule 5: states are merged as in RFC 7396: objects key by key, and null removes a key.
 """
@@ -13,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any, Final, cast
 
+COMMAND_FIELDS: Final = ("id", "name", "payload", "timeout_ms")  # of the control row of a command, beside ``op``
+LEAST_TIMEOUT_MS: Final = 1_000
 COMMAND: Final = "command"  # ``op`` of the control row of a command, and last level of the topic that delivers it
 ACCEPTED: Final = "accepted"  # status of an answer
 REJECTED: Final = "rejected"  # status of an answer
@@ -34,6 +37,12 @@ class CommandStatus(StrEnum):
 FINAL: Final = (CommandStatus.ACKNOWLEDGED, CommandStatus.REJECTED, CommandStatus.TIMED_OUT)
 
 
+def is_control(topic: str) -> bool:
+    """Return whether a topic is the control topic of a device: ``fleet/<site>/<device_id>/control``."""
+    levels = topic.split("/")
+    return len(levels) == 4 and levels[0] == "fleet" and levels[3] == "control"
+
+
 def is_for_device(topic: str) -> bool:
     """Return whether a topic delivers commands to a device: ``fleet/<site>/<device_id>/command``."""
     levels = topic.split("/")
@@ -48,8 +57,7 @@ def delivery(control_topic: str, content: Mapping[str, Any], sent_at_ms: int) ->
         content: content of the control row.
         sent_at_ms: time at which the command was sent, epoch milliseconds.
     """
-    levels = control_topic.split("/")
-    if content.get("op") != COMMAND or len(levels) != 4 or levels[3] != "control":
+    if content.get("op") != COMMAND or not is_control(control_topic):
         return None
     content = {name: content.get(name) for name in ("id", "name", "payload")}
     payload = json.dumps({**content, "payload": content["payload"] or {}, "sent_at": sent_at_ms}, separators=(",", ":"))

@@ -93,5 +93,6 @@ COMMANDS: Final = Table(
         Column("reported", "string", "JSON object: state that the device reported with the answer"),
         Column("answer_position", "long", "place in delivery order of the answer among the rows of its bridge and received_at"),
         Column("site", "string", "site in the topic of the command, or of an unmatched answer"),
+        Column("timeout_ms", "long", "own timeout of the command, in milliseconds; null: setting `command_timeout`"),
     ),
 )

@@ -1,8 +1,8 @@
 """Stream of commands and their answers: Spark's full outer join of two streams, both over bronze.
 
 Rule 1: a command and an answer meet if device and command id are equal, and the answer was received within the
-timeout. Spark drops their state when the watermark has passed that time; a command without an answer has then timed
-out, and an answer without a command is unmatched.
+timeout: that of the command, and at most that of the home. When the watermark has passed the timeout of the home, Spark
+drops their state: a command without an answer has then timed out, and an answer without a command is unmatched.
 Rule 2: the time is ``received_at``, so no row is late, and the result depends on bronze alone. An answer may precede
 its command by `CLOCK_LEAD_MS`, since two bridges stamp them by two clocks.
 Rule 3: a command has one row more, ``pending``, when it is read. Reports derive its state from all of its rows.
@@ -31,7 +31,7 @@ _OF_THE_QUERY: Final = {
     "spark.sql.shuffle.partitions": "1",  # few rows, and each partition has four state stores
     "spark.sql.streaming.stateStore.encodingFormat": "unsaferow",  # a join supports no other one
 }
-_SENT: Final = "op STRING, id STRING, name STRING, payload STRING"  # of the body of a command
+_SENT: Final = "op STRING, id STRING, name STRING, payload STRING, timeout_ms LONG"  # of the body of a command
 _ANSWER: Final = "id STRING, status STRING, reason STRING, reported STRING"  # of the body of an answer
 
 
@@ -76,6 +76,7 @@ def pending(rows: DataFrame) -> DataFrame:
         nothing.cast("string").alias("reported"),
         nothing.cast("long").alias("answer_position"),
         F.col("sent_site").alias("site"),
+        "timeout_ms",
     )
 
 
@@ -84,13 +85,14 @@ def resolved(rows: DataFrame, answer_ms: int) -> DataFrame:
 
     Args:
         rows: rows of bronze, with a watermark on ``received_at``.
-        answer_ms: time after which a command has timed out, milliseconds.
+        answer_ms: time after which a command has timed out, milliseconds; a command may have a shorter one of its own.
     """
     meet = (
         (F.col("device_id") == F.col("sent_to"))
         & (F.col("command_id") == F.col("sent_id"))
         & (F.col("answered_at") >= F.expr(f"sent_at - INTERVAL {CLOCK_LEAD_MS} MILLISECONDS"))
         & (F.col("answered_at") <= F.expr(f"sent_at + INTERVAL {answer_ms} MILLISECONDS"))
+        & (F.unix_millis("answered_at") - F.unix_millis("sent_at") <= F.coalesce("timeout_ms", F.lit(answer_ms)))
     )
     return (
         _commands(rows)
@@ -108,6 +110,7 @@ def resolved(rows: DataFrame, answer_ms: int) -> DataFrame:
             "reported",
             "answer_position",
             F.coalesce("sent_site", "site").alias("site"),
+            "timeout_ms",
         )
     )
 
@@ -132,6 +135,7 @@ def _commands(rows: DataFrame) -> DataFrame:
             body["id"].alias("sent_id"),
             body["name"].alias("name"),
             body["payload"].alias("payload"),
+            body["timeout_ms"].alias("timeout_ms"),
         ],
         also=body["op"] == COMMAND,
     )

@@ -123,6 +123,11 @@ def requester() -> str | None:
     return os.environ.get(REQUESTED_BY_VARIABLE) or os.environ.get("SUDO_USER") or None
 
 
+def present_requester() -> str:
+    """Return the requester that the environment names, or the user of the operating system."""
+    return requester() or os_user()
+
+
 def remote_address() -> str | None:
     """Return the address from which the SSH session of the user came; None without a session."""
     return next(iter((os.environ.get("SSH_CLIENT") or os.environ.get("SSH_CONNECTION") or "").split()), None)

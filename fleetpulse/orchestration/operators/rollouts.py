@@ -75,12 +75,12 @@ class WriteRolloutPlan(BaseOperator):
 class _OfRollout(FleetOperator):
     """Verb about the rollout of the run; its words may have `PLAN_FILE` and `ROLLOUT`."""
 
-    template_fields: ClassVar[Sequence[str]] = ("words", "run_name", "by")
+    template_fields: ClassVar[Sequence[str]] = ("words", "run_name", "rollout_owner")
 
     def __init__(self, *, words: Sequence[str], **kwargs: Any) -> None:
         super().__init__(words=words, **{"pool": HEAVY_POOL, **kwargs})
         self.run_name = _RUN
-        self.by = STOPPED_BY
+        self.rollout_owner = STOPPED_BY
 
     @property
     def plan_file(self) -> Path:
@@ -127,7 +127,7 @@ class StartCohort(_OfRollout):
         if self.first:
             with failing(context):
                 planned = arguments_as_planned(RunApproval(self.place, context, self.step).plan())
-            self.words = [*self.words, *planned, "--by", self.by]
+            self.words = [*self.words, *planned, "--owner", self.rollout_owner]
         return super().execute(context)
 
 
@@ -202,7 +202,7 @@ class StopRollout(_OfRollout):
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        words = ["rollout", "stop", ROLLOUT, "--own", "--by", STOPPED_BY, "--why", "its run in Airflow ended before its end"]
+        words = ["rollout", "stop", ROLLOUT, "--own", "--owner", STOPPED_BY, "--why", "its run in Airflow ended before its end"]
         super().__init__(words=words, **kwargs)
 
     def execute(self, context: Mapping[str, Any]) -> str:
@@ -214,7 +214,7 @@ class StopRollout(_OfRollout):
         with failing(context):
             name = self.rollout_plan().name
             found = StoredRollout(Home(self.place.home), name).find()
-        if found is None or found.owner != self.by:
+        if found is None or found.owner != self.rollout_owner:
             summary = f'the rollout "{name}" was not started by this run'
         elif found.status is Status.COMPLETED:
             summary = f'the rollout "{name}" is completed'

@@ -1,4 +1,4 @@
-"""Facts about firmware rollouts: the devices of a scope, and the counts of a started cohort.
+"""Firmware rollouts of a home: the devices of a scope, the counts of a started cohort, and the steps of a rollout.
 
-`core.rollouts` judges them. Begin reading at `scope.py`.
+`core.rollouts` judges, `io.home.rollouts` stores. Begin reading at `steps.py`.
 """

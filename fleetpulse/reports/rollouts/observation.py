@@ -2,7 +2,8 @@
 
 Rule 1: a device counts if it was connected (online, degraded, flagged, or held in service) when the cohort started.
 Rule 2: a device went offline if a transition to offline has its event time in the span. It had an error if a message of kind
-error was received, or a transition to degraded or flagged has its event time, in the span.
+error was received, or a transition to degraded or flagged has its event time, in the span. The return from a held mode to
+the mode that it had when the cohort started is no error: a device that was degraded before its announced update still is.
 Rule 3: a span ends at the event time up to which all verdicts are written. `core.rollouts.verdict` compares the counts.
 
 Source: ADR 49.
@@ -53,10 +54,8 @@ def observe(home: Home, number: int, from_ms: int, cohort: Sequence[str], rest: 
         tables.execute(f"CREATE TEMP TABLE {_WANTED} AS SELECT unnest(?) AS device_id, true AS treated", [list(cohort)])
         tables.execute(f"INSERT INTO {_WANTED} SELECT unnest(?), false", [list(rest)])
         modes, values = fleet_in(Moment(from_ms, judged_to_ms=from_ms), _WANTED)
-        connected = f"SELECT device_id FROM ({modes}) WHERE mode IN ({_CONNECTED})"
-        tables.execute(
-            f"CREATE TEMP TABLE connected AS SELECT * FROM {_WANTED} SEMI JOIN ({connected}) USING (device_id)", values
-        )
+        connected = f"SELECT device_id, mode AS mode_before FROM ({modes}) WHERE mode IN ({_CONNECTED})"
+        tables.execute(f"CREATE TEMP TABLE connected AS SELECT * FROM {_WANTED} JOIN ({connected}) USING (device_id)", values)
         before_ms = from_ms - (through_ms - from_ms)
         open_files(tables, MESSAGES.name, MESSAGES, _received_since(home, before_ms))
         after, before = _counts(tables, from_ms, through_ms), _counts(tables, before_ms, from_ms)
@@ -97,7 +96,8 @@ def _counts(tables: "DuckDBPyConnection", after_ms: int, through_ms: int) -> dic
         errors AS (
             SELECT device_id FROM messages WHERE kind = '{Kind.ERROR}' AND epoch_ms(received_at) > $after AND
             epoch_ms(received_at) <= $through
-            UNION ALL {_changed((Mode.DEGRADED, Mode.FLAGGED))})
+            UNION ALL {_changed((Mode.DEGRADED, Mode.FLAGGED))}
+            AND NOT (from_mode IN ({literals(HELD)}) AND to_mode = mode_before))
         SELECT treated, count(*) AS devices, count(*) FILTER (device_id IN (SELECT device_id FROM offline)) AS offline,
                count(*) FILTER (device_id IN (SELECT device_id FROM errors)) AS errors
         FROM connected GROUP BY treated
@@ -107,6 +107,6 @@ def _counts(tables: "DuckDBPyConnection", after_ms: int, through_ms: int) -> dic
 
 
 def _changed(modes: Iterable[Mode]) -> str:
-    """Return SQL for the devices with a transition to one of several modes in a span."""
-    return f"""SELECT device_id FROM transitions WHERE to_mode IN ({literals(modes)})
+    """Return SQL for the connected devices with a transition to one of several modes in a span."""
+    return f"""SELECT device_id FROM transitions JOIN connected USING (device_id) WHERE to_mode IN ({literals(modes)})
         AND epoch_ms(event_time) > $after AND epoch_ms(event_time) <= $through"""

@@ -1,7 +1,11 @@
 """Commands to devices, each with its state and its first answer.
 
-Rule: the stream `commands` appends rows; a report derives the state of a command from all of its rows. The first
+Rule 1: the stream `commands` appends rows; a report derives the state of a command from all of its rows. The first
 answer counts.
+Rule 2: of the rows that are read, those with one device and one id are one command: the first one gives its time, name
+and payload. It is timed out if no row of it can be answered any more.
+Rule 3: a command with a timeout of its own is timed out as soon as the table has a later instant: batches of the stream
+are committed as a whole, in the order of receipt.
 """
 
 import json
@@ -14,19 +18,24 @@ from fleetpulse.io.tables.tables import query
 
 RESOLVED: Final = f"""
     WITH answers AS (
-        SELECT device_id, command_id, sent_at, count(*) AS answers,
-            arg_min({{'status': status, 'answered_at': answered_at, 'latency_ms': latency_ms, 'reason': reason,
-                     'reported': reported}}, (answered_at, coalesce(answer_position, 0))) AS first
+        SELECT device_id, command_id, count(DISTINCT (answered_at, coalesce(answer_position, 0))) AS answers,
+            arg_min({{'status': status, 'answered_at': answered_at, 'reason': reason, 'reported': reported}},
+                    (answered_at, coalesce(answer_position, 0))) AS first
         FROM commands WHERE sent_at IS NOT NULL AND answered_at IS NOT NULL GROUP BY ALL),
-    sent AS (
+    sendings AS (
         SELECT device_id, command_id, sent_at, any_value(name) AS name, any_value(payload) AS payload, any_value(site) AS site,
-            bool_or(status = '{CommandStatus.TIMED_OUT}') AS timed_out
-        FROM commands WHERE sent_at IS NOT NULL GROUP BY ALL)
-    SELECT sent_at, device_id, command_id, name, payload,
-        coalesce(first.status, CASE WHEN timed_out THEN '{CommandStatus.TIMED_OUT}' ELSE '{CommandStatus.PENDING}' END) AS status,
-        first.answered_at AS answered_at, first.latency_ms AS latency_ms, first.reason AS reason, first.reported AS reported,
-        coalesce(answers, 0) AS answers, site
-    FROM sent LEFT JOIN answers USING (device_id, command_id, sent_at)
+            bool_or(status = '{CommandStatus.TIMED_OUT}') OR coalesce(epoch_ms(sent_at) + any_value(timeout_ms) < (
+                SELECT max(greatest(epoch_ms(sent_at), epoch_ms(answered_at))) FROM commands), false) AS is_over
+        FROM commands WHERE sent_at IS NOT NULL GROUP BY device_id, command_id, sent_at),
+    sent AS (
+        SELECT device_id, command_id, min(sent_at) AS sent_at, bool_and(is_over) AS is_over,
+            arg_min({{'name': name, 'payload': payload, 'site': site}}, sent_at) AS of
+        FROM sendings GROUP BY ALL)
+    SELECT sent_at, device_id, command_id, of.name AS name, of.payload AS payload,
+        coalesce(first.status, CASE WHEN is_over THEN '{CommandStatus.TIMED_OUT}' ELSE '{CommandStatus.PENDING}' END) AS status,
+        first.answered_at AS answered_at, epoch_ms(first.answered_at) - epoch_ms(sent_at) AS latency_ms, first.reason AS reason,
+        first.reported AS reported, coalesce(answers, 0) AS answers, of.site AS site
+    FROM sent LEFT JOIN answers USING (device_id, command_id)
     UNION ALL BY NAME
     SELECT sent_at, device_id, command_id, status, answered_at, reason, reported, 1 AS answers, site
     FROM commands WHERE status = '{CommandStatus.UNMATCHED}'

@@ -1,7 +1,5 @@
 """Routes of the API about firmware rollouts."""
 
-from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -11,6 +9,7 @@ from fleetpulse.core.rollouts.rollout import Rollout, Status
 from fleetpulse.core.rollouts.verdict import Result
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.rollouts import StoredRollout, rollout_names
+from fleetpulse.reports.rollouts.plain import described, listed
 from fleetpulse.web import queries
 from fleetpulse.web.api.answers import tables
 from fleetpulse.web.api.openapi import Operation, Parameter, any_object, array, obj, optional, text, whole
@@ -24,8 +23,7 @@ def rollouts(live: LiveFleet, _request: Request) -> dict[str, Any]:
 
 def rollout(live: LiveFleet, request: Request) -> dict[str, Any]:
     """Show a rollout: its plan, and its cohorts with their verdicts."""
-    found = rollout_of(live.home, request.path_params["name"])
-    return {**listed(found), "plan": found.plan.content(), "steps": [asdict(one) for one in found.cohorts]}
+    return described(rollout_of(live.home, request.path_params["name"]))
 
 
 def all_rollouts(home: Home) -> list[Rollout]:
@@ -49,23 +47,6 @@ def rollout_of(home: Home, name: str) -> Rollout:
     return StoredRollout(home, name).read()
 
 
-def listed(found: Rollout) -> Mapping[str, Any]:
-    """Return a rollout as a row of a list, with the names of ``./fleet rollout status --json``."""
-    return {
-        "rollout": found.plan.name,
-        "version": found.plan.version,
-        "status": found.status.value,
-        "cohort": len(found.cohorts),
-        "cohorts": len(found.plan.cohorts),
-        "devices": found.devices,
-        "owner": found.owner,
-        "started_ms": found.cohorts[0].started_ms if found.cohorts else None,
-        "ended_ms": found.ended_ms,
-        "ended_by": found.ended_by,
-        "reason": found.reason,
-    }
-
-
 _LISTED: Final = {
     "rollout": text("name"),
     "version": text("firmware version that the devices get"),
@@ -73,10 +54,10 @@ _LISTED: Final = {
     "cohort": whole("number of started cohorts"),
     "cohorts": whole("number of cohorts"),
     "devices": whole("number of devices"),
-    "owner": text("who started it"),
+    "owner": text("owner, by default the requester of the start"),
     "started_ms": optional(whole("start, epoch milliseconds")),
     "ended_ms": optional(whole("end, epoch milliseconds; null while it runs")),
-    "ended_by": optional(text("who ended it")),
+    "end_requester": optional(text("requester of its end")),
     "reason": optional(text("reason of its end")),
 }
 _VERDICT: Final = obj(
@@ -91,7 +72,7 @@ _STEP: Final = obj(
     {
         "number": whole("number of the cohort, from 1"),
         "devices": whole("number of its devices"),
-        "by": text("who started it"),
+        "requester": text("requester of its start"),
         "started_ms": whole("start, epoch milliseconds"),
         "sent_ms": optional(whole("time at which its commands were sent, epoch milliseconds")),
         "verdict": optional(_VERDICT),

@@ -18,13 +18,14 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.reports.operations.stream import streams_beside
 from fleetpulse.reports.plain import numbered_row
 from fleetpulse.reports.rollouts.newest import observe_newest
+from fleetpulse.reports.rollouts.plain import listed
 from fleetpulse.reports.streams.lists import newest_ms
 from fleetpulse.reports.streams.twin import twin
 from fleetpulse.reports.streams.vitals import alarms, windows
 from fleetpulse.web import queries
 from fleetpulse.web.actions import command, offers
 from fleetpulse.web.api import listing
-from fleetpulse.web.api.rollouts import all_rollouts, listed, rollout_of
+from fleetpulse.web.api.rollouts import all_rollouts, rollout_of
 from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.pages.facts import SLOW_S
 from fleetpulse.web.pages.rendering import page, query_of

@@ -1,4 +1,8 @@
-"""Firmware rollouts through the whole pipeline: a good version reaches every device, a bad one stops in its first cohort."""
+"""Firmware rollouts through the whole pipeline: a good version reaches every device, a bad one stops in its first cohort.
+
+Rule: one fleet with Airflow runs for all tests of this file. Each test begins with devices that are all present, and rolls
+out versions of its own.
+"""
 
 import json
 import os
@@ -11,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from fleetpulse.core.lifecycle import PRESENT
 from fleetpulse.core.rollouts.cohorts import cohort_of
+from fleetpulse.io.home.command_spool import spool
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.mqtt.address import load_address
 from fleetpulse.io.mqtt.publisher import Publisher
@@ -19,12 +25,17 @@ from fleetpulse.io.system.process import read_status
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.paths import ROOT
 from fleetpulse.reports.judgements import judged_frontier_ms
+from fleetpulse.reports.operations.audit import audited_actions
 from fleetpulse.reports.present.devices import devices
+from streaming.simulator.devices import BAD
 from streaming.simulator.scenario import Scenario, Sent, command_topics
 from streaming.simulator.simulator import CommandAnswers
+from tests.support.airflow_browser import airflow_browser
+from tests.support.browser import NEEDS_CHROMIUM
 from tests.support.wait import await_that
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(3600)]  # each wait has its own, shorter limit
+DAG = "fleet_rollout"
 SETTINGS = 'allowed_lateness = "2s"\ncanary_interval = "500ms"\nstreams = ["commands"]\nstreams_every = "2s"\n'
 POLICY = '[rules]\ntimeout = "30s"\n'
 SCENARIO = Scenario(seed=1, devices=50, start_ms=0)
@@ -41,7 +52,7 @@ class Field(threading.Thread):
     def __init__(self, home: Home) -> None:
         super().__init__(daemon=True)
         self._home, self._ended = home, threading.Event()
-        self._names = [topic.rpartition("/")[0] for topic in sorted(command_topics(SCENARIO))]
+        self.names = [topic.rpartition("/")[0] for topic in sorted(command_topics(SCENARIO))]
         self._taken: dict[str, Any] = {}
 
     def firmware(self) -> dict[str, str | None]:
@@ -51,7 +62,7 @@ class Field(threading.Thread):
     @property
     def ids(self) -> set[str]:
         """Ids of all devices."""
-        return {name.rpartition("/")[2] for name in self._names}
+        return {name.rpartition("/")[2] for name in self.names}
 
     def run(self) -> None:
         """Send and answer until `end`."""
@@ -64,7 +75,7 @@ class Field(threading.Thread):
                 self._taken = answers.devices.to_plain()
                 if (now_ms := wall_clock_ms()) >= beat_at_ms:
                     beat_at_ms = now_ms + 1_000
-                    for name in self._names:
+                    for name in self.names:
                         payload = json.dumps({"ts": now_ms}).encode()
                         if (sent := answers.devices.adapted(Sent(now_ms, f"{name}/heartbeat", payload))) is not None:
                             publisher.publish(sent.topic, sent.payload)
@@ -83,16 +94,17 @@ def call(home: Home, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=300)
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    """Start the pipeline without simulated devices."""
-    at, environment = Home(tmp_path / "home"), {**os.environ, "PYTHONPATH": str(ROOT)}
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    """Start the pipeline and Airflow without simulated devices; users of Airflow cannot approve their own runs."""
+    tmp_path = tmp_path_factory.mktemp("rollout")
+    at, environment = Home(tmp_path / "home"), {**os.environ, "PYTHONPATH": str(ROOT), "FLEET_SELF_APPROVAL": "no"}
     at.path.mkdir()
     (at.path / "settings.toml").write_text(SETTINGS)
     (tmp_path / "policy.toml").write_text(POLICY)
     with (tmp_path / "up.log").open("w") as log:
         command = [sys.executable, "-P", "-m", "cli", "up", "--home", str(at.path)]
-        options = ["--no-sim", "--no-airflow", "--no-page", "--port", "0", "--policy", str(tmp_path / "policy.toml")]
+        options = ["--no-sim", "--airflow-port", "0", "--no-page", "--port", "0", "--policy", str(tmp_path / "policy.toml")]
         running = subprocess.Popen([*command, *options], stdout=log, stderr=log, env=environment, cwd=ROOT)
         try:
             await_that(lambda: running.poll() is not None or read_status(at.run("bridge")).get("connected"), what="the bridge")
@@ -103,7 +115,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
             running.wait(120)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def field(home: Home) -> Iterator[Field]:
     """Start the devices, and wait until all of them are online."""
     found = Field(home)
@@ -115,16 +127,36 @@ def field(home: Home) -> Iterator[Field]:
         found.end()
 
 
+@pytest.fixture(autouse=True)
+def recovered(home: Home, field: Field) -> None:
+    """Give good firmware to the devices that have bad firmware of the test before, and wait until they are present."""
+    bad = {device for device, version in field.firmware().items() if version is not None and BAD in version}
+    content = {"op": "command", "id": "recovery", "name": "firmware", "payload": {"version": "recovered"}}
+    if bad:
+        spool(home, [(f"{name}/control", content) for name in field.names if name.rpartition("/")[2] in bad])
+    await_that(lambda: not any(BAD in str(version) for version in field.firmware().values()), what="good firmware", pause_s=1)
+    await_that(lambda: _present(home) == field.ids, what="all devices present", pause_s=2)
+
+
 def _online(home: Home) -> set[str]:
     return {one["device_id"] for one in devices(home, judged_frontier_ms(home), mode="online")}
 
 
-def plan(tmp_path: Path, name: str, version: str) -> str:
-    """Write a plan for all devices; return its path."""
+def _present(home: Home) -> set[str]:
+    return {one["device_id"] for mode in PRESENT for one in devices(home, judged_frontier_ms(home), mode=mode)}
+
+
+def plan(name: str, version: str) -> str:
+    """Return a plan for all devices."""
     content = {"name": name, "version": version, "scope": "TRUE", "soak": "40s", "flash": "5s"}
     lines = [f"{key} = {json.dumps(value)}" for key, value in content.items()]
+    return "\n".join([*lines, f"cohorts = {list(COHORTS)}", "least_devices = 5", ""])
+
+
+def plan_file(tmp_path: Path, name: str, version: str) -> str:
+    """Write a plan for all devices; return its path."""
     path = tmp_path / f"{name}.toml"
-    path.write_text("\n".join([*lines, f"cohorts = {list(COHORTS)}", "least_devices = 5", ""]))
+    path.write_text(plan(name, version))
     return str(path)
 
 
@@ -142,7 +174,7 @@ def test_a_good_version_reaches_every_device_and_a_bad_one_stops_in_its_first_co
         return done.stdout.startswith("passed")
 
     for number in (1, 2, 3):
-        step = ["start", plan(tmp_path, "good", "2.0")] if number == 1 else ["advance", "good"]
+        step = ["start", plan_file(tmp_path, "good", "2.0")] if number == 1 else ["advance", "good"]
         done = call(home, "rollout", *step)
         assert done.returncode == 0, done.stderr
         reached = cohorts(field, "good", number)
@@ -153,7 +185,7 @@ def test_a_good_version_reaches_every_device_and_a_bad_one_stops_in_its_first_co
     assert found["observed"]["answers"]["acknowledged"] == len(field.ids - cohorts(field, "good", 2))
     assert _online(home) == field.ids, "the announced update hides the restart, and no device is left in it"
 
-    assert call(home, "rollout", "start", plan(tmp_path, "worse", "2.1-bad")).returncode == 0
+    assert call(home, "rollout", "start", plan_file(tmp_path, "worse", "2.1-bad")).returncode == 0
 
     def stopped() -> str:
         done = call(home, "rollout", "check", "worse")
@@ -165,3 +197,29 @@ def test_a_good_version_reaches_every_device_and_a_bad_one_stops_in_its_first_co
     assert refused.returncode == 1 and "continues no more" in refused.stderr
     first = cohorts(field, "worse", 1)
     assert field.firmware() == {device: "2.1-bad" if device in first else "2.0" for device in field.ids}
+
+
+@NEEDS_CHROMIUM
+def test_a_person_approves_each_cohort_in_the_browser_and_a_bad_version_stops_by_itself(home: Home, field: Field) -> None:
+    await_that(lambda: read_status(home.run("airflow")).get("state") == "running", what="Airflow", pause_s=1)
+    before = field.firmware()
+    with airflow_browser(home, "operator") as browser:
+        run = browser.post(DAG, plan=plan("asked", "3.0"))
+        for number in (1, 2, 3):
+            shown = 'rollout "asked" (plan '
+            browser.answer(DAG, run, "Approve", shown, task=f"approve_{number}")
+            reached = cohorts(field, "asked", number)
+            awaited = {**before, **dict.fromkeys(reached, "3.0")}
+            await_that(lambda awaited=awaited: field.firmware() == awaited, what=f"cohort {number} has the firmware", pause_s=1)
+        assert browser.await_end(DAG, run) == "success", browser.tasks(DAG, run)
+        asked = [one for one in audited_actions(home) if one["action"].startswith("rollout ") and run in (one["asked_by"] or "")]
+        assert {one["asked_by"].partition(",")[0] for one in asked} == {"admin"}
+
+        run = browser.post(DAG, plan=plan("asked-worse", "3.1-bad"))
+        browser.answer(DAG, run, "Approve", 'rollout "asked-worse"', task="approve_1")
+        assert browser.await_end(DAG, run) == "failed"
+        states, log = browser.tasks(DAG, run), browser.log_of(DAG, run, "outcome")
+    assert (states["check_1"], states["start_2"], states["stop"]) == ("failed", "upstream_failed", "success")
+    assert 'check_1: the rollout \\"asked-worse\\" is stopped' in log, log
+    first = cohorts(field, "asked-worse", 1)
+    assert field.firmware() == {device: "3.1-bad" if device in first else "3.0" for device in field.ids}

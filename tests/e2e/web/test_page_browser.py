@@ -22,7 +22,7 @@ from fleetpulse.web.actions import Starter
 from fleetpulse.web.app import create_app
 from tests.support.browser import NEEDS_CHROMIUM, Site, Watched, browsing, require_fit
 from tests.support.homes.shown import seem_running, shown_home
-from tests.support.homes.streams import add_commands, add_streams
+from tests.support.homes.streams import STOPPED, add_commands, add_streams
 
 PICTURES = os.environ.get("FLEET_PICTURES")
 PAGES = {
@@ -128,6 +128,15 @@ def test_commands_are_filtered_without_javascript_and_lead_to_the_device(site: S
         page.locator("a.device").click()
         page.get_by_role("link", name="Read its sessions").click()
         expect(page.locator("#beside")).to_contain_text("difference")
+
+
+@pytest.mark.parametrize("name", ["rollouts", "rollout"])
+def test_the_arithmetic_of_a_rollout_is_shown_beside_the_long_name_of_its_run(site: Site, name: str) -> None:
+    with site.context(viewport={"width": 1280, "height": 800}) as context:
+        page = context.new_page()
+        page.goto(PAGES[name])
+        page.locator("td", has_text=STOPPED).wait_for()
+        assert page.locator(".table").evaluate("one => one.scrollWidth <= one.clientWidth")
 
 
 def test_parts_of_a_device_are_loaded_afterwards(site: Site) -> None:

@@ -13,6 +13,7 @@ from fleetpulse.io.home.rollouts import StoredRollout
 from fleetpulse.io.tables import tables
 
 MINUTE_MS: Final = 60_000
+RUN: Final = "airflow fleet_rollout manual__2026-11-28T16:47:38.236931+00:00"  # owner of a rollout, as long as a name gets
 STOPPED: Final = (
     "cohort 1, observed for 2m: 4 of 4 (100.0 %) devices went offline, of the rest 0 of 36 (0.0 %): 100.0 points more, above the "
     "bound of 5.0"
@@ -102,8 +103,8 @@ def add_rollouts(home: Home, end_ms: int) -> None:
         found = Rollout(plan, 40, "ann <i>", (cohort,))
         if name == "bad-3":
             verdict = {"result": "stopped", "reason": STOPPED, "baseline": "rest", "until_ms": started_ms + 600_000}
-            stopped = CohortRecord(1, 4, "ann <i>", started_ms, started_ms + 500, verdict, started_ms + 120_000)
-            found = Rollout(plan, 40, "ann <i>", (stopped,), Status.STOPPED, started_ms + 120_000, "ann <i>", STOPPED)
+            stopped = CohortRecord(1, 4, f"ann <i>, {RUN}", started_ms, started_ms + 500, verdict, started_ms + 120_000)
+            found = Rollout(plan, 40, RUN, (stopped,), Status.STOPPED, started_ms + 120_000, "ann <i>", STOPPED)
         stored = StoredRollout(home, name)
         stored.create([(f"pump-{number}", "north") for number in range(40)])
         stored.write(found)

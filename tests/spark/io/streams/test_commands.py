@@ -27,7 +27,7 @@ LEAD_S = CLOCK_LEAD_MS // 1_000
 JOINED = f"""
     WITH sent AS (
         SELECT received_at AS sent_at, device_id, site, body->>'$.id' AS command_id, body->>'$.name' AS name,
-            CAST(body->'$.payload' AS VARCHAR) AS payload
+            CAST(body->'$.payload' AS VARCHAR) AS payload, CAST(body->>'$.timeout_ms' AS BIGINT) AS timeout_ms
         FROM messages WHERE kind = 'control' AND body->>'$.op' = 'command'),
     answers AS (
         SELECT received_at AS answered_at, device_id AS answered_by, site AS answer_site, position, body->>'$.id' AS answered,
@@ -35,15 +35,16 @@ JOINED = f"""
         FROM messages WHERE kind = 'ack' AND body IS NOT NULL),
     joined AS (
         SELECT * FROM sent FULL JOIN answers ON device_id = answered_by AND command_id = answered
-            AND answered_at BETWEEN sent_at - INTERVAL {LEAD_S} SECONDS AND sent_at + INTERVAL {ANSWER_S} SECONDS)
+            AND answered_at BETWEEN sent_at - INTERVAL {LEAD_S} SECONDS AND sent_at + INTERVAL {ANSWER_S} SECONDS
+            AND epoch_ms(answered_at) - epoch_ms(sent_at) <= coalesce(timeout_ms, {ANSWER_S} * 1000))
     SELECT coalesce(device_id, answered_by) AS device_id, sent_at, answered_at, coalesce(command_id, answered) AS command_id,
         CASE WHEN sent_at IS NULL THEN 'unmatched' WHEN answered_at IS NULL THEN 'timed_out'
              WHEN answer = 'accepted' THEN 'acknowledged' ELSE 'rejected' END AS status,
         name, payload, epoch_ms(answered_at) - epoch_ms(sent_at) AS latency_ms, reason, reported, position AS answer_position,
-        coalesce(site, answer_site) AS site
+        coalesce(site, answer_site) AS site, timeout_ms
     FROM joined
     UNION ALL BY NAME
-    SELECT sent_at, device_id, site, command_id, name, payload, 'pending' AS status FROM sent
+    SELECT sent_at, device_id, site, command_id, name, payload, timeout_ms, 'pending' AS status FROM sent
 """
 
 
@@ -54,6 +55,7 @@ def history(seed: int) -> list[Row]:
     for number in range(60):
         at_s, device, command = chance.randrange(1, 60) * 5, chance.choice("abc"), f"c{chance.randrange(8)}"
         more = chance.choice([{}, {"payload": {"x": 1.5, "y": {"z": ["\u00e9", None]}}}])
+        more |= [{}, {}, {"timeout_ms": 5_000}, {"timeout_ms": 7_200_000}][number % 4]
         rows.append(row(at_s, f"{device}/control", op="command", id=command, name="set", **more))
         for lag_s in chance.sample([-15, -10, 0, 5, 30, ANSWER_S, ANSWER_S + 5], chance.randrange(3)):
             extra = chance.choice([{}, {"reason": "why"}, {"reported": {"x": number}}])

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetpulse.core.messages.decode import NO_TS, Rejection, decode
+from fleetpulse.core.messages.decode import NO_TS, Rejection, decode, program_command
 from fleetpulse.core.rows import Clock, Origin, Row
+from fleetpulse.core.streams.commands import COMMAND_FIELDS, delivery
 
 NOW = 1_700_000_000_000
 
@@ -35,6 +36,22 @@ def test_any_json_becomes_a_row_or_a_rejection(content: dict[str, Any]) -> None:
         assert row.seq is None or 0 <= row.seq < 2**63
 
 
+_FIELDS = st.none() | st.integers() | st.text(max_size=3) | st.just("command") | st.dictionaries(st.text(max_size=2), st.none())
+
+
+@given(st.sampled_from(["oslo", "_"]), st.dictionaries(st.sampled_from(["op", *COMMAND_FIELDS, "until", "site"]), _FIELDS))
+def test_a_command_of_a_program_is_a_control_row_of_the_command_line_or_a_rejection(site: str, content: dict[str, Any]) -> None:
+    topic, payload = f"fleet/{site}/pump-1/control", json.dumps(content).encode()
+    found, refused = program_command(topic, payload), decode(topic, payload, NOW)
+    assert isinstance(refused, Rejection), "only the bridge takes it"
+    if isinstance(found, Rejection):
+        assert refused == found
+    else:
+        assert set(found) <= {"op", *COMMAND_FIELDS} and refused.reason == "reserved"
+        assert isinstance(decode(topic, json.dumps(found).encode(), NOW, Origin.COMMAND), Row)
+        assert delivery(topic, found, NOW) is not None
+
+
 @pytest.mark.parametrize(
     ("topic", "payload", "reason"),
     [
@@ -50,6 +67,8 @@ def test_any_json_becomes_a_row_or_a_rejection(content: dict[str, Any]) -> None:
         ("fleet/a/b/heartbeat", b'{"a":' * 20 + b"1" + b"}" * 20, "depth"),
         ("fleet/a/b/heartbeat", b" " * 300_000, "size"),
         ("fleet/a/b/control", b"{}", "reserved"),
+        ("fleet/a/b/control", b"[]", "json"),
+        ("fleet/a/b/control", b'{"op":"command","id":"c","name":"set"}', "reserved"),
         ("fleet/_/_/policy", b"{}", "reserved"),
     ],
 )

@@ -22,7 +22,7 @@ def test_a_cohort_starts_only_after_the_one_before_has_passed() -> None:
     with refused("rollout-not-passed"):
         first.judged(WAITING, "bob", 3).starting(51, "bob", 3)
     second = first.judged(PASSED, "bob", 3).starting(51, "cy", 4)
-    assert [(one.number, one.devices, one.by, one.started_ms, one.sent_ms) for one in second.cohorts] == [
+    assert [(one.number, one.devices, one.requester, one.started_ms, one.sent_ms) for one in second.cohorts] == [
         (1, 49, "ann", 1, 2),
         (2, 51, "cy", 4, None),
     ]
@@ -34,7 +34,7 @@ def test_the_last_passed_cohort_completes_a_rollout() -> None:
     found = NEW.starting(49, "ann", 1).sent(2).judged(PASSED, "bob", 3)
     assert (found.status, found.ended_ms) == (Status.RUNNING, None)
     done = found.starting(51, "ann", 4).sent(5).judged(PASSED, "bob", 6)
-    assert (done.status, done.ended_ms, done.ended_by, done.reason) == (Status.COMPLETED, 6, "bob", "it passed")
+    assert (done.status, done.ended_ms, done.end_requester, done.reason) == (Status.COMPLETED, 6, "bob", "it passed")
     with refused("rollout-ended"):
         done.ended(Status.STOPPED, "ann", 7, "late")
 
@@ -52,7 +52,7 @@ def test_a_record_is_read_back() -> None:
         assert from_plain(json.loads(json.dumps(found.plain()))) == found
 
 
-@pytest.mark.parametrize("change", [{"form": 2}, {"status": "odd"}, {"plan": {}}, {"cohorts": [{"odd": 1}]}])
+@pytest.mark.parametrize("change", [{"form": 1}, {"status": "odd"}, {"plan": {}}, {"cohorts": [{"odd": 1}]}])
 def test_a_damaged_record_is_refused(change: dict[str, object]) -> None:
     with refused("rollout-record-damaged"):
         from_plain({**NEW.plain(), **change})

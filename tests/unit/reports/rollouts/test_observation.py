@@ -6,7 +6,9 @@ import pytest
 
 from fleetpulse.core.rollouts.verdict import Answers, Counts
 from fleetpulse.core.streams.tables import COMMANDS
+from fleetpulse.io.tables.tables import query
 from fleetpulse.reports.rollouts.observation import answers, emitted_through_ms, observe
+from tests.support.histories.histories import row
 from tests.support.homes.rolled_out import RolledOutHome
 
 pytestmark = pytest.mark.unit
@@ -60,6 +62,24 @@ def test_an_error_that_does_not_degrade_a_device_counts(fleet: RolledOutHome) ->
     fleet.run(20, faulty=["pump-0"])
     fleet.run(40)
     assert observe(fleet.home, 1, from_ms, fleet.pumps[:2], fleet.pumps[2:]).cohort == Counts(2, 0, 1)
+
+
+def test_a_device_that_is_degraded_again_after_its_announced_update_has_no_error(fleet: RolledOutHome) -> None:
+    """The announcement hides the mode of the device, and its end shows it again; the rest has no announcement."""
+    fleet.run(80, faulty=["pump-0", "pump-1", "pump-4"])
+    fleet.run(20)
+    from_ms = fleet.now_ms
+    announced = (("pump-0", 20), ("pump-1", 20), ("pump-2", 20))
+    fleet.batch(
+        *(row(fleet.now_s + 2, f"fleet/north/{name}/control", op="update", until=from_ms + s * 1_000) for name, s in announced)
+    )
+    fleet.run(60)
+    modes = query(fleet.home, "SELECT from_mode, to_mode FROM transitions WHERE device_id = 'pump-0' ORDER BY transition_no")
+    assert [(one["from_mode"], one["to_mode"]) for one in modes[-2:]] == [("degraded", "updating"), ("updating", "degraded")]
+    seen = observe(fleet.home, 1, from_ms, fleet.pumps[:4], fleet.pumps[4:])
+    assert (seen.cohort, seen.rest) == (Counts(4), Counts(4))
+    fleet.run(60, faulty=["pump-1"])
+    assert observe(fleet.home, 1, from_ms, fleet.pumps[:4], fleet.pumps[4:]).cohort == Counts(4, 0, 1)
 
 
 def test_nothing_is_counted_before_the_frontier_passes_the_start(fleet: RolledOutHome) -> None:

@@ -56,14 +56,30 @@ def test_the_first_answer_to_a_command_counts(tmp_path: Path) -> None:
     assert [one["command_id"] for one in commands(home, status=CommandStatus.PENDING)] == ["c2"]
 
 
-def test_a_command_that_is_sent_again_with_its_id_is_listed_again(tmp_path: Path) -> None:
-    home = joined(
-        tmp_path / "home",
-        entry("a", "c1", "pending", 1, name="set"),
-        entry("a", "c1", "timed_out", 1, name="set"),
-        entry("a", "c1", "pending", 900, name="set"),
-    )
-    assert [one["status"] for one in commands(home)] == ["timed_out", "pending"]
+def test_a_command_that_is_sent_again_with_its_id_is_one_command(tmp_path: Path) -> None:
+    rows = [
+        entry("a", "c1", "pending", 1, name="set", payload=None),
+        entry("a", "c1", "timed_out", 1, name="set", payload=None),
+        entry("a", "c1", "pending", 900, name="set", payload='{"x":2}'),
+        entry("a", "c1", "pending", 905, name="set", payload='{"x":3}'),
+        entry("b", "c1", "pending", 900, name="set"),
+    ]
+    [found, other] = commands(joined(tmp_path / "pending", *rows))
+    assert (found["status"], found["payload"], other["device_id"]) == ("pending", None, "b")
+    ends = [entry("a", "c1", "timed_out", at_s, name="set") for at_s in (900, 905)]
+    assert commands(joined(tmp_path / "over", *rows, *ends))[0]["status"] == "timed_out"
+    answers = [entry("a", "c1", "acknowledged", at_s, 907, answer_position=3, name="set") for at_s in (900, 905)]
+    [found, _] = commands(joined(tmp_path / "answered", *rows, *answers))
+    assert (found["status"], found["answers"], found["latency_ms"]) == ("acknowledged", 1, 906_000)
+
+
+def test_a_command_with_a_timeout_of_its_own_is_timed_out_when_the_table_is_beyond_it(tmp_path: Path) -> None:
+    rows = [entry("a", "c1", "pending", 1, timeout_ms=5_000), entry("a", "c2", "pending", 1)]
+    at = entry("b", "c3", "pending", 6)
+    assert [one["status"] for one in commands(joined(tmp_path / "at", *rows, at))] == ["pending"] * 3
+    later = entry("b", "c3", "unmatched", None, 6.001)
+    assert [one["status"] for one in commands(joined(tmp_path / "later", *rows, later), "a")] == ["pending"] * 2
+    assert [one["status"] for one in commands(joined(tmp_path / "all", *rows, later))] == ["timed_out", "pending", "unmatched"]
 
 
 def test_a_twin_merges_commands_and_answers_in_order(tmp_path: Path) -> None:

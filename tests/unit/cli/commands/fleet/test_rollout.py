@@ -5,6 +5,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.app import app
-from cli.commands.fleet import rollout_steps as steps
 from fleetpulse.core.rollouts.cohorts import cohort_of, command_id
 from fleetpulse.core.rollouts.plan import RolloutPlan, parse_rollout_plan
 from fleetpulse.core.rollouts.rollout import Status
 from fleetpulse.core.streams.tables import COMMANDS
 from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.rollouts import StoredRollout
 from fleetpulse.reports.operations.audit import audited_actions
+from fleetpulse.reports.rollouts import outlook as outlooks
+from fleetpulse.reports.rollouts import steps
 from tests.support.histories.histories import row
 from tests.support.homes.rolled_out import TIMEOUT_S, RolledOutHome
 from tests.support.refusals import refused
@@ -39,7 +42,8 @@ least_devices = 5
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RolledOutHome:
     """Return a home with 40 pumps and 10 sensors; its event time is the wall clock."""
     found = RolledOutHome(tmp_path / "home")
-    monkeypatch.setattr(steps, "wall_clock_ms", lambda: found.now_ms)
+    for module in (steps, outlooks):
+        monkeypatch.setattr(module, "wall_clock_ms", lambda: found.now_ms)
     return found
 
 
@@ -56,6 +60,10 @@ def plan_of(**changes: Any) -> RolloutPlan:
     import tomllib
 
     return parse_rollout_plan({**tomllib.loads(PLAN), **changes})
+
+
+check = partial(steps.check, expects_answers=False)
+advance = partial(steps.advance, expects_answers=False)
 
 
 def run(home: Home, *arguments: str) -> Any:
@@ -135,10 +143,10 @@ def test_a_bad_firmware_stops_in_its_first_cohort(fleet: RolledOutHome, plan_fil
 def test_a_passed_cohort_that_fails_later_stops_at_the_next_step(fleet: RolledOutHome) -> None:
     steps.start(fleet.home, plan_of(), None)
     fleet.run(140)
-    assert steps.check(fleet.home, "pumps-2")[0].current.passed
+    assert check(fleet.home, "pumps-2")[0].current.passed
     fleet.run(100, silent=cohort(fleet, 1))
     with refused("rollout-ended"):
-        steps.advance(fleet.home, "pumps-2")
+        advance(fleet.home, "pumps-2")
     assert firmware(fleet.home) == Counter(cohort(fleet, 1))
 
 
@@ -154,11 +162,11 @@ def test_a_cohort_whose_devices_did_not_answer_waits(fleet: RolledOutHome) -> No
     answer("pending", slice(None))
     answer("acknowledged", slice(4))
     answer("rejected", slice(4, 5))
-    _, verdict, seen = steps.check(fleet.home, "pumps-2")
+    _, verdict, seen = check(fleet.home, "pumps-2")
     assert verdict.reason.startswith("4 devices acknowledged the command, fewer than least_devices (5); 1 rejected it")
     assert seen.answers is not None and seen.answers.pending == len(ids) - 5
     answer("acknowledged", slice(5, 6))
-    assert steps.check(fleet.home, "pumps-2")[1].result == "passed"
+    assert check(fleet.home, "pumps-2")[1].result == "passed"
 
 
 @pytest.mark.parametrize(
@@ -178,7 +186,7 @@ def test_a_plan_that_proves_nothing_is_refused_and_leaves_nothing(
     with refused(code):
         steps.start(fleet.home, plan_of(**changes), None)
     assert sent(fleet.home) == [] and run(fleet.home, "status").stdout == "rollouts: none\n"
-    steps.outlook(fleet.home, plan_of(scope="TRUE", soak="130s"))
+    outlooks.outlook(fleet.home, plan_of(scope="TRUE", soak="130s"))
 
 
 def test_a_start_is_bound_to_the_number_of_planned_devices(fleet: RolledOutHome) -> None:
@@ -205,15 +213,15 @@ def test_two_running_rollouts_share_no_device(fleet: RolledOutHome) -> None:
 
 
 def test_a_rollout_is_stopped_by_a_person_or_by_its_owner(fleet: RolledOutHome, plan_file: Path) -> None:
-    run(fleet.home, "start", str(plan_file), "--by", "run 1")
-    other = run(fleet.home, "stop", "pumps-2", "--by", "run 2", "--own")
+    run(fleet.home, "start", str(plan_file), "--owner", "run 1")
+    other = run(fleet.home, "stop", "pumps-2", "--owner", "run 2", "--own")
     assert other.exit_code == 1 and "belongs to run 1" in str(other.exception)
     assert run(fleet.home, "stop", "pumps-2", "--dry-run").exit_code == 0
-    assert steps.StoredRollout(fleet.home, "pumps-2").read().status is Status.RUNNING
+    assert StoredRollout(fleet.home, "pumps-2").read().status is Status.RUNNING
     assert run(fleet.home, "stop", "pumps-2", "--why", "it smokes").stdout == 'the rollout "pumps-2" is stopped\n'
     assert run(fleet.home, "stop", "pumps-2").stdout == 'the rollout "pumps-2" was stopped before\n'
     with refused("rollout-ended", match="it smokes"):
-        steps.advance(fleet.home, "pumps-2")
+        advance(fleet.home, "pumps-2")
 
 
 def test_a_device_that_left_the_service_gets_no_command(fleet: RolledOutHome) -> None:
@@ -221,7 +229,7 @@ def test_a_device_that_left_the_service_gets_no_command(fleet: RolledOutHome) ->
     [gone, *_] = sorted(cohort(fleet, 2))
     fleet.batch(row(fleet.now_s + 2, f"fleet/north/{gone}/registry", op="decommission"))
     fleet.run(140, silent=[gone])
-    found, _ = steps.advance(fleet.home, "pumps-2")
+    found, _ = advance(fleet.home, "pumps-2")
     assert found.current.devices == len(cohort(fleet, 2)) - 1
     assert firmware(fleet.home) == Counter((cohort(fleet, 1) | cohort(fleet, 2)) - {gone})
 
@@ -238,6 +246,67 @@ def test_a_dry_run_changes_nothing(fleet: RolledOutHome, plan_file: Path) -> Non
     assert run(fleet.home, "check", "pumps-2", "--dry-run").exit_code == 0
     assert (fleet.home.path / "rollouts" / "pumps-2" / "rollout.json").read_text() == before
     assert run(fleet.home, "advance", "pumps-2", "--dry-run", "--to", "3").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["start", "other-plan", "--owner", "run 1"], "rollout-exists"),
+        (["start", "plan", "--owner", "run 2"], "rollout-exists"),
+        (["start", "overlapping"], "rollout-overlaps"),
+        (["start", "new", "--devices-at-most", "9"], "rollout-more-devices"),
+        (["start", "small"], "rollout-cohort-too-small"),
+        (["advance", "pumps-2"], "rollout-not-passed"),
+        (["advance", "pumps-2", "--to", "3"], "rollout-cohort-unexpected"),
+        (["advance", "none"], "rollout-unknown"),
+        (["stop", "none"], "rollout-unknown"),
+        (["stop", "pumps-2", "--own", "--owner", "run 2"], "rollout-of-other"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_step_refuses(fleet: RolledOutHome, tmp_path: Path, words: list[str], code: str) -> None:
+    plans = {
+        "plan": plan_of(),
+        "other-plan": plan_of(soak="3m"),
+        "overlapping": plan_of(name="all", scope="TRUE", soak="5m"),
+        "new": plan_of(name="sensors", scope="device_class = 'sensor'", soak="5m", least_devices=1),
+        "small": plan_of(name="small", scope="device_id = 'sensor-1'", soak="5m"),
+    }
+    for name, plan in plans.items():
+        lines = [f"{key} = {json.dumps(value)}" for key, value in plan.content().items() if key != "bounds"]
+        (tmp_path / name).write_text("\n".join(lines))
+    steps.start(fleet.home, plans["plan"], "run 1")
+    words = [str(tmp_path / word) if word in plans else word for word in words]
+    before = sorted((path, path.read_bytes()) for path in (fleet.home.path / "rollouts").rglob("*.json"))
+    planned, done = run(fleet.home, *words, "--dry-run"), run(fleet.home, *words)
+    assert (planned.exit_code, done.exit_code) == (1, 1)
+    assert str(planned.exception) == str(done.exception) and getattr(done.exception, "code", None) == code
+    assert sorted((path, path.read_bytes()) for path in (fleet.home.path / "rollouts").rglob("*.json")) == before
+
+
+def test_a_dry_run_of_a_repeated_step_names_its_completion(fleet: RolledOutHome, plan_file: Path) -> None:
+    for words in (["start", str(plan_file)], ["advance", "pumps-2", "--to", "2"]):
+        assert run(fleet.home, *words).exit_code == 0
+        planned, done = run(fleet.home, *words, "--dry-run"), run(fleet.home, *words)
+        assert (planned.exit_code, done.exit_code) == (0, 0)
+        assert "has started already" in planned.stderr and "had started already" in done.stdout
+        fleet.run(140)
+
+
+def test_each_verb_prints_the_same_fields_as_json(fleet: RolledOutHome, plan_file: Path) -> None:
+    steps_of = [["start", str(plan_file)], ["status"], ["status", "pumps-2"], ["check", "pumps-2"], ["advance", "pumps-2"]]
+    found: dict[str, dict[str, Any]] = {}
+    for words in [*steps_of, ["stop", "pumps-2"]]:
+        if words[0] == "advance":
+            fleet.run(140)
+        done = run(fleet.home, *words, "--json")
+        assert done.exit_code == 0, done.output
+        [found[" ".join(words)]] = [json.loads(line) for line in done.stdout.splitlines()]
+    keys = [list(one) for one in found.values()]
+    assert keys == [keys[0]] * len(found) and keys[0][-2:] == ["verdict", "observed"]
+    started, stopped = found[f"start {plan_file}"], found["stop pumps-2"]
+    assert (started["verdict"], started["end_requester"], stopped["status"]) == (None, None, "stopped")
+    assert stopped["end_requester"] == stopped["steps"][0]["requester"] == stopped["owner"]
+    assert found["check pumps-2"]["verdict"]["result"] == "waiting" and found["check pumps-2"]["observed"]["number"] == 1
 
 
 def test_a_fleet_without_a_home_or_a_rollout_is_refused(fleet: RolledOutHome, tmp_path: Path) -> None:
@@ -294,13 +363,13 @@ def test_an_advance_that_is_killed_anywhere_is_completed_by_the_next_check(
 ) -> None:
     steps.start(fleet.home, plan_of(), None)
     fleet.run(140)
-    steps.check(fleet.home, "pumps-2")
+    check(fleet.home, "pumps-2")
     completed = 0
-    for home in killed_at_each_sync(fleet.home, monkeypatch, tmp_path / "copy", lambda home: steps.advance(home, "pumps-2", 2)):
-        found = steps.check(home, "pumps-2")[0]
+    for home in killed_at_each_sync(fleet.home, monkeypatch, tmp_path / "copy", lambda home: advance(home, "pumps-2", 2)):
+        found = check(home, "pumps-2")[0]
         assert firmware(home) == Counter(set().union(*(cohort(fleet, one.number) for one in found.cohorts)))
         completed += len(found.cohorts) == 2
-        found, _ = steps.advance(home, "pumps-2", 2)
+        found, _ = advance(home, "pumps-2", 2)
         assert len(found.cohorts) == 2 and firmware(home) == Counter(cohort(fleet, 1) | cohort(fleet, 2))
     assert completed > 3
 
@@ -317,6 +386,6 @@ def test_a_rollout_that_is_stopped_during_a_step_sends_nothing_more(
         steps.stop(home, "pumps-2", "enough")
         with refused("rollout-exists"):
             steps.start(home, plan_of(), "me")
-        assert steps.check(home, "pumps-2")[1].result == "stopped"
-        assert firmware(home) == before and steps.StoredRollout(home, "pumps-2").waiting() == 0
+        assert check(home, "pumps-2")[1].result == "stopped"
+        assert firmware(home) == before and StoredRollout(home, "pumps-2").waiting() == 0
     assert stops > 2
