@@ -45,8 +45,8 @@ def devices(live: LiveFleet, request: Request) -> dict[str, Any]:
     given = request.query_params
     wanted = queries.device_filter(given)
     names = list(dict.fromkeys(queries.choices_of(given, "facets", queries.FACETS)))
-    with live.reading() as cursor:
-        where = queries.search(cursor, wanted.where)
+    with live.searching() as (cursor, ids):
+        where = queries.search(cursor, ids, wanted.where)
         rows = fetch(cursor, *queries.devices_sql(replace(wanted, where=where)))
         count, facets = queries.facets_of(fetch(cursor, *queries.facets_sql(where, names, _FACETS)), names)
     following = queries.cursor_of(rows[-1], wanted) if len(rows) == wanted.limit else None

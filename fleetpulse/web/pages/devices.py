@@ -65,8 +65,8 @@ def devices(live: LiveFleet, request: Request) -> Mapping[str, Any]:
     before = bool(given.get("before"))
     if before:
         wanted = replace(wanted, after=queries.device_filter({**given, "after": given["before"]}).after)
-    with live.reading() as cursor:
-        found = queries.search(cursor, wanted.where)
+    with live.searching() as (cursor, ids):
+        found = queries.search(cursor, ids, wanted.where)
         more = fetch(cursor, *queries.devices_sql(replace(wanted, where=found, limit=wanted.limit + 1), backwards=before))
         searched = None if found is wanted.where else _facets(cursor, found)
     count, facets = searched or _known_facets(live, request, wanted.where)
