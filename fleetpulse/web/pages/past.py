@@ -15,7 +15,6 @@ from fleetpulse.core.lifecycle import PRESENT, Mode
 from fleetpulse.core.times import DAY_MS, END_OF_TIME_MS, HOUR_MS, format_instant
 from fleetpulse.reports.history.moments import fleet_page, moment_of
 from fleetpulse.reports.history.time_travel import Moment, life
-from fleetpulse.reports.judgements import require_known
 from fleetpulse.web import queries
 from fleetpulse.web.actions import command
 from fleetpulse.web.live import LiveFleet
@@ -63,7 +62,7 @@ def device(live: LiveFleet, request: Request, device_id: str) -> dict[str, Any]:
     """
     given = request.query_params
     known = queries.choice_of(given, "known", KNOWN, KNOWN[0])
-    require_known(live.home, device_id)
+    live.require_device(device_id)
     moment = _moment(live, given, known)
     spans = life(live.home, device_id, moment)
     end_ms = min(moment.at_ms, moment.judged_to_ms) if spans else moment.at_ms

@@ -121,7 +121,7 @@ def test_commands_are_filtered_without_javascript_and_lead_to_the_device(site: S
         page.get_by_role("link", name="Streams", exact=True).click()
         page.get_by_role("link", name="Commands", exact=True).click()
         page.get_by_label("Id of a device").fill("pump-1006")
-        page.get_by_label("state", exact=True).select_option("rejected")
+        page.get_by_label("status", exact=True).select_option("rejected")
         page.get_by_role("button", name="Show").click()
         expect(page).to_have_url(f"{site.url}/stream/commands?device=pump-1006&status=rejected")
         expect(page.locator("tr[data-row]")).to_have_count(1)
