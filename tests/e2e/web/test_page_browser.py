@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -158,6 +159,31 @@ def test_search_as_you_type_keeps_the_filter_in_the_address(site: Site) -> None:
         expect(page.locator("a.device")).to_have_count(1)
         expect(page).to_have_url(f"{site.url}/devices?q=pump-1006&site=harbour")
         assert watched.faults == []
+
+
+def test_the_slider_of_the_past_moves_by_keys_and_works_without_javascript(site: Site) -> None:
+    with site.context() as context:
+        watched = Watched(context.new_page(), site.url)
+        page = watched.page
+        page.goto("/past?known=then")
+        slider, shown = page.locator("#slide"), page.locator("#slid")
+        before = shown.inner_text()
+        slider.focus()
+        page.keyboard.press("PageDown")
+        expect(shown).not_to_have_text(before)
+        page.wait_for_url("**/past?*at=*")
+        chosen = slider.input_value()
+        assert f"at={chosen}" in page.url and "known=then" in page.url
+        expect(page.locator("#at")).to_have_value(re.compile(r"^20"))
+        expect(slider).to_be_focused()
+        assert watched.faults == []
+    with site.context(java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto("/past")
+        page.locator("#slide").focus()
+        page.keyboard.press("Home")
+        page.get_by_role("button", name="Go").click()
+        page.wait_for_url("**/past?*at=*")
 
 
 def test_keys_go_search_choose_and_switch_the_zone(site: Site) -> None:
