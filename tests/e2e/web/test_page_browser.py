@@ -6,7 +6,7 @@
 import os
 import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
@@ -42,7 +42,8 @@ PAGES = {
     "rollout": "/stream/rollouts/bad-3",
     "device-streams": "/devices/pump-1006?streams=1",
 }
-PICTURED = ("fleet", "devices", "device", "changes")
+_SHORT = ("fleet", "devices", "device", "past", "commands")  # pages with each kind of part
+PICTURED = ("fleet", "devices", "device", "changes", "past", "sessions", "vitals", "commands", "rollouts", "rollout")
 pytestmark = [pytest.mark.e2e, NEEDS_CHROMIUM]
 
 
@@ -79,14 +80,20 @@ def _served(home: Home, starter: Starter | None = None) -> Iterator[str]:
         thread.join(30)
 
 
-@pytest.mark.parametrize("width", [1280, 360])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_each_page_is_accessible_and_obeys_the_policy(site: Site, scheme: Any, width: int) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "width", "names"),
+    [
+        ("light", 1280, PAGES),
+        ("dark", 360, _SHORT),
+        *(pytest.param(*one, PAGES, marks=pytest.mark.extended) for one in (("dark", 360), ("light", 360), ("dark", 1280))),
+    ],
+)
+def test_each_page_is_accessible_and_obeys_the_policy(site: Site, scheme: Any, width: int, names: Iterable[str]) -> None:
     with site.context(color_scheme=scheme, viewport={"width": width, "height": 800}) as context:
         watched = Watched(context.new_page(), site.url)
         page = watched.page
-        for name, address in PAGES.items():
-            page.goto(address)
+        for name in names:
+            page.goto(PAGES[name])
             page.locator("#zone").wait_for()  # scripts have run
             if width == 1280:
                 _picture(page, name, scheme)
