@@ -14,16 +14,17 @@ from typing import Any
 
 import pytest
 import uvicorn
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 from starlette.requests import Request
 
+from fleetpulse.core.streams.names import StreamName
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.ports import free_port
 from fleetpulse.web.actions import Starter
 from fleetpulse.web.app import create_app
 from tests.support.browser import NEEDS_CHROMIUM, Site, Watched, browsing, require_fit
 from tests.support.homes.shown import seem_running, shown_home
-from tests.support.homes.streams import add_commands, add_streams
+from tests.support.homes.streams import add_commands, add_sessions, add_streams
 
 PICTURES = os.environ.get("FLEET_PICTURES")
 PAGES = {
@@ -43,7 +44,12 @@ PAGES = {
     "device-streams": "/devices/pump-1006?streams=1",
 }
 _SHORT = ("fleet", "devices", "device", "past", "commands")  # pages with each kind of part
-PICTURED = ("fleet", "devices", "device", "changes", "past", "sessions", "vitals", "commands", "rollouts", "rollout")
+PICTURED = {  # name of a picture -> address, and height; the address of the past is that of a link
+    "fleet": ("/", 800), "devices": ("/devices?mode=offline", 690), "device": ("/devices/pump-1006?why=1&facts=1", 800),
+    "changes": ("/changes?last=1440", 800), "past": ("", 640), "sessions": ("/stream/sessions", 750),
+    "vitals": ("/stream/vitals?device=pump-1006&metric=battery", 705), "commands": ("/stream/commands?last=all", 475),
+    "rollout": ("/stream/rollouts/bad-3", 590),
+}  # fmt: skip
 pytestmark = [pytest.mark.e2e, NEEDS_CHROMIUM]
 
 
@@ -95,14 +101,26 @@ def test_each_page_is_accessible_and_obeys_the_policy(site: Site, scheme: Any, w
         for name in names:
             page.goto(PAGES[name])
             page.locator("#zone").wait_for()  # scripts have run
-            if width == 1280:
-                _picture(page, name, scheme)
             require_fit(watched, name)
 
 
-def _picture(page: Page, name: str, scheme: str) -> None:
-    if PICTURES and scheme == "light" and name in PICTURED:
-        page.screenshot(path=Path(PICTURES) / f"page-{name}.png")
+@pytest.mark.skipif(PICTURES is None, reason="FLEET_PICTURES does not name a folder")
+def test_pictures_for_the_documentation_are_taken(site: Site, tmp_path: Path) -> None:
+    now_ms = round(time.time() * 1000)
+    home = shown_home(tmp_path / "home", now_ms - 5_000)
+    seem_running(home, *StreamName)
+    add_streams(home, "pump-1006", now_ms - 60_000, markup=False)
+    add_sessions(home, "pump-1010", now_ms - 120_000)
+    viewport: Any = {"width": 1280, "height": 800}
+    with _served(home) as url, Site(url, home, site.browser).context(viewport=viewport) as context:
+        page = context.new_page()
+        page.goto("/past")
+        earlier = page.locator(".steps a", has_text="−1 h").get_attribute("href")  # noqa: RUF001 - a minus
+        for name, (address, height) in PICTURED.items():
+            page.goto(address or earlier or "")
+            page.locator("#zone").wait_for()
+            clip: Any = {"x": 0, "y": 0, "width": 1280, "height": height}
+            page.screenshot(path=Path(PICTURES or "") / f"page-{name}.png", clip=clip)
 
 
 def test_pages_work_without_javascript(site: Site) -> None:
