@@ -20,7 +20,10 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables.tables import fetch, one_instance
+from fleetpulse.reports.judgements import require_known
+from fleetpulse.reports.present.id_index import IdIndex
 from fleetpulse.reports.present.mirror import PresentMirror, Reached
+from fleetpulse.web.queries import device_sql
 from fleetpulse.web.recent import RecentValues
 
 if TYPE_CHECKING:
@@ -151,20 +154,30 @@ class LiveFleet:
         Raises:
             QueryTooLong: the queries took too long.
         """
+        with self.searching() as (cursor, _):
+            yield cursor
+
+    @contextmanager
+    def searching(self) -> "Iterator[tuple[DuckDBPyConnection, IdIndex]]":
+        """Do as `reading`, and return the index of the ids with the connection.
+
+        Raises:
+            QueryTooLong: the queries took too long.
+        """
         import duckdb
 
         if not self._cores.acquire(timeout=QUERY_S):
             raise QueryTooLong(f"the server answers other requests; no core was free for {QUERY_S:g} s; try again", code="busy")
         with ExitStack() as held:
             held.callback(self._cores.release)
-            cursor = self.mirror.cursor()
+            cursor, ids = self.mirror.searchable()
             held.callback(cursor.close)
             timer = Timer(QUERY_S, cursor.interrupt)
             timer.daemon = True
             timer.start()
             held.callback(timer.cancel)
             try:
-                yield cursor
+                yield cursor, ids
             except duckdb.InterruptException:
                 raise QueryTooLong(
                     f"the query took longer than {QUERY_S:g} s and was interrupted; ask for less", code="query-too-long"
@@ -174,6 +187,16 @@ class LiveFleet:
         """Run SQL over the facts in memory; return rows by column name."""
         with self.reading() as cursor:
             return fetch(cursor, sql, parameters)
+
+    def require_device(self, device_id: str) -> None:
+        """Refuse an unknown device; tables are read only for a device that is not in memory.
+
+        Raises:
+            FleetError: the device was never registered or heard.
+        """
+        self.reached()
+        if not self.query(*device_sql(device_id)):
+            require_known(self.home, device_id)  # heard since the facts were loaded
 
     def _refresh_while_watched(self) -> None:
         while not self._stopping.is_set():

@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+
 from fleetpulse.core.errors import Misuse
 from fleetpulse.core.lifecycle import TROUBLE, Mode, Trigger
 from fleetpulse.core.presence.presence_time import clock_description
 from fleetpulse.core.rows import Trust
 from fleetpulse.core.tables import literals
 from fleetpulse.core.times import END_OF_TIME_MS, parse_instant_ms
+from fleetpulse.reports.present.id_index import IdIndex
 from fleetpulse.reports.present.mirror import CHANGED, HASH, LISTED
 from fleetpulse.reports.present.parts import UNJUDGED
 from fleetpulse.reports.present.tally import COUNTED
@@ -53,11 +56,15 @@ class Condition:
         sql: condition; ``true`` if there is none.
         values: parameters.
         counted: table of the numbers ``n`` of the devices that it selects from.
+        searched: text in lower case that the ids must have; empty if there is none.
+        others: the condition without this text; None if there is none.
     """
 
     sql: str
     values: Sequence[Any]
     counted: str = "live.counted"
+    searched: str = ""
+    others: "Condition | None" = None
 
 
 EVERYTHING: Final = Condition("true", ())
@@ -174,10 +181,6 @@ def condition(parameters: Mapping[str, str]) -> Condition:
         Misuse: a value is invalid.
     """
     parts, values = ["true"], list[Any]()
-    if searched := text_of(parameters, "q"):
-        has_case = not searched.isascii() or any(map(str.isalpha, searched))
-        parts.append("contains(lower(device_id), ?)" if has_case else "contains(device_id, ?)")
-        values.append(searched.lower())
     modes = (*(mode.value for mode in Mode), UNJUDGED)
     for name, choices in (("mode", modes), ("trigger", [one.value for one in Trigger]), ("clock", [one.value for one in Trust])):
         if chosen := choices_of(parameters, name, choices):
@@ -189,22 +192,36 @@ def condition(parameters: Mapping[str, str]) -> Condition:
             values.append(text)
     if flag_of(parameters, "never_seen"):
         parts.append("never_seen")
-    return Condition(" AND ".join(parts), values, counted=_EACH if searched else EVERYTHING.counted)
+    others = Condition(" AND ".join(parts), values)
+    searched = text_of(parameters, "q").lower()
+    if not searched:
+        return others
+    has_case = not searched.isascii() or any(map(str.isalpha, searched))
+    part = "contains(lower(device_id), ?)" if has_case else "contains(device_id, ?)"
+    return Condition(f"{part} AND {others.sql}", [searched, *values], _EACH, searched, others)
 
 
-def search(cursor: "DuckDBPyConnection", where: Condition) -> Condition:
-    """Return a condition that selects the same devices; a search in all ids, which is slow, runs once.
+def search(cursor: "DuckDBPyConnection", ids: IdIndex, where: Condition) -> Condition:
+    """Return a condition that selects the same devices; a search in all ids runs once.
 
     Args:
         cursor: connection of one request; the returned condition can be used until it is closed, in one transaction.
+        ids: index with the ids of all devices of the connection.
         where: condition on the devices.
     """
-    if where.counted != _EACH:
+    if where.others is None:
         return where
     cursor.begin()
-    columns = ", ".join(f'"{name}"' for name in ("device_id", "since_ms", *COUNTED))
-    found = f"SELECT rowid AS place, {columns}, 1 AS n FROM live.devices WHERE {where.sql} LIMIT {_MOST_MATCHES + 1}"
-    cursor.execute(f"CREATE TEMP TABLE matched AS {found}", list(where.values))
+    cursor.execute("SELECT 1 FROM live.devices LIMIT 1").fetchall()  # devices from now on are not in the transaction
+    numbers = ids.find(where.searched, _MOST_MATCHES + 1)
+    if len(numbers) <= _MOST_MATCHES:
+        cursor.register("numbers", pa.table({"number": numbers}))
+        where_ = Condition(f"number IN (SELECT number FROM numbers) AND {where.others.sql}", where.others.values)
+    else:
+        where_ = where
+    columns = ", ".join(f'"{name}"' for name in ("since_ms", *COUNTED))
+    found = f"SELECT rowid AS place, {columns}, 1 AS n FROM live.devices WHERE {where_.sql} LIMIT {_MOST_MATCHES + 1}"
+    cursor.execute(f"CREATE TEMP TABLE matched AS {found}", list(where_.values))
     [(count,)] = cursor.execute("SELECT count(*) FROM matched").fetchall()
     return where if count > _MOST_MATCHES else _MATCHED
 
@@ -285,11 +302,16 @@ def devices_sql(wanted: DeviceFilter, *, paged: bool = True, backwards: bool = F
     if paged:
         limit = f"LIMIT {wanted.limit}"
         where, values = _after_row(wanted, key, direction, backwards=backwards)
+        has_keys = wanted.sort != "device"
+        last, sign = ("min", ">=") if direction == "DESC" else ("max", "<=")
         if wanted.where is _MATCHED:
-            where = f"rowid IN (SELECT place FROM matched AS devices WHERE {where} ORDER BY {order} {limit})"
-        elif wanted.sort != "device":
+            places = "SELECT place FROM matched AS devices"
+            if has_keys and wanted.after is None:
+                keys = f"SELECT {key} AS key FROM matched AS devices ORDER BY key {direction} {limit}"
+                places += f" WHERE {key} {sign} (SELECT {last}(key) FROM ({keys}))"
+            where = f"rowid IN ({places}) AND {where}"
+        elif has_keys:
             keys = f"SELECT {key} AS key FROM live.devices AS devices WHERE {where} ORDER BY key {direction} {limit}"
-            last, sign = ("min", ">=") if direction == "DESC" else ("max", "<=")
             where, values = f"{where} AND {key} {sign} (SELECT {last}(key) FROM ({keys}))", [*values, *values]
     return f"SELECT {_device_columns()} FROM live.devices AS devices WHERE {where} ORDER BY {order} {limit}", values
 

@@ -81,8 +81,7 @@ class VersionedValues:
     Args:
         most: size of all values that are kept; before one would exceed it, all others are dropped.
         size: function that returns the size of a value; by default, each has the size 1.
-        one_at_a_time: whether requests wait while a value is computed; otherwise several threads may compute the
-            same value.
+        one_at_a_time: whether requests wait while any value is computed; otherwise only those for the same value.
     """
 
     def __init__(self, most: int, size: Callable[[Any], int] = lambda _: 1, *, one_at_a_time: bool = False) -> None:
@@ -91,6 +90,7 @@ class VersionedValues:
         self._lock = Lock()
         self._tag = ""
         self._known: dict[Hashable, Any] = {}
+        self._pending: dict[Hashable, Lock] = {}  # held while a value is computed
 
     def get(self, tag: str, key: Hashable, compute: Callable[[], Any]) -> Any:
         """Return a value; compute it if it is not known for a version.
@@ -103,13 +103,18 @@ class VersionedValues:
         with self._computing:
             with self._lock:
                 if self._tag != tag:
-                    self._tag, self._known = tag, {}
+                    self._tag, self._known, self._pending = tag, {}, {}
                 if key in self._known:
                     return self._known[key]
-            value = compute()
-            with self._lock:
-                if self._tag == tag:
-                    if sum(map(self._size, self._known.values())) + self._size(value) > self._most:
-                        self._known = {}
-                    self._known[key] = value
+                pending = self._pending.setdefault(key, Lock())
+            with pending:
+                with self._lock:
+                    if self._tag == tag and key in self._known:
+                        return self._known[key]
+                value = compute()
+                with self._lock:
+                    if self._tag == tag:
+                        if sum(map(self._size, self._known.values())) + self._size(value) > self._most:
+                            self._known, self._pending = {}, {}
+                        self._known[key] = value
             return value

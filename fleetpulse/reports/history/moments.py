@@ -37,19 +37,28 @@ def moment_of(home: Home, at_ms: int, known_ms: int = END_OF_TIME_MS, names: tup
                 f"{name} must be an instant in the past; got {format_instant(asked_ms)}; name an earlier instant",
                 code="instant-not-past",
             )
-    shards = judgements.shards(home, None)
-    if shards is None:
-        raise FleetError(
-            f'the home "{home.path}" has no history; replay a recording: ./fleet replay RECORDING --home {home.path}',
-            code="home-without-history",
-        )
-    if at_ms < (first_ms := first_instant_ms(home, shards.start_ms)):
+    if at_ms < (first_ms := began_ms(home)):
         began = format_instant(first_ms)
         raise FleetError(
             f'the history of "{home.path}" begins at {began}; got {names[0]} {format_instant(at_ms)}; use {began} or later',
             code="instant-before-history",
         )
     return Moment(at_ms, known_ms, _judged_to(home, known_ms))
+
+
+def began_ms(home: Home) -> int:
+    """Return the first instant of the history, epoch milliseconds.
+
+    Raises:
+        FleetError: the home has no history.
+    """
+    shards = judgements.shards(home, None)
+    if shards is None:
+        raise FleetError(
+            f'the home "{home.path}" has no history; replay a recording: ./fleet replay RECORDING --home {home.path}',
+            code="home-without-history",
+        )
+    return first_instant_ms(home, shards.start_ms)
 
 
 def _judged_to(home: Home, known_ms: int) -> int:

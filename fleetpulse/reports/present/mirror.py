@@ -28,6 +28,7 @@ from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.tables import files_of
 from fleetpulse.reports.judgements import frontier_ms
 from fleetpulse.reports.present import fold
+from fleetpulse.reports.present.id_index import IdIndex
 from fleetpulse.reports.present.kept import VERSIONED, appended_since, counted, limits_of, present_in
 from fleetpulse.reports.present.parts import HEARD, Limits, listed_sql
 from fleetpulse.reports.present.tally import COUNTED, Tally
@@ -45,7 +46,9 @@ CHANGED: Final = (  # columns of the table `live.changes`
     "reason", "policy_version", "judged_at", "life", "transition_no", "amendment_no",
 )  # fmt: skip
 HASH: Final = "(hash({}) & 4294967295)::UINTEGER"  # SQL: number by which a device is found; several may have the same
-_MORE: Final = f"coalesce(epoch_ms(since), -1) AS since_ms, {HASH.format('device_id')} AS id_hash"  # of `live.devices`
+_MORE: Final = (  # columns of `live.devices`
+    f"coalesce(epoch_ms(since), -1) AS since_ms, {HASH.format('device_id')} AS id_hash, NULL::UINTEGER AS number"
+)
 _LOADS: Final = 500  # a load is repeated after this multiple of its duration
 _LEAST_INTERVAL_S: Final = 30.0
 _AFFECTED: Final = "affected"  # table with the ids of the devices whose facts a refresh may replace
@@ -88,9 +91,10 @@ class PresentMirror:
     """Facts of the devices in memory: the tables ``live.devices``, ``live.counted`` and ``live.changes``.
 
     ``live.devices`` has a row for each device, with the columns `LISTED`; ``last_seen`` is the last signal as of
-    the newest transition. Two more columns make queries quick: ``since_ms``, -1 without a mode, and ``id_hash``, see
-    `HASH`. ``live.counted`` has numbers of devices, see `tally`. ``live.changes`` has the transitions of the last day
-    before the frontier, after amendments, with the columns `CHANGED` and ``id_hash``.
+    the newest transition. Three more columns make queries quick: ``since_ms``, -1 without a mode; ``id_hash``, see
+    `HASH`; and ``number``, the number of the id in the `IdIndex`. ``live.counted`` has numbers of devices, see `tally`.
+    ``live.changes`` has the transitions of the last day before the frontier, after amendments, with the columns
+    `CHANGED` and ``id_hash``.
 
     Attributes:
         home: home that is read.
@@ -105,7 +109,7 @@ class PresentMirror:
         self.is_replacing = False
         self._lock = Lock()
         self._logs = {table.name: DeltaLog(home.table(table.name)) for table in (*VERSIONED, DEVICE_CURRENT)}
-        self._connection = _connect()
+        self._held = _connect(), IdIndex()
         self._loading: DuckDBPyConnection | None = None  # connection of a load that is not complete
         self._tally: Tally | None = None
         self._limits: Limits | None = None
@@ -114,6 +118,10 @@ class PresentMirror:
         self._commits: dict[str, str | None] = dict.fromkeys(table.name for table in VERSIONED)  # of the known versions
         self._frontier: tuple[int | None, int | None] | None = None  # of the rows judged up to an instant
         self._load_s = self._loaded_s = 0.0
+
+    @property
+    def _connection(self) -> "DuckDBPyConnection":
+        return self._held[0]
 
     @property
     def reached(self) -> Reached:
@@ -128,9 +136,14 @@ class PresentMirror:
 
     def cursor(self) -> "DuckDBPyConnection":
         """Return a connection to the tables, for one thread, with the time zone UTC."""
-        cursor = self._connection.cursor()
+        return self.searchable()[0]
+
+    def searchable(self) -> "tuple[DuckDBPyConnection, IdIndex]":
+        """Return a connection like `cursor`, and the index with the ids of all its devices."""
+        connection, ids = self._held
+        cursor = connection.cursor()
         cursor.execute("SET TimeZone='UTC'")  # a cursor has settings of its own
-        return cursor
+        return cursor, ids
 
     def interrupt(self) -> None:
         """Interrupt a refresh of another thread, which then fails."""
@@ -181,14 +194,18 @@ class PresentMirror:
         hashed = f"SELECT *, {HASH.format('device_id')} AS id_hash FROM ({judged})"
         fresh.execute(f"CREATE TABLE live.kept AS {hashed} ORDER BY device_id", values)
         facts, values = present.facts()
-        fresh.execute(f"CREATE TABLE live.devices AS {_listed(present.limits, f'({facts})')} ORDER BY device_id", values)
+        listed = f"SELECT * FROM ({_listed(present.limits, f'({facts})')}) ORDER BY device_id"
+        numbered = f"SELECT * REPLACE ((row_number() OVER () - 1)::UINTEGER AS number) FROM ({listed})"
+        fresh.execute(f"CREATE TABLE live.devices AS {numbered}", values)
+        ids = IdIndex()
+        ids.add(fresh, "FROM live.devices ORDER BY number")
         tally = Tally(fresh)
         counts = present.counts()
         self._load_changes(fresh, frontier_ms)  # afterwards the view of the judgements has the recent files only
         _forget(fresh)
         fresh.execute("CHECKPOINT live")
         self.is_replacing = True
-        earlier, self._connection, self._loading = self._connection, fresh, None
+        earlier, self._held, self._loading = self._held, (fresh, ids), None
         self._tally, self._limits, self._kept_version = tally, present.limits, kept_version
         self._commits = {name: self._logs[name].digest(present.versions[name]) for name in self._commits}
         self._reached = Reached(present.versions, frontier_ms, *counts, now_ms)
@@ -275,11 +292,15 @@ class PresentMirror:
         facts = f"(SELECT fresh.*, {heard} FROM fresh LEFT JOIN unheard USING (device_id))"
         names = ", ".join(f'"{name}"' for name in CHANGED)
         connection.execute(f"CREATE OR REPLACE TEMP TABLE listed AS {_listed(limits, facts)}")
-        counted = ", ".join(f'"{name}"' for name in dict.fromkeys((*COUNTED, "clock_offset_ms")))
+        counted = ", ".join(f'"{name}"' for name in dict.fromkeys((*COUNTED, "clock_offset_ms", "number")))
         _find(connection, "live.devices", f"device_id, {counted}")
         connection.execute("CREATE OR REPLACE TEMP TABLE replaced AS FROM found SEMI JOIN fresh USING (device_id)")
-        connection.execute("""UPDATE listed SET clock = replaced.clock, clock_offset_ms = replaced.clock_offset_ms
-            FROM replaced WHERE listed.device_id = replaced.device_id""")
+        connection.execute("""UPDATE listed SET clock = replaced.clock, clock_offset_ms = replaced.clock_offset_ms,
+            number = replaced.number FROM replaced WHERE listed.device_id = replaced.device_id""")
+        first = self._held[1].add(connection, "FROM listed WHERE number IS NULL ORDER BY device_id")
+        connection.execute(f"""UPDATE listed SET number = {first} + following.place FROM (
+            SELECT device_id, row_number() OVER (ORDER BY device_id) - 1 AS place FROM listed WHERE number IS NULL) AS following
+            WHERE listed.device_id = following.device_id""")
         new = f"SELECT {names}, {HASH.format('device_id')} AS id_hash FROM new_judgements AS new WHERE kind IN ({_KINDS})"
         connection.execute("BEGIN")
         try:

@@ -23,12 +23,11 @@ from starlette.types import Receive, Scope, Send
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import JUDGEMENTS
-from fleetpulse.io.tables.tables import one_instance
 from fleetpulse.reports.history.feed import Cursor
 from fleetpulse.reports.present.mirror import Reached
 from fleetpulse.web.api.openapi import Endpoint, Operation, Parameter, Schema, obj, optional, text, whole
 from fleetpulse.web.live import QUERY_S, LiveFleet, QueryTooLong
-from fleetpulse.web.queries import MOST_ROWS
+from fleetpulse.web.readings import one_a_core, sharing
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -59,8 +58,8 @@ def facts(answer: Answer, *, reads_tables: bool = False) -> Endpoint:
         tag = _etag(live, reached)
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers={"ETag": tag})
-        read = partial(_consistent, live, partial(_sharing(answer) if reads_tables else answer, live, request))
-        reached, tag, found = await (_one_a_core(request, read) if reads_tables else run_in_threadpool(read))
+        read = partial(_consistent, live, _reading(answer, live, request, reads_tables=reads_tables))
+        reached, tag, found = await (one_a_core(request, read) if reads_tables else run_in_threadpool(read))
         return JSONResponse(_versioned(reached, found), headers={"ETag": tag})
 
     return endpoint
@@ -77,8 +76,8 @@ def current(answer: Answer, *, reads_tables: bool = False) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         live: LiveFleet = request.app.state.live
         await run_in_threadpool(live.reached)
-        read = partial(_consistent, live, partial(_sharing(answer) if reads_tables else answer, live, request))
-        reached, _, found = await (_one_a_core(request, read) if reads_tables else run_in_threadpool(read))
+        read = partial(_consistent, live, _reading(answer, live, request, reads_tables=reads_tables))
+        reached, _, found = await (one_a_core(request, read) if reads_tables else run_in_threadpool(read))
         return JSONResponse(_versioned(reached, found))
 
     return endpoint
@@ -87,38 +86,18 @@ def current(answer: Answer, *, reads_tables: bool = False) -> Endpoint:
 def tables(answer: Answer) -> Endpoint:
     """Return an endpoint that answers from tables, without the facts in memory.
 
-    At most as many of them read at once as there are cores; others wait without a thread, at most `QUERY_S`.
+    Their number is limited, see `readings`.
     """
 
     async def endpoint(request: Request) -> Response:
-        return JSONResponse(await _one_a_core(request, partial(_sharing(answer), request.app.state.live, request)))
+        return JSONResponse(await one_a_core(request, _reading(answer, request.app.state.live, request, reads_tables=True)))
 
     return endpoint
 
 
-async def _one_a_core(request: Request, read: Callable[[], Any]) -> Any:
-    readings: anyio.CapacityLimiter = request.app.state.readings
-    try:
-        with anyio.fail_after(QUERY_S):
-            await readings.acquire_on_behalf_of(request)
-    except TimeoutError:
-        raise QueryTooLong(
-            f"the server answers other requests; no core was free for {QUERY_S:g} s; try again", code="busy"
-        ) from None
-    try:
-        return await run_in_threadpool(read)
-    finally:
-        readings.release_on_behalf_of(request)
-
-
-def _sharing(answer: Answer) -> Answer:
-    """Let the readings of an answer share what `one_instance` does; an answer that is read again reads newer tables."""
-
-    def read(live: LiveFleet, request: Request) -> dict[str, Any]:
-        with one_instance():
-            return answer(live, request)
-
-    return read
+def _reading(answer: Answer, live: LiveFleet, request: Request, *, reads_tables: bool) -> Callable[[], dict[str, Any]]:
+    read = partial(answer, live, request)
+    return sharing(read) if reads_tables else read
 
 
 def versioned(properties: dict[str, Schema]) -> Schema:
@@ -181,11 +160,6 @@ def exported(
     lines = _csv_lines(rows) if form == "csv" else _json_lines(rows)
     headers = {"Content-Disposition": f'attachment; filename="{name}.{form}"'}
     return _File(rows, lines, headers=headers, media_type=MEDIA[form] + ("; charset=utf-8" if form == "csv" else ""))
-
-
-def limited(noun: str, default: int = 50, most: int = MOST_ROWS) -> Parameter:
-    """Return the parameter that `queries.limit_of` reads."""
-    return Parameter("limit", f"maximum number of {noun}", whole("", 1, most, default))
 
 
 def export_operations(noun: str, query: Query, parameters: tuple[Parameter, ...], summary: str, notes: str) -> list[Operation]:

@@ -11,10 +11,11 @@ from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.reports.history.feed import COLUMNS, NEWEST, changes_after, parse_cursor
 from fleetpulse.reports.present.mirror import CHANGED, Reached
 from fleetpulse.web import queries
-from fleetpulse.web.api.answers import export_operations, facts, limited, tables, versioned
-from fleetpulse.web.api.devices import MODES, PLACES, TRIGGERS, several
+from fleetpulse.web.api.answers import export_operations, facts, tables, versioned
+from fleetpulse.web.api.devices import MODES, TRIGGERS, several
 from fleetpulse.web.api.events import EVENTS, HEARTBEAT_S, MOST_STREAMS, stream_changes
 from fleetpulse.web.api.openapi import Operation, Parameter, array, columns_of, flag, obj, optional, text, whole
+from fleetpulse.web.api.parameters import PLACES, TEXT, limited
 from fleetpulse.web.live import LiveFleet
 
 _MOST_MINUTES: Final = 1_440
@@ -42,15 +43,14 @@ def feed(live: LiveFleet, request: Request) -> dict[str, Any]:
     return {"changes": found.rows, "next": str(found.following), "at_end": found.at_end}
 
 
-_TEXT: Final = text("", most=queries.MOST_TEXT)
 _FILTER: Final = (
-    Parameter("device", "id of the device", _TEXT),
+    Parameter("device", "id of the device", TEXT),
     *PLACES,
     Parameter("from_mode", "modes before", several(MODES)),
     Parameter("to_mode", "modes after", several(MODES)),
     Parameter("trigger", "triggers", several(TRIGGERS)),
-    Parameter("since", "least event time, ISO 8601 with a zone or epoch milliseconds", _TEXT),
-    Parameter("until", "event time before which the transitions are", _TEXT),
+    Parameter("since", "least event time, ISO 8601 with a zone or epoch milliseconds", TEXT),
+    Parameter("until", "event time before which the transitions are", TEXT),
     Parameter("last", "number of minutes before the frontier", whole("", 1, _MOST_MINUTES)),
 )
 _AFTER: Final = 'place after which to begin: the `next` of an answer, "newest" or "oldest"; by default "newest"'

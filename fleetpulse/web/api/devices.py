@@ -19,7 +19,7 @@ from fleetpulse.reports.present.mirror import Reached
 from fleetpulse.reports.present.parts import UNJUDGED
 from fleetpulse.reports.why import why as explanation
 from fleetpulse.web import queries
-from fleetpulse.web.api.answers import current, export_operations, facts, limited, tables, versioned
+from fleetpulse.web.api.answers import current, export_operations, facts, tables, versioned
 from fleetpulse.web.api.openapi import (
     Operation,
     Parameter,
@@ -33,6 +33,7 @@ from fleetpulse.web.api.openapi import (
     text,
     whole,
 )
+from fleetpulse.web.api.parameters import DEVICE_ID, PLACES, TEXT, limited
 from fleetpulse.web.live import LiveFleet
 
 _FACETS: Final = 20  # values of a facet
@@ -45,8 +46,8 @@ def devices(live: LiveFleet, request: Request) -> dict[str, Any]:
     given = request.query_params
     wanted = queries.device_filter(given)
     names = list(dict.fromkeys(queries.choices_of(given, "facets", queries.FACETS)))
-    with live.reading() as cursor:
-        where = queries.search(cursor, wanted.where)
+    with live.searching() as (cursor, ids):
+        where = queries.search(cursor, ids, wanted.where)
         rows = fetch(cursor, *queries.devices_sql(replace(wanted, where=where)))
         count, facets = queries.facets_of(fetch(cursor, *queries.facets_sql(where, names, _FACETS)), names)
     following = queries.cursor_of(rows[-1], wanted) if len(rows) == wanted.limit else None
@@ -86,24 +87,13 @@ def why(live: LiveFleet, request: Request) -> dict[str, Any]:
     return plain_levels(explanation(live.home, request.path_params["device_id"], judged_ms(live.home.checkpoint), at_ms))
 
 
-_ID: Final = Parameter(
-    "device_id", "id of the device, percent-encoded: a slash in it is `%2F`", text("", most=queries.MOST_TEXT), "path"
-)
-_TEXT: Final = text("", most=queries.MOST_TEXT)
-
-
 def several(choices: tuple[str, ...]) -> Schema:
     """Return the schema of a parameter with several words, comma-separated."""
     return array(text("", choices))
 
 
-PLACES: Final = (
-    Parameter("site", "site", _TEXT),
-    Parameter("class", "class of the device", _TEXT),
-    Parameter("gateway", "gateway of the device", _TEXT),
-)
 _FILTER: Final = (
-    Parameter("q", "text within the id; upper and lower case are the same", _TEXT),
+    Parameter("q", "text within the id; upper and lower case are the same", TEXT),
     Parameter("mode", "modes", several((*MODES, UNJUDGED))),
     *PLACES,
     Parameter("trigger", "triggers of the newest transition", several(TRIGGERS)),
@@ -191,7 +181,10 @@ OPERATIONS: Final = (
                 "note": text("note if rows are missing; may be empty"),
             }
         ),
-        parameters=(_ID, Parameter("at", "instant whose mode is explained, ISO 8601 with a zone; by default the present", _TEXT)),
+        parameters=(
+            DEVICE_ID,
+            Parameter("at", "instant whose mode is explained, ISO 8601 with a zone; by default the present", TEXT),
+        ),
         notes="The answer is that of `./fleet why DEVICE --json`: instants are text.",
         errors=(404,),
     ),
@@ -216,7 +209,7 @@ OPERATIONS: Final = (
             }
         ),
         parameters=(
-            _ID,
+            DEVICE_ID,
             Parameter(
                 "all",
                 f"whether to list all rows of kinds {', '.join(CHANGES)} as emitted, instead of the amended transitions",

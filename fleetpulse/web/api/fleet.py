@@ -14,7 +14,7 @@ from fleetpulse.reports.operations.coverage import coverage_gaps
 from fleetpulse.reports.present.devices import bronze_counts, counts_of_rows
 from fleetpulse.reports.present.parts import UNJUDGED
 from fleetpulse.web import queries
-from fleetpulse.web.api.answers import current, facts, limited, versioned
+from fleetpulse.web.api.answers import current, facts, versioned
 from fleetpulse.web.api.openapi import (
     Operation,
     Parameter,
@@ -27,6 +27,7 @@ from fleetpulse.web.api.openapi import (
     text,
     whole,
 )
+from fleetpulse.web.api.parameters import CLASS, SITE, limited
 from fleetpulse.web.live import LiveFleet
 
 SLOW_S: Final = 5.0  # interval at which facts from tables are read again
@@ -148,8 +149,8 @@ OPERATIONS: Final = (
         versioned({"sites": _group("site"), "classes": _group("class")}),
         parameters=(
             Parameter("sort", "order of both lists", {**text("", _ORDERS), "default": _ORDERS[0]}),
-            Parameter("site", "count devices of this site only", text("", most=queries.MOST_TEXT)),
-            Parameter("class", "count devices of this class only", text("", most=queries.MOST_TEXT)),
+            SITE,
+            CLASS,
             limited("entries of each list", 100),
         ),
         is_tagged=True,

@@ -10,11 +10,11 @@ from starlette.requests import Request
 
 from fleetpulse.core.rows import Kind
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.reports.judgements import require_known
 from fleetpulse.reports.messages import LISTED, Place, messages_of, place_of
 from fleetpulse.web import queries
-from fleetpulse.web.api.answers import limited, tables
+from fleetpulse.web.api.answers import tables
 from fleetpulse.web.api.openapi import Operation, Parameter, array, columns_of, obj, optional, text
+from fleetpulse.web.api.parameters import DEVICE_ID, limited
 from fleetpulse.web.live import LiveFleet
 
 KINDS: Final = tuple(kind.value for kind in Kind if kind not in (Kind.POLICY, Kind.GAP, Kind.TICK))  # of one device
@@ -26,7 +26,7 @@ def listed(live: LiveFleet, request: Request) -> dict[str, Any]:
     """List messages of a device, newest first."""
     device_id, limit = request.path_params["device_id"], queries.limit_of(request.query_params, PAGE)
     kind, after = asked(request)
-    require_known(live.home, device_id)
+    live.require_device(device_id)
     rows = messages_of(live.home, device_id, limit + 1, kind=kind, before=after)
     shown = [{name: one[name] for name in ("received_at_ms", "event_time_ms", *LISTED)} for one in rows[:limit]]
     return {"messages": shown, "next": cursor(rows[limit - 1]) if len(rows) > limit else None}
@@ -65,9 +65,7 @@ OPERATIONS: Final = (
             }
         ),
         parameters=(
-            Parameter(
-                "device_id", "id of the device, percent-encoded: a slash in it is `%2F`", text("", most=queries.MOST_TEXT), "path"
-            ),
+            DEVICE_ID,
             Parameter("kind", "kind of the messages", {**text("", (_ALL, *KINDS)), "default": _ALL}),
             Parameter("after", "the `next` of the page before; with the same kind", text("")),
             limited("messages"),

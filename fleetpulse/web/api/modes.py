@@ -15,6 +15,7 @@ from fleetpulse.reports.present.over_time import modes_over_time
 from fleetpulse.web import queries
 from fleetpulse.web.api.answers import facts, versioned
 from fleetpulse.web.api.openapi import Operation, Parameter, array, counts, obj, text, whole
+from fleetpulse.web.api.parameters import CLASS, SITE
 from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.recent import VersionedValues
 
@@ -69,8 +70,8 @@ OPERATIONS: Final = (
         (
             Parameter("from", "start of the range; default: one day before the end", text("instant")),
             Parameter("to", "end of the range; default: the frontier", text("instant")),
-            Parameter("site", "site to filter by", text("name of a site", most=queries.MOST_TEXT)),
-            Parameter("class", "class to filter by", text("name of a class", most=queries.MOST_TEXT)),
+            SITE,
+            CLASS,
         ),
         is_tagged=True,
     ),

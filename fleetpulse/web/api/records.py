@@ -15,7 +15,7 @@ from fleetpulse.reports.operations import quality as quality_reports
 from fleetpulse.reports.operations.coverage import coverage_gaps
 from fleetpulse.reports.plain import numbered_row
 from fleetpulse.web import queries
-from fleetpulse.web.api.answers import limited, tables
+from fleetpulse.web.api.answers import tables
 from fleetpulse.web.api.fleet import GAP, HEALTH
 from fleetpulse.web.api.openapi import (
     Operation,
@@ -30,6 +30,7 @@ from fleetpulse.web.api.openapi import (
     text,
     whole,
 )
+from fleetpulse.web.api.parameters import TEXT, limited
 from fleetpulse.web.live import LiveFleet
 
 _ALL: Final = "all"
@@ -143,7 +144,7 @@ OPERATIONS: Final = (
         tables(coverage),
         obj({"gaps": array(GAP, "gaps")}),
         parameters=(
-            Parameter("bridge", "name of the bridge", text("", most=queries.MOST_TEXT)),
+            Parameter("bridge", "name of the bridge", TEXT),
             Parameter("open", "whether to list open gaps only", {**flag(""), "default": False}),
             limited("gaps, the newest"),
         ),

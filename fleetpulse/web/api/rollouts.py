@@ -10,9 +10,9 @@ from fleetpulse.core.rollouts.verdict import Result
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.rollouts import StoredRollout, rollout_names
 from fleetpulse.reports.rollouts.plain import described, listed
-from fleetpulse.web import queries
 from fleetpulse.web.api.answers import tables
 from fleetpulse.web.api.openapi import Operation, Parameter, any_object, array, obj, optional, text, whole
+from fleetpulse.web.api.parameters import TEXT
 from fleetpulse.web.live import LiveFleet
 
 
@@ -100,7 +100,7 @@ OPERATIONS: Final = (
                 "steps": array(_STEP, "started cohorts, in order"),
             }
         ),
-        parameters=(Parameter("name", "name of the rollout", text("", most=queries.MOST_TEXT), "path"),),
+        parameters=(Parameter("name", "name of the rollout", TEXT, "path"),),
         notes="A verdict is that of the record: `./fleet rollout check NAME` judges the newest cohort and records it.",
         errors=(404,),
     ),

@@ -8,14 +8,13 @@ from starlette.requests import Request
 from fleetpulse.core.streams.tables import COMMANDS, SESSIONS, VITAL_ALARMS, VITALS
 from fleetpulse.core.tables import Table
 from fleetpulse.io.home.home import Home
-from fleetpulse.reports.judgements import require_known
 from fleetpulse.reports.plain import numbered_row
 from fleetpulse.reports.streams.lists import COMMAND_LIST, SESSION_LIST
 from fleetpulse.reports.streams.twin import twin as twin_of
 from fleetpulse.reports.streams.vitals import alarms, windows
 from fleetpulse.web import queries
 from fleetpulse.web.api import listing
-from fleetpulse.web.api.answers import limited, tables
+from fleetpulse.web.api.answers import tables
 from fleetpulse.web.api.openapi import (
     Operation,
     Parameter,
@@ -29,20 +28,19 @@ from fleetpulse.web.api.openapi import (
     text,
     whole,
 )
+from fleetpulse.web.api.parameters import DEVICE_ID, TEXT, limited
 from fleetpulse.web.live import LiveFleet
 
-_TEXT: Final = text("", most=queries.MOST_TEXT)
-_ID: Final = Parameter("device_id", "id of the device, percent-encoded: a slash in it is `%2F`", _TEXT, "path")
 _SPAN: Final = (
-    Parameter("device", "device", _TEXT),
+    Parameter("device", "device", TEXT),
     Parameter(
-        "since", "least instant, ISO 8601 with a zone; by default a day before the newest one, or none with a device", _TEXT
+        "since", "least instant, ISO 8601 with a zone; by default a day before the newest one, or none with a device", TEXT
     ),
 )
 _STATUS: Final = Parameter("status", "state", text("", listing.STATUSES))
 _OPEN: Final = Parameter("open", "true for open sessions only, false for ended ones only", flag(""))
 _REASON: Final = Parameter("ended_by", "reason of the end", text("", listing.REASONS))
-_AFTER: Final = Parameter("after", "`next` of the page before", _TEXT)
+_AFTER: Final = Parameter("after", "`next` of the page before", TEXT)
 _NOTES: Final = "A file has the rows of the list; objects are JSON texts, and instants are epoch milliseconds."
 
 
@@ -65,7 +63,7 @@ def _page(home: Home, request: Request, of: listing.Listing) -> dict[str, Any]:
 def twin(live: LiveFleet, request: Request) -> dict[str, Any]:
     """Show the desired and the reported state of a device."""
     device_id = request.path_params["device_id"]
-    require_listed(live, device_id)
+    live.require_device(device_id)
     found = asdict(twin_of(live.home, device_id))
     return {**found, "commands": [numbered_row(row) for row in found["commands"]]}
 
@@ -75,22 +73,11 @@ def vitals(live: LiveFleet, request: Request) -> dict[str, Any]:
     device_id, given = request.path_params["device_id"], request.query_params
     metric, since_ms = queries.text_of(given, "metric") or None, queries.instant_of(given, "since")
     limit = queries.limit_of(given, queries.MOST_ROWS)
-    require_listed(live, device_id)
+    live.require_device(device_id)
     return {
         "windows": windows(live.home, device_id, metric, since_ms, limit),
         "alarms": alarms(live.home, device_id, metric, limit),
     }
-
-
-def require_listed(live: LiveFleet, device_id: str) -> None:
-    """Refuse an unknown device.
-
-    Raises:
-        FleetError: the device was never registered or heard.
-    """
-    live.reached()
-    if not live.query(*queries.device_sql(device_id)):
-        require_known(live.home, device_id)  # heard since the facts were loaded
 
 
 def _columns(columns: tuple[Any, ...], names: tuple[str, ...]) -> dict[str, Schema]:
@@ -157,7 +144,7 @@ OPERATIONS: Final = (
                 "commands": array(_COMMAND, "pending commands and the newest ones, oldest first"),
             }
         ),
-        parameters=(_ID,),
+        parameters=(DEVICE_ID,),
         notes="The answer is that of `./fleet twin DEVICE --json`, with instants as numbers.",
         errors=(404,),
     ),
@@ -168,9 +155,9 @@ OPERATIONS: Final = (
         tables(vitals),
         obj({"windows": array(_all_columns(VITALS), "windows"), "alarms": array(_all_columns(VITAL_ALARMS), "newest alarms")}),
         parameters=(
-            _ID,
-            Parameter("metric", "name of a metric; all by default", _TEXT),
-            Parameter("since", "instant after which the windows end, ISO 8601 with a zone; all by default", _TEXT),
+            DEVICE_ID,
+            Parameter("metric", "name of a metric; all by default", TEXT),
+            Parameter("since", "instant after which the windows end, ISO 8601 with a zone; all by default", TEXT),
             limited("windows, the newest", queries.MOST_ROWS),
         ),
         notes="The stream `vitals` writes them; the policy names the metrics.",

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from fleetpulse.reports.judgements import require_known
 from fleetpulse.reports.messages import messages_of
 from fleetpulse.web.api.messages import KINDS, PAGE, asked, cursor
 from fleetpulse.web.live import LiveFleet
@@ -49,7 +48,7 @@ def page(live: LiveFleet, request: Request, device_id: str) -> dict[str, Any]:
         FleetError: the device was never registered or heard, or a parameter is invalid.
     """
     kind, after = asked(request)
-    require_known(live.home, device_id)
+    live.require_device(device_id)
     more = messages_of(live.home, device_id, PAGE + 1, kind=kind, before=after)
     rows = more[:PAGE]
     with_metrics = [] if after else messages_of(live.home, device_id, _POINTS, has_metrics=True)

@@ -50,6 +50,7 @@ NEXT: Final = {  # deadlines that lead to a mode which depends on the facts abou
     Trigger.SESSION_OVER: "end of the session that is held for review",
 }
 _SHOWN: Final = 8  # values of a facet
+_FROM_TABLES: Final = ("at", "why", "facts", "streams")  # parameters of the page of a device for parts that read tables
 _HEAD: Final = (("device", "device"), ("mode", "mode"), ("since", "since"), ("site", "site"), ("class", "class"))
 _ERRORS: Final = 20
 _ROWS: Final = 200  # rows of a timeline in its table
@@ -65,8 +66,8 @@ def devices(live: LiveFleet, request: Request) -> Mapping[str, Any]:
     before = bool(given.get("before"))
     if before:
         wanted = replace(wanted, after=queries.device_filter({**given, "after": given["before"]}).after)
-    with live.reading() as cursor:
-        found = queries.search(cursor, wanted.where)
+    with live.searching() as (cursor, ids):
+        found = queries.search(cursor, ids, wanted.where)
         more = fetch(cursor, *queries.devices_sql(replace(wanted, where=found, limit=wanted.limit + 1), backwards=before))
         searched = None if found is wanted.where else _facets(cursor, found)
     count, facets = searched or _known_facets(live, request, wanted.where)
@@ -124,7 +125,12 @@ async def device(request: Request) -> Response:
     if part not in views:
         raise FleetError(f'a device has no page "{part[:50]}"', code="page-unknown")
     template, view = views[part]
-    return await page(template, lambda live, request: {"device_id": device_id, **view(live, request, device_id)})(request)
+    given = request.query_params
+    reads_tables = bool(part) or given.get("span", "24h") != "24h" or any(map(given.get, _FROM_TABLES))
+    shown = page(
+        template, lambda live, request: {"device_id": device_id, **view(live, request, device_id)}, reads_tables=reads_tables
+    )
+    return await shown(request)
 
 
 def _present(live: LiveFleet, device_id: str) -> dict[str, Any]:

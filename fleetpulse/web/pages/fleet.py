@@ -25,8 +25,8 @@ _ALL_SITES: Final = 1_000
 _STEP_MS: Final = 15 * 60_000  # of the chart of modes
 _STEPS: Final = DAY_MS // _STEP_MS
 _GROUPS: Final = 12
-_MOST_GROUPS: Final = 50
-_CHANGES: Final = 100  # on a page
+_MOST_GROUPS: Final = 20
+_CHANGES: Final = 50  # on a page: the browser lays out all rows before it paints
 _COLUMNS: Final = 48  # of the chart of changes
 _FILTERS: Final = {
     "site": "site", "class": "class", "gateway": "gateway", "device": "device", "from_mode": "from", "to_mode": "to",
@@ -139,10 +139,10 @@ def changes(live: LiveFleet, request: Request) -> Mapping[str, Any]:
     """Return the context of the page Changes."""
     parameters, frontier_ms = _with_range(request.query_params), live.mirror.reached.frontier_ms
     where, axis = queries.changes_sql(parameters, frontier_ms), _axis(parameters, frontier_ms)
-    [count] = live.query(*queries.change_count_sql(where))
     after = _after(request.query_params.get("after", ""))
     rows = live.query(*_page(where, after, _CHANGES))
     facts = facts_of(live, request)
+    total, groups, chart = facts.cached(("changes", where.sql, tuple(where.values), axis), lambda: _summary(live, where, axis))
     gaps = [] if axis is None else facts.gaps(axis.from_ms, axis.to_ms)
     filters = {name: value for name, value in request.query_params.items() if name != "after"}
     return {
@@ -151,22 +151,31 @@ def changes(live: LiveFleet, request: Request) -> Mapping[str, Any]:
         "range": parameters.get("last"),
         "ranges": RANGES,
         "axis": axis,
-        "total": count["n"],
-        "groups": live.query(
-            f"""SELECT site, from_mode, to_mode, "trigger", count(*) AS n, count(DISTINCT device_id) AS devices,
-                epoch_ms(max(event_time)) AS newest_ms FROM live.changes WHERE {where.sql}
-                GROUP BY ALL ORDER BY n DESC, newest_ms DESC, site, from_mode, to_mode, "trigger" LIMIT {_MOST_GROUPS}""",
-            where.values,
-        ),
+        "total": total,
+        "groups": groups,
         "rows": rows,
         "most_groups": _MOST_GROUPS,
         "older": _cursor(rows[-1]) if len(rows) == _CHANGES else None,
         "is_first": after is None,
-        "chart": _columns(live, where, axis),
+        "chart": chart,
         "gaps": gaps,
         "chart_gaps": [] if axis is None else charts.gap_bars(((one.since_ms, one.until_ms) for one in gaps), axis),
         "absolute": _absolute(filters, axis),
     }
+
+
+def _summary(
+    live: LiveFleet, where: queries.Condition, axis: charts.Range | None
+) -> tuple[int, list[dict[str, Any]], dict[str, Any] | None]:
+    """Return the number of changes that match, their largest groups, and their chart."""
+    [count] = live.query(*queries.change_count_sql(where))
+    groups = live.query(
+        f"""SELECT site, from_mode, to_mode, "trigger", count(*) AS n, count(DISTINCT device_id) AS devices,
+            epoch_ms(max(event_time)) AS newest_ms FROM live.changes WHERE {where.sql}
+            GROUP BY ALL ORDER BY n DESC, newest_ms DESC, site, from_mode, to_mode, "trigger" LIMIT {_MOST_GROUPS}""",
+        where.values,
+    )
+    return count["n"], groups, _columns(live, where, axis)
 
 
 def _with_range(given: Mapping[str, str]) -> dict[str, str]:

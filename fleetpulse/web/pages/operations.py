@@ -57,7 +57,7 @@ def routes() -> list[Route]:
     return [
         Route("/stream", page("stream.html", stream_page)),
         Route("/state", page("state.html", state_page)),
-        Route("/quality", page("quality.html", quality_page)),
+        Route("/quality", page("quality.html", quality_page, reads_tables=True)),
         Route("/backtest", page("backtest.html", backtest_page)),
         Route("/backtest/{name:str}", backtest_report),
     ]

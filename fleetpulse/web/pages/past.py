@@ -13,17 +13,18 @@ from starlette.requests import Request
 
 from fleetpulse.core.lifecycle import PRESENT, Mode
 from fleetpulse.core.times import DAY_MS, END_OF_TIME_MS, HOUR_MS, format_instant
-from fleetpulse.reports.history.moments import fleet_page, moment_of
+from fleetpulse.reports.history.moments import began_ms, fleet_page, moment_of
 from fleetpulse.reports.history.time_travel import Moment, life
-from fleetpulse.reports.judgements import require_known
 from fleetpulse.web import queries
 from fleetpulse.web.actions import command
 from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.pages import charts
+from fleetpulse.web.pages.facts import SLOW_S
 
 FILTERS: Final = {"q": "id has", "mode": "mode", "site": "site", "class": "class", "gateway": "gateway", "trigger": "trigger"}
 KNOWN: Final = ("now", "then")
 STEPS_MS: Final = {"1 d": DAY_MS, "1 h": HOUR_MS, "10 min": 600_000, "1 min": 60_000}
+SLIDE_MS: Final = 60_000  # step of the slider
 _PAGE: Final = 50
 _SPANS: Final = 200  # rows of a life
 _BAND_MS: Final = 7 * DAY_MS  # greatest span of the chart of a life
@@ -63,7 +64,7 @@ def device(live: LiveFleet, request: Request, device_id: str) -> dict[str, Any]:
     """
     given = request.query_params
     known = queries.choice_of(given, "known", KNOWN, KNOWN[0])
-    require_known(live.home, device_id)
+    live.require_device(device_id)
     moment = _moment(live, given, known)
     spans = life(live.home, device_id, moment)
     end_ms = min(moment.at_ms, moment.judged_to_ms) if spans else moment.at_ms
@@ -110,13 +111,22 @@ def _of_moment(live: LiveFleet, moment: Moment, known: str, path: str, parameter
         "at_ms": moment.at_ms,
         "field": format_instant(moment.at_ms // 1000 * 1000).removesuffix(".000Z"),
         "known": known,
+        "slider": _slider(live, latest_ms),
         "is_beyond": moment.judged_to_ms < moment.at_ms,
         "judged_to_ms": None if moment.judged_to_ms < 0 else moment.judged_to_ms,
         "path": path,
         "parameters": {name: value for name, value in parameters.items() if value},
+        "slide_ms": SLIDE_MS,
         "earlier": {label: moment.at_ms - step_ms for label, step_ms in STEPS_MS.items()},
         "later": {label: moment.at_ms + one for label, one in reversed(STEPS_MS.items()) if moment.at_ms + one <= latest_ms},
     }
+
+
+def _slider(live: LiveFleet, latest_ms: int) -> charts.Range | None:
+    """Return the first and the last instant of the slider, whole steps of the history; None if it is too short."""
+    first_ms = live.recent.get("history", SLOW_S, lambda: began_ms(live.home))
+    found = charts.Range(-(-first_ms // SLIDE_MS) * SLIDE_MS, latest_ms // SLIDE_MS * SLIDE_MS)
+    return found if found.from_ms < found.to_ms else None
 
 
 def _band(spans: list[dict[str, Any]], axis: charts.Range) -> list[charts.Bar]:

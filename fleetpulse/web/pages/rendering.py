@@ -12,7 +12,7 @@ import mimetypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any, Final
@@ -33,6 +33,7 @@ from fleetpulse.reports.present.mirror import Reached
 from fleetpulse.reports.present.parts import UNJUDGED
 from fleetpulse.web.actions import airflow_of
 from fleetpulse.web.live import STALE_S, LiveFleet
+from fleetpulse.web.readings import one_a_core, sharing
 
 STATIC: Final = "/static/"
 _KEPT: Final = "public, max-age=31536000, immutable"
@@ -296,16 +297,18 @@ def render(request: Request, template: str, context: Mapping[str, Any], status: 
 View = Callable[[LiveFleet, Request], Mapping[str, Any]]
 
 
-def page(template: str, view: View) -> Callable[[Request], Any]:
+def page(template: str, view: View, *, reads_tables: bool = False) -> Callable[[Request], Any]:
     """Return a route that renders a template with the context of a view and the freshness of the facts.
 
     Args:
         template: name of the template.
         view: function that returns the context; it runs in a thread.
+        reads_tables: whether each request reads tables; then their number is limited, see `readings`.
     """
 
     async def route(request: Request) -> Response:
-        return await run_in_threadpool(_rendered, request, template, view)
+        render_ = partial(_rendered, request, template, view)
+        return await (one_a_core(request, sharing(render_)) if reads_tables else run_in_threadpool(render_))
 
     return route
 

@@ -24,7 +24,7 @@ def routes() -> list[Route]:
         Route("/devices/{rest:path}", devices.device),
         Route("/changes", page("changes.html", fleet.changes)),
         Route("/changes.{form:str}", fleet.export_changes),
-        Route("/past", page("past.html", past.fleet)),
+        Route("/past", page("past.html", past.fleet, reads_tables=True)),
         Route("/fragments/freshness", page("freshness.html", _nothing)),
         Route("/help", page("help.html", _nothing)),
         *operations.routes(),

@@ -47,11 +47,11 @@ _WINDOWS: Final = 500  # of a chart
 def routes() -> list[Route]:
     """Return the routes."""
     return [
-        Route("/stream/sessions", page("sessions.html", sessions_page)),
-        Route("/stream/vitals", page("vitals.html", vitals_page)),
-        Route("/stream/commands", page("commands.html", commands_page)),
-        Route("/stream/rollouts", page("rollouts.html", rollouts_page)),
-        Route("/stream/rollouts/{name:str}", page("rollout.html", rollout_page)),
+        Route("/stream/sessions", page("sessions.html", sessions_page, reads_tables=True)),
+        Route("/stream/vitals", page("vitals.html", vitals_page, reads_tables=True)),
+        Route("/stream/commands", page("commands.html", commands_page, reads_tables=True)),
+        Route("/stream/rollouts", page("rollouts.html", rollouts_page, reads_tables=True)),
+        Route("/stream/rollouts/{name:str}", page("rollout.html", rollout_page, reads_tables=True)),
     ]
 
 

@@ -106,6 +106,15 @@
   document.addEventListener("visibilitychange", () => { if (!document.hidden) answered = Math.max(answered, Date.now() - LOST_MS + POLL_MS * 2); });
   setTimeout(poll, POLL_MS);
 
+  document.addEventListener("input", (event) => { // the slider of the past: its value is epoch milliseconds
+    if (event.target.id !== "slide") return;
+    const ms = Number(event.target.value), at = $("#slid time"), text = clock(ms, zone === "UTC" ? "UTC" : local);
+    at.dataset.ms = ms;
+    at.dateTime = at.title = new Date(ms).toISOString();
+    write(at, text);
+    event.target.setAttribute("aria-valuetext", text);
+  });
+
   // ---- links, rows and keys --------------------------------------------------------------------------------
   const copy = async () => {
     const link = $("[data-copy]")?.dataset.copy, address = link ? new URL(link, location.href).href : location.href;

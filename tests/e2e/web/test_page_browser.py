@@ -4,8 +4,9 @@
 """
 
 import os
+import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
@@ -13,16 +14,17 @@ from typing import Any
 
 import pytest
 import uvicorn
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 from starlette.requests import Request
 
+from fleetpulse.core.streams.names import StreamName
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.ports import free_port
 from fleetpulse.web.actions import Starter
 from fleetpulse.web.app import create_app
 from tests.support.browser import NEEDS_CHROMIUM, Site, Watched, browsing, require_fit
 from tests.support.homes.shown import seem_running, shown_home
-from tests.support.homes.streams import STOPPED, add_commands, add_streams
+from tests.support.homes.streams import STOPPED, add_commands, add_sessions, add_streams
 
 PICTURES = os.environ.get("FLEET_PICTURES")
 PAGES = {
@@ -41,7 +43,13 @@ PAGES = {
     "rollout": "/stream/rollouts/bad-3",
     "device-streams": "/devices/pump-1006?streams=1",
 }
-PICTURED = ("fleet", "devices", "device", "changes")
+_SHORT = ("fleet", "devices", "device", "past", "commands")  # pages with each kind of part
+PICTURED = {  # name of a picture -> address, and height; the address of the past is that of a link
+    "fleet": ("/", 800), "devices": ("/devices?mode=offline", 690), "device": ("/devices/pump-1006?why=1&facts=1", 800),
+    "changes": ("/changes?last=1440", 800), "past": ("", 640), "sessions": ("/stream/sessions", 750),
+    "vitals": ("/stream/vitals?device=pump-1006&metric=battery", 705), "commands": ("/stream/commands?last=all", 475),
+    "rollout": ("/stream/rollouts/bad-3", 590),
+}  # fmt: skip
 pytestmark = [pytest.mark.e2e, NEEDS_CHROMIUM]
 
 
@@ -78,23 +86,41 @@ def _served(home: Home, starter: Starter | None = None) -> Iterator[str]:
         thread.join(30)
 
 
-@pytest.mark.parametrize("width", [1280, 360])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_each_page_is_accessible_and_obeys_the_policy(site: Site, scheme: Any, width: int) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "width", "names"),
+    [
+        ("light", 1280, PAGES),
+        ("dark", 360, _SHORT),
+        *(pytest.param(*one, PAGES, marks=pytest.mark.extended) for one in (("dark", 360), ("light", 360), ("dark", 1280))),
+    ],
+)
+def test_each_page_is_accessible_and_obeys_the_policy(site: Site, scheme: Any, width: int, names: Iterable[str]) -> None:
     with site.context(color_scheme=scheme, viewport={"width": width, "height": 800}) as context:
         watched = Watched(context.new_page(), site.url)
         page = watched.page
-        for name, address in PAGES.items():
-            page.goto(address)
+        for name in names:
+            page.goto(PAGES[name])
             page.locator("#zone").wait_for()  # scripts have run
-            if width == 1280:
-                _picture(page, name, scheme)
             require_fit(watched, name)
 
 
-def _picture(page: Page, name: str, scheme: str) -> None:
-    if PICTURES and scheme == "light" and name in PICTURED:
-        page.screenshot(path=Path(PICTURES) / f"page-{name}.png")
+@pytest.mark.skipif(PICTURES is None, reason="FLEET_PICTURES does not name a folder")
+def test_pictures_for_the_documentation_are_taken(site: Site, tmp_path: Path) -> None:
+    now_ms = round(time.time() * 1000)
+    home = shown_home(tmp_path / "home", now_ms - 5_000)
+    seem_running(home, *StreamName)
+    add_streams(home, "pump-1006", now_ms - 60_000, markup=False)
+    add_sessions(home, "pump-1010", now_ms - 120_000)
+    viewport: Any = {"width": 1280, "height": 800}
+    with _served(home) as url, Site(url, home, site.browser).context(viewport=viewport) as context:
+        page = context.new_page()
+        page.goto("/past")
+        earlier = page.locator(".steps a", has_text="−1 h").get_attribute("href")  # noqa: RUF001 - a minus
+        for name, (address, height) in PICTURED.items():
+            page.goto(address or earlier or "")
+            page.locator("#zone").wait_for()
+            clip: Any = {"x": 0, "y": 0, "width": 1280, "height": height}
+            page.screenshot(path=Path(PICTURES or "") / f"page-{name}.png", clip=clip)
 
 
 def test_pages_work_without_javascript(site: Site) -> None:
@@ -121,7 +147,7 @@ def test_commands_are_filtered_without_javascript_and_lead_to_the_device(site: S
         page.get_by_role("link", name="Streams", exact=True).click()
         page.get_by_role("link", name="Commands", exact=True).click()
         page.get_by_label("Id of a device").fill("pump-1006")
-        page.get_by_label("state", exact=True).select_option("rejected")
+        page.get_by_label("status", exact=True).select_option("rejected")
         page.get_by_role("button", name="Show").click()
         expect(page).to_have_url(f"{site.url}/stream/commands?device=pump-1006&status=rejected")
         expect(page.locator("tr[data-row]")).to_have_count(1)
@@ -167,6 +193,31 @@ def test_search_as_you_type_keeps_the_filter_in_the_address(site: Site) -> None:
         expect(page.locator("a.device")).to_have_count(1)
         expect(page).to_have_url(f"{site.url}/devices?q=pump-1006&site=harbour")
         assert watched.faults == []
+
+
+def test_the_slider_of_the_past_moves_by_keys_and_works_without_javascript(site: Site) -> None:
+    with site.context() as context:
+        watched = Watched(context.new_page(), site.url)
+        page = watched.page
+        page.goto("/past?known=then")
+        slider, shown = page.locator("#slide"), page.locator("#slid")
+        before = shown.inner_text()
+        slider.focus()
+        page.keyboard.press("PageDown")
+        expect(shown).not_to_have_text(before)
+        page.wait_for_url("**/past?*at=*")
+        chosen = slider.input_value()
+        assert f"at={chosen}" in page.url and "known=then" in page.url
+        expect(page.locator("#at")).to_have_value(re.compile(r"^20"))
+        expect(slider).to_be_focused()
+        assert watched.faults == []
+    with site.context(java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto("/past")
+        page.locator("#slide").focus()
+        page.keyboard.press("Home")
+        page.get_by_role("button", name="Go").click()
+        page.wait_for_url("**/past?*at=*")
 
 
 def test_keys_go_search_choose_and_switch_the_zone(site: Site) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Kind, Row
+from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.tables import COVERAGE, DEVICES
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
@@ -53,11 +54,12 @@ def shown_home(path: Path, end_ms: int = START + 30 * _DAY_S * 1000, hours: floa
     return judged.home
 
 
-def seem_running(home: Home) -> None:
-    """Write a status of the lifecycle job that stays new for an hour."""
+def seem_running(home: Home, *streams: StreamName) -> None:
+    """Write a status of the lifecycle job and of streams beside it that stays new for an hour."""
     path = home.run("lifecycle")
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"state": "running"}))
+    running = {"state": "running", "batch": 1, "failures": 0, "error": None}
+    path.write_text(json.dumps({"state": "running", "streams": {one.value: running for one in streams}}))
     at_s = time.time() + 3_600
     os.utime(path, (at_s, at_s))
 

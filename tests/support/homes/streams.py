@@ -26,11 +26,19 @@ def append(home: Home, table: Table, *rows: Mapping[str, Any]) -> None:
     tables.append(home, table, tables.to_table(table, rows), "test", number)
 
 
-def add_commands(home: Home, device_id: str, end_ms: int) -> None:
-    """Add a command of each status to a device, the newest at ``end_ms``, and one command of the day before yesterday."""
+def add_commands(home: Home, device_id: str, end_ms: int, *, markup: bool = True) -> None:
+    """Add a command of each status to a device, the newest at ``end_ms``, and one command of the day before yesterday.
+
+    Args:
+        home: home to write.
+        device_id: device.
+        end_ms: instant of the newest one, epoch milliseconds.
+        markup: whether texts have markup, which a page must escape.
+    """
+    led, busy = ("<script>", "busy <b>now</b>") if markup else ("on", "busy")
     steps: list[tuple[str, dict[str, Any]]] = [
-        ("acknowledged", {"name": "set", "payload": {"interval": 30, "led": "<script>"}, "reported": {"interval": 60}}),
-        ("rejected", {"name": "reboot", "reason": "busy <b>now</b>"}),
+        ("acknowledged", {"name": "set", "payload": {"interval": 30, "led": led}, "reported": {"interval": 60}}),
+        ("rejected", {"name": "reboot", "reason": busy}),
         ("timed_out", {"name": "firmware", "payload": {"version": "2.0"}}),
         ("pending", {"name": "locate"}),
     ]
@@ -76,7 +84,7 @@ def add_sessions(home: Home, device_id: str, end_ms: int) -> None:
     append(home, SESSIONS, *rows)
 
 
-def add_vitals(home: Home, device_id: str, end_ms: int, windows: int = 6) -> None:
+def add_vitals(home: Home, device_id: str, end_ms: int, windows: int = 6, *, markup: bool = True) -> None:
     """Add windows of ten minutes of two metrics to a device, one with late values, and an alarm."""
     rows = [
         {
@@ -86,7 +94,7 @@ def add_vitals(home: Home, device_id: str, end_ms: int, windows: int = 6) -> Non
             "closed_at_ms": end_ms, "min": low + number / 10, "max": low + 1 + number / 10, "mean": low + 0.5 + number / 10,
             "last": low + 0.7 + number / 10, "last_at_ms": end_ms - (windows - number) * 10 * MINUTE_MS + 5,
         }
-        for metric, low in (("battery", 3.0), ("<i>load</i>", 40.0))
+        for metric, low in (("battery", 3.0), ("<i>load</i>" if markup else "load", 40.0))
         for number in range(windows)
         for late in ((False, True) if number == 2 else (False,))
     ]  # fmt: skip
@@ -95,24 +103,25 @@ def add_vitals(home: Home, device_id: str, end_ms: int, windows: int = 6) -> Non
     append(home, VITAL_ALARMS, {**alarm, "broken_from_ms": end_ms - 40 * MINUTE_MS, "raised_at_ms": end_ms - 20 * MINUTE_MS})
 
 
-def add_rollouts(home: Home, end_ms: int) -> None:
+def add_rollouts(home: Home, end_ms: int, *, markup: bool = True) -> None:
     """Add a rollout that waits in its first cohort, and one that is stopped."""
+    version, owner = ("2.0<b>", "ann <i>") if markup else ("2.0", "operations")
     for name, started_ms in (("pumps-2", end_ms - 20 * MINUTE_MS), ("bad-3", end_ms - 90 * MINUTE_MS)):
-        plan = parse_rollout_plan({"name": name, "version": "2.0<b>", "scope": "device_class = 'pump'", "soak": "10m"})
-        cohort = CohortRecord(1, 4, "ann <i>", started_ms, started_ms + 500)
-        found = Rollout(plan, 40, "ann <i>", (cohort,))
+        plan = parse_rollout_plan({"name": name, "version": version, "scope": "device_class = 'pump'", "soak": "10m"})
+        cohort = CohortRecord(1, 4, owner, started_ms, started_ms + 500)
+        found = Rollout(plan, 40, owner, (cohort,))
         if name == "bad-3":
             verdict = {"result": "stopped", "reason": STOPPED, "baseline": "rest", "until_ms": started_ms + 600_000}
-            stopped = CohortRecord(1, 4, f"ann <i>, {RUN}", started_ms, started_ms + 500, verdict, started_ms + 120_000)
-            found = Rollout(plan, 40, RUN, (stopped,), Status.STOPPED, started_ms + 120_000, "ann <i>", STOPPED)
+            stopped = CohortRecord(1, 4, f"{owner}, {RUN}", started_ms, started_ms + 500, verdict, started_ms + 120_000)
+            found = Rollout(plan, 40, RUN, (stopped,), Status.STOPPED, started_ms + 120_000, owner, STOPPED)
         stored = StoredRollout(home, name)
         stored.create([(f"pump-{number}", "north") for number in range(40)])
         stored.write(found)
 
 
-def add_streams(home: Home, device_id: str, end_ms: int) -> None:
+def add_streams(home: Home, device_id: str, end_ms: int, *, markup: bool = True) -> None:
     """Add results of all streams to a device, the newest at ``end_ms``, and rollouts."""
-    add_commands(home, device_id, end_ms)
+    add_commands(home, device_id, end_ms, markup=markup)
     add_sessions(home, device_id, end_ms)
-    add_vitals(home, device_id, end_ms)
-    add_rollouts(home, end_ms)
+    add_vitals(home, device_id, end_ms, markup=markup)
+    add_rollouts(home, end_ms, markup=markup)

@@ -37,7 +37,7 @@ def test_a_process_ends_although_its_facts_are_being_refreshed(tmp_path: Path) -
 def test_a_query_that_cannot_begin_leaves_its_core_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = LiveFleet(ServedHome(tmp_path / "home").home)
     monkeypatch.setattr("fleetpulse.web.live.QUERY_S", 0.1)
-    monkeypatch.setattr(fleet.mirror, "cursor", lambda: 1 / 0)
+    monkeypatch.setattr(fleet.mirror, "searchable", lambda: 1 / 0)
     for _ in range((os.cpu_count() or 1) + 1):
         with pytest.raises(ZeroDivisionError):
             fleet.query("SELECT 1")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fleetpulse.core.errors import Misuse
 from fleetpulse.io.tables.tables import connect, fetch
+from fleetpulse.reports.present.id_index import IdIndex
 from fleetpulse.reports.present.mirror import HASH, LISTED
 from fleetpulse.reports.present.tally import Tally
 from fleetpulse.web import queries
@@ -133,23 +134,25 @@ def test_pages_and_numbers_of_devices_are_those_of_the_definition(
             f'NULL::{"TIMESTAMPTZ" if name in ("since", "last_seen") else "VARCHAR"} AS "{name}"' for name in LISTED
         )
         connection.execute(
-            f"CREATE TABLE live.devices AS SELECT {columns}, 0::BIGINT AS since_ms, 0::UINTEGER AS id_hash LIMIT 0"
+            f"CREATE TABLE live.devices AS SELECT {columns}, 0::BIGINT AS since_ms, 0::UINTEGER AS id_hash, 0 AS number LIMIT 0"
         )
-        for row in fleet:
-            values = [row["device_id"], row["mode"], row["since_ms"], row["site"], row["device_class"]]
+        for number, row in enumerate(fleet):
+            values = [number, row["device_id"], row["mode"], row["since_ms"], row["site"], row["device_class"]]
             connection.execute(
-                f"""INSERT INTO live.devices BY NAME SELECT ? AS device_id, ? AS mode,
+                f"""INSERT INTO live.devices BY NAME SELECT ? AS number, ? AS device_id, ? AS mode,
                     make_timestamptz(1000 * ?::BIGINT) AS since, ? AS site, ? AS device_class,
                     coalesce(epoch_ms(since), -1) AS since_ms,
                     {HASH.format("device_id")} AS id_hash""",
                 values,
             )
         Tally(connection)
+        ids = IdIndex()
+        ids.add(connection, "FROM live.devices ORDER BY number")
         wanted = queries.device_filter(given_)
         found = list[str]()
         while True:
             with connection.cursor() as cursor:
-                where = queries.search(cursor, wanted.where)
+                where = queries.search(cursor, ids, wanted.where)
                 page = fetch(cursor, *queries.devices_sql(replace(wanted, where=where)))
                 count, facets = queries.facets_of(fetch(cursor, *queries.facets_sql(where, queries.FACETS, 9)), queries.FACETS)
                 after = {"after": queries.cursor_of(page[-1], wanted)} if page else {}

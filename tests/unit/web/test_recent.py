@@ -91,6 +91,33 @@ def test_values_are_computed_one_at_a_time_if_wanted(one_at_a_time: bool) -> Non
     assert order == (["slow", "quick"] if one_at_a_time else ["quick", "slow"])
 
 
+def test_requests_for_the_same_value_of_a_version_wait_for_one_computation() -> None:
+    values, begun, ended = VersionedValues(9), Event(), Event()
+    computed, found = list[int](), list[int]()
+
+    def slow() -> int:
+        begun.set()
+        assert ended.wait(LIMIT_S)
+        computed.append(len(computed))
+        return computed[-1]
+
+    threads = [Thread(target=lambda: found.append(values.get("1", "a", slow)), daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(LIMIT_S)
+    ended.set()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert (computed, found) == ([0], [0] * 4)
+
+
+def test_a_value_of_a_version_that_cannot_be_computed_is_computed_again() -> None:
+    values = VersionedValues(9)
+    with pytest.raises(ZeroDivisionError):
+        values.get("1", "a", lambda: 1 // 0)
+    assert values.get("1", "a", lambda: 7) == 7
+
+
 def test_a_value_that_is_requested_shortly_before_it_expires_is_renewed_without_a_request() -> None:
     now, read = [100.0], list[int]()
 

@@ -72,7 +72,11 @@ class _Watched:
         assert _shown(_rows(self.held, "changes"), CHANGED) == _shown(_rows(fresh, "changes"), CHANGED)
         named = ", ".join(f'"{name}"' for name in COUNTED)
         for held in (self.held, fresh):
-            with held.cursor() as cursor:
+            cursor, ids = held.searchable()
+            with cursor:
+                numbers = dict(cursor.execute("SELECT device_id, number FROM live.devices").fetchall())
+                assert all(number in ids.find(device_id.lower(), 1_000) for device_id, number in numbers.items())
+                assert len({*numbers.values()}) == len(numbers)
                 counted = f"SELECT {named}, sum(n) FROM live.counted GROUP BY ALL HAVING sum(n) != 0"
                 expected = f"SELECT {named}, count(*) FROM live.devices GROUP BY ALL"
                 assert {*cursor.execute(counted).fetchall()} == {*cursor.execute(expected).fetchall()}

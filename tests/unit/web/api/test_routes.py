@@ -19,7 +19,6 @@ from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.web import app as application
-from fleetpulse.web.api import answers
 from fleetpulse.web.api.openapi import COOKIE, PREFIX
 from fleetpulse.web.api.routes import operations
 from tests.support.api import Api
@@ -170,27 +169,3 @@ def test_a_damaged_table_is_an_error_with_a_sentence(tmp_path: Path) -> None:
             assert "restore the home from a backup" in answer.json()["error"]["message"]
     finally:
         api.close()
-
-
-def test_requests_that_read_tables_wait_for_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "QUERY_S", 0.01)
-    api = Api(api_home(tmp_path / "home").home)
-    api.live.reached()
-    readings = api.app.state.readings
-    holders = [object() for _ in range(int(readings.total_tokens))]
-
-    async def occupied(address: str) -> Answer:
-        for one in holders:
-            readings.acquire_on_behalf_of_nowait(one)
-        try:
-            return await api.client.send(PREFIX + address)
-        finally:
-            for one in holders:
-                readings.release_on_behalf_of(one)
-
-    for address in ("/late", "/devices/a", "/devices/a/why"):
-        answer = api.client.run(occupied(address))
-        assert (answer.status, answer.json()["error"]["code"]) == (503, "busy")
-        assert api.get(address).status == 200
-    assert api.client.run(occupied("/fleet")).status == 200
-    api.close()

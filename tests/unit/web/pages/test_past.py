@@ -20,7 +20,7 @@ from fleetpulse.web.pages.rendering import device_path, query_of
 from tests.support.asgi import Client
 from tests.support.histories.histories import START, signal, tick
 from tests.support.homes.homes import JudgedHome, empty
-from tests.support.page_client import served
+from tests.support.page_client import Page, served
 
 pytestmark = pytest.mark.unit
 DEVICES = 60
@@ -137,6 +137,30 @@ def test_links_to_later_instants_end_at_the_frontier(client: Client) -> None:
     early, late = client.get(_address(10_000)).text, client.get("/past").text
     assert "+1 h" in early and "−1 h" in early  # noqa: RUF001 - a minus
     assert "+1 min" not in late and "−1 min" in late  # noqa: RUF001 - a minus
+
+
+def test_a_slider_has_the_minutes_of_the_history(client: Client) -> None:
+    address = _address(80_000, known="then", mode="offline")
+    page = Page.of(client.get(address).text)
+    [slider] = page.all("input", type="range")
+    first_ms, last_ms = int(slider["min"] or 0), int(slider["max"] or 0)
+    assert slider["name"] == "at" and slider["value"] == str(START + 80_000_000)
+    assert START <= first_ms < START + 60_000 and first_ms % 60_000 == last_ms % 60_000 == 0
+    assert START + HALF_DAY_S * 1000 < last_ms <= START + BATCHES_S[2] * 1000
+    assert page.all("label", **{"for": slider["id"] or ""}), "for readers of the screen"
+    assert slider["aria-valuetext"] == format_instant(START + 80_000_000)
+    kept = {(one["name"], one["value"]) for one in page.all("input", type="hidden")}
+    assert {("known", "then"), ("mode", "offline")} <= kept, "the form has the knowledge and the filters"
+    for instant_ms in (first_ms, last_ms):
+        assert client.get(f"/past?at={instant_ms}").status == 200, "without JavaScript, the value is sent as it is"
+    assert Page.of(client.get(device_path("pump-00", "past")).text).all("input", type="range")
+
+
+def test_a_history_of_less_than_a_minute_has_no_slider(tmp_path: Path) -> None:
+    judged = JudgedHome(empty(tmp_path / "home", Deployment(10_000)))
+    judged.land_and_judge(signal(10, "pump"), tick(30))
+    with served(judged.home) as brief:
+        assert not Page.of(brief.get("/past").text).all("input", type="range")
 
 
 def test_instants_beyond_the_history_are_refused(client: Client, tmp_path: Path) -> None:

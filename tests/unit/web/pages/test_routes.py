@@ -257,6 +257,14 @@ def test_changes_of_a_day_are_on_pages_and_in_a_file(client: Client) -> None:
     assert len(listed) == _count(client.get("/changes?last=1440").text) > 30
 
 
+def test_changes_are_summed_once_for_a_version_and_few_are_laid_out(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    summed, summary = list[bool](), fleet._summary
+    monkeypatch.setattr(fleet, "_summary", lambda *given: summed.append(True) or summary(*given))
+    first, second = (client.get("/changes?last=1440&until=4102444800000").text for _ in range(2))
+    assert summed == [True] and _count(first) == _count(second)
+    assert first.count("<tr data-row>") <= 70, "a browser lays out all of them before it paints"
+
+
 def test_a_copied_link_of_changes_has_instants(client: Client) -> None:
     text = client.get("/changes?last=60&site=harbour").text
     [link] = re.findall(r'data-copy="([^"]*)"', text)

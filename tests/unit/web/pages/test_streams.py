@@ -114,7 +114,7 @@ def test_vitals_of_a_device_are_a_chart_with_its_table(client: Client) -> None:
     assert len(re.findall(r'<rect class="v-range" x="\d+\.', text)) == 6 and 'class="v-mean" x' in text
     rows = rows_of(text)
     alarm = rows.pop()
-    assert len(rows) == 7 and sum("late values" in row for row in rows) == 1
+    assert len(rows) == 7 and sum('<span class="warn">late</span>' in row for row in rows) == 1
     assert "below 3.2 for 20m" in alarm and ">3.1<" in alarm
     assert ">40.5<" in rows[-1], "the first metric is chosen: <i>load</i>"
     battery = text_of(client, "/stream/vitals?device=pump&metric=battery")
@@ -218,6 +218,9 @@ def test_the_page_of_a_device_has_its_sessions_vitals_and_twin(client: Client) -
         assert re.search(r'metric=battery"><bdi>battery</bdi></a></th><td>.*?<td class="num">4.2</td>', text)
         assert re.search(r"<dt>desired</dt><dd><code[^>]*>{&#34;interval&#34;:30,", text)
         assert re.search(r"<dt>reported</dt><dd><code[^>]*>{&#34;interval&#34;:60}", text)
+        assert [*re.findall(r"<dt>(\w+)</dt>", text)][:4] == ["desired", "reported", "difference", "metrics"], (
+            "the words of fleet twin"
+        )
         assert re.search(r"<dt>difference</dt><dd><span class=\"warn\"><code[^>]*>{&#34;interval&#34;:30,", text)
         assert "firmware" in text and "All commands to the device" in text
 
