@@ -18,6 +18,7 @@ from fleetpulse.io.checkpoints.generations import load_generations
 from fleetpulse.io.home.command_spool import spool
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.process import read_status
+from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import snapshots
 from tests.support.fleet_command import await_none_left, begin, fleet, kill_at
@@ -67,10 +68,10 @@ def _send_commands(home: Home, wave: int) -> int:
     return len(content)
 
 
-def _await_streams(home: Home, behind_ms: int) -> None:
-    """Wait until each stream has run a batch at a watermark that lies some time after the present one of the last stream."""
-    target = max(position_ms(home, name) for name in StreamName) + behind_ms
-    await_that(lambda: min(position_ms(home, name) for name in StreamName) >= target, limit_s=PATIENCE_S, what="the streams")
+def _await_streams(home: Home, more_ms: int) -> None:
+    """Wait until each stream has run a batch whose watermark lies some time after now."""
+    target = wall_clock_ms() + more_ms
+    await_that(lambda: min(position_ms(home, name) for name in StreamName) >= target, what="the streams")
 
 
 def _kill_the_job_in_a_batch_of_a_stream(home: Home) -> None:
@@ -135,7 +136,7 @@ def test_state_verbs_beside_a_running_fleet_keep_its_verdicts_correct(tmp_path: 
     assert statuses.count("current") == 1 and not {"new", "held"} & {*statuses}
     running = begin("up", "--home", str(moved), "--no-sim", "--no-airflow", "--no-page", "--port", "0")
     _await_batches(Home(moved), 1)
-    _await_streams(Home(moved), 5_000)
+    _await_streams(Home(moved), SILENCE_MS + 80_000)  # so that silence before the move has been covered, and has settled
     running.terminate()
     output, _ = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 0, output
