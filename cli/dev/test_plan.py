@@ -59,7 +59,7 @@ GUESSED_S: Final[Mapping[Form, Mapping[str, float]]] = {
 # last.
 _LONG_S: Final[Mapping[str, float]] = {
     "tests/e2e/operations/test_airflow.py": 480.0,
-    "tests/e2e/state/test_state.py": 240.0,
+    "tests/e2e/state/test_state.py": 400.0,
     "tests/e2e/operations/test_maintain.py": 225.0,
     "tests/e2e/pipeline/test_replay.py": 185.0,
     "tests/e2e/state/test_killed.py": 155.0,

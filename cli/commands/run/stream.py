@@ -108,8 +108,9 @@ def rebuild(
 ) -> None:
     """Rebuild the state of a stream beside the lifecycle from bronze, for example after damage.
 
-    The lifecycle job must be stopped. The stream reads a recent part of bronze again when the job starts; rows
-    that its table has are not written twice. The former checkpoint is kept until the next rebuild.
+    The lifecycle job must be stopped. When it starts, the stream reads a recent part of bronze again; sessions
+    begin with their newest snapshot. Rows that the table has are not written twice. The former checkpoint is kept
+    until the next rebuild.
     """
     from fleetpulse.io.streams.rebuilds import rebuild_stream
 
@@ -117,4 +118,4 @@ def rebuild(
     opened.record()
     with opened.state_held("fleet stream rebuild"):
         found = rebuild_stream(opened, name)
-    typer.echo(f'the stream "{name}" reads bronze again from version {found.begin:,}; it had read up to {found.through:,}')
+    typer.echo(f'the stream "{name}" reads bronze again from version {found.begin:,}; {found.through:,} versions had landed')

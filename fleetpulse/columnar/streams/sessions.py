@@ -4,10 +4,12 @@ Rule 1: `core.streams.sessions` has every rule about sessions. Heartbeats, telem
 open session without changing its names are counted as columns. The rows of all other devices become objects, and
 the definition is applied to them.
 Rule 2: the state has the open sessions and the coverage, so it is bounded by the number of devices.
+Rule 3: the coverage is that of all rows read, so it is equal in all key groups after a batch. The states of all key
+groups can therefore be joined, and split again into any number of key groups.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from itertools import groupby
 from typing import Any, Final
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 
 from fleetpulse.columnar.codec.arrow import KINDS, READING, WRITING, batch_to_signals
 from fleetpulse.columnar.codec.context_json import context_from_plain, context_to_plain
+from fleetpulse.columnar.codec.hashing import hashes_of
 from fleetpulse.columnar.compute import pc
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import Policies
@@ -33,7 +36,7 @@ from fleetpulse.core.streams.sessions import (
     with_gap,
 )
 
-FORM: Final = 1  # format version of the state of a key group
+FORM: Final = 1  # format version of the state; a recording of each is in tests/golden
 _TEXTS: Final = ("device_id", "site", "gateway", "session", "boot", "firmware", "started_by", "ended_by")
 CHANGE_SCHEMA: Final = pa.schema(  # rows to write: the fields of `Session`
     [(field.name, pa.string() if field.name in _TEXTS else pa.int64()) for field in fields(Session)]
@@ -163,9 +166,29 @@ class SessionGroup:
         more = [gone["last_seen_ms"], pa.repeat(EndedBy.SILENCE.value, gone.num_rows)]
         return pa.RecordBatch.from_arrays([*gone.columns, *more], schema=CHANGE_SCHEMA)
 
-    def to_bytes(self) -> bytes:
-        """Return the stored form: an Arrow stream with the coverage in its metadata."""
-        context = json.dumps({"form": FORM, **context_to_plain(self.shards, Policies())}, separators=(",", ":"))
+    @classmethod
+    def joined(cls, groups: Sequence["SessionGroup"]) -> "SessionGroup":
+        """Return the state of all devices from those of all key groups after one batch."""
+        return cls(pa.concat_batches([one.open for one in groups]), groups[0].shards)
+
+    def split(self, key_groups: int) -> list["SessionGroup"]:
+        """Return the state of each key group, the inverse of `joined` for any number of key groups."""
+        numbers = hashes_of(self.open["device_id"]) % key_groups
+        return [SessionGroup(self.open.filter(pa.array(numbers == group)), self.shards) for group in range(key_groups)]
+
+    def unread(self, signals: pa.RecordBatch, gaps: Iterable[Row]) -> tuple[pa.RecordBatch, list[Row]]:
+        """Return the signals and gap rows that this state has not read yet: those received after its newest row."""
+        newest_ms = self.shards.newest_ms
+        after_it = signals["received_at_ms"].to_numpy() > newest_ms
+        return signals.filter(pa.array(after_it)), [gap for gap in gaps if gap.received_at_ms > newest_ms]
+
+    def to_bytes(self, more: Mapping[str, Any] | None = None) -> bytes:
+        """Return the stored form: an Arrow stream with the coverage in its metadata.
+
+        Args:
+            more: further JSON values for the metadata, see `stored_metadata`.
+        """
+        context = json.dumps({"form": FORM, **context_to_plain(self.shards, Policies(())), **(more or {})}, separators=(",", ":"))
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, OPEN_SCHEMA.with_metadata({"fleetpulse": context}), options=WRITING) as writer:
             writer.write_batch(self.open)
@@ -176,18 +199,28 @@ class SessionGroup:
         """Read the stored form.
 
         Raises:
-            FleetError: a newer release wrote it.
+            FleetError: it has another format version.
         """
+        context = context_from_plain(stored_metadata(stored))
         with pa.ipc.open_stream(stored, options=READING) as reader:
-            open_sessions = reader.read_next_batch()
-        known = json.loads((open_sessions.schema.metadata or {})[b"fleetpulse"])
-        if known["form"] > FORM:
-            raise FleetError(
-                f"the state of the stream sessions has format version {known['form']}; this release reads versions up to {FORM}; "
-                "run the release that wrote it",
-                code="state-newer",
-            )
-        return cls(open_sessions.replace_schema_metadata(None), context_from_plain(known)[0])
+            return cls(reader.read_next_batch().replace_schema_metadata(None), context[0])
+
+
+def stored_metadata(stored: bytes) -> dict[str, Any]:
+    """Return the metadata of a stored form.
+
+    Raises:
+        FleetError: it has another format version.
+    """
+    with pa.ipc.open_stream(stored, options=READING) as reader:
+        known = json.loads((reader.schema.metadata or {})[b"fleetpulse"])
+    if known["form"] != FORM:
+        raise FleetError(
+            f"the state of the stream sessions has format version {known['form']}; this release reads version {FORM}; run the "
+            f"release that wrote it, or, if only the checkpoint has that version: ./fleet stream rebuild sessions",
+            code="session-state-unknown",
+        )
+    return known
 
 
 def _is_after_silence(at: NDArray[np.int32], received: Int64s, last_seen: Int64s, silence_ms: int) -> Bools:

@@ -269,6 +269,10 @@ def _json(counts: Mapping[str, int] | None) -> str | None:
     return None if counts is None else json.dumps(dict(sorted(counts.items())))
 
 
+def _number(rows: int | None) -> str:
+    return "an unknown number of" if rows is None else f"{rows:,}"
+
+
 def problems_of(status: Mapping[str, Any]) -> list[str]:
     """Return the problems that the status of a job reports."""
     problems = [str(status["problem"])] if status.get("problem") else []
@@ -276,5 +280,11 @@ def problems_of(status: Mapping[str, Any]) -> list[str]:
         f"the stream {name} has failed {one['failures']} times, and starts again: {one['error']}"
         for name, one in status.get("streams", {}).items()
         if one["state"] == "failed"
+    ]
+    problems += [
+        f"the stream {name} was off for so long that retention removed {_number(one['missed'])} rows that it had not read; "
+        f"its results of that time are incomplete"
+        for name, one in status.get("streams", {}).items()
+        if one.get("missed", 0) != 0
     ]
     return [*problems, "a coverage gap is open: silence at its sites does not count"] if status.get("gap_open") else problems

@@ -27,6 +27,7 @@ from fleetpulse.core.rows import FROM_DEVICES, RANK, Clock, Kind, Row, distingui
 
 CLEAN: Final = frozenset({"disconnect", "logout"})  # codes of a death that the device, or a mapping, reports itself
 SETTLED_MS: Final = 60_000  # see rule 4
+SNAPSHOT_MS: Final = 3_600_000  # span of ``received_at`` between two snapshots of the open sessions
 
 
 class StartedBy(StrEnum):
@@ -182,6 +183,16 @@ def _begins_another(session: Session, birth: Row) -> bool:
 def _stamped_digest(row: Row) -> int:
     """Return the digest of a message that its timestamp distinguishes; 0 for one with a counter, or without both."""
     return 0 if row.clock is Clock.RECEIVED else distinguishing_digest(row)
+
+
+def is_snapshot_due(before_ms: int, newest_ms: int) -> bool:
+    """Return whether a snapshot of the open sessions follows a batch.
+
+    Args:
+        before_ms: newest ``received_at`` before the batch, epoch milliseconds.
+        newest_ms: newest ``received_at`` of the batch, epoch milliseconds.
+    """
+    return newest_ms // SNAPSHOT_MS > before_ms // SNAPSHOT_MS
 
 
 def settled_after_ms(silence_ms: int) -> int:

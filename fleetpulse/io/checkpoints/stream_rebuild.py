@@ -1,38 +1,46 @@
-"""Rebuilds of the state of streams: a new checkpoint that reads a recent part of bronze again.
+"""Begins of the checkpoints of streams: at the present, or by a rebuild of a state that the stream had before.
 
 The state of a stream is a function of the last rows of bronze: those of a span that the stream names, such as its
-longest window. So a rebuild replaces a checkpoint that is damaged, or has an unsuitable number of partitions.
+longest window. A rebuild replaces a checkpoint that is damaged, or has an unsuitable number of partitions. Sessions
+begin with a copy of their snapshot.
 
-Rule 1: a rebuild is the renaming of two folders. If it is interrupted between them, `finish` completes it.
-Rule 2: rows that the table has already are not written again: the sink compares keys until the stream has read
-beyond the former position by its span.
+Rule 1: the version at which a checkpoint begins is recorded before its first batch. If that batch is interrupted, it
+begins there again.
+Rule 2: a rebuild is the renaming of two folders. If it is interrupted between them, `finish` completes it.
+Rule 3: rows that the table has already are not written again: the sink compares keys until the stream has read
+beyond the rows that had landed before the rebuild, by its span.
 """
 
 import json
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from fleetpulse.io.checkpoints.streams import next_versions
+from fleetpulse.io.checkpoints.streams import has_begun
 from fleetpulse.io.system.fsync import atomic_write, sync_folder
 
-_RECORD: Final = "rebuild.json"
+_RECORD: Final = "begin.json"
+_STATE: Final = "initial.arrow"
 _SPAN: Final = "span.json"
 _NEW, _OLD = ".new", ".before"
 
 
 @dataclass(frozen=True, slots=True)
-class Rebuild:
-    """Record of a rebuild in its new checkpoint.
+class StreamBegin:
+    """Begin of a checkpoint, recorded in it.
 
     Attributes:
-        begin: version of bronze from which the stream reads again.
-        through: version at which the former checkpoint would have continued.
+        begin: version of bronze from which the stream reads.
+        through: version of bronze before which rows may have had an effect on the table; 0 without a rebuild, and
+            after its end.
+        missed: number of rows of bronze that the stream has not read, because retention removed them; None if the
+            number is unknown.
     """
 
     begin: int
-    through: int
+    through: int = 0
+    missed: int | None = 0
 
 
 def write_span(checkpoint: Path, span_ms: int) -> None:
@@ -55,46 +63,64 @@ def read_span(checkpoint: Path) -> int | None:
         return None
 
 
-def read_rebuild(checkpoint: Path) -> Rebuild | None:
-    """Return the record of an unfinished rebuild; None if there is none."""
+def write_begin(checkpoint: Path, begin: StreamBegin) -> None:
+    """Record the begin of a checkpoint; a missing folder is created."""
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    atomic_write(checkpoint / _RECORD, json.dumps(asdict(begin)))
+
+
+def read_begin(checkpoint: Path) -> StreamBegin | None:
+    """Return the begin of a checkpoint; None if none is recorded."""
     try:
-        return Rebuild(**json.loads((checkpoint / _RECORD).read_text()))
+        return StreamBegin(**json.loads((checkpoint / _RECORD).read_text()))
     except FileNotFoundError:
         return None
 
 
+def read_rebuild(checkpoint: Path) -> StreamBegin | None:
+    """Return the begin of a checkpoint whose rebuild has not ended; None otherwise."""
+    found = read_begin(checkpoint)
+    return found if found is not None and found.through else None
+
+
 def end_rebuild(checkpoint: Path) -> None:
-    """Remove the record: the stream has read beyond everything that its table had."""
-    (checkpoint / _RECORD).unlink(missing_ok=True)
+    """Record that the stream has read beyond everything that had an effect on its table before."""
+    if (found := read_rebuild(checkpoint)) is not None:
+        write_begin(checkpoint, replace(found, through=0))
 
 
-def rebuild(checkpoint: Path, begin: int) -> Rebuild:
-    """Replace a checkpoint by an empty one that begins at a version of bronze.
+def initial_state(checkpoint: Path) -> Path | None:
+    """Return the file of the state with which a checkpoint begins; None if it begins without one."""
+    path = checkpoint / _STATE
+    return path if path.exists() else None
 
-    The former checkpoint is kept beside it, until the next rebuild.
+
+def rebuild(checkpoint: Path, begin: StreamBegin, state: bytes | None = None) -> None:
+    """Replace a checkpoint by one without a batch; a missing one is created.
+
+    The former checkpoint is kept beside it, until the next one is set aside.
 
     Args:
         checkpoint: folder of the checkpoint; its stream must not run.
-        begin: version from which the stream reads again.
+        begin: begin of the new checkpoint.
+        state: state with which it begins; None for none.
     """
-    before = read_rebuild(checkpoint)
-    through = max([*next_versions(checkpoint), before.through if before else 0, begin])
     fresh = checkpoint.with_name(f"{checkpoint.name}{_NEW}")
     shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    found = Rebuild(begin, through)
-    span_ms = read_span(checkpoint)
-    if span_ms is not None:
+    if (span_ms := read_span(checkpoint)) is not None:
         write_span(fresh, span_ms)
-    atomic_write(fresh / _RECORD, json.dumps(asdict(found)))
+    if state is not None:
+        fresh.mkdir(parents=True, exist_ok=True)
+        atomic_write(fresh / _STATE, state)
+    write_begin(fresh, begin)
     set_aside(checkpoint)
     finish(checkpoint)
-    return found
 
 
 def set_aside(checkpoint: Path) -> None:
-    """Move a checkpoint beside its place, where the next one replaces it; no-op without a checkpoint."""
-    if not checkpoint.exists():
+    """Move a checkpoint beside its place, where the next one replaces it; one without a batch is removed."""
+    if not has_begun(checkpoint):
+        shutil.rmtree(checkpoint, ignore_errors=True)
         return
     kept = checkpoint.with_name(f"{checkpoint.name}{_OLD}")
     shutil.rmtree(kept, ignore_errors=True)

@@ -161,6 +161,18 @@ class DeltaLog:
             return [(str(self.table / piece.name), piece.rows)], piece.end
         return self.appended(version), version + 1
 
+    def readable_since(self, version: int) -> int:
+        """Return the version at which a reader must begin, so that it reads all rows of a version and later ones.
+
+        Returns:
+            The version itself; the begin of the compacted file with its rows; or, if retention has removed
+            rows of the version, the oldest version that can be read.
+        """
+        oldest = max(remainders(self.table), default=0)
+        containing = (one for each in self._known_pieces().values() for one in each if one.begin <= version < one.end)
+        widest = max(containing, key=lambda one: one.end - one.begin, default=None)  # a narrower one was compacted again
+        return max(oldest, version if widest is None else widest.begin)
+
     def _known_pieces(self) -> dict[int, list[CompactedFile]]:
         try:
             changed = (self.table / FOLDER).stat().st_mtime_ns

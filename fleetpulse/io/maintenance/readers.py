@@ -18,7 +18,7 @@ from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io.checkpoints.checkpoint import committed_batches, query_id
 from fleetpulse.io.checkpoints.generations import DISCARDED, NEW, PRUNED, RETIRED, checkpoint_of, load_generations
-from fleetpulse.io.checkpoints.stream_rebuild import read_rebuild, read_span
+from fleetpulse.io.checkpoints.stream_rebuild import read_begin, read_span
 from fleetpulse.io.checkpoints.streams import next_versions
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.exclusive import is_making
@@ -110,13 +110,13 @@ def _streams(home: Home) -> Iterable[ReaderPin]:
     log = DeltaLog(home.table(MESSAGES.name))
     for name in StreamName:
         checkpoint = home.stream_checkpoint(name)
-        versions, rebuilt = next_versions(checkpoint), read_rebuild(checkpoint)
+        versions, begun = next_versions(checkpoint), read_begin(checkpoint)
         if versions:
             yield ReaderPin(
                 f"stream {name}", first_version_since(log, min(versions), read_span(checkpoint) or 0), by_version=True
             )
-        elif rebuilt:
-            yield ReaderPin(f"stream {name}", rebuilt.begin, by_version=True)
+        elif begun:
+            yield ReaderPin(f"stream {name}", begun.begin, by_version=True)
 
 
 # Each function returns the pins of one kind of reader; add new kinds here.

@@ -3,8 +3,8 @@
 Rule 1: a stream never fails or stops the lifecycle query. A failed stream is restarted after a pause, which grows
 with each failure; its checkpoint loses nothing meanwhile.
 Rule 2: a stream that the settings do not name costs nothing: none of its code is imported.
-Rule 3: a new stream begins at the version of bronze at which the lifecycle job continues. The checkpoint of a stream
-that is switched off is set aside, since it would keep versions of bronze for ever.
+Rule 3: the checkpoint of a stream that is switched off is set aside, since it would keep versions of bronze for ever.
+`rebuilds` has the version at which a stream begins without one.
 """
 
 import time
@@ -22,18 +22,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.streams.names import StreamName, StreamRestart
 from fleetpulse.core.streams.options import StreamOptions
-from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoints.checkpoint import committed_batches, relocate
 from fleetpulse.io.checkpoints.stream_rebuild import finish as finish_rebuild
-from fleetpulse.io.checkpoints.stream_rebuild import read_rebuild, set_aside
-from fleetpulse.io.checkpoints.streams import has_begun
-from fleetpulse.io.delta.log import DeltaLog
+from fleetpulse.io.checkpoints.stream_rebuild import read_begin, set_aside
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.maintenance.readers import batch_ends
 from fleetpulse.io.spark.scratch import remove_temporary_files
 from fleetpulse.io.spark.session import changed_settings
 from fleetpulse.io.streams.alarm_forwarder import AlarmForwarder
-from fleetpulse.io.streams.rebuilds import end_finished_rebuild
+from fleetpulse.io.streams.rebuilds import begin_of, end_finished_rebuild
 
 _LOG: Final = structlog.get_logger("streams")
 _FIRST_PAUSE_S: Final = 5.0
@@ -117,15 +113,17 @@ class StreamRunner:
         _LOG.error("a stream failed; it starts again", stream=str(name), error=one.fault, pause_s=pause_s)
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """Return the state, the newest batch and the last fault of each stream."""
+        """Return the state, the newest batch, the last fault and the number of missed rows of each stream."""
+        return {name.value: self._status_of(name, one) for name, one in self._running.items()}
+
+    def _status_of(self, name: StreamName, one: _Running) -> dict[str, Any]:
+        begun = read_begin(self._home.stream_checkpoint(name))
         return {
-            name.value: {
-                "state": "failed" if one.query is None and one.fault else "running",
-                "batch": one.batch,
-                "failures": one.failures,
-                "error": one.fault,
-            }
-            for name, one in self._running.items()
+            "state": "failed" if one.query is None and one.fault else "running",
+            "batch": one.batch,
+            "failures": one.failures,
+            "error": one.fault,
+            "missed": 0 if begun is None else begun.missed,
         }
 
     def stop(self) -> None:
@@ -154,7 +152,7 @@ def cause_of(failure: str) -> str:
 
 
 def start_stream(spark: SparkSession, home: Home, name: StreamName, options: StreamOptions) -> StreamingQuery:
-    """Start the query of a stream from its checkpoint, or at the present without one.
+    """Start the query of a stream from its checkpoint, or without one as `begin_of` decides.
 
     Args:
         spark: Spark session.
@@ -163,20 +161,10 @@ def start_stream(spark: SparkSession, home: Home, name: StreamName, options: Str
         options: options of the stream.
 
     Raises:
-        FleetError: a checkpoint is damaged.
+        FleetError: a checkpoint or a snapshot is damaged.
     """
-    checkpoint = home.stream_checkpoint(name)
-    finish_rebuild(checkpoint)
+    checkpoint, begin = home.stream_checkpoint(name), begin_of(home, name)
     relocate(checkpoint)
     remove_temporary_files(checkpoint)
-    begin = 0 if has_begun(checkpoint) else _begin(home, name)
     with changed_settings(spark, _OF_THE_QUERY):
         return import_module(_MODULES[name]).start_query(spark, home, options, begin)
-
-
-def _begin(home: Home, name: StreamName) -> int:
-    """Return the version of bronze at which a new or rebuilt stream begins."""
-    if rebuilt := read_rebuild(home.stream_checkpoint(name)):
-        return rebuilt.begin
-    ends = batch_ends(home.checkpoint)
-    return min(ends[0], DeltaLog(home.table(MESSAGES.name)).latest()) if ends else 0

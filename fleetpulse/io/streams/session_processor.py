@@ -5,11 +5,12 @@ Rule 2: the block source wakes each key group in each batch, so there are no tim
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-OUTPUT: Final = "key_group int, changes binary"
+OUTPUT: Final = "key_group int, changes binary, state binary"
 
 
 class SessionProcessor(StatefulProcessor):
@@ -17,16 +18,17 @@ class SessionProcessor(StatefulProcessor):
 
     Args:
         silence_ms: limit of silence, milliseconds.
+        initial: file of the state with which the checkpoint begins, and number of key groups; None for none.
     """
 
-    def __init__(self, silence_ms: int) -> None:
-        self.silence_ms = silence_ms
+    def __init__(self, silence_ms: int, initial: tuple[Path, int] | None = None) -> None:
+        self.silence_ms, self.initial = silence_ms, initial
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state."""
         from fleetpulse.io.streams.session_task import SessionTask
 
-        self.task = SessionTask(handle, self.silence_ms)
+        self.task = SessionTask(handle, self.silence_ms, self.initial)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         """Fold the blocks of a key group in a micro-batch."""

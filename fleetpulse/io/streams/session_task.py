@@ -1,10 +1,13 @@
 """Fold of the sessions of key groups in a Spark task.
 
-Rule: this module has no rules about sessions, see `columnar.streams.sessions`. A call yields at most one row, with
-all of its changes.
+Rule 1: this module has no rules about sessions, see `columnar.streams.sessions`. A call yields at most one row, with
+all of its changes, and with the state when a snapshot is due. That depends only on rows that all key groups see.
+Rule 2: a key group without a state begins with that of the snapshot with which the checkpoint begins.
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -15,12 +18,13 @@ from fleetpulse.columnar.codec.arrow import NO_SIGNALS, batch_to_rows, from_byte
 from fleetpulse.columnar.codec.wire import from_wire
 from fleetpulse.columnar.streams.sessions import SessionGroup
 from fleetpulse.core.rows import Kind, Row
+from fleetpulse.core.streams.sessions import is_snapshot_due
 from fleetpulse.io.lifecycle.block_files import read_block
 from fleetpulse.io.lifecycle.state_cache import StateValueCache
 from fleetpulse.io.lifecycle.state_socket import leave_server_waiting
 from fleetpulse.io.spark.python_worker import freeze_gc
 
-_OutputRow: Final = SparkRow("key_group", "changes")
+_OutputRow: Final = SparkRow("key_group", "changes", "state")
 
 
 class SessionTask:
@@ -29,10 +33,11 @@ class SessionTask:
     Args:
         handle: Spark's handle of the state.
         silence_ms: limit of silence, milliseconds.
+        initial: file of the state with which the checkpoint begins, and number of key groups; None for none.
     """
 
-    def __init__(self, handle: StatefulProcessorHandle, silence_ms: int) -> None:
-        self._handle, self._silence_ms = handle, silence_ms
+    def __init__(self, handle: StatefulProcessorHandle, silence_ms: int, initial: tuple[Path, int] | None) -> None:
+        self._handle, self._silence_ms, self._initial = handle, silence_ms, initial
         self._group = handle.getValueState("group", "block binary")
         self._name = handle.getValueState("copy", "name string")
         self._copies = StateValueCache.of_worker()
@@ -56,11 +61,21 @@ class SessionTask:
                 gaps += batch_to_rows(others.filter(pa.array([kind == Kind.GAP for kind in others["kind"].to_pylist()])))
         name = self._name.get()
         stored = self._read(name[0] if name else None)
-        group = SessionGroup.begin(started_ms) if stored is None else SessionGroup.from_bytes(stored)
-        changes = group.fold(_whole(signals), gaps, newest_ms, self._silence_ms)
-        self._write(group.to_bytes(), name[0] if name else None)
-        if changes.num_rows:
-            yield _OutputRow(key_group, to_bytes(changes))
+        batch = _whole(signals)
+        if stored is not None:
+            group = SessionGroup.from_bytes(stored)
+        elif self._initial is not None:
+            group = _initial_groups(*self._initial)[key_group]
+            batch, gaps = group.unread(batch, gaps)
+            newest_ms = max(newest_ms, group.shards.newest_ms)
+        else:
+            group = SessionGroup.begin(started_ms)
+        snapshot_due = stored is None or is_snapshot_due(group.shards.newest_ms, newest_ms)
+        changes = group.fold(batch, gaps, newest_ms, self._silence_ms)
+        state = group.to_bytes()
+        self._write(state, name[0] if name else None)
+        if changes.num_rows or snapshot_due:
+            yield _OutputRow(key_group, to_bytes(changes), state if snapshot_due else None)
 
     def _read(self, name: str | None) -> bytes | None:
         if name is None:
@@ -78,9 +93,16 @@ class SessionTask:
 
     def close(self) -> None:
         """Finish the task."""
+        _initial_groups.cache_clear()
         freeze_gc()
         leave_server_waiting(self._handle)
 
 
 def _whole(signals: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.concat_batches(signals) if signals else NO_SIGNALS
+
+
+@lru_cache(maxsize=1)
+def _initial_groups(path: Path, key_groups: int) -> list[SessionGroup]:
+    """Return the initial states of all key groups; the task that reads them clears the cache at its end."""
+    return SessionGroup.from_bytes(path.read_bytes()).split(key_groups)

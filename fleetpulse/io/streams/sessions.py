@@ -1,7 +1,7 @@
 """Query of the stream ``sessions``: blocks of bronze to rows of the table ``sessions``.
 
-Rule: the number of key groups is fixed when the stream first starts, and recorded beside its checkpoint. A rescale of
-the lifecycle job does not change it.
+Rule: the number of key groups is fixed when a checkpoint first starts, and recorded in it. A rescale of the lifecycle
+job does not change it. A rebuilt checkpoint has the number of the lifecycle job.
 """
 
 import json
@@ -14,13 +14,16 @@ from pyspark.sql.streaming.query import StreamingQuery
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.streams.options import StreamOptions
+from fleetpulse.core.streams.sessions import SNAPSHOT_MS
 from fleetpulse.core.streams.tables import SESSIONS
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io.checkpoints.streams import has_begun
+from fleetpulse.io.checkpoints.stream_rebuild import initial_state, write_span
+from fleetpulse.io.checkpoints.streams import has_begun, versions_after
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.query import OF_A_BLOCK_QUERY, block_stream, start_with_retries
 from fleetpulse.io.spark.session import changed_settings
 from fleetpulse.io.streams.session_processor import OUTPUT, SessionProcessor
+from fleetpulse.io.streams.session_snapshot import write_snapshot
 from fleetpulse.io.streams.sink import TableSink
 from fleetpulse.io.system.fsync import atomic_write
 from fleetpulse.io.tables import tables
@@ -33,17 +36,36 @@ _RECORD: Final = "key-groups.json"
 
 
 class SessionSink(TableSink):
-    """Sink of the rows of `SessionProcessor`, each of which has the changes of a key group."""
+    """Sink of the rows of `SessionProcessor`, each of which has the changes of a key group, and its state if due.
 
-    def rows_of(self, batch: "DataFrame") -> "pa.Table":
-        """Return the rows of a batch with the columns of the table."""
+    Args:
+        home: home of the table.
+        checkpoint: checkpoint of the query.
+        key_groups: number of its key groups.
+    """
+
+    def __init__(self, home: Home, checkpoint: Path, key_groups: int) -> None:
+        super().__init__(home.table(SESSIONS.name), SESSIONS, checkpoint)
+        self._home, self._of_query, self._key_groups = home, checkpoint, key_groups
+
+    def __call__(self, batch: "DataFrame", batch_id: int) -> None:
+        """Append the changes of a batch; then write a snapshot if the batch has the states of all key groups."""
         import pyarrow as pa
 
         from fleetpulse.columnar.codec.arrow import from_bytes
         from fleetpulse.columnar.streams.sessions import CHANGE_SCHEMA
 
-        changes = [from_bytes(row) for row in batch.select("changes").toArrow()["changes"].to_pylist()]
-        return to_rows(pa.Table.from_batches(changes, CHANGE_SCHEMA))
+        found = batch.select("changes", "state").toArrow()
+        changes = [from_bytes(row) for row in found["changes"].to_pylist()]
+        self.append(to_rows(pa.Table.from_batches(changes, CHANGE_SCHEMA)), batch_id)
+        states = found["state"].drop_null().to_pylist()
+        if len(states) == self._key_groups:
+            write_snapshot(self._home, states, max(versions_after(self._of_query, batch_id)))
+
+    def is_known(self) -> str:
+        """Return the condition of a row that the table has: a session has one start and one end, by whatever limit."""
+        same = " AND ".join(f"known.{name} = batch.{name}" for name in SESSIONS.key if name != "ended_at")
+        return f"{same} AND (known.ended_at IS NULL) = (batch.ended_at IS NULL)"
 
 
 def to_rows(changes: "pa.Table") -> "pa.Table":
@@ -75,12 +97,14 @@ def start_query(spark: SparkSession, home: Home, options: StreamOptions, begin: 
     checkpoint = home.stream_checkpoint(StreamName.SESSIONS)
     key_groups = fixed_key_groups(checkpoint, home.generation().key_groups)
     blocks = block_stream(spark, home.table(MESSAGES.name), key_groups, {"begin": begin})
-    processor = SessionProcessor(options.silence_ms)
+    write_span(checkpoint, SNAPSHOT_MS)  # a rebuild reads bronze again from the newest snapshot on
+    initial = initial_state(checkpoint)
+    processor = SessionProcessor(options.silence_ms, None if initial is None else (initial, key_groups))
     rows = blocks.groupBy("key_group").transformWithState(processor, OUTPUT, "append", "none")
     writer = (
         rows.writeStream.outputMode("append")
         .option("checkpointLocation", str(checkpoint))
-        .foreachBatch(SessionSink(home.table(SESSIONS.name), SESSIONS, checkpoint))
+        .foreachBatch(SessionSink(home, checkpoint, key_groups))
         .queryName(StreamName.SESSIONS)
         .trigger(**options.trigger)  # pyright: ignore[reportArgumentType, reportCallIssue] - one of its keyword arguments
     )

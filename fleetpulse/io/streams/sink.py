@@ -55,9 +55,12 @@ class TableSink:
 
     def _new_rows(self, rows: "pa.Table") -> "pa.Table":
         """Return the rows whose keys the table does not have."""
-        equal = " AND ".join(f"known.{name} IS NOT DISTINCT FROM batch.{name}" for name in self._table.key)
         with tables.connect() as connection:
             tables.open_table_in(connection, Home(self._folder.parents[1]), self._table)
             connection.register("batch", rows)
-            sql = f"SELECT * FROM batch WHERE NOT EXISTS (SELECT 1 FROM {self._table.name} AS known WHERE {equal})"
+            sql = f"SELECT * FROM batch WHERE NOT EXISTS (SELECT 1 FROM {self._table.name} AS known WHERE {self.is_known()})"
             return connection.sql(sql).to_arrow_table()
+
+    def is_known(self) -> str:
+        """Return the SQL condition that a row of ``known``, the table, and one of ``batch`` are the same."""
+        return " AND ".join(f"known.{name} IS NOT DISTINCT FROM batch.{name}" for name in self._table.key)

@@ -12,6 +12,8 @@ from typing import Final
 from deltalake import DeltaTable
 
 from fleetpulse.core.tables import MESSAGES, QUARANTINE
+from fleetpulse.io.delta.compacted import remainder_end
+from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 
@@ -43,6 +45,34 @@ def read_counters(messages: DeltaTable) -> IngestCounters | None:
     """Return the counters in a version of ``messages``; None if it has none."""
     taken, quarantined = map(messages.transaction_version, ("taken", "quarantined"))
     return None if taken is None or quarantined is None else IngestCounters(taken, quarantined)
+
+
+def landed_before(log: DeltaLog, version: int) -> int | None:
+    """Return the number of rows that had landed in ``messages`` before a version; None if its log has no counters."""
+    for one in range(version - 1, -1, -1):
+        if log.digest(one) is None:
+            return None
+        numbers = {action["txn"]["appId"]: action["txn"]["version"] for action in log.actions(one) if "txn" in action}
+        if {"taken", "quarantined"} <= numbers.keys():
+            return int(numbers["taken"]) - int(numbers["quarantined"])
+    return None
+
+
+def landed_before_oldest(messages: DeltaTable | None) -> int | None:
+    """Return the number of rows that had landed before the oldest version of ``messages`` that can be read.
+
+    Rows of earlier versions were removed, or are in the remainder file.
+
+    Args:
+        messages: newest version of the table; None if it does not exist, which returns None.
+    """
+    counted = None if messages is None else read_counters(messages)
+    if messages is None or counted is None:
+        return None
+    files = messages.get_add_actions()
+    names, counts = files["path"].to_pylist(), files["num_records"].to_pylist()
+    readable = sum(count for name, count in zip(names, counts, strict=True) if remainder_end(str(name)) is None)
+    return counted.taken - counted.quarantined - readable
 
 
 def removed_in(table: DeltaTable | None) -> int:

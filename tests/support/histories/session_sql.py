@@ -20,10 +20,10 @@ WITH RECURSIVE gaps AS (
         at_ms - coalesce((SELECT sum(least(closed, heard.at_ms) - opened) FROM gaps WHERE gaps.at_ms <= heard.at_ms
             AND opened < heard.at_ms), 0) AS covered_ms,
         row_number() OVER (PARTITION BY device_id ORDER BY received_at, position, site,
-            array_position(['heartbeat', 'telemetry', 'error', 'birth', 'death'], kind), coalesce(seq, -1), coalesce(session, ''),
-            coalesce(boot, '')) AS n
+            array_position(['heartbeat', 'telemetry', 'error', 'birth', 'death', 'ack'], kind), coalesce(seq, -1),
+            coalesce(session, ''), coalesce(boot, '')) AS n
     FROM (SELECT *, epoch_ms(received_at) AS at_ms FROM messages) AS heard
-    WHERE kind IN ('heartbeat', 'telemetry', 'error', 'birth', 'death')
+    WHERE kind IN ('heartbeat', 'telemetry', 'error', 'birth', 'death', 'ack')
 ), newest AS (
     SELECT max(epoch_ms(received_at)) AS at_ms, at_ms - coalesce((SELECT sum(least(closed, last.at_ms) - opened) FROM gaps,
         (SELECT max(epoch_ms(received_at)) AS at_ms FROM messages) AS last WHERE opened < last.at_ms), 0) AS covered_ms

@@ -20,20 +20,29 @@ pytestmark = pytest.mark.property
 GROUPS = 2
 
 
-def folded(rows: Sequence[Row], cuts: Sequence[int], silence_ms: int) -> Counter[tuple[Any, ...]]:
-    """Fold rows in batches as the stream does, with the stored form between two batches."""
-    stored = [SessionGroup.begin(rows[0].received_at_ms).to_bytes()] * GROUPS
+def one_batch(states: list[bytes], part: Sequence[Row], silence_ms: int, *, begins: bool = False) -> Counter[tuple[Any, ...]]:
+    """Fold the rows of a batch into the stored states of all key groups; skip rows that a first batch has read before."""
     found: list[pa.RecordBatch] = []
-    for start, end in pairwise([0, *cuts, len(rows)]):
-        part = rows[start:end]
-        for group in range(GROUPS):
-            state = SessionGroup.from_bytes(stored[group])
-            mine = [one for one in part if is_signal(one) and key_group(one.device_id, GROUPS) == group]
-            gaps = [one for one in part if one.kind is Kind.GAP]
-            found.append(state.fold(signals_to_batch(mine), gaps, max(one.received_at_ms for one in part), silence_ms))
-            stored[group] = state.to_bytes()
+    for group, stored in enumerate(states):
+        state = SessionGroup.from_bytes(stored)
+        signals = signals_to_batch([one for one in part if is_signal(one) and key_group(one.device_id, len(states)) == group])
+        gaps = [one for one in part if one.kind is Kind.GAP]
+        newest_ms = max([one.received_at_ms for one in part] + [state.shards.newest_ms] * begins)
+        if begins:
+            signals, gaps = state.unread(signals, gaps)
+        found.append(state.fold(signals, gaps, newest_ms, silence_ms))
+        states[group] = state.to_bytes()
     names = [field.name for field in fields(Session)]
     return Counter(tuple(one[name] for name in names) for batch in found for one in batch.to_pylist())
+
+
+def folded(rows: Sequence[Row], cuts: Sequence[int], silence_ms: int) -> Counter[tuple[Any, ...]]:
+    """Fold rows in batches as the stream does, with the stored form between two batches."""
+    states = [SessionGroup.begin(rows[0].received_at_ms).to_bytes()] * GROUPS
+    found: Counter[tuple[Any, ...]] = Counter()
+    for start, end in pairwise([0, *cuts, len(rows)]):
+        found += one_batch(states, rows[start:end], silence_ms)
+    return found
 
 
 def test_batch_cuts_and_stored_forms_do_not_change_the_sessions() -> None:
@@ -47,3 +56,35 @@ def test_batch_cuts_and_stored_forms_do_not_change_the_sessions() -> None:
             assert folded(rows, cuts, silence_ms) == want, (seed, cuts)
         reasons.update(one.ended_by or one.started_by for one in sessions(rows, silence_ms))
     assert min(reasons[reason] for reason in (*EndedBy, *StartedBy)) > 40
+
+
+def between_instants(rows: Sequence[Row], number: int) -> int:
+    """Return the least number of rows, at least ``number``, after which a version of bronze may end."""
+    while 0 < number < len(rows) and rows[number].received_at_ms == rows[number - 1].received_at_ms:
+        number += 1
+    return number
+
+
+def test_a_checkpoint_that_begins_with_a_snapshot_continues_as_if_it_was_never_interrupted() -> None:
+    overlaps = 0
+    for seed in range(60):
+        random = Random(seed)
+        rows, silence_ms = connections(random), random.choice(SILENCES_MS)
+        want = Counter(astuple(one) for one in sessions(rows, silence_ms))
+        taken, through, again = sorted(between_instants(rows, random.randrange(1, len(rows))) for _ in range(3))
+        states = [SessionGroup.begin(rows[0].received_at_ms).to_bytes()] * GROUPS
+        before = one_batch(states, rows[:taken], silence_ms)
+        snapshot = SessionGroup.joined([SessionGroup.from_bytes(one) for one in states]).to_bytes({"version": 3})
+        part = rows[taken:through]
+        lost = (
+            one_batch(states, part, silence_ms) if part else Counter[tuple[Any, ...]]()
+        )  # the table has these rows, the checkpoint is lost
+        states = [one.to_bytes() for one in SessionGroup.from_bytes(snapshot).split(random.choice([1, 2, 5]))]
+        begin = random.choice([taken, between_instants(rows, random.randrange(taken))])  # a compacted file begins before it
+        rebuilt = one_batch(states, rows[begin : max(again, taken + 1)], silence_ms, begins=True)
+        if rest := rows[max(again, taken + 1) :]:
+            rebuilt += one_batch(states, rest, silence_ms)
+        assert not lost - rebuilt, "the same rows follow again, and are not written twice"
+        assert before + rebuilt == want, seed
+        overlaps += bool(lost)
+    assert overlaps > 20

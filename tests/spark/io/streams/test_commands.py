@@ -1,10 +1,7 @@
 """Stream `commands`: equal to a join of bronze in DuckDB, whatever the batches, restarts and repeated batches."""
 
-import json
 import random
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -15,37 +12,15 @@ from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.streams.options import StreamOptions
 from fleetpulse.io.checkpoints.checkpoint import committed_batches
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.streams.commands import CLOCK_LEAD_MS, start_query
+from fleetpulse.io.streams.commands import start_query
 from fleetpulse.io.tables import tables
+from tests.support.histories.command_sql import commands_sql, found
 from tests.support.histories.histories import positioned, row, tick
 from tests.support.homes.homes import empty, land
 
 pytestmark = pytest.mark.spark
 ANSWER_S = 60
 STATUSES = ("accepted", "accepted", "rejected")
-LEAD_S = CLOCK_LEAD_MS // 1_000
-JOINED = f"""
-    WITH sent AS (
-        SELECT received_at AS sent_at, device_id, site, body->>'$.id' AS command_id, body->>'$.name' AS name,
-            CAST(body->'$.payload' AS VARCHAR) AS payload, CAST(body->>'$.timeout_ms' AS BIGINT) AS timeout_ms
-        FROM messages WHERE kind = 'control' AND body->>'$.op' = 'command'),
-    answers AS (
-        SELECT received_at AS answered_at, device_id AS answered_by, site AS answer_site, position, body->>'$.id' AS answered,
-            body->>'$.status' AS answer, body->>'$.reason' AS reason, CAST(body->'$.reported' AS VARCHAR) AS reported
-        FROM messages WHERE kind = 'ack' AND body IS NOT NULL),
-    joined AS (
-        SELECT * FROM sent FULL JOIN answers ON device_id = answered_by AND command_id = answered
-            AND answered_at BETWEEN sent_at - INTERVAL {LEAD_S} SECONDS AND sent_at + INTERVAL {ANSWER_S} SECONDS
-            AND epoch_ms(answered_at) - epoch_ms(sent_at) <= coalesce(timeout_ms, {ANSWER_S} * 1000))
-    SELECT coalesce(device_id, answered_by) AS device_id, sent_at, answered_at, coalesce(command_id, answered) AS command_id,
-        CASE WHEN sent_at IS NULL THEN 'unmatched' WHEN answered_at IS NULL THEN 'timed_out'
-             WHEN answer = 'accepted' THEN 'acknowledged' ELSE 'rejected' END AS status,
-        name, payload, epoch_ms(answered_at) - epoch_ms(sent_at) AS latency_ms, reason, reported, position AS answer_position,
-        coalesce(site, answer_site) AS site, timeout_ms
-    FROM joined
-    UNION ALL BY NAME
-    SELECT sent_at, device_id, site, command_id, name, payload, timeout_ms, 'pending' AS status FROM sent
-"""
 
 
 def history(seed: int) -> list[Row]:
@@ -69,15 +44,6 @@ def run(spark: SparkSession, home: Home) -> None:
     assert query.awaitTermination(300)
 
 
-def found(home: Home, sql: str) -> Counter[str]:
-    """Return rows by content; JSON is compared as values, since Spark writes numbers and texts in its own way."""
-    rows: list[dict[str, Any]] = tables.query(home, sql, tables=["messages", "commands"])
-    for one in rows:
-        for name in ("payload", "reported"):
-            one[name] = json.dumps(json.loads(one[name] or "null"), sort_keys=True)
-    return Counter(json.dumps(one, sort_keys=True, default=str) for one in rows)
-
-
 def ticks(from_s: int) -> list[Row]:
     return [tick(from_s), tick(from_s + 1)]
 
@@ -94,7 +60,7 @@ def test_the_stream_equals_a_join_of_bronze_for_any_batches(spark: SparkSession,
             begin = end
         land(home, ticks(1_000), 100)
         run(spark, home)
-        expected = found(home, JOINED)
+        expected = found(home, commands_sql(ANSWER_S * 1_000))
         assert found(home, "SELECT * FROM commands") == expected
         statuses = tables.query(home, "SELECT status, count(*) AS n FROM commands GROUP BY status", tables=["commands"])
         assert min(one["n"] for one in statuses) > 2 and len(statuses) == 5

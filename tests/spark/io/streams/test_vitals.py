@@ -1,6 +1,5 @@
 """Vitals: windows equal a batch computation in DuckDB, however bronze is cut into batches."""
 
-import math
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -11,12 +10,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from fleetpulse.core.policy import parse_policy
-from fleetpulse.core.presence.presence_time import presence_sql
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row
 from fleetpulse.core.streams.names import StreamName, StreamRestart
 from fleetpulse.core.streams.options import StreamOptions
-from fleetpulse.core.streams.tables import VITAL_ALARMS, VITALS
+from fleetpulse.core.streams.tables import VITAL_ALARMS
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoints.checkpoint import committed_batches
 from fleetpulse.io.home.home import Home
@@ -24,6 +22,7 @@ from fleetpulse.io.streams.runner import StreamRunner, start_stream
 from fleetpulse.io.tables import tables
 from tests.support.histories.histories import START, positioned, row, tick
 from tests.support.histories.streams import land
+from tests.support.histories.vital_sql import require_equal_windows, windows_by_sql, windows_of
 from tests.support.wait import await_that
 
 pytestmark = pytest.mark.spark
@@ -63,53 +62,6 @@ def _history(seed: int) -> list[Row]:
         if random.random() < 0.05:
             rows.append(row(at, f"{random.choice('abc')}/death"))
     return positioned(rows)
-
-
-def _batch_computation(home: Home, closed_ms: int) -> list[dict[str, Any]]:
-    """Return the windows that are closed, by SQL of DuckDB over all rows of bronze."""
-    lateness = DEPLOYMENT.allowed_lateness_ms
-    presence = presence_sql(str(DEPLOYMENT.max_clock_lead_ms), str(DEPLOYMENT.max_backlog_ms), "epoch_ms")
-    change_ms = START + CHANGE_S * 1000
-    sql = f"""
-    WITH timed AS (SELECT *, {presence} AS heard FROM messages WHERE kind IN ('heartbeat', 'telemetry', 'error', 'birth')),
-    judged AS (SELECT *, epoch_ms(heard) AS heard_ms, epoch_ms(heard) <= epoch_ms(received_at) - {lateness} AS late FROM timed),
-    distinct_rows AS (
-        SELECT * FROM judged QUALIFY row_number() OVER (
-            PARTITION BY device_id, site, kind, heard, boot, seq, digest, late, CASE WHEN late THEN received_at END
-            ORDER BY received_at DESC) = 1),
-    policy AS (
-        SELECT * FROM (VALUES ('battery', 120000, 120000, 1), ('load', 180000, 60000, 1), ('battery', 300000, 300000, 2),
-            ('heat', 120000, 120000, 2)) AS one(metric, width, slide, nth)),
-    valued AS (
-        SELECT device_id, site, metric, width, slide, late, heard, heard_ms,
-            epoch_ms(received_at) AS received_ms, coalesce(seq, -1) AS seq,
-            json_extract(metrics, '$.' || metric) AS found, json_extract_string(metrics, '$.' || metric)::VARCHAR AS text
-        FROM distinct_rows JOIN policy ON nth = CASE WHEN heard_ms >= {change_ms} THEN 2 WHEN heard_ms >= {START} + 1 THEN 1 END),
-    numbers AS (
-        SELECT *, text::DOUBLE + 0.0 AS value FROM valued
-        WHERE json_type(found) IN ('DOUBLE', 'BIGINT', 'UBIGINT') AND abs(text::DOUBLE) <= pow(2, 53)),
-    placed AS (
-        SELECT *, (heard_ms // slide - nth) * slide AS start_ms FROM numbers, LATERAL unnest(range(width // slide)) AS each(nth)),
-    keyed AS (
-        SELECT *, start_ms + width AS end_ms,
-            CASE WHEN late THEN (received_ms // slide + 1) * slide ELSE start_ms + width END AS closed_ms FROM placed)
-    SELECT device_id, metric, start_ms, end_ms, site, late, closed_ms, count(*) AS count, min(value) AS min, max(value) AS max,
-        array_agg(value) AS values, arg_max(value, (heard, seq, value)) AS last, epoch_ms(max(heard)) AS last_at_ms
-    FROM keyed WHERE closed_ms <= {closed_ms} GROUP BY ALL
-    """
-    return tables.query(home, sql, tables=[MESSAGES.name])
-
-
-def _found(home: Home) -> list[dict[str, Any]]:
-    names = ", ".join(
-        f"epoch_ms({column.name}) AS {column.name.removeprefix('window_').removesuffix('_at') + '_ms'}"
-        if column.type == "timestamp" and column.name != "last_at"
-        else "epoch_ms(last_at) AS last_at_ms"
-        if column.type == "timestamp"
-        else column.name
-        for column in VITALS.columns
-    )
-    return tables.query(home, f"SELECT {names} FROM vitals ORDER BY ALL", tables=[VITALS.name])
 
 
 def _home(path: Path) -> Home:
@@ -158,18 +110,17 @@ def test_windows_equal_a_batch_computation_for_any_cuts(spark: SparkSession, tmp
         land(whole, [last], number)
         query = _run(spark, cut)
         _run(spark, whole)
-    found = _found(cut)
-    assert found == _found(whole)
+    found = windows_of(cut)
+    assert found == windows_of(whole)
     alarms = [tables.query(each, "SELECT * FROM vital_alarms ORDER BY ALL", tables=[VITAL_ALARMS.name]) for each in (cut, whole)]
     assert alarms[0] == alarms[1] and {one["device_id"] for one in alarms[0]} == {"a", "b", "c"}
-    wanted = _batch_computation(cut, ticks[0].received_at_ms - DEPLOYMENT.allowed_lateness_ms)
-    keys = ("device_id", "metric", "start_ms", "end_ms", "site", "late", "closed_ms")
-    by_key = {tuple(one[key] for key in keys): one for one in wanted}
-    assert len(found) == len(wanted) > 300
-    for one in found:
-        want = by_key[tuple(one[key] for key in keys)]
-        assert {**one, "mean": None} == {**{name: want[name] for name in one if name != "mean"}, "mean": None}
-        assert math.isclose(one["mean"], math.fsum(want["values"]) / want["count"], rel_tol=1e-14, abs_tol=1e-12)
+    policies = [
+        (START + 1, {"battery": (120_000, 120_000), "load": (180_000, 60_000)}),
+        (START + CHANGE_S * 1000, {"battery": (300_000, 300_000), "heat": (120_000, 120_000)}),
+    ]
+    wanted = windows_by_sql(cut, policies, ticks[0].received_at_ms - DEPLOYMENT.allowed_lateness_ms)
+    assert len(found) > 300
+    require_equal_windows(found, wanted)
     assert {one["late"] for one in found} == {True, False}
     newest = query.lastProgress
     assert newest is not None
@@ -198,4 +149,4 @@ def test_a_new_policy_starts_the_query_again_before_the_batch_that_it_counts_for
         assert runner.status()["vitals"]["failures"] == 0
     finally:
         runner.stop()
-    assert [(one["metric"], one["last"], one["end_ms"] - one["start_ms"]) for one in _found(home)] == [("heat", 7.0, 120_000)]
+    assert [(one["metric"], one["last"], one["end_ms"] - one["start_ms"]) for one in windows_of(home)] == [("heat", 7.0, 120_000)]

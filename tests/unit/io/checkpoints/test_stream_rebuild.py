@@ -11,7 +11,15 @@ from fleetpulse.core.rows import Kind
 from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.tables import COVERAGE, MESSAGES
 from fleetpulse.io.checkpoints import stream_rebuild
-from fleetpulse.io.checkpoints.stream_rebuild import finish, read_rebuild, read_span, rebuild, write_span
+from fleetpulse.io.checkpoints.stream_rebuild import (
+    StreamBegin,
+    finish,
+    read_begin,
+    read_rebuild,
+    read_span,
+    rebuild,
+    write_span,
+)
 from fleetpulse.io.checkpoints.streams import next_versions
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
@@ -51,7 +59,7 @@ def test_rebuild_begins_before_the_span_and_keeps_those_versions(home: Home) -> 
     write_span(checkpoint, 1_000)
     assert oldest_live_pin(reader_pins(home)).version == 2
     found = rebuild_stream(home, StreamName.VITALS)
-    assert (found.begin, found.through) == (2, 4)
+    assert found == StreamBegin(2, 5) == read_begin(checkpoint), "the version 4 may have been read, but not committed"
     assert next_versions(checkpoint) == []
     assert read_span(checkpoint) == 1_000
     assert oldest_live_pin(reader_pins(home)).version == 2
@@ -78,7 +86,7 @@ def test_interrupted_rebuild_is_completed(tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patched:
         patched.setattr(stream_rebuild, "finish", crash)
         with pytest.raises(KeyboardInterrupt):
-            rebuild(checkpoint, 3)
+            rebuild(checkpoint, StreamBegin(3, 7))
     assert not checkpoint.exists()
     finish(checkpoint)
     found = read_rebuild(checkpoint)
@@ -88,12 +96,13 @@ def test_interrupted_rebuild_is_completed(tmp_path: Path, monkeypatch: pytest.Mo
     assert read_rebuild(checkpoint) == found
 
 
-def test_second_rebuild_remembers_what_the_table_has(tmp_path: Path) -> None:
+def test_checkpoint_without_a_batch_does_not_replace_the_one_that_is_kept(tmp_path: Path) -> None:
     checkpoint = tmp_path / "vitals"
     write_offsets(checkpoint, 0, {"version": 7})
-    rebuild(checkpoint, 3)
-    write_offsets(checkpoint, 0, {"version": 4})
-    assert rebuild(checkpoint, 3).through == 7
+    rebuild(checkpoint, StreamBegin(3, 7))
+    rebuild(checkpoint, StreamBegin(3, 8))
+    assert next_versions(tmp_path / "vitals.before") == [7]
+    assert read_begin(checkpoint) == StreamBegin(3, 8)
 
 
 def test_rebuild_ends_once_its_span_follows_the_former_position(home: Home) -> None:
@@ -102,7 +111,8 @@ def test_rebuild_ends_once_its_span_follows_the_former_position(home: Home) -> N
     write_offsets(checkpoint, 0, {"version": 4})
     write_span(checkpoint, 1_500)
     rebuild_stream(home, StreamName.VITALS)
-    for version, ended in ((4, False), (5, False), (6, True)):
+    _land(home, 10_000, 11_000)
+    for version, ended in ((4, False), (6, False), (7, False), (8, True)):
         write_offsets(checkpoint, version, {"version": version})
         end_finished_rebuild(home, StreamName.VITALS)
         assert (read_rebuild(checkpoint) is None) == ended
@@ -126,7 +136,7 @@ def test_rows_that_the_table_has_are_not_written_again(home: Home, monkeypatch: 
     sink(batch(1_000, 2_000), 0)
     assert written() == [1_000, 2_000]
     write_offsets(checkpoint, 0, {"version": 4})
-    rebuild(checkpoint, 3)
+    rebuild(checkpoint, StreamBegin(3, 4))
     monkeypatch.setattr("fleetpulse.io.tables.batch_appender.query_id", lambda _: "rebuilt")
     TableSink(home.table(COVERAGE.name), COVERAGE, checkpoint)(batch(2_000, 3_000), 0)
     assert written() == [1_000, 2_000, 3_000]

@@ -10,9 +10,10 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.monitoring.health import problems_of
 from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.streams.options import StreamOptions
+from fleetpulse.io.checkpoints.stream_rebuild import StreamBegin, write_begin
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.maintenance.readers import oldest_live_pin, reader_pins
-from fleetpulse.io.streams import runner
+from fleetpulse.io.streams import rebuilds, runner
 from fleetpulse.io.streams.runner import StreamRunner, cause_of
 from tests.support.homes.checkpoints import write_offsets
 
@@ -118,7 +119,7 @@ def test_pause_is_short_again_after_a_committed_batch(home: Home, stream: FakeSt
     clock.now_s += 5.1
     running.check()
     assert stream.queries[-1].isActive
-    assert running.status()["sessions"] == {"state": "running", "batch": 0, "failures": 3, "error": None}
+    assert running.status()["sessions"] == {"state": "running", "batch": 0, "failures": 3, "error": None, "missed": 0}
 
 
 def test_cause_of_a_failure_in_python_is_the_end_of_its_traceback() -> None:
@@ -139,7 +140,8 @@ def test_stream_that_cannot_start_does_not_stop_the_others(
     clock, running = Clock(monkeypatch), _runner(home)
     stream.refusal = FleetError("no checkpoint", code="offsets-damaged")
     running.check()
-    assert running.status()["sessions"] == {"state": "failed", "batch": None, "failures": 1, "error": "no checkpoint"}
+    failed = {"state": "failed", "batch": None, "failures": 1, "error": "no checkpoint", "missed": 0}
+    assert running.status()["sessions"] == failed
     stream.refusal = None
     clock.now_s += 6
     running.check()
@@ -162,7 +164,7 @@ def test_stream_that_is_off_is_not_imported(home: Home) -> None:
 def test_stream_that_is_switched_off_keeps_no_versions_and_begins_at_the_present_afterwards(
     home: Home, stream: FakeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "DeltaLog", lambda _: SimpleNamespace(latest=lambda: 9))
+    monkeypatch.setattr(rebuilds, "DeltaLog", lambda _: SimpleNamespace(latest=lambda: 9))
     write_offsets(home.checkpoint, 0, {"version": 8})
     write_offsets(home.stream_checkpoint(StreamName.SESSIONS), 0, {"version": 3})
     _runner(home).check()
@@ -174,9 +176,30 @@ def test_stream_that_is_switched_off_keeps_no_versions_and_begins_at_the_present
     assert stream.begins == [0, 8]
 
 
-def test_new_stream_begins_where_the_job_continues(home: Home, stream: FakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("latest", "begin"), [(9, 7), (6, 6)])
+def test_new_stream_begins_where_the_job_continues_and_there_again_until_its_first_batch_is_committed(
+    home: Home, stream: FakeStream, monkeypatch: pytest.MonkeyPatch, latest: int, begin: int
+) -> None:
+    newest = [latest]
+    monkeypatch.setattr(rebuilds, "DeltaLog", lambda _: SimpleNamespace(latest=lambda: newest[0]))
     write_offsets(home.checkpoint, 0, {"version": 7})
-    for latest, begin in ((9, 7), (6, 6)):
-        monkeypatch.setattr(runner, "DeltaLog", lambda _, latest=latest: SimpleNamespace(latest=lambda: latest))
-        _runner(home).check()
-        assert stream.begins[-1] == begin
+    checkpoint = home.stream_checkpoint(StreamName.SESSIONS)
+    _runner(home).check()
+    write_offsets(checkpoint, 0, {"version": 8}, committed=False)  # the job is killed in its first batch
+    write_offsets(home.checkpoint, 1, {"version": 20})
+    newest[0] = 25
+    _runner(home).check()
+    assert stream.begins == [begin, begin]
+    assert oldest_live_pin(reader_pins(home)).version == begin
+    write_offsets(checkpoint, 0, {"version": 8})
+    assert oldest_live_pin(reader_pins(home)).version == min(7, 8)
+
+
+def test_missed_rows_of_a_stream_are_a_problem(home: Home, stream: FakeStream) -> None:
+    checkpoint = home.stream_checkpoint(StreamName.SESSIONS)
+    for missed, words in ((1_234, "1,234 rows"), (None, "an unknown number of rows")):
+        write_begin(checkpoint, StreamBegin(3, 5, missed))
+        running = _runner(home)
+        running.check()
+        [problem] = problems_of({"streams": running.status()})
+        assert words in problem and "sessions" in problem
