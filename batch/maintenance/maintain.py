@@ -32,7 +32,7 @@ from fleetpulse.io.maintenance.readers import ReaderPin, newest_job_commit, olde
 from fleetpulse.io.maintenance.sorted_join import join_sorted
 from fleetpulse.io.spark import scratch
 from fleetpulse.io.tables.tables import files_of
-from fleetpulse.reports.judgements import judged_frontier_ms
+from fleetpulse.reports.frontiers import judged_frontier_ms
 from fleetpulse.reports.present.kept import keep_present
 
 _RETIRED_KEPT: Final = 1  # retired generations to keep, regardless of age

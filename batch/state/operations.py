@@ -42,7 +42,7 @@ from fleetpulse.io.lifecycle.state_reader import SnapshotRows, read_snapshot, re
 from fleetpulse.io.tables.outbox import flush_outbox
 from fleetpulse.io.tables.snapshots import SnapshotInfo
 from fleetpulse.reports.effective_policy import evaluation_context
-from fleetpulse.reports.judgements import shards
+from fleetpulse.reports.frontiers import shards
 
 Listed = Callable[[int | None], pa.Table]
 _MOST_GROUPS: Final = 100_000

@@ -32,7 +32,7 @@ from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.spark.standalone import StandaloneCluster
 from fleetpulse.io.system.process import StopSignal
 from fleetpulse.io.system.wall_clock import wall_clock_ms
-from fleetpulse.reports import judgements
+from fleetpulse.reports import frontiers
 from streaming.landing.landing import landed_places
 from streaming.landing.merge import MAX_SEGMENT_ROWS
 
@@ -202,7 +202,7 @@ def _drain(killing: KillExecutor, load: Load, run: Run) -> None:
 def _frontier_ms(home: Home) -> int | None:
     """Return the frontier; None before the second batch."""
     reached = judged_up_to(home.checkpoint)
-    return None if reached is None else judgements.frontier_ms(home, reached[1])
+    return None if reached is None else frontiers.frontier_ms(home, reached[1])
 
 
 def _await(what: str, patience_s: float, reached: Callable[[], bool], killing: KillExecutor, run: Run) -> None:

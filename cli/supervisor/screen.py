@@ -22,7 +22,7 @@ from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.embedded import broker_log
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables.tables import Mirror
-from fleetpulse.reports import judgements
+from fleetpulse.reports import frontiers, judgements
 from fleetpulse.reports.present import devices
 
 _REFRESH_S = 2.0  # interval of reads of the tables before the first verdict, and after a failed read
@@ -68,7 +68,7 @@ class Screen:
     def _read_tables(self) -> None:
         home = self.run.home
         self._mirror.refresh()
-        self._frontier_ms = judgements.frontier_ms(home, judged_ms(home.checkpoint))
+        self._frontier_ms = frontiers.frontier_ms(home, judged_ms(home.checkpoint))
         self._counts = devices.counts_of(home, self._mirror.connection, self._frontier_ms)
         self._last = judgements.transitions_of(self._mirror.connection, last=_LAST)
         if self._last and self.first_verdict_s is None:

@@ -239,7 +239,7 @@ def frontier_of(home: str) -> int | None:
     """
     from fleetpulse.io.checkpoints.checkpoint import judged_up_to
     from fleetpulse.io.home.home import Home
-    from fleetpulse.reports.judgements import frontier_ms
+    from fleetpulse.reports.frontiers import frontier_ms
 
     opened = Home(Path(home))
     reached = judged_up_to(opened.checkpoint)

@@ -7,7 +7,7 @@ replay of the remaining rows.
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -18,17 +18,16 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.monitoring.health import THRESHOLDS
 from fleetpulse.core.presence.identities import topic_of
 from fleetpulse.core.presence.presence_time import clock_description
-from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Outcome, outcome
 from fleetpulse.core.rows import SIGNALS, Row
 from fleetpulse.core.tables import MESSAGES, STREAM_HEALTH, literals
 from fleetpulse.core.times import format_instant
-from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import oldest_kept_ms
 from fleetpulse.io.tables.tables import fetch, query, reading
 from fleetpulse.reports.device_judgements import judgements_of, reading_device
-from fleetpulse.reports.messages import ROW, as_row, rows_through, span, through
+from fleetpulse.reports.frontiers import frontier_ms
+from fleetpulse.reports.messages import ROW, as_row, rows_through
 from fleetpulse.reports.present.devices import devices
 from fleetpulse.reports.upcoming import LEADS_TO, due_of
 
@@ -176,7 +175,7 @@ def device_status(home: Home, device_id: str, judged_ms: int | None) -> DeviceSt
         spans = retracted_offline(judgements_of(tables, [device_id])[device_id])
     kept_ms = oldest_kept_ms(home, MESSAGES.name)
     if judged_ms is None:  # the first batch is running: deadlines are not known yet
-        facts: dict[str, Any] = {"judged_up_to_ms": _first_frontier_ms(home)}
+        facts: dict[str, Any] = {"judged_up_to_ms": frontier_ms(home, None)}
     else:
         judged = outcome(rows_through(home, [device_id], judged_ms), home.deployment())
         life_ms = round(changes[-1]["life"].timestamp() * 1000) if listed[0]["transitions"] else None
@@ -204,80 +203,6 @@ def require_status(home: Home, device_id: str, judged_ms: int | None) -> DeviceS
             code="device-not-judged",
         )
     return status
-
-
-def frontier_ms(home: Home, judged_ms: int | None) -> int | None:
-    """Return the frontier up to which the job has judged, in epoch milliseconds.
-
-    Args:
-        home: home to read.
-        judged_ms: ``received_at`` up to which the job has judged; None if its checkpoint does not
-            have it yet.
-    """
-    if judged_ms is None:
-        return _first_frontier_ms(home)
-    known = shards(home, judged_ms)
-    return known.frontier_ms if known else None
-
-
-def judged_frontier_ms(home: Home) -> int | None:
-    """Return the frontier up to which the job has judged, epoch milliseconds; None before the first."""
-    return frontier_ms(home, judged_ms(home.checkpoint))
-
-
-def sites_behind(known: Shards) -> list[dict[str, Any]]:
-    """Return the sites whose frontier is behind others: a bridge is not listening.
-
-    Returns:
-        Rows with ``sites`` (None: all sites that no gap row names), ``bridges`` (those that do not
-        listen), and ``frontier_ms``.
-    """
-    both = zip((None, *known.sites), known.listenings, strict=True)
-    return [
-        {"sites": None if sites is None else sorted(sites), "bridges": list(one.coverage.deaf), "frontier_ms": one.frontier_ms}
-        for sites, one in both
-        if one.coverage.deaf and one.frontier_ms != known.frontier_ms
-    ]
-
-
-def frontier_of_sites(home: Home, judged_ms: int | None) -> Callable[[str], int | None]:
-    """Return a function that gives the frontier of a site, see `frontier_ms`."""
-    known = shards(home, judged_ms) if judged_ms is not None else None
-    first_ms = _first_frontier_ms(home) if judged_ms is None else None
-    return lambda site: known.of(site).frontier_ms if known is not None else first_ms
-
-
-def _first_frontier_ms(home: Home) -> int | None:
-    """Return the frontier of the first batch, from its summaries.
-
-    The checkpoint has no frontier before the second batch. In the first batch each key group with
-    rows emits a summary at its own frontier. The least of these is returned, since all groups have
-    reached it.
-    """
-    found = query(
-        home,
-        """SELECT epoch_ms(min(reached)) AS least, count(reached) = count(*) AS all_have_one FROM
-           (SELECT key_group, max(event_time) AS reached FROM judgements WHERE kind = 'summary' GROUP BY key_group)""",
-    )
-    return found[0]["least"] if found[0]["all_have_one"] else None
-
-
-def shards(home: Home, through_ms: int | None) -> Shards | None:
-    """Return coverage and frontier of every site, by rows received up to an instant.
-
-    None reads all landed rows. Only files of bronze with gap rows are opened, since this is called
-    each second.
-    """
-    listened = span(home)
-    if listened is None:
-        return None
-    gap_rows = query(home, "SELECT DISTINCT received_at FROM coverage", tables=["coverage"])
-    gaps: list[Row] = []
-    if gap_rows:
-        only = {"messages": ("received_at", [row["received_at"] for row in gap_rows])}
-        found = query(home, f"SELECT {ROW} FROM messages WHERE kind = 'gap'", tables=["messages"], only=only)
-        gaps = [as_row(row) for row in found]
-    return outcome(through(gaps, listened, through_ms), home.deployment()).shards
 
 
 def recent(home: Home, last: int, before_ms: int) -> list[dict[str, Any]]:

@@ -22,9 +22,10 @@ from fleetpulse.core.times import END_OF_TIME_MS, format_instant
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import fetch, query
 from fleetpulse.reports.device_judgements import judgements_of, reading_device
+from fleetpulse.reports.frontiers import frontier_ms
 from fleetpulse.reports.history.replay_origin import StartingPoint, complete_snapshots, removed_below
 from fleetpulse.reports.history.time_travel import Moment, life_of
-from fleetpulse.reports.judgements import frontier_ms, require_known
+from fleetpulse.reports.judgements import require_known
 from fleetpulse.reports.messages import rows_through
 from fleetpulse.reports.present.devices import devices
 from fleetpulse.reports.present.parts import through

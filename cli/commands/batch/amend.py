@@ -102,7 +102,7 @@ class _FrontierWait:
         return at_ms is not None and at_ms > instant_ms
 
     def _reached_ms(self) -> int | None:
-        from fleetpulse.reports.judgements import frontier_ms
+        from fleetpulse.reports.frontiers import frontier_ms
 
         judged = judged_up_to(self.home.checkpoint)
         return frontier_ms(self.home, judged[1]) if judged is not None else None

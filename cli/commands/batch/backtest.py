@@ -87,7 +87,7 @@ def _describe_comparison(home: Home, plan: "Planned") -> str:
     Raises:
         FleetError: the frontier has not reached the range yet.
     """
-    from fleetpulse.reports.judgements import shards
+    from fleetpulse.reports.frontiers import shards
 
     landed = shards(home, None)
     bounds = (plan.begin_ms, plan.end_ms(home, landed.frontier_ms if landed else None))

@@ -31,7 +31,7 @@ def availability(
 
     Coverage gaps, in which no bridge was listening, are excluded.
     """
-    from fleetpulse.reports import judgements
+    from fleetpulse.reports import frontiers
     from fleetpulse.reports.history.availability import COUNTED, CoveredSpans, Span
     from fleetpulse.reports.history.availability import availability as shares
 
@@ -41,8 +41,8 @@ def availability(
     opened.record()
     start_ms = _start_ms(day)
     judged = judged_ms(opened.checkpoint)
-    known = judgements.shards(opened, judged)
-    frontier_ms = known.frontier_ms if known is not None and judged is not None else judgements.frontier_ms(opened, judged)
+    known = frontiers.shards(opened, judged)
+    frontier_ms = known.frontier_ms if known is not None and judged is not None else frontiers.frontier_ms(opened, judged)
     deployment = opened.deployment()
     judged_to_ms = None if frontier_ms is None else deployment.emitted_through_ms(frontier_ms)  # later verdicts may be delayed
     if known is None or judged_to_ms is None or judged_to_ms <= start_ms:

@@ -290,7 +290,7 @@ class Listener:
 
     def show_earlier(self, last: int, before_ms: int) -> None:
         """Show the last messages that landed before this command subscribed."""
-        from fleetpulse.reports import judgements
+        from fleetpulse.reports import frontiers, judgements
 
         landed: list[PrintedMessage] = []
         for one in judgements.recent(self.home, last, before_ms):
@@ -299,7 +299,7 @@ class Listener:
                 self._print(shown, MessageResult("quarantined", f"quarantined ({one['reason']}): {one['detail']}"))
             else:
                 landed.append(replace(shown, row=read_with(one["row"], None, self.deployment)))
-        frontier_of = judgements.frontier_of_sites(self.home, judged_ms(self.home.checkpoint))
+        frontier_of = frontiers.frontier_of_sites(self.home, judged_ms(self.home.checkpoint))
         known = [one for one in landed if one.row and is_judged(one.row, frontier_of)]
         for shown, result in verdicts(known, judgements.judgements_about(self.home, [one.row for one in known if one.row])):
             self._print(shown, result)
@@ -319,10 +319,10 @@ class Listener:
                 self._print_prediction(shown)
 
     def _print_prediction(self, shown: PrintedMessage) -> None:
-        from fleetpulse.reports import judgements
+        from fleetpulse.reports import frontiers
 
         if time.monotonic() - self._covered_s > _COVERAGE_S:
-            self._shards, self._covered_s = judgements.shards(self.home, None), time.monotonic()
+            self._shards, self._covered_s = frontiers.shards(self.home, None), time.monotonic()
             self._policies = None
             self._rules.clear()
         shown, known = predict_result(shown, self._shards, self.deployment, self._rules_of)
@@ -352,10 +352,10 @@ class Listener:
         judged = judged_ms(self.home.checkpoint)
         if judged is None or judged == self._judged_ms:
             return
-        from fleetpulse.reports import judgements
+        from fleetpulse.reports import frontiers, judgements
 
         self._judged_ms = judged
-        passed = self.followed.pop_judged(judgements.frontier_of_sites(self.home, judged))
+        passed = self.followed.pop_judged(frontiers.frontier_of_sites(self.home, judged))
         if passed:
             for shown, result in verdicts(passed, judgements.judgements_about(self.home, [one.row for one in passed if one.row])):
                 self._print(shown, result, again=True)

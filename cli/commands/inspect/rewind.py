@@ -78,7 +78,7 @@ def _describe_dry_run(home: Home, device: str | None, moment: Any) -> DryRun:
 
 def _moment(home: Home, at_ms: int, known: str) -> Any:
     """Check the requested instants; return them with the event time up to which rows were judged."""
-    from fleetpulse.reports.history.moments import moment_of
+    from fleetpulse.reports.moments import moment_of
 
     known_ms = END_OF_TIME_MS if known == "now" else at_ms if known == "then" else parse_instant_ms(known)
     return moment_of(home, at_ms, known_ms, ("--to", "--known"))

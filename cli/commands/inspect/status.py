@@ -84,17 +84,18 @@ def status(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False) -> N
 
 def status_facts(home: Home) -> dict[str, Any]:
     """Return the facts that `fleet status` shows, by name."""
+    from fleetpulse.reports import frontiers
     from fleetpulse.reports import judgements as reports
     from fleetpulse.reports.operations.stream import running
     from fleetpulse.reports.present import devices as present
 
     judged = judged_ms(home.checkpoint)
-    known = None if judged is None else reports.shards(home, judged)
-    frontier_ms = known.frontier_ms if known is not None else reports.frontier_ms(home, judged)
+    known = None if judged is None else frontiers.shards(home, judged)
+    frontier_ms = known.frontier_ms if known is not None else frontiers.frontier_ms(home, judged)
     facts = present.counts(home, frontier_ms)
     facts["judged_received_at_ms"] = judged
     facts["frontier_ms"] = frontier_ms
-    facts["held_back"] = reports.sites_behind(known) if known is not None else []
+    facts["held_back"] = frontiers.sites_behind(known) if known is not None else []
     facts["health"] = reports.health(home)
     return {**facts, **running(home)}
 
@@ -192,12 +193,12 @@ def devices(
     last: Annotated[int, typer.Option("--last", min=1, help="Number of devices: those with the newest mode changes.")] = 200,
 ) -> None:
     """List devices with their mode, its start, and the time of the last signal."""
-    from fleetpulse.reports import judgements as reports
+    from fleetpulse.reports import frontiers
     from fleetpulse.reports.present import devices as present
 
     opened = _opened(home)
     check_mode(mode, "unjudged")
-    frontier_ms = reports.frontier_ms(opened, judged_ms(opened.checkpoint))
+    frontier_ms = frontiers.frontier_ms(opened, judged_ms(opened.checkpoint))
     columns = ("device_id", "mode", "since", "last_seen", "site", "device_class", "transitions", "messages", "clock", "reason")
     if json_lines:
         rows = present.devices(opened, frontier_ms, mode)

@@ -26,7 +26,7 @@ from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.tables import files_of
-from fleetpulse.reports.judgements import frontier_ms
+from fleetpulse.reports.frontiers import frontier_ms
 from fleetpulse.reports.present import fold
 from fleetpulse.reports.present.id_index import IdIndex
 from fleetpulse.reports.present.kept import VERSIONED, appended_since, counted, limits_of, present_in

@@ -21,8 +21,8 @@ from fleetpulse.core.streams.tables import COMMANDS
 from fleetpulse.core.tables import MESSAGES, literals
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import files_of, open_files, reading
+from fleetpulse.reports.frontiers import judged_frontier_ms
 from fleetpulse.reports.history.time_travel import READ, Moment, fleet_in
-from fleetpulse.reports.judgements import judged_frontier_ms
 
 if TYPE_CHECKING:
     from fleetpulse.io.tables.tables import DuckDBPyConnection

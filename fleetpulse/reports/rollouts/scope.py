@@ -32,7 +32,7 @@ from fleetpulse.core.tables import MESSAGES, literals
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import fetch, open_table_in, query
 from fleetpulse.reports.effective_policy import evaluation_context
-from fleetpulse.reports.judgements import judged_frontier_ms
+from fleetpulse.reports.frontiers import judged_frontier_ms
 from fleetpulse.reports.present.kept import open_present
 from fleetpulse.reports.present.parts import UNJUDGED, listed_sql
 

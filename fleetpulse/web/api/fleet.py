@@ -9,7 +9,8 @@ from fleetpulse.core.lifecycle import TROUBLE
 from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import fetch
-from fleetpulse.reports.judgements import health, shards, sites_behind
+from fleetpulse.reports.frontiers import shards, sites_behind
+from fleetpulse.reports.judgements import health
 from fleetpulse.reports.operations.coverage import coverage_gaps
 from fleetpulse.reports.present.devices import bronze_counts, counts_of_rows
 from fleetpulse.reports.present.parts import UNJUDGED

@@ -11,6 +11,7 @@ from typing import Any, Final
 from fleetpulse.core.monitoring.health import Rating
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.io.checkpoints.checkpoint import judged_ms
+from fleetpulse.reports import frontiers
 from fleetpulse.reports import judgements as reports
 from fleetpulse.reports.operations import stream
 from fleetpulse.web.live import LiveFleet
@@ -55,7 +56,7 @@ class PageFacts:
     def shards(self) -> Shards | None:
         """Return coverage and frontier of every site; None before the first row."""
         home = self._live.home
-        return self._live.recent.get("shards", SLOW_S, lambda: reports.shards(home, judged_ms(home.checkpoint)))
+        return self._live.recent.get("shards", SLOW_S, lambda: frontiers.shards(home, judged_ms(home.checkpoint)))
 
     def gaps(self, since_ms: int, until_ms: int) -> list[Gap]:
         """Return the coverage gaps that touch a span, in order."""
@@ -76,9 +77,9 @@ class PageFacts:
         return () if known is None else known.of(site).coverage.gaps
 
     def held_back(self) -> list[dict[str, Any]]:
-        """Return the sites whose verdicts wait for a bridge, see `reports.judgements.sites_behind`."""
+        """Return the sites whose verdicts wait for a bridge, see `reports.frontiers.sites_behind`."""
         known = self.shards()
-        return [] if known is None else reports.sites_behind(known)
+        return [] if known is None else frontiers.sites_behind(known)
 
     def problems(self) -> list[str]:
         """Return the problems of the running jobs, and the metrics of the lifecycle job that are not good."""

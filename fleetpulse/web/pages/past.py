@@ -13,8 +13,8 @@ from starlette.requests import Request
 
 from fleetpulse.core.lifecycle import PRESENT, Mode
 from fleetpulse.core.times import DAY_MS, END_OF_TIME_MS, HOUR_MS, format_instant
-from fleetpulse.reports.history.moments import began_ms, fleet_page, moment_of
 from fleetpulse.reports.history.time_travel import Moment, life
+from fleetpulse.reports.moments import began_ms, fleet_page, moment_of
 from fleetpulse.web import queries
 from fleetpulse.web.actions import command
 from fleetpulse.web.live import LiveFleet

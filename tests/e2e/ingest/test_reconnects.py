@@ -25,7 +25,7 @@ from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.mqtt.address import BrokerAddress, load_address
 from fleetpulse.io.system.process import read_status
-from fleetpulse.reports import judgements, messages
+from fleetpulse.reports import frontiers, judgements, messages
 from tests.support import wait
 from tests.support.fleet_command import begin, fleet
 from tests.support.processes import descendants_with
@@ -186,7 +186,7 @@ def check(home: Home, devices: list[ReconnectingDevice]) -> None:
     went_offline = [("online", "signal"), ("offline", "death")]
     await_that(lambda: [one.name for one in absent if emitted(home, one.name) != went_offline] == [])
     now_ms = time.time_ns() // 1_000_000
-    await_that(lambda: (judgements.frontier_ms(home, judged_ms(home.checkpoint)) or 0) > now_ms)
+    await_that(lambda: (frontiers.frontier_ms(home, judged_ms(home.checkpoint)) or 0) > now_ms)
     assert {one.name: emitted(home, one.name) for one in returned} == {one.name: went_offline[:1] for one in returned}
     for one in returned:
         one.leave()

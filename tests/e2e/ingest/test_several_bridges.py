@@ -23,7 +23,7 @@ from fleetpulse.io.mqtt.publisher import Publisher
 from fleetpulse.io.system.process import read_status
 from fleetpulse.io.tables import tables
 from fleetpulse.paths import ROOT
-from fleetpulse.reports.judgements import shards
+from fleetpulse.reports.frontiers import shards
 from streaming.landing.landing import Landing
 from tests.support import wait
 

@@ -24,7 +24,7 @@ from fleetpulse.io.mqtt.publisher import Publisher
 from fleetpulse.io.system.process import read_status
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.paths import ROOT
-from fleetpulse.reports.judgements import judged_frontier_ms
+from fleetpulse.reports.frontiers import judged_frontier_ms
 from fleetpulse.reports.operations.audit import audited_actions
 from fleetpulse.reports.present.devices import devices
 from streaming.simulator.devices import BAD

@@ -12,7 +12,7 @@ from fleetpulse.core.rows import Kind, Row, hash64
 from fleetpulse.core.tables import COVERAGE, DEVICES, JUDGEMENTS, MESSAGES, QUARANTINE, Table
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
-from fleetpulse.reports.judgements import judged_frontier_ms
+from fleetpulse.reports.frontiers import judged_frontier_ms
 from tests.support.histories.emitted import Emitted
 from tests.support.histories.histories import registry_entries
 from tests.support.homes.homes import commit_batch

@@ -21,7 +21,7 @@ from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.home.home import Home
 from fleetpulse.paths import ROOT
-from fleetpulse.reports.judgements import shards
+from fleetpulse.reports.frontiers import shards
 from tests.support.histories.histories import START, signal, tick
 from tests.support.homes.homes import JudgedHome, apply_retention, commit_batch, empty
 

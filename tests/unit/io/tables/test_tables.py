@@ -16,7 +16,7 @@ from fleetpulse.io.delta.log import holds_table
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables as delta
 from fleetpulse.paths import ROOT
-from fleetpulse.reports import judgements
+from fleetpulse.reports import frontiers
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.unit
@@ -205,7 +205,7 @@ def test_query_skips_files_that_cannot_contain_a_value(tmp_path: Path) -> None:
 def test_frontier_of_the_first_batch_is_the_lowest_one_of_the_key_groups(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.prepare(None)
-    assert judgements.frontier_ms(home, None) is None
+    assert frontiers.frontier_ms(home, None) is None
     delta.create(home, JUDGEMENTS)
 
     def summary(number: int, group: int, at_ms: int | None) -> None:
@@ -213,11 +213,11 @@ def test_frontier_of_the_first_batch_is_the_lowest_one_of_the_key_groups(tmp_pat
         delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [row]), "test", number)
 
     summary(1, 0, 5_000)
-    assert judgements.frontier_ms(home, None) == 5_000
+    assert frontiers.frontier_ms(home, None) == 5_000
     summary(2, 1, 3_000)
-    assert judgements.frontier_ms(home, None) == 3_000
+    assert frontiers.frontier_ms(home, None) == 3_000
     summary(3, 2, None)
-    assert judgements.frontier_ms(home, None) is None
+    assert frontiers.frontier_ms(home, None) is None
 
 
 def test_readings_of_a_block_share_an_instance_and_the_versions_of_the_tables(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from fleetpulse.core.rows import Row
 from fleetpulse.core.tables import DEVICES
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
-from fleetpulse.reports import judgements
+from fleetpulse.reports import frontiers, judgements
 from fleetpulse.reports.present import devices
 from tests.support.histories.histories import START, registry_entries, row, signal, tick
 from tests.support.homes.homes import JudgedHome, empty
@@ -35,7 +35,7 @@ def _home(path: Path, *rows: Row) -> Home:
 
 
 def _frontier_ms(home: Home, newest_s: int) -> int | None:
-    return judgements.frontier_ms(home, START + newest_s * 1000)
+    return frontiers.frontier_ms(home, START + newest_s * 1000)
 
 
 def _listed(home: Home, newest_s: int) -> dict[str, dict[str, Any]]:

@@ -15,8 +15,8 @@ from fleetpulse.core.tables import DEVICE_CURRENT, MODE_HOURLY_SITE
 from fleetpulse.core.times import HOUR_MS
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.tables import tables
+from fleetpulse.reports.frontiers import judged_frontier_ms
 from fleetpulse.reports.history.time_travel import Moment, fleet
-from fleetpulse.reports.judgements import judged_frontier_ms
 from fleetpulse.reports.present.hourly import is_kept
 from fleetpulse.reports.present.kept import keep_present, open_present
 from fleetpulse.reports.present.over_time import modes_over_time

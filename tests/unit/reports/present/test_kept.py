@@ -13,7 +13,7 @@ from fleetpulse.core.rows import Row
 from fleetpulse.core.tables import DEVICE_CURRENT, JUDGEMENTS, MESSAGES, Table
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.tables import tables
-from fleetpulse.reports import judgements
+from fleetpulse.reports import frontiers
 from fleetpulse.reports.present import devices, kept
 from fleetpulse.reports.present.kept import keep_present, open_present
 from tests.support.histories.histories import START, row, signal, tick
@@ -35,11 +35,11 @@ class _Live(RegisteredHome):
         super().__init__(path / "home", Deployment(10_000, max_clock_lead_ms=100_000))
 
     def keep(self) -> int | None:
-        return keep_present(self.home, judgements.judged_frontier_ms(self.home))
+        return keep_present(self.home, frontiers.judged_frontier_ms(self.home))
 
     def facts(self) -> tuple[Any, ...]:
         """Return what `fleet status`, `fleet devices` and `fleet device` read."""
-        frontier_ms = judgements.judged_frontier_ms(self.home)
+        frontier_ms = frontiers.judged_frontier_ms(self.home)
         return (
             devices.counts(self.home, frontier_ms),
             devices.devices(self.home, frontier_ms),
@@ -48,7 +48,7 @@ class _Live(RegisteredHome):
         )
 
     def is_kept(self) -> bool:
-        with open_present(self.home, judgements.judged_frontier_ms(self.home)) as present:
+        with open_present(self.home, frontiers.judged_frontier_ms(self.home)) as present:
             return present.position is not None
 
     def without_kept(self) -> tuple[Any, ...]:
@@ -162,7 +162,7 @@ def test_nothing_is_written_before_the_first_row(tmp_path: Path) -> None:
 
 
 def test_dry_run_counts_the_devices_and_writes_nothing(live: _Live) -> None:
-    frontier_ms = judgements.judged_frontier_ms(live.home)
+    frontier_ms = frontiers.judged_frontier_ms(live.home)
     assert frontier_ms is not None and frontier_ms > START
     assert keep_present(live.home, frontier_ms, dry_run=True) == 4
     assert not live.is_kept()

@@ -15,7 +15,7 @@ from fleetpulse.core.times import END_OF_TIME_MS, format_instant
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.reports.history import time_travel
-from fleetpulse.reports.history.moments import fleet_page, moment_of
+from fleetpulse.reports.moments import fleet_page, moment_of
 from fleetpulse.web.pages.rendering import device_path, query_of
 from tests.support.asgi import Client
 from tests.support.histories.histories import START, signal, tick

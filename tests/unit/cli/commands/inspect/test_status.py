@@ -42,7 +42,7 @@ def test_the_screen_marks_its_figures_as_stale_while_tables_are_unreadable(
     monkeypatch.setattr("cli.supervisor.screen._REFRESH_RUNNING_S", 0)
     screen = Screen(cast("Run", run), BrokerAddress("127.0.0.1", 1))
     monkeypatch.setattr("cli.supervisor.screen.judged_ms", lambda home: None)
-    monkeypatch.setattr("cli.supervisor.screen.judgements.frontier_ms", lambda home, judged: None)
+    monkeypatch.setattr("cli.supervisor.screen.frontiers.frontier_ms", lambda home, judged: None)
     tables.append(
         home, QUARANTINE, tables.to_table(QUARANTINE, [{"received_at_ms": 1, "topic": "t", "reason": "json"}]), "test", 1
     )

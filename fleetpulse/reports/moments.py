@@ -10,7 +10,7 @@ from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables.tables import fetch, reading
-from fleetpulse.reports import judgements
+from fleetpulse.reports import frontiers
 from fleetpulse.reports.history.time_travel import READ, Moment, first_instant_ms, fleet_in, judged_between
 from fleetpulse.reports.plain import instant_ms
 
@@ -52,7 +52,7 @@ def began_ms(home: Home) -> int:
     Raises:
         FleetError: the home has no history.
     """
-    shards = judgements.shards(home, None)
+    shards = frontiers.shards(home, None)
     if shards is None:
         raise FleetError(
             f'the home "{home.path}" has no history; replay a recording: ./fleet replay RECORDING --home {home.path}',
@@ -64,12 +64,12 @@ def began_ms(home: Home) -> int:
 def _judged_to(home: Home, known_ms: int) -> int:
     """Return the event time up to which rows were judged at ``known_ms``; -1 if there is none."""
     deployment = home.deployment()
-    frontier_ms = judgements.frontier_ms(home, judged_ms(home.checkpoint))
+    frontier_ms = frontiers.frontier_ms(home, judged_ms(home.checkpoint))
     now_ms = None if frontier_ms is None else deployment.emitted_through_ms(frontier_ms)
     if now_ms is None or known_ms == END_OF_TIME_MS:
         return -1 if now_ms is None else now_ms
     first, _ = judged_between(home)
-    by_then = judgements.shards(home, known_ms) if first is not None and instant_ms(first) <= known_ms else None
+    by_then = frontiers.shards(home, known_ms) if first is not None and instant_ms(first) <= known_ms else None
     return (
         -1 if by_then is None or by_then.frontier_ms is None else min(deployment.emitted_through_ms(by_then.frontier_ms), now_ms)
     )
