@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages.decode import site_fault
+from fleetpulse.core.messages.text import MAX_ID_BYTES
 from fleetpulse.core.messages.verdicts import DISCOVERY_PREFIX, prefix_fault
 from fleetpulse.core.operations import broker_defaults
 from fleetpulse.core.operations.secret_files import SECRET_NAME, exposed_secret
@@ -26,7 +27,6 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import BRIDGE, KAFKA
 from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.streams.options import StreamOptions
-from fleetpulse.core.text import MAX_ID_BYTES
 from fleetpulse.core.times import DAY_MS, HOUR_MS, format_duration, parse_duration_ms
 
 _BRIDGE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")

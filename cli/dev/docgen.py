@@ -23,12 +23,12 @@ from cli.app import VERBS, app
 from cli.dev.notices import NOTICES, notices
 from fleetpulse.core.catalog import TABLES, VIEWS
 from fleetpulse.core.lifecycle import TRANSITIONS, Mode, Trigger
+from fleetpulse.core.messages.text import MAX_TEXT
 from fleetpulse.core.policy import MAX_BYTES, MAX_CLASSES, RULES, Rules
 from fleetpulse.core.quality.table_suites import SUITES
 from fleetpulse.core.rows import FORMAT_VERSION, FROM_DEVICES
 from fleetpulse.core.streams.commands import ANSWERS
 from fleetpulse.core.streams.vitals import MAX_METRICS, MAX_WINDOWS, VITAL_KEYS
-from fleetpulse.core.text import MAX_TEXT
 from fleetpulse.core.times import format_duration
 from fleetpulse.paths import ROOT
 from fleetpulse.settings import Settings

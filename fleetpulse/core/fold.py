@@ -95,9 +95,21 @@ from fleetpulse.core.presence.sending_order import fell_back, was_sent_earlier, 
 from fleetpulse.core.presence.shards import Advance, Due
 from fleetpulse.core.registry.device_patch import decode_device, fingerprint
 from fleetpulse.core.registry.registry import limits
-from fleetpulse.core.rows import EVERYONE, OP_ERROR, POSITION_BITS, SIGNALS, GatewayEvent, Kind, Row, Trust, session_number
+from fleetpulse.core.rows import EVERYONE, OP_ERROR, SIGNALS, GatewayEvent, Kind, Row, Trust, session_number
+from fleetpulse.core.signals import (
+    advance_sequence,
+    as_error,
+    end_session,
+    is_another,
+    is_behind,
+    is_copy,
+    is_of_its_session,
+    is_session_over,
+    proves_alive,
+    voids,
+    was_heard_after,
+)
 from fleetpulse.core.streams.commands import COMMAND
-from fleetpulse.core.text import as_text
 from fleetpulse.core.times import DAY_MS
 
 NO_CODE: Final = "unknown"  # code of an error without a code
@@ -128,7 +140,7 @@ class Fold:
             The state afterwards; None if the device is unknown or forgotten.
         """
         for row in rows:
-            if row.device_id == EVERYONE and (device is None or not _is_behind(device, row.gateway)):
+            if row.device_id == EVERYONE and (device is None or not is_behind(device, row.gateway)):
                 continue  # the event concerns another gateway than that of the device: no deadline fires
             device = self.expire(device, row.at_ms)
             device = self.apply(device, row)
@@ -151,7 +163,7 @@ class Fold:
         for each in due:
             row, at_ms = each.row, each.row.at_ms
             if row.device_id == EVERYONE and (
-                device is None or each.shard != advance.shards.number(device.current_site) or not _is_behind(device, row.gateway)
+                device is None or each.shard != advance.shards.number(device.current_site) or not is_behind(device, row.gateway)
             ):
                 continue
             if device is not None:
@@ -263,7 +275,7 @@ class Fold:
             device.flagged_until_ms = device.review_ms = None
         elif trigger is Trigger.SESSION_OVER:
             device.flagged_until_ms = device.review_ms = None
-            _end_session(device)
+            end_session(device)
         elif trigger is Trigger.UNTIL:
             device.held_until_ms = None
         elif trigger is Trigger.SILENCE and device.outage_ms is not None:  # forget_after counts from this instant
@@ -352,7 +364,7 @@ class Fold:
         device.outage_ms, device.outage_covered_ms, device.excused_ms = None, None, 0
         device.error_times_ms, device.progress = (), ()
         device.review_ms = device.confirmed_ms = None
-        _end_session(device)
+        end_session(device)
         device.quiet_since_ms, device.quiet_covered_ms = row.at_ms, self.context.coverage(device).covered(row.at_ms)
         self._transition(device, Trigger.REGISTERED, row.at_ms, row)
 
@@ -369,7 +381,7 @@ class Fold:
                 return
             device.flagged_until_ms = device.review_ms = device.confirmed_ms = None
             device.progress = ()
-            _end_session(device)
+            end_session(device)
             self._transition(device, Trigger.RELEASED, at_ms, row)
         elif operation == "confirm":
             if device.flagged_until_ms is None:
@@ -425,7 +437,7 @@ class Fold:
         """
         if device is None or device.mode is Mode.DECOMMISSIONED:
             return
-        if _is_of_its_session(device, row) and not _was_heard_after(device, row):
+        if is_of_its_session(device, row) and not was_heard_after(device, row):
             device.death_ms, device.death_covered_ms = row.received_at_ms, self.context.coverage(device).covered(row.at_ms)
 
     def _gateway(self, device: Device | None, row: Row) -> None:
@@ -441,7 +453,7 @@ class Fold:
             self._transition(device, Trigger.GATEWAY_RETURN, row.at_ms)
             return
         is_unaffected = device.outage_ms is not None or device.mode in (Mode.OFFLINE, Mode.DECOMMISSIONED)
-        if not is_unaffected and not _was_heard_after(device, row):
+        if not is_unaffected and not was_heard_after(device, row):
             device.outage_ms, device.outage_covered_ms = row.at_ms, self.context.coverage(device).covered(row.at_ms)
 
     def _signal(self, device: Device | None, row: Row) -> Device | None:
@@ -458,12 +470,12 @@ class Fold:
         if device.mode is Mode.DECOMMISSIONED:
             self._list(row, JudgementKind.AFTER_DECOMMISSION)
             return device
-        copied, reboots, firmware = _is_copy(device, row), device.reboots, device.firmware
-        connection, is_over = (device.session, device.boot), _is_session_over(device, rules, at_ms)
+        copied, reboots, firmware = is_copy(device, row), device.reboots, device.firmware
+        connection, is_over = (device.session, device.boot), is_session_over(device, rules, at_ms)
         self._end_outage(device, at_ms)
         self._record_signal(device, row)
-        if is_over or (row.kind is Kind.BIRTH and _is_another(connection, (device.session, device.boot))):
-            _end_session(device)
+        if is_over or (row.kind is Kind.BIRTH and is_another(connection, (device.session, device.boot))):
+            end_session(device)
         if device.death_ms is None or voids(row, device.death_ms):
             device.death_ms = device.death_covered_ms = None
             self._transition(device, Trigger.SIGNAL, at_ms, row)
@@ -562,7 +574,7 @@ class Fold:
         if len(device.error_times_ms) == rules.degraded_errors:
             device.degraded_until_ms = device.error_times_ms[0] + rules.degraded_window_ms
             self._transition(device, Trigger.ERRORS, at_ms, row)
-        if _advance(device, rules, row.code or NO_CODE, at_ms):
+        if advance_sequence(device, rules, row.code or NO_CODE, at_ms):
             until_ms = at_ms + rules.flagged_hold_ms
             if device.review_ms is not None:  # its flag for review becomes one of the sequence, and ends no earlier
                 until_ms, device.review_ms = max(until_ms, device.flagged_until_ms or 0), None
@@ -572,7 +584,7 @@ class Fold:
     def _alarm(self, device: Device, row: Row) -> None:
         """Count an alarm as an error, and as an event of the session that goes on; it begins and prolongs no session."""
         rules = self._rules(device, row.at_ms)
-        in_session = device.last_seen_ms is not None and not _is_session_over(device, rules, row.at_ms)
+        in_session = device.last_seen_ms is not None and not is_session_over(device, rules, row.at_ms)
         self._error(device, row)
         if in_session and rules.is_event(Kind.ERROR, row.code or NO_CODE):
             self.count_event(device, row, rules)
@@ -587,115 +599,7 @@ class Fold:
         device.velocity_since_ms = row.at_ms if device.velocity_since_ms is None else device.velocity_since_ms
         if device.velocity_count < rules.velocity_events:
             return
-        _end_session(device)
+        end_session(device)
         if device.flagged_until_ms is None or device.review_ms is not None:
             device.review_ms, device.flagged_until_ms = row.at_ms, row.at_ms + rules.velocity_hold_ms
             self._transition(device, Trigger.VELOCITY, row.at_ms, row)
-
-
-def as_error(row: Row) -> Row:
-    """Return a control row with the operation `OP_ERROR` as the error that it counts: with its code."""
-    return replace(row, code=as_text(row.contents().get("code")))
-
-
-def proves_alive(row: Row, rules: Rules) -> bool:
-    """Whether a late signal proves that its device was alive when it was received."""
-    return row.is_direct if rules.late_proves_alive is None else rules.late_proves_alive
-
-
-def voids(row: Row, death_ms: int) -> bool:
-    """Whether a signal that is judged after a will voids it.
-
-    With one shard every such signal does, since it was received after the will.
-
-    Args:
-        row: a signal.
-        death_ms: ``received_at`` of the will, epoch milliseconds.
-    """
-    sent_ms = row.received_at_ms if row.trust is not Trust.ON_TIME else min(row.event_time_ms or 0, row.received_at_ms)
-    return row.received_at_ms >= death_ms and (row.is_direct or row.kind is Kind.BIRTH or sent_ms > death_ms)
-
-
-def _is_behind(device: Device, gateway: str | None) -> bool:
-    return gateway == device.gateway != device.device_id
-
-
-def _was_heard_after(device: Device, row: Row) -> bool:
-    """Whether a signal received after a will proves that the device is alive."""
-    return device.proved_arrival is not None and device.proved_arrival >= row.arrival
-
-
-def _is_of_its_session(device: Device, row: Row) -> bool:
-    """Whether a will belongs to the session of a device.
-
-    If either of them names no session, the boot decides.
-    """
-    if row.session is not None and device.session is not None:
-        return session_number(row.session) == device.session
-    return row.boot is None or device.boot is None or row.boot == device.boot
-
-
-def _is_copy(device: Device, row: Row) -> bool:
-    """Whether a signal repeats the counter of the signal before it.
-
-    Only signals whose presence time is not their event time are checked: `replay.judging_order` finds
-    other copies.
-    """
-    placeless = row.trust in FAULTS or row.at_ms != row.event_time_ms
-    return placeless and row.seq is not None and row.seq == device.seq and row.boot in (None, device.boot)
-
-
-def _is_session_over(device: Device, rules: Rules, at_ms: int) -> bool:
-    """Whether a signal at an instant is in another session than the signal before it, or the velocity rule is off."""
-    is_idle = at_ms - device.quiet_since_ms > rules.session_idle_ms
-    return rules.velocity_events is None or device.mode is Mode.OFFLINE or is_idle
-
-
-def _is_another(before: tuple[int | None, str | None], after: tuple[int | None, str | None]) -> bool:
-    """Whether a signal names another session or boot than was known before."""
-    return any(one is not None and one != other for one, other in zip(before, after, strict=True))
-
-
-def _end_session(device: Device) -> None:
-    """Count the events of the velocity rule anew."""
-    device.velocity_count, device.velocity_since_ms = 0, None
-
-
-def drop_settled_arrivals(device: Device, frontier_ms: int) -> None:
-    """Clear the positions of a device in arrival order that lie at or before the frontier.
-
-    Every row that is judged later was received after the frontier.
-    """
-    least = (frontier_ms + 1) << POSITION_BITS
-    for name in ("heard_arrival", "proved_arrival"):
-        value = getattr(device, name)
-        if value is not None and value < least:
-            setattr(device, name, None)
-
-
-def _advance(device: Device, rules: Rules, code: str, at_ms: int) -> bool:
-    """Advance the flagged sequence by one error code.
-
-    The latest start of each prefix is kept.
-
-    Returns:
-        Whether the code completes the sequence.
-    """
-    steps = rules.flagged_codes
-    progress: list[int | None] = [None] * (len(steps) - 1)
-    if device.progress_of == steps and device.progress:
-        progress = list(device.progress)
-    complete = False
-    for step in reversed(range(len(steps))):
-        if steps[step] != code:
-            continue
-        start = at_ms if step == 0 else progress[step - 1]
-        if start is None or at_ms - start > rules.flagged_window_ms:
-            continue
-        if step == len(steps) - 1:
-            complete = True
-        else:
-            progress[step] = start
-    started = any(start is not None for start in progress)
-    device.progress, device.progress_of = (tuple(progress), steps) if started else ((), ())
-    return complete

@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import Any, Final, cast
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.messages.text import MAX_TEXT, as_text
 from fleetpulse.core.streams.vitals import Vital, faults_of, parse_vitals, stored_vitals, vitals_from_stored
-from fleetpulse.core.text import MAX_TEXT, as_text
 from fleetpulse.core.times import DAY_MS, HOUR_MS, format_duration, parse_duration_ms
 
 MAX_ERRORS: Final = 16  # most errors that a rule may count: it bounds the state of a device

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from fleetpulse.core.device import Device, EvaluationContext
-from fleetpulse.core.fold import Fold, drop_settled_arrivals
+from fleetpulse.core.fold import Fold
 from fleetpulse.core.judgements import Judgement, JudgementKind, clock_behind, message_judgement
 from fleetpulse.core.policy import MAX_AHEAD, Dated, Policies, PolicyFault, from_row
 from fleetpulse.core.presence.coverage import MAX_DEAF
 from fleetpulse.core.presence.presence_time import classify_event_time, with_presence_time
 from fleetpulse.core.presence.shards import Advance, Scope, Shards
 from fleetpulse.core.rows import FOR_EVERYONE, RANK, SIGNALS, Identity, Kind, Row, Trust, for_everyone, identity, order
+from fleetpulse.core.signals import drop_settled_arrivals
 from fleetpulse.core.times import DAY_MS
 
 AMENDED: Final = SIGNALS | {Kind.REGISTRY}  # an amended history takes these rows as on time

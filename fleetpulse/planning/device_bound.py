@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fleetpulse.core.judgements import NEWEST
+from fleetpulse.core.messages.text import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.policy import Rules
 from fleetpulse.core.rows import FROM_DEVICES, KEPT_BYTES, SPARED_BYTES
-from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.times import DAY_S
 
 MESSAGE_BYTES: Final = 25  # row of ``messages`` without texts and metrics

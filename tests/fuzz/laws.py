@@ -13,9 +13,9 @@ from typing import Any, Final
 from fleetpulse.core.messages.decode import MAX_PAYLOAD_BYTES, decode
 from fleetpulse.core.messages.mapping import Decoded, Decoder, Mappings, rows_of
 from fleetpulse.core.messages.mapping_file import parse_mappings
+from fleetpulse.core.messages.text import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.rows import BRIDGE, FROM_DEVICES, Clock, Origin, Row
 from fleetpulse.core.tables import MESSAGES, QUARANTINE
-from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.times import END_OF_TIME_MS, EPOCH_2000_MS
 from fleetpulse.io.ingest import profiles
 from fleetpulse.io.ingest.payload_paths import compile_path

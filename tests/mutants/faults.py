@@ -98,7 +98,7 @@ FAULTS: Final = (
     Fault(
         "flagged-window-excludes-its-end",
         (
-            Change("fleetpulse/core/fold.py", "start > rules.flagged_window_ms", "start >= rules.flagged_window_ms"),
+            Change("fleetpulse/core/signals.py", "start > rules.flagged_window_ms", "start >= rules.flagged_window_ms"),
             Change(
                 "fleetpulse/columnar/jit/errors.py",
                 "start_ms > context.rules[policy, of_class, FLAGGED_WINDOW]",
@@ -111,7 +111,7 @@ FAULTS: Final = (
         "session-excludes-a-signal-at-its-limit",
         (
             Change(
-                "fleetpulse/core/fold.py",
+                "fleetpulse/core/signals.py",
                 "at_ms - device.quiet_since_ms > rules.session_idle_ms",
                 "at_ms - device.quiet_since_ms >= rules.session_idle_ms",
             ),
@@ -165,7 +165,7 @@ FAULTS: Final = (
     ),
     _fault(
         "will-takes-effect-despite-a-later-signal",
-        "fleetpulse/core/fold.py",
+        "fleetpulse/core/signals.py",
         "device.proved_arrival is not None and device.proved_arrival >= row.arrival",
         "device.proved_arrival is not None and device.proved_arrival >= 2**83",
         "tests/unit/core/presence/test_presence_time.py::test_inputs_from_the_field_are_judged_correctly",
@@ -180,7 +180,7 @@ FAULTS: Final = (
     _fault(
         "gateway-death-ignores-later-signals",
         "fleetpulse/core/fold.py",
-        "if not is_unaffected and not _was_heard_after(device, row):",
+        "if not is_unaffected and not was_heard_after(device, row):",
         "if not is_unaffected:",
         f"{_FOLD}::test_a_gateways_death_does_not_affect_a_device_that_was_heard_after_it",
     ),
@@ -456,7 +456,7 @@ FAULTS: Final = (
     ),
     _fault(
         "old-signal-voids-a-will",
-        "fleetpulse/core/fold.py",
+        "fleetpulse/core/signals.py",
         "row.received_at_ms >= death_ms and (",
         "(",
         f"{_SHARDS}::test_an_old_signal_from_a_held_back_site_does_not_revive_a_dead_device",

@@ -327,7 +327,7 @@ class FoldCall:
 
         Args:
             through_ms: instant of each device.
-            settled_ms: instant up to which all shards are judged, see `core.fold.drop_settled_arrivals`.
+            settled_ms: instant up to which all shards are judged, see `core.signals.drop_settled_arrivals`.
 
         Returns:
             For each shard, the least distance from a device's instant to its next deadline; None if

@@ -144,7 +144,7 @@ def _gateway(devices: Matrix, memory: Matrix, context: PackedContext, out: Matri
 
 @jit_no_refcount
 def _drop_settled_arrivals(devices: Matrix, i: int, least: int) -> None:
-    """Forget arrival positions that no later row can precede, as `core.fold.drop_settled_arrivals`."""
+    """Forget arrival positions that no later row can precede, as `core.signals.drop_settled_arrivals`."""
     for field in (HEARD, PROVED):
         if devices[i, field] < least:
             devices[i, field] = NONE

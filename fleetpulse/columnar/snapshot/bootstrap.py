@@ -47,11 +47,11 @@ from fleetpulse.columnar.jit.layout import (
 from fleetpulse.columnar.state.devices import Devices
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.lifecycle import Mode
+from fleetpulse.core.messages.text import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.policy import DEFAULT_CLASS, Policies
 from fleetpulse.core.presence.shards import Advance, Shards
 from fleetpulse.core.registry.registry import LIMITS, limits
 from fleetpulse.core.rows import EVERYONE
-from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 
 REGISTERED_SCHEMA: Final = pa.schema(
     [

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fleetpulse.core.device import Device, EvaluationContext
-from fleetpulse.core.fold import Fold, as_error
+from fleetpulse.core.fold import Fold
 from fleetpulse.core.judgements import Judgement, JudgementKind
 from fleetpulse.core.lifecycle import Mode, Trigger
 from fleetpulse.core.policy import Dated, Rules
 from fleetpulse.core.rows import OP_ERROR, SIGNALS, Kind, Row
+from fleetpulse.core.signals import as_error
 
 _FACTS: Final = (  # attributes of a device whose newest cause is recorded
     "quiet_since_ms", "death_ms", "outage_ms", "held_until_ms", "degraded_until_ms", "flagged_until_ms",

@@ -14,9 +14,9 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, cast
 
+from fleetpulse.core.messages.text import MAX_ID_BYTES, MAX_TEXT, as_text
 from fleetpulse.core.rows import EVERYONE, FOR_EVERYONE, FROM_DEVICES, RESERVED, WITHOUT_BODY, Clock, Kind, Origin, Reason, Row
 from fleetpulse.core.streams.commands import ANSWERS, COMMAND, COMMAND_FIELDS, LEAST_TIMEOUT_MS
-from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT, as_text
 from fleetpulse.core.times import DAY_MS, END_OF_TIME_MS, EPOCH_2000_MS
 
 MAX_PAYLOAD_BYTES: Final = 262_144

@@ -29,9 +29,9 @@ from fleetpulse.core.messages.decode import (
     from_json,
     is_too_deep,
 )
+from fleetpulse.core.messages.text import MAX_TEXT
 from fleetpulse.core.messages.topic_filters import covers, overlap
 from fleetpulse.core.rows import KNOWN_NAMES, WITHOUT_BODY, Kind, Origin, Row
-from fleetpulse.core.text import MAX_TEXT
 
 IGNORE: Final = "ignore"  # as a kind: the message is not a message of a device
 MAX_ITEMS: Final = 1_000  # rows of one message

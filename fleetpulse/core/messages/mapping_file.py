@@ -23,8 +23,8 @@ from fleetpulse.core.messages.mapping import (
     is_several,
     placeholder,
 )
+from fleetpulse.core.messages.text import MAX_TEXT
 from fleetpulse.core.rows import WITHOUT_BODY, Kind
-from fleetpulse.core.text import MAX_TEXT
 
 MAX_RULES: Final = 500
 UNITS: Final = ("ms", "s", "us", "ns", "iso")

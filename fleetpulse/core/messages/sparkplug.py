@@ -21,8 +21,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from fleetpulse.core.messages.decode import Address, Rejection, from_content
+from fleetpulse.core.messages.text import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.rows import Kind, Row
-from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 
 PREFIX: Final = "spBv1.0/"
 STATE: Final = f"{PREFIX}STATE/"

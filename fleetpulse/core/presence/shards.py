@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, cast
 
+from fleetpulse.core.messages.text import MAX_ID_BYTES
 from fleetpulse.core.presence.coverage import ShardProgress
 from fleetpulse.core.rows import Row, order
-from fleetpulse.core.text import MAX_ID_BYTES
 
 MAX_NAMED_SITES: Final = 1_000  # sites that gap rows name; each key group keeps their names
 _NEVER: Final = 2**62

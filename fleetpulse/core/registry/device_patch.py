@@ -20,10 +20,10 @@ from typing import Any, Final, cast
 
 from fleetpulse.core.device import Device
 from fleetpulse.core.lifecycle import HELD, Mode
+from fleetpulse.core.messages.text import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.policy import MAX_ERRORS, MAX_EVENTS, MAX_SEQUENCE, RULES
 from fleetpulse.core.registry.registry import LIMITS
 from fleetpulse.core.rows import POSITION_BITS, Trust
-from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 
 _WHOLE: Final = range(2**53)  # instants, durations and counts: their sums fit into 64 bits
 _SEQ: Final = range(2**63)  # range of seq in messages

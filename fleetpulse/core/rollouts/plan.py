@@ -15,8 +15,8 @@ from hashlib import blake2b
 from typing import Any, Final, cast
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.messages.text import MAX_TEXT, as_text
 from fleetpulse.core.operations.device_filter import DeviceFilter, parse_device_filter
-from fleetpulse.core.text import MAX_TEXT, as_text
 from fleetpulse.core.times import DAY_MS, format_duration, parse_duration_ms
 
 MAX_COHORTS: Final = 10

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.text import MAX_TEXT, as_text
+from fleetpulse.core.messages.text import MAX_TEXT, as_text
 from fleetpulse.core.times import DAY_MS, format_duration, parse_duration_ms
 
 MAX_METRICS: Final = 20

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from fleetpulse.columnar.codec.hashing import digests
 from fleetpulse.columnar.compute import pc
 from fleetpulse.core.messages.decode import MAX_DEPTH, NO_TS, Address, as_whole, metrics_text, plain_address
+from fleetpulse.core.messages.text import MAX_TEXT, as_text
 from fleetpulse.core.rows import KNOWN_NAMES, Clock, Kind, hash64
-from fleetpulse.core.text import MAX_TEXT, as_text
 from fleetpulse.core.times import END_OF_TIME_MS, EPOCH_2000_MS
 
 MOST_BYTES: Final = 4_096  # of a plain payload, so that no integer in it exceeds Python's digit limit

@@ -20,10 +20,10 @@ from cli.app import app
 from cli.supervisor.processes import Run
 from fleetpulse.core.messages.decode import NO_TS
 from fleetpulse.core.messages.sparkplug import COMPRESSED, shortened
+from fleetpulse.core.messages.text import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.replay import outcome
 from fleetpulse.core.rows import FROM_DEVICES, Row
 from fleetpulse.core.tables import QUARANTINE
-from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.sparkplug.sparkplug_b_pb2 import Payload

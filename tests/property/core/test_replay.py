@@ -14,10 +14,10 @@ from fleetpulse.columnar.fold import pending
 from fleetpulse.columnar.fold.key_group import KeyGroup
 from fleetpulse.core.judgements import COMPARED, MAX_REASON, Judgement, JudgementKind, compared
 from fleetpulse.core.lifecycle import HELD, TRANSITIONS, Mode
+from fleetpulse.core.messages.text import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE, parse_policy
 from fleetpulse.core.replay import Deployment, outcome, replay
 from fleetpulse.core.rows import EVERYONE, RESERVED, Clock, Kind, Row, key_group
-from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 from tests.support.floors import Floor
 from tests.support.histories.histories import (
     any_internal_row,

@@ -30,8 +30,8 @@ from fleetpulse.core.messages.sparkplug import (
     parse_source,
     sparkplug_row,
 )
+from fleetpulse.core.messages.text import MAX_TEXT
 from fleetpulse.core.rows import Origin, Row
-from fleetpulse.core.text import MAX_TEXT
 from fleetpulse.io.mqtt.sparkplug.sparkplug_b_pb2 import Payload as Message
 
 ANY_EXPANSION: Final = 16_384  # bytes to which a payload of any size may expand

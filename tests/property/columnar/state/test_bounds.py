@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from fleetpulse.columnar.fold.key_group import KeyGroup
 from fleetpulse.columnar.jit.layout import MEMORY
 from fleetpulse.columnar.state.codec import from_stored
+from fleetpulse.core.messages.text import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.policy import MAX_AHEAD, MAX_SEQUENCE
 from fleetpulse.core.presence.coverage import MAX_DEAF
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row
-from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 from tests.support.histories.histories import row, tick
 from tests.support.histories.key_groups import Stream
 from tests.support.histories.strategies import DEPLOYMENTS, histories

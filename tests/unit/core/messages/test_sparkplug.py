@@ -13,9 +13,9 @@ import pytest
 from fleetpulse.core.messages.decode import MAX_PAYLOAD_BYTES, Rejection
 from fleetpulse.core.messages.mapping import Mappings
 from fleetpulse.core.messages.sparkplug import COMPRESSED, FILTERS, MAX_METRICS, is_command, shortened
+from fleetpulse.core.messages.text import MAX_ID_BYTES
 from fleetpulse.core.presence.gateways import Gateways
 from fleetpulse.core.rows import Clock, GatewayEvent, Kind, Origin, Row
-from fleetpulse.core.text import MAX_ID_BYTES
 from fleetpulse.io.mqtt.sparkplug.codec import ANY_EXPANSION, decode_any, decode_sparkplug
 from fleetpulse.io.mqtt.sparkplug.sparkplug_b_pb2 import Payload
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fleetpulse.core.messages.decode import Rejection
 from fleetpulse.core.messages.sparkplug import COMPRESSED
+from fleetpulse.core.messages.text import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.rows import FROM_DEVICES, Row
-from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.io.mqtt.sparkplug.codec import decode_sparkplug
 from fleetpulse.io.mqtt.sparkplug.sparkplug_b_pb2 import Payload
 
