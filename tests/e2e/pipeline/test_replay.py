@@ -28,14 +28,10 @@ from tests.support.histories.definition import defined_judgements, emitted_judge
 from tests.support.histories.histories import START
 from tests.support.histories.presence_cases import CASES
 from tests.support.histories.presence_cases import rows_of as rows_of_cases
-from tests.support.histories.recordings import record, record_rows
+from tests.support.histories.recordings import NEEDS_RECORDED_FLEET, RECORDED_FLEET, record, record_rows
 from tests.support.wait import PATIENCE_S, await_that
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]  # each step has its own, shorter limit
-RECORDED_FLEET = Path(os.environ.get("FLEET_RECORDING", ""))
-needs_recording = pytest.mark.skipif(
-    not RECORDED_FLEET.is_file(), reason="the recorded fleet is not in this tree; set FLEET_RECORDING to its path"
-)
 # The default suite kills the job in the middle of its work; each further victim costs a start of Spark.
 VICTIMS = ("lifecycle",) if IS_DEFAULT else ("bridge", "lifecycle", "landing", "broker", "the command")
 
@@ -248,7 +244,7 @@ def test_an_impossible_command_fails_with_a_clear_error(
 
 
 @pytest.mark.extended
-@needs_recording
+@NEEDS_RECORDED_FLEET
 def test_the_recorded_fleet_is_judged_correctly(tmp_path: Path) -> None:
     home = tmp_path / "home"
     done = fleet("replay", str(RECORDED_FLEET), "--home", str(home), "--timeout", "60m", "--lateness", "5m")
@@ -262,7 +258,7 @@ def test_the_recorded_fleet_is_judged_correctly(tmp_path: Path) -> None:
 
 
 @pytest.mark.extended
-@needs_recording
+@NEEDS_RECORDED_FLEET
 @pytest.mark.parametrize(
     ("lateness_ms", "devices", "online", "offline", "late"),
     [(3_600_000, 374, 5_342, 5_339, 0), (300_000, 374, 5_342, 5_339, 20), (30_000, 374, 5_341, 5_338, 166)],

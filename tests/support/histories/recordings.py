@@ -2,14 +2,21 @@
 
 import gzip
 import json
+import os
 from collections.abc import Iterable
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fleetpulse.core.rows import Clock, Row
 from streaming.simulator.scenario import Scenario, simulate
 
+RECORDED_FLEET = Path(os.environ.get("FLEET_RECORDING", ""))
+NEEDS_RECORDED_FLEET = pytest.mark.skipif(
+    not RECORDED_FLEET.is_file(), reason="the recorded fleet is not in this tree; set FLEET_RECORDING to its path"
+)
 _SENT_FIELDS = ("boot", "session", "seq", "code", "firmware", "gateway")
 _NO_TIME = 5  # an invalid ts
 
