@@ -131,7 +131,7 @@ def fixed_key_groups(checkpoint: Path, present: int) -> int:
         return int(json.loads(record.read_text())["key_groups"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FleetError(
-            f'the number of key groups in "{record}" cannot be read ({error!r}); restore the checkpoint, or remove its folder: '
-            "the stream then begins at the present",
+            f'the number of key groups in "{record}" cannot be read ({error!r}); restore the checkpoint, or rebuild it with the '
+            f"session snapshot: ./fleet stream rebuild sessions",
             code="checkpoint-damaged",
         ) from None

@@ -19,6 +19,7 @@ from fleetpulse.io.maintenance import compaction
 from fleetpulse.io.maintenance.readers import ReaderPin
 from fleetpulse.io.streams.rebuilds import begin_of, rebuild_stream
 from fleetpulse.io.streams.session_snapshot import begin_from, begins_before, read_snapshot, write_snapshot
+from fleetpulse.io.streams.sessions import fixed_key_groups
 from tests.support.histories.histories import START, row, stamped_by_bridge
 from tests.support.homes.checkpoints import write_offsets
 from tests.support.homes.homes import apply_retention, landed_home
@@ -104,8 +105,11 @@ def test_a_rebuild_of_the_sessions_begins_with_the_snapshot(home: Home) -> None:
     checkpoint = home.stream_checkpoint(StreamName.SESSIONS)
     write_offsets(checkpoint, 0, "damaged")
     take(home, 5)
+    with refused("checkpoint-damaged"):
+        fixed_key_groups(checkpoint, 8)
     assert rebuild_stream(home, StreamName.SESSIONS) == read_begin(checkpoint)
     assert initial_state(checkpoint) is not None
+    assert fixed_key_groups(checkpoint, 8) == 8
 
 
 @pytest.mark.parametrize(("version", "repeats"), [(1 + A_DAY, False), (1 + A_DAY + 2, True)])
