@@ -273,9 +273,9 @@ class Bridge:
             self.report()
 
     def _is_full(self) -> bool:
-        waiting = self.intake.buffer
-        size_bytes = waiting.size_bytes + self.intake.program_commands.size_bytes
-        return size_bytes > self.settings.max_buffer_bytes or len(waiting) > ROWS_IN_MEMORY
+        waiting, commands = self.intake.buffer, self.intake.program_commands
+        size_bytes = waiting.size_bytes + commands.size_bytes
+        return size_bytes > self.settings.max_buffer_bytes or len(waiting) + len(commands) > ROWS_IN_MEMORY
 
     def _notice_loss(self) -> None:
         up, connections = self.receiver.connected, self.receiver.connections

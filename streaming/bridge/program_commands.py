@@ -11,11 +11,17 @@ import json
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from fleetpulse.core.messages.decode import Rejection, program_command
 from fleetpulse.io.mqtt.subscriber import AckToken, Arrived
 from fleetpulse.io.system.fsync import atomic_write
+
+
+class _Waiting(NamedTuple):
+    topic: str
+    content: Mapping[str, Any]
+    size_bytes: int  # of the payload
+    token: AckToken | None
 
 
 class ProgramCommands:
@@ -26,22 +32,23 @@ class ProgramCommands:
     """
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[str, Mapping[str, Any], AckToken | None]] = []
+        self._waiting: list[_Waiting] = []
         self.size_bytes = 0
 
-    def add(self, message: Arrived) -> bool:
-        """Take a message on a control topic; return whether it is a valid command."""
-        content = program_command(message.topic, message.payload)
-        if isinstance(content, Rejection):
-            return False
-        self._waiting.append((message.topic, content, message.token))
-        self.size_bytes += len(message.topic) + len(message.payload)
-        return True
+    def __len__(self) -> int:
+        return len(self._waiting)
 
-    def lost(self) -> None:
-        """Drop the commands that the broker delivers again after a lost connection."""
-        self._waiting = [one for one in self._waiting if one[2] is None]
-        self.size_bytes = sum(len(topic) + len(json.dumps(content)) for topic, content, _ in self._waiting)
+    def add(self, message: Arrived, content: Mapping[str, Any]) -> None:
+        """Take a message on a control topic, with the command that it contains."""
+        self._waiting.append(_Waiting(message.topic, content, len(message.payload), message.token))
+        self.size_bytes += len(message.topic) + len(message.payload)
+
+    def lost(self) -> list[tuple[str, int]]:
+        """Drop the commands that the broker delivers again after a lost connection; return topics and sizes of payloads."""
+        dropped = [one for one in self._waiting if one.token is not None]
+        self._waiting = [one for one in self._waiting if one.token is None]
+        self.size_bytes -= sum(len(one.topic) + one.size_bytes for one in dropped)
+        return [(one.topic, one.size_bytes) for one in dropped]
 
     def save(self, spool: Path, now_ms: int) -> list[AckToken]:
         """Write the waiting commands to a file of the spool; return the tokens to acknowledge.
@@ -56,8 +63,8 @@ class ProgramCommands:
         if not self._waiting:
             return []
         name = f"{now_ms}-{secrets.token_hex(4)}.json"
-        commands = [{"topic": topic, "payload": content} for topic, content, _ in self._waiting]
+        commands = [{"topic": one.topic, "payload": one.content} for one in self._waiting]
         atomic_write(spool / name, json.dumps(commands), temporary=spool / f".{name}.new")
-        tokens = [token for *_, token in self._waiting if token is not None]
+        tokens = [one.token for one in self._waiting if one.token is not None]
         self._waiting, self.size_bytes = [], 0
         return tokens

@@ -22,6 +22,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
+from fleetpulse.core.messages.decode import Rejection, program_command
 from fleetpulse.core.messages.mapping import NO_MAPPINGS, Mappings
 from fleetpulse.core.messages.replay_envelope import TOPIC_PREFIX, Envelope
 from fleetpulse.core.messages.sparkplug import is_command
@@ -151,7 +152,8 @@ class BridgeSequencer:
             self.last_ms, self.last_canary_ms, self.gap_open, history = self._durable
             self.history = history.copy()
         self._canaries.clear()
-        self.program_commands.lost()
+        for topic, size_bytes in self.program_commands.lost():
+            self._floods.refund(self._floods.sender(topic), size_bytes)
         if self.live:
             self._floods.away_since(min(self._heard_ms, now_ms))
             self.open_gap(now_ms, cause)
@@ -228,20 +230,32 @@ class BridgeSequencer:
 
     def _command_of_program(self, message: Arrived, now_ms: int) -> None:
         """Take a message on a control topic: a command of a program, or a row of quarantine."""
-        is_within = self._quota.admits(message.topic, now_ms)
-        is_within = is_within and not self._floods.exceeding((message.topic,), now_ms, (len(message.payload),))
-        if not is_within or not self.program_commands.add(message):
-            self._unusual(message, now_ms)
+        is_known, beyond = self._limits(message, now_ms)
+        content = program_command(message.topic, message.payload) if is_known and beyond is None else None
+        if content is None or isinstance(content, Rejection):
+            self._limited_row(message, now_ms, is_known, beyond)
+        else:
+            self.program_commands.add(message, content)
 
     def _unusual(self, message: Arrived, now_ms: int) -> None:
         """Take one message as a row, with the limits of its device."""
+        self._limited_row(message, now_ms, *self._limits(message, now_ms))
+
+    def _limits(self, message: Arrived, now_ms: int) -> tuple[bool, str | None]:
+        """Count a message once; return whether the quota admits its device, and its sender if that exceeds its limit."""
+        if not self._quota.admits(message.topic, now_ms):
+            return False, None
+        return True, self._floods.exceeding((message.topic,), now_ms, (len(message.payload),)).get(0)
+
+    def _limited_row(self, message: Arrived, now_ms: int, is_known: bool, beyond: str | None) -> None:
+        """Take a counted message as a row, see `_limits`."""
         stamp, place, topic = self._stamp(now_ms), len(self.buffer), message.topic[:MAX_TOPIC]
         self._row(stamp, message.topic, message.payload, Origin.MQTT, token=message.token)
-        if not self._quota.admits(message.topic, now_ms):
+        if not is_known:
             self.counts["new_devices"] += 1
             self.buffer.refuse(place, REASON_NEW, EVERYONE)  # all new ids share the refused rows of a segment
-        elif beyond := self._floods.exceeding((message.topic,), now_ms, (len(message.payload),)):
-            self._refuse_flood(beyond[0], topic, message.payload, stamp, place)
+        elif beyond is not None:
+            self._refuse_flood(beyond, topic, message.payload, stamp, place)
         elif self.buffer.topic(place) != message.topic:  # a row of quarantine, whatever the payload
             self.buffer.senders[place] = self._floods.sender(message.topic)
         elif (rows := self._mappings.row_count(topic, message.payload)) > 1:

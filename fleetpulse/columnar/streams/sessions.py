@@ -176,11 +176,18 @@ class SessionGroup:
         numbers = hashes_of(self.open["device_id"]) % key_groups
         return [SessionGroup(self.open.filter(pa.array(numbers == group)), self.shards) for group in range(key_groups)]
 
-    def unread(self, signals: pa.RecordBatch, gaps: Iterable[Row]) -> tuple[pa.RecordBatch, list[Row]]:
-        """Return the signals and gap rows that this state has not read yet: those received after its newest row."""
-        newest_ms = self.shards.newest_ms
-        after_it = signals["received_at_ms"].to_numpy() > newest_ms
-        return signals.filter(pa.array(after_it)), [gap for gap in gaps if gap.received_at_ms > newest_ms]
+    def unread(self, signals: pa.RecordBatch, gaps: Iterable[Row], *, repeats: bool = True) -> tuple[pa.RecordBatch, list[Row]]:
+        """Return the signals and gap rows that this state has not read yet: those received after its newest row.
+
+        Args:
+            signals: rows of devices, columns of `SIGNAL_SCHEMA`.
+            gaps: gap rows.
+            repeats: whether they include rows that the state has read; if not, all rows of the instant of its newest row
+                are unread, since a version of bronze may end within an instant.
+        """
+        from_ms = self.shards.newest_ms + repeats
+        unread = signals["received_at_ms"].to_numpy() >= from_ms
+        return signals.filter(pa.array(unread)), [gap for gap in gaps if gap.received_at_ms >= from_ms]
 
     def to_bytes(self, more: Mapping[str, Any] | None = None) -> bytes:
         """Return the stored form: an Arrow stream with the coverage in its metadata.

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from fleetpulse.core.errors import FleetError
 from fleetpulse.io.checkpoints.streams import has_begun
 from fleetpulse.io.system.fsync import atomic_write, sync_folder
 
@@ -56,11 +57,17 @@ def write_span(checkpoint: Path, span_ms: int) -> None:
 
 
 def read_span(checkpoint: Path) -> int | None:
-    """Return the span that `write_span` has recorded; None if there is none."""
+    """Return the span that `write_span` has recorded; None if there is none.
+
+    Raises:
+        FleetError: the record is damaged.
+    """
     try:
         return int(json.loads((checkpoint / _SPAN).read_text())["span_ms"])
     except FileNotFoundError:
         return None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise _damaged(checkpoint / _SPAN, error) from None
 
 
 def write_begin(checkpoint: Path, begin: StreamBegin) -> None:
@@ -70,11 +77,17 @@ def write_begin(checkpoint: Path, begin: StreamBegin) -> None:
 
 
 def read_begin(checkpoint: Path) -> StreamBegin | None:
-    """Return the begin of a checkpoint; None if none is recorded."""
+    """Return the begin of a checkpoint; None if none is recorded.
+
+    Raises:
+        FleetError: the record is damaged.
+    """
     try:
         return StreamBegin(**json.loads((checkpoint / _RECORD).read_text()))
     except FileNotFoundError:
         return None
+    except (OSError, ValueError, TypeError) as error:
+        raise _damaged(checkpoint / _RECORD, error) from None
 
 
 def read_rebuild(checkpoint: Path) -> StreamBegin | None:
@@ -136,3 +149,11 @@ def finish(checkpoint: Path) -> None:
     elif (fresh / _RECORD).exists():
         fresh.rename(checkpoint)
         sync_folder(checkpoint.parent)
+
+
+def _damaged(record: Path, error: Exception) -> FleetError:
+    return FleetError(
+        f'the record "{record}" of a stream cannot be read ({error!r}); restore the checkpoint, or remove its folder: the stream '
+        f"then begins at the present, or with its snapshot",
+        code="checkpoint-damaged",
+    )

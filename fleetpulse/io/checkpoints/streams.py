@@ -40,7 +40,7 @@ def versions_after(checkpoint: Path, batch: int) -> list[int]:
     except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
         raise FleetError(
             f'the offsets in "{path}" cannot be read ({error!r}), so the versions that the stream still needs are unknown; '
-            f"restore the checkpoint, or remove its folder: the stream then begins at the present",
+            f"restore the checkpoint, or remove its folder: the stream then begins at the present, or with its snapshot",
             code="offsets-damaged",
         ) from None
 

@@ -19,7 +19,7 @@ from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io.checkpoints.checkpoint import committed_batches, query_id
 from fleetpulse.io.checkpoints.generations import DISCARDED, NEW, PRUNED, RETIRED, checkpoint_of, load_generations
 from fleetpulse.io.checkpoints.stream_rebuild import read_begin, read_span
-from fleetpulse.io.checkpoints.streams import next_versions
+from fleetpulse.io.checkpoints.streams import versions_after
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.exclusive import is_making
 from fleetpulse.io.home.home import Home
@@ -109,14 +109,29 @@ def _streams(home: Home) -> Iterable[ReaderPin]:
     """
     log = DeltaLog(home.table(MESSAGES.name))
     for name in StreamName:
-        checkpoint = home.stream_checkpoint(name)
-        versions, begun = next_versions(checkpoint), read_begin(checkpoint)
-        if versions:
-            yield ReaderPin(
-                f"stream {name}", first_version_since(log, min(versions), read_span(checkpoint) or 0), by_version=True
-            )
-        elif begun:
-            yield ReaderPin(f"stream {name}", begun.begin, by_version=True)
+        if (version := state_begin(log, home.stream_checkpoint(name))) is not None:
+            yield ReaderPin(f"stream {name}", version, by_version=True)
+
+
+def state_begin(log: DeltaLog, checkpoint: Path) -> int | None:
+    """Return the version of bronze from which the state of a stream follows; None if it has not begun.
+
+    A batch runs with the watermark of the batch before it. So the state after a batch has all rows of the batch, and
+    those of the stream's span before it.
+
+    Args:
+        log: Delta log of bronze.
+        checkpoint: checkpoint of the stream.
+
+    Raises:
+        FleetError: the offsets of a batch, or a record of the checkpoint, cannot be read.
+    """
+    done, begun = committed_batches(checkpoint), read_begin(checkpoint)
+    begin = None if begun is None else begun.begin
+    if not done or (len(done) == 1 and begin is not None):
+        return begin
+    read = versions_after(checkpoint, done[-2:][0])
+    return max(begin or 0, first_version_since(log, min(read, default=0), read_span(checkpoint) or 0))
 
 
 # Each function returns the pins of one kind of reader; add new kinds here.

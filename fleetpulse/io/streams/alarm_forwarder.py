@@ -4,8 +4,8 @@ The table is the outbox. The error is a control row, not a signal, so it does no
 from its receipt, like every row of an operator.
 
 Rule: an alarm is spooled once. Its file is prepared first, then the position is recorded, then the file is moved to
-the spool in one step. After a crash, a prepared file that the recorded position includes is moved, and any other is
-removed: its alarms are prepared again.
+the spool in one step. After a crash or an error, a prepared file that the recorded position includes is moved, and any
+other is removed: its alarms are prepared again.
 
 Rule: a version whose commit or files maintenance has removed is skipped, and reported in the log. Its alarms are
 older than their retention, or it was compacted long ago, and those of later versions must not wait for it.
@@ -20,10 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
-from fleetpulse.core.errors import FleetError
+from fleetpulse.core.errors import FleetError, first_line
 from fleetpulse.core.presence.identities import topic_of
 from fleetpulse.core.rows import OP_ERROR, Kind
 from fleetpulse.core.streams.tables import VITAL_ALARMS
+from fleetpulse.io.delta.corruption import DamagedError
 from fleetpulse.io.delta.log import DeltaLog, holds_table
 from fleetpulse.io.home.command_spool import MAX_COMMANDS, Command, file_content, spool_file
 from fleetpulse.io.home.home import Home
@@ -50,14 +51,15 @@ class AlarmForwarder:
         """Spool the alarms of new versions of the table; return their number.
 
         Raises:
-            FleetError: the spool cannot be written.
+            FleetError: the spool cannot be written, or the position or a file of alarms is damaged.
             OSError: the disk cannot be written.
         """
-        if self._next is None:
-            self._next = self._recover()
-        if not holds_table(self._table) or (end := self._log.latest() + 1) <= self._next:
+        begin = self._recover() if self._next is None else self._next
+        self._next = None  # if this call fails, the next one recovers
+        if not holds_table(self._table) or (end := self._log.latest() + 1) <= begin:
+            self._next = begin
             return 0
-        alarms = self._alarms(self._next, end)
+        alarms = self._alarms(begin, end)
         prepared = [
             self._prepare(f"{end}-{start}.json", [_command(row) for row in alarms[start : start + MAX_COMMANDS]])
             for start in range(0, len(alarms), MAX_COMMANDS)
@@ -90,7 +92,7 @@ class AlarmForwarder:
         return alarms
 
     def _rows(self, version: int) -> list[dict[str, Any]]:
-        tables = [pq.ParquetFile(path).read() for path, _ in self._log.appended(version)]
+        tables = [_read(Path(path)) for path, _ in self._log.appended(version)]
         return pa.concat_tables(tables).to_pylist() if tables else []
 
     def _prepare(self, name: str, commands: Sequence[Command]) -> Path:
@@ -104,12 +106,25 @@ class AlarmForwarder:
             recorded = int(json.loads((self._folder / _POSITION).read_text())["version"])
         except FileNotFoundError:
             recorded = 0
+        except (ValueError, LookupError, TypeError) as error:
+            raise FleetError(
+                f'the position of forwarded alarms in "{self._folder / _POSITION}" cannot be read ({error!r}); expected a '
+                f"version of {VITAL_ALARMS.name}; restore the file from a backup: alarms wait in their table",
+                code="alarm-position-damaged",
+            ) from None
         for file in sorted(self._folder.glob("*-*.json")):
             if int(file.name.split("-")[0]) <= recorded:
                 spool_file(self._home, file)
             else:
                 file.unlink()
         return recorded
+
+
+def _read(path: Path) -> pa.Table:
+    try:
+        return pq.ParquetFile(path).read()
+    except pa.ArrowInvalid as error:
+        raise DamagedError(f'"{path}"', first_line(error)) from error
 
 
 def _command(alarm: dict[str, Any]) -> Command:

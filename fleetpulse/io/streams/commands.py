@@ -6,8 +6,11 @@ drops their state: a command without an answer has then timed out, and an answer
 Rule 2: the time is ``received_at``, so no row is late, and the result depends on bronze alone. An answer may precede
 its command by `CLOCK_LEAD_MS`, since two bridges stamp them by two clocks.
 Rule 3: a command has one row more, ``pending``, when it is read. Reports derive its state from all of its rows.
+Rule 4: a rebuild can read an answer without its command, or a command without its answer, if the other one was received
+before its span. Such an answer is not unmatched, and such a command has not timed out, if the table has both together.
 """
 
+from pathlib import Path
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -51,12 +54,33 @@ def start_query(spark: SparkSession, home: Home, options: StreamOptions, begin: 
     with changed_settings(spark, _OF_THE_QUERY):
         return (
             found.writeStream.queryName(StreamName.COMMANDS)
-            .foreachBatch(TableSink(home.table(COMMANDS.name), COMMANDS, checkpoint))
+            .foreachBatch(CommandSink(home, checkpoint))
             .option("checkpointLocation", str(checkpoint))
             .outputMode("append")
             .trigger(**options.trigger)  # pyright: ignore[reportCallIssue, reportArgumentType]
             .start()
         )
+
+
+class CommandSink(TableSink):
+    """Sink of commands and answers, for which a rebuild can read one of the two rows alone.
+
+    Args:
+        home: home of the table.
+        checkpoint: checkpoint of the query.
+    """
+
+    def __init__(self, home: Home, checkpoint: Path) -> None:
+        super().__init__(home.table(COMMANDS.name), COMMANDS, checkpoint)
+
+    def is_known(self) -> str:
+        """Return the condition of a row that the table has, or whose command and answer have met before, see rule 4."""
+        equal = " AND ".join(f"known.{name} IS NOT DISTINCT FROM batch.{name}" for name in COMMANDS.key[2:])
+        answered = "known.answered_at = batch.answered_at AND known.answer_position IS NOT DISTINCT FROM batch.answer_position"
+        met = "known.sent_at = batch.sent_at AND known.answered_at IS NOT NULL"
+        return f"""known.device_id = batch.device_id AND known.command_id = batch.command_id AND (({equal})
+            OR (batch.status = '{CommandStatus.UNMATCHED}' AND {answered})
+            OR (batch.status = '{CommandStatus.TIMED_OUT}' AND {met}))"""
 
 
 def pending(rows: DataFrame) -> DataFrame:

@@ -19,11 +19,9 @@ from fleetpulse.io.checkpoints.stream_rebuild import (
     rebuild,
     write_begin,
 )
-from fleetpulse.io.checkpoints.streams import next_versions
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.maintenance.readers import batch_ends
-from fleetpulse.io.tables.adaptive_batching import first_version_since
+from fleetpulse.io.maintenance.readers import batch_ends, state_begin
 
 
 def begin_of(home: Home, name: StreamName) -> int:
@@ -63,21 +61,22 @@ def rebuild_stream(home: Home, name: StreamName) -> StreamBegin:
     finish(checkpoint)
     if (continued := _continue_from_snapshot(home, name)) is not None:
         return continued
-    versions, span_ms = next_versions(checkpoint), read_span(checkpoint)
-    if versions and name is StreamName.SESSIONS:
+    has_batch = bool(committed_batches(checkpoint))
+    if has_batch and name is StreamName.SESSIONS:
         raise FleetError(
             f'the stream "{name}" has a checkpoint without a snapshot beside it; restore the snapshot from a backup, or remove '
             f'"{checkpoint}": the stream then begins at the present, and sessions that are open in its table stay open',
             code="stream-not-rebuildable",
         )
-    if not versions or span_ms is None:
+    log = DeltaLog(home.table(MESSAGES.name))
+    begin = state_begin(log, checkpoint)
+    if not has_batch or begin is None or read_span(checkpoint) is None:
         raise FleetError(
             f'the stream "{name}" of "{home.path}" has no committed batch, so there is no state to rebuild; start it with the '
             f"setting streams",
             code="stream-not-begun",
         )
-    log = DeltaLog(home.table(MESSAGES.name))
-    found = StreamBegin(first_version_since(log, min(versions), span_ms), log.latest() + 1)
+    found = StreamBegin(begin, log.latest() + 1)
     rebuild(checkpoint, found)
     return found
 
@@ -98,8 +97,8 @@ def _continue_from_snapshot(home: Home, name: StreamName) -> StreamBegin | None:
 def end_finished_rebuild(home: Home, name: StreamName) -> None:
     """End the rebuild of a stream if nothing that it still keeps was read before the rebuild."""
     checkpoint = home.stream_checkpoint(name)
-    if (rebuilt := read_rebuild(checkpoint)) is None or not (versions := next_versions(checkpoint)):
+    if (rebuilt := read_rebuild(checkpoint)) is None:
         return
-    oldest = first_version_since(DeltaLog(home.table(MESSAGES.name)), min(versions), read_span(checkpoint) or 0)
-    if oldest >= rebuilt.through:
+    oldest = state_begin(DeltaLog(home.table(MESSAGES.name)), checkpoint)
+    if oldest is not None and oldest >= rebuilt.through:
         end_rebuild(checkpoint)

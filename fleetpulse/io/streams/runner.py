@@ -81,7 +81,7 @@ class StreamRunner:
             if batch != one.batch:
                 one.batch, one.failures_since_batch = batch, 0
             if one.query is not None and one.query.isActive:
-                end_finished_rebuild(self._home, name)
+                self._end_rebuild(name, one)
                 continue
             if one.query is not None:
                 why = str(one.query.exception() or "the query ended")
@@ -93,6 +93,17 @@ class StreamRunner:
                     one.fault = None
                 except (FleetError, PySparkException, OSError) as error:
                     self._failed(name, one, str(error))
+
+    def _end_rebuild(self, name: StreamName, one: _Running) -> None:
+        """End a finished rebuild; if its record or the log cannot be read, the next call tries again."""
+        try:
+            end_finished_rebuild(self._home, name)
+        except (FleetError, OSError) as error:
+            if one.fault != str(error):
+                _LOG.error("the end of a rebuild cannot be determined; trying again", stream=str(name), error=str(error))
+            one.fault = str(error)
+        else:
+            one.fault = None
 
     def forward_alarms(self) -> None:
         """Forward new alarms to the lifecycle; a failure is logged, and the next call tries again."""
@@ -117,7 +128,9 @@ class StreamRunner:
         return {name.value: self._status_of(name, one) for name, one in self._running.items()}
 
     def _status_of(self, name: StreamName, one: _Running) -> dict[str, Any]:
-        begun = read_begin(self._home.stream_checkpoint(name))
+        begun = None
+        with suppress(FleetError):  # a stream whose record is damaged cannot start, which is its fault
+            begun = read_begin(self._home.stream_checkpoint(name))
         return {
             "state": "failed" if one.query is None and one.fault else "running",
             "batch": one.batch,

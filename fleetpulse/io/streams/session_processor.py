@@ -6,11 +6,25 @@ Rule 2: the block source wakes each key group in each batch, so there are no tim
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 OUTPUT: Final = "key_group int, changes binary, state binary"
+
+
+class InitialState(NamedTuple):
+    """State with which a checkpoint begins.
+
+    Attributes:
+        path: file of the state of all devices.
+        key_groups: number of key groups.
+        repeats: whether the first batch has rows that the state includes.
+    """
+
+    path: Path
+    key_groups: int
+    repeats: bool
 
 
 class SessionProcessor(StatefulProcessor):
@@ -18,10 +32,10 @@ class SessionProcessor(StatefulProcessor):
 
     Args:
         silence_ms: limit of silence, milliseconds.
-        initial: file of the state with which the checkpoint begins, and number of key groups; None for none.
+        initial: state with which the checkpoint begins; None for none.
     """
 
-    def __init__(self, silence_ms: int, initial: tuple[Path, int] | None = None) -> None:
+    def __init__(self, silence_ms: int, initial: InitialState | None = None) -> None:
         self.silence_ms, self.initial = silence_ms, initial
 
     def init(self, handle: StatefulProcessorHandle) -> None:

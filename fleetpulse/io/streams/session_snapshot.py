@@ -3,7 +3,7 @@
 Rule 1: the stream writes it with its first batch, and with the first batch of each hour of ``received_at``, after the
 table has the rows of that batch. It stays when the checkpoint is damaged, removed or set aside.
 Rule 2: a new checkpoint begins with a copy of it. The stream reads bronze at or before its version, and skips the
-rows that the snapshot includes.
+rows that the snapshot includes: if it reads earlier versions, those up to the newest instant of the snapshot.
 Rule 3: rows that retention has removed since the snapshot are counted, and reported as a problem.
 """
 
@@ -14,7 +14,7 @@ from fleetpulse.columnar.streams.sessions import SessionGroup, stored_metadata
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.streams.names import StreamName
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io.checkpoints.stream_rebuild import StreamBegin
+from fleetpulse.io.checkpoints.stream_rebuild import StreamBegin, read_begin
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.fsync import atomic_write
@@ -66,6 +66,17 @@ def begin_from(home: Home, snapshot: bytes) -> StreamBegin:
         landed = landed_before_oldest(newest(home, MESSAGES))
         missed = None if landed is None or rows is None else landed - rows
     return StreamBegin(begin, log.latest() + 1, missed)
+
+
+def begins_before(checkpoint: Path, state: Path) -> bool:
+    """Return whether a checkpoint reads bronze from before the version of the snapshot with which it begins.
+
+    Args:
+        checkpoint: folder of the checkpoint.
+        state: its copy of the snapshot.
+    """
+    begun = read_begin(checkpoint)
+    return begun is None or begun.begin < int(stored_metadata(state.read_bytes())["version"])
 
 
 def _path(home: Home) -> Path:

@@ -23,6 +23,7 @@ from fleetpulse.io.lifecycle.block_files import read_block
 from fleetpulse.io.lifecycle.state_cache import StateValueCache
 from fleetpulse.io.lifecycle.state_socket import leave_server_waiting
 from fleetpulse.io.spark.python_worker import freeze_gc
+from fleetpulse.io.streams.session_processor import InitialState
 
 _OutputRow: Final = SparkRow("key_group", "changes", "state")
 
@@ -33,10 +34,10 @@ class SessionTask:
     Args:
         handle: Spark's handle of the state.
         silence_ms: limit of silence, milliseconds.
-        initial: file of the state with which the checkpoint begins, and number of key groups; None for none.
+        initial: state with which the checkpoint begins; None for none.
     """
 
-    def __init__(self, handle: StatefulProcessorHandle, silence_ms: int, initial: tuple[Path, int] | None) -> None:
+    def __init__(self, handle: StatefulProcessorHandle, silence_ms: int, initial: InitialState | None) -> None:
         self._handle, self._silence_ms, self._initial = handle, silence_ms, initial
         self._group = handle.getValueState("group", "block binary")
         self._name = handle.getValueState("copy", "name string")
@@ -65,8 +66,8 @@ class SessionTask:
         if stored is not None:
             group = SessionGroup.from_bytes(stored)
         elif self._initial is not None:
-            group = _initial_groups(*self._initial)[key_group]
-            batch, gaps = group.unread(batch, gaps)
+            group = _initial_groups(self._initial.path, self._initial.key_groups)[key_group]
+            batch, gaps = group.unread(batch, gaps, repeats=self._initial.repeats)
             newest_ms = max(newest_ms, group.shards.newest_ms)
         else:
             group = SessionGroup.begin(started_ms)

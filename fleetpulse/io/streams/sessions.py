@@ -22,8 +22,8 @@ from fleetpulse.io.checkpoints.streams import has_begun, versions_after
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.query import OF_A_BLOCK_QUERY, block_stream, start_with_retries
 from fleetpulse.io.spark.session import changed_settings
-from fleetpulse.io.streams.session_processor import OUTPUT, SessionProcessor
-from fleetpulse.io.streams.session_snapshot import write_snapshot
+from fleetpulse.io.streams.session_processor import OUTPUT, InitialState, SessionProcessor
+from fleetpulse.io.streams.session_snapshot import begins_before, write_snapshot
 from fleetpulse.io.streams.sink import TableSink
 from fleetpulse.io.system.fsync import atomic_write
 from fleetpulse.io.tables import tables
@@ -98,8 +98,9 @@ def start_query(spark: SparkSession, home: Home, options: StreamOptions, begin: 
     key_groups = fixed_key_groups(checkpoint, home.generation().key_groups)
     blocks = block_stream(spark, home.table(MESSAGES.name), key_groups, {"begin": begin})
     write_span(checkpoint, SNAPSHOT_MS)  # a rebuild reads bronze again from the newest snapshot on
-    initial = initial_state(checkpoint)
-    processor = SessionProcessor(options.silence_ms, None if initial is None else (initial, key_groups))
+    path = initial_state(checkpoint)
+    initial = None if path is None else InitialState(path, key_groups, begins_before(checkpoint, path))
+    processor = SessionProcessor(options.silence_ms, initial)
     rows = blocks.groupBy("key_group").transformWithState(processor, OUTPUT, "append", "none")
     writer = (
         rows.writeStream.outputMode("append")
@@ -130,7 +131,7 @@ def fixed_key_groups(checkpoint: Path, present: int) -> int:
         return int(json.loads(record.read_text())["key_groups"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FleetError(
-            f'the number of key groups in "{record}" cannot be read ({error!r}); restore the checkpoint, or remove its folder: '
-            "the stream then begins at the present",
+            f'the number of key groups in "{record}" cannot be read ({error!r}); restore the checkpoint, or rebuild it with the '
+            f"session snapshot: ./fleet stream rebuild sessions",
             code="checkpoint-damaged",
         ) from None

@@ -4,6 +4,8 @@ Rule 1: a window breaks a bound if all its values lie beyond it. A window withou
 Rule 2: an alarm is a function of the windows up to its own. It is raised by the first of consecutive windows
 that break a bound with which they cover its time, so each such run raises one alarm.
 Rule 3: the bound is that of the policy in force at the start of the window that raises the alarm.
+Rule 4: of a window that the table has, its row in the table counts. A rebuild reads a window in part if it began before
+the span of the rebuild.
 """
 
 from collections.abc import Sequence
@@ -20,10 +22,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from duckdb import DuckDBPyConnection
 
-_ALARMS: Final = """
+_ALARMS: Final = f"""
 WITH broken AS (
     SELECT DISTINCT device_id, site, epoch_ms(window_start) AS start_ms, last
-    FROM (SELECT * FROM closed UNION ALL BY NAME SELECT * FROM vitals)
+    FROM (SELECT * FROM closed ANTI JOIN vitals USING ({", ".join(VITALS.key)}) UNION ALL BY NAME SELECT * FROM vitals)
     WHERE metric = $metric AND NOT late AND epoch_ms(window_end) - epoch_ms(window_start) = $window_ms
         AND epoch_ms(window_start) % $slide_ms = 0 AND (max < $below OR min > $above)
 ), runs AS (

@@ -4,8 +4,9 @@ Rule 1: the stream `commands` appends rows; a report derives the state of a comm
 answer counts.
 Rule 2: of the rows that are read, those with one device and one id are one command: the first one gives its time, name
 and payload. It is timed out if no row of it can be answered any more.
-Rule 3: a command with a timeout of its own is timed out as soon as the table has a later instant: batches of the stream
-are committed as a whole, in the order of receipt.
+Rule 3: a command with a timeout of its own is timed out as soon as the table has a later instant, of any device: batches
+of the stream are committed as a whole, in the order of receipt. `RESOLVED` has a parameter for the instant of rows that are
+not read. It must come from an earlier version of the table than the rows, or be None.
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any, Final
 from fleetpulse.core.streams.commands import CommandStatus
 from fleetpulse.core.streams.tables import COMMANDS
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.tables.tables import query
+from fleetpulse.io.tables.tables import files_of, query
 
 RESOLVED: Final = f"""
     WITH answers AS (
@@ -25,7 +26,7 @@ RESOLVED: Final = f"""
     sendings AS (
         SELECT device_id, command_id, sent_at, any_value(name) AS name, any_value(payload) AS payload, any_value(site) AS site,
             bool_or(status = '{CommandStatus.TIMED_OUT}') OR coalesce(epoch_ms(sent_at) + any_value(timeout_ms) < (
-                SELECT max(greatest(epoch_ms(sent_at), epoch_ms(answered_at))) FROM commands), false) AS is_over
+                SELECT greatest(max(epoch_ms(sent_at)), max(epoch_ms(answered_at)), ?::BIGINT) FROM commands), false) AS is_over
         FROM commands WHERE sent_at IS NOT NULL GROUP BY device_id, command_id, sent_at),
     sent AS (
         SELECT device_id, command_id, min(sent_at) AS sent_at, bool_and(is_over) AS is_over,
@@ -58,12 +59,23 @@ def commands(
     """
     order = "coalesce(sent_at, answered_at) {0}, device_id {0}, command_id {0}, answered_at {0}"
     where, values = ("WHERE status = ?", [status.value]) if status else ("", [])
+    newest_ms = None if device_id is None else _newest_ms(home)
     limit = f"LIMIT {int(last)}" if last is not None else ""
     inner = f"SELECT * FROM ({RESOLVED}) {where} ORDER BY {order.format('DESC')} {limit}"
     found = query(
-        home, f"SELECT * FROM ({inner}) ORDER BY {order.format('ASC')}", values, tables=[COMMANDS.name], device_id=device_id
+        home,
+        f"SELECT * FROM ({inner}) ORDER BY {order.format('ASC')}",
+        [newest_ms, *values],
+        tables=[COMMANDS.name],
+        device_id=device_id,
     )
     return [{**row, **{name: _object(row[name]) for name in ("payload", "reported")}} for row in found]
+
+
+def _newest_ms(home: Home) -> int | None:
+    """Return the newest instant of the table from the statistics of its files, epoch milliseconds; None without rows."""
+    files = [file for name in ("sent_at", "answered_at") for file in files_of(home, COMMANDS, name)]
+    return max((round(file.greatest.timestamp() * 1000) for file in files if file.greatest is not None), default=None)
 
 
 def reported(home: Home, device_id: str) -> list[dict[str, Any]]:

@@ -65,6 +65,7 @@ COMMAND_LIST: Final = StreamList(
      "answers", "site"),
     ("sent_at", "answered_at"),
     ("device_id", "command_id", "status"),
+    lambda _: (None,),
 )  # fmt: skip
 
 SESSION_LIST: Final = StreamList(

@@ -20,7 +20,9 @@ pytestmark = pytest.mark.property
 GROUPS = 2
 
 
-def one_batch(states: list[bytes], part: Sequence[Row], silence_ms: int, *, begins: bool = False) -> Counter[tuple[Any, ...]]:
+def one_batch(
+    states: list[bytes], part: Sequence[Row], silence_ms: int, *, begins: bool = False, repeats: bool = True
+) -> Counter[tuple[Any, ...]]:
     """Fold the rows of a batch into the stored states of all key groups; skip rows that a first batch has read before."""
     found: list[pa.RecordBatch] = []
     for group, stored in enumerate(states):
@@ -29,7 +31,7 @@ def one_batch(states: list[bytes], part: Sequence[Row], silence_ms: int, *, begi
         gaps = [one for one in part if one.kind is Kind.GAP]
         newest_ms = max([one.received_at_ms for one in part] + [state.shards.newest_ms] * begins)
         if begins:
-            signals, gaps = state.unread(signals, gaps)
+            signals, gaps = state.unread(signals, gaps, repeats=repeats)
         found.append(state.fold(signals, gaps, newest_ms, silence_ms))
         states[group] = state.to_bytes()
     names = [field.name for field in fields(Session)]
@@ -59,10 +61,27 @@ def test_batch_cuts_and_stored_forms_do_not_change_the_sessions() -> None:
 
 
 def between_instants(rows: Sequence[Row], number: int) -> int:
-    """Return the least number of rows, at least ``number``, after which a version of bronze may end."""
+    """Return the least number of rows, at least ``number``, after which another instant begins."""
     while 0 < number < len(rows) and rows[number].received_at_ms == rows[number - 1].received_at_ms:
         number += 1
     return number
+
+
+def test_a_checkpoint_continues_from_a_snapshot_of_a_version_that_ends_within_an_instant() -> None:
+    """Landing reads an instant whole only if there are several bridges."""
+    splits = 0
+    for seed in range(60):
+        random = Random(seed)
+        rows, silence_ms = connections(random), random.choice(SILENCES_MS)
+        want = Counter(astuple(one) for one in sessions(rows, silence_ms))
+        shared = [at for at in range(1, len(rows)) if between_instants(rows, at) > at and rows[at].kind is not Kind.GAP]
+        for taken in random.sample(shared, min(3, len(shared))):
+            states = [SessionGroup.begin(rows[0].received_at_ms).to_bytes()] * GROUPS
+            before = one_batch(states, rows[:taken], silence_ms)
+            states = [one.to_bytes() for one in SessionGroup.joined([*map(SessionGroup.from_bytes, states)]).split(GROUPS)]
+            assert before + one_batch(states, rows[taken:], silence_ms, begins=True, repeats=False) == want, (seed, taken)
+            splits += 1
+    assert splits > 20
 
 
 def test_a_checkpoint_that_begins_with_a_snapshot_continues_as_if_it_was_never_interrupted() -> None:

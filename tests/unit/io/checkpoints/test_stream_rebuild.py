@@ -18,6 +18,7 @@ from fleetpulse.io.checkpoints.stream_rebuild import (
     read_rebuild,
     read_span,
     rebuild,
+    write_begin,
     write_span,
 )
 from fleetpulse.io.checkpoints.streams import next_versions
@@ -63,6 +64,33 @@ def test_rebuild_begins_before_the_span_and_keeps_those_versions(home: Home) -> 
     assert next_versions(checkpoint) == []
     assert read_span(checkpoint) == 1_000
     assert oldest_live_pin(reader_pins(home)).version == 2
+
+
+def test_state_follows_from_the_span_before_the_newest_batch(home: Home) -> None:
+    """The newest batch ran with the watermark of the one before: it has not written what its own rows end."""
+    _land(home, 1_000, 2_000, 3_000, 4_000, 9_000, 9_500)
+    checkpoint = home.stream_checkpoint(StreamName.COMMANDS)
+    write_span(checkpoint, 1_000)
+    write_offsets(home.checkpoint, 0, {"version": 7})
+    write_offsets(checkpoint, 0, {"reservoirVersion": 2})
+    write_offsets(checkpoint, 1, {"reservoirVersion": 5})
+    write_offsets(checkpoint, 2, {"reservoirVersion": 7})
+    assert oldest_live_pin(reader_pins(home)).version == 3
+    write_offsets(checkpoint, 3, {"reservoirVersion": 8}, committed=False)
+    assert rebuild_stream(home, StreamName.COMMANDS) == StreamBegin(3, 7)
+
+
+def test_state_does_not_depend_on_rows_before_the_begin_of_the_stream(home: Home) -> None:
+    """Maintenance may have removed those versions before the stream began."""
+    _land(home, 1_000, 2_000, 3_000, 4_000)
+    checkpoint = home.stream_checkpoint(StreamName.COMMANDS)
+    write_span(checkpoint, 5_000)
+    write_begin(checkpoint, StreamBegin(3))
+    write_offsets(home.checkpoint, 0, {"version": 5})
+    for batch, version in enumerate((4, 5)):
+        write_offsets(checkpoint, batch, {"reservoirVersion": version})
+        assert oldest_live_pin(reader_pins(home)).version == 3
+    assert rebuild_stream(home, StreamName.COMMANDS) == StreamBegin(3, 5)
 
 
 def test_stream_without_a_batch_is_refused(home: Home) -> None:
@@ -112,7 +140,7 @@ def test_rebuild_ends_once_its_span_follows_the_former_position(home: Home) -> N
     write_span(checkpoint, 1_500)
     rebuild_stream(home, StreamName.VITALS)
     _land(home, 10_000, 11_000)
-    for version, ended in ((4, False), (6, False), (7, False), (8, True)):
+    for version, ended in ((4, False), (6, False), (7, False), (8, False), (9, True)):
         write_offsets(checkpoint, version, {"version": version})
         end_finished_rebuild(home, StreamName.VITALS)
         assert (read_rebuild(checkpoint) is None) == ended

@@ -1,6 +1,7 @@
 """Alarms become errors of their devices once, wherever the forwarder is killed."""
 
 import json
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ import pytest
 import structlog
 
 from fleetpulse.core.streams.tables import VITAL_ALARMS
+from fleetpulse.io.delta.corruption import DamagedError
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.streams import alarm_forwarder
 from fleetpulse.io.streams.alarm_forwarder import AlarmForwarder
 from fleetpulse.io.tables import tables
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.unit
 
@@ -103,3 +106,57 @@ def test_alarms_are_forwarded_once_wherever_the_process_is_killed(home: Home, mo
     AlarmForwarder(home).forward()
     assert sorted(topic for topic, _ in _spooled(home)) == [f"fleet/oslo/{name}/control" for name in "abc"]
     assert [path.name for path in (home.path / "checkpoints" / "vital_alarms").iterdir()] == ["position.json"]
+
+
+@pytest.mark.parametrize("step", range(6))
+@pytest.mark.parametrize("is_done", [False, True])
+def test_alarms_are_forwarded_once_if_the_disk_refuses_a_step(
+    home: Home, monkeypatch: pytest.MonkeyPatch, step: int, is_done: bool
+) -> None:
+    """Fail before each write or move, and after each; the same forwarder tries again when further alarms follow."""
+    monkeypatch.setattr(alarm_forwarder, "MAX_COMMANDS", 1)
+    _raise_alarms(home, 1, "a")
+    forwarder = AlarmForwarder(home)
+    forwarder.forward()
+    _raise_alarms(home, 2, "b", "c")
+    steps = count()
+
+    def failing(action: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            fails = next(steps) == step
+            if is_done or not fails:
+                action(*arguments)
+            if fails:
+                raise OSError(28, "No space left on device")
+
+        return run
+
+    with monkeypatch.context() as patched:
+        for name in ("atomic_write", "spool_file"):
+            patched.setattr(alarm_forwarder, name, failing(getattr(alarm_forwarder, name)))
+        with nullcontext() if step == 5 else pytest.raises(OSError, match="No space"):
+            forwarder.forward()
+    _raise_alarms(home, 3, "d")
+    forwarder.forward()
+    AlarmForwarder(home).forward()
+    assert sorted(topic for topic, _ in _spooled(home)) == [f"fleet/oslo/{name}/control" for name in "abcd"]
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"version": "x"}', "[]"])
+def test_damaged_position_is_refused_and_nothing_is_forwarded(home: Home, content: str) -> None:
+    _raise_alarms(home, 1, "a")
+    position = home.path / "checkpoints" / "vital_alarms" / "position.json"
+    position.parent.mkdir(parents=True)
+    position.write_text(content)
+    with refused("alarm-position-damaged"):
+        AlarmForwarder(home).forward()
+    assert _spooled(home) == []
+
+
+def test_damaged_file_of_alarms_is_refused_and_nothing_is_forwarded(home: Home) -> None:
+    _raise_alarms(home, 1, "a")
+    [(path, _)] = DeltaLog(home.table(VITAL_ALARMS.name)).appended(1)
+    Path(path).write_bytes(b"not Parquet")
+    with pytest.raises(DamagedError):
+        AlarmForwarder(home).forward()
+    assert _spooled(home) == []

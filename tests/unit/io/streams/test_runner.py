@@ -5,6 +5,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.monitoring.health import problems_of
@@ -16,6 +17,7 @@ from fleetpulse.io.maintenance.readers import oldest_live_pin, reader_pins
 from fleetpulse.io.streams import rebuilds, runner
 from fleetpulse.io.streams.runner import StreamRunner, cause_of
 from tests.support.homes.checkpoints import write_offsets
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.unit
 
@@ -192,7 +194,7 @@ def test_new_stream_begins_where_the_job_continues_and_there_again_until_its_fir
     assert stream.begins == [begin, begin]
     assert oldest_live_pin(reader_pins(home)).version == begin
     write_offsets(checkpoint, 0, {"version": 8})
-    assert oldest_live_pin(reader_pins(home)).version == min(7, 8)
+    assert oldest_live_pin(reader_pins(home)).version == begin, "no watermark has passed a row of its first batch"
 
 
 def test_missed_rows_of_a_stream_are_a_problem(home: Home, stream: FakeStream) -> None:
@@ -203,3 +205,42 @@ def test_missed_rows_of_a_stream_are_a_problem(home: Home, stream: FakeStream) -
         running.check()
         [problem] = problems_of({"streams": running.status()})
         assert words in problem and "sessions" in problem
+
+
+@pytest.mark.parametrize("error", [FleetError("gone", code="table-version-missing"), OSError(5, "Input/output error")])
+def test_an_unreadable_log_at_the_end_of_a_rebuild_does_not_stop_the_job(
+    home: Home, stream: FakeStream, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise error
+
+    running = _runner(home)
+    running.check()
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "end_finished_rebuild", refuse)
+        with structlog.testing.capture_logs() as logged:
+            running.check()
+            running.check()
+    assert len(logged) == 1, "the same fault is logged once"
+    assert stream.queries[-1].isActive
+    status = running.status()["sessions"]
+    assert (status["state"], status["error"]) == ("running", str(error))
+    running.check()
+    assert running.status()["sessions"]["error"] is None
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"begin": 1, "other": 2}'])
+def test_a_damaged_record_of_a_stream_stops_neither_the_job_nor_other_streams(
+    home: Home, stream: FakeStream, content: str
+) -> None:
+    checkpoint = home.stream_checkpoint(StreamName.SESSIONS)
+    write_begin(checkpoint, StreamBegin(3))
+    [record] = checkpoint.iterdir()
+    record.write_text(content)
+    running = StreamRunner(_spark(), home, StreamOptions((StreamName.SESSIONS, StreamName.COMMANDS)))
+    running.check()
+    status = running.status()
+    assert (status["sessions"]["state"], status["commands"]["state"]) == ("failed", "running")
+    assert str(record) in status["sessions"]["error"]
+    with refused("checkpoint-damaged"):
+        reader_pins(home)

@@ -18,7 +18,8 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.maintenance import compaction
 from fleetpulse.io.maintenance.readers import ReaderPin
 from fleetpulse.io.streams.rebuilds import begin_of, rebuild_stream
-from fleetpulse.io.streams.session_snapshot import begin_from, read_snapshot, write_snapshot
+from fleetpulse.io.streams.session_snapshot import begin_from, begins_before, read_snapshot, write_snapshot
+from fleetpulse.io.streams.sessions import fixed_key_groups
 from tests.support.histories.histories import START, row, stamped_by_bridge
 from tests.support.homes.checkpoints import write_offsets
 from tests.support.homes.homes import apply_retention, landed_home
@@ -104,8 +105,23 @@ def test_a_rebuild_of_the_sessions_begins_with_the_snapshot(home: Home) -> None:
     checkpoint = home.stream_checkpoint(StreamName.SESSIONS)
     write_offsets(checkpoint, 0, "damaged")
     take(home, 5)
+    with refused("checkpoint-damaged"):
+        fixed_key_groups(checkpoint, 8)
     assert rebuild_stream(home, StreamName.SESSIONS) == read_begin(checkpoint)
     assert initial_state(checkpoint) is not None
+    assert fixed_key_groups(checkpoint, 8) == 8
+
+
+@pytest.mark.parametrize(("version", "repeats"), [(1 + A_DAY, False), (1 + A_DAY + 2, True)])
+def test_a_first_batch_has_rows_of_the_snapshot_only_if_it_begins_before_its_version(
+    home: Home, version: int, repeats: bool
+) -> None:
+    compact(home, [ReaderPin("a test", DAYS * A_DAY, by_version=True)])
+    take(home, version)
+    checkpoint = home.stream_checkpoint(StreamName.SESSIONS)
+    assert begin_of(home, StreamName.SESSIONS) == 1 + A_DAY
+    copy = initial_state(checkpoint)
+    assert copy is not None and begins_before(checkpoint, copy) == repeats
 
 
 @pytest.mark.parametrize("content", [b"", b"not Arrow", None])

@@ -111,6 +111,16 @@ def test_an_alarm_names_its_bound_and_the_last_value(home: Home) -> None:
     assert (alarm["below"], alarm["above"], alarm["for_ms"], alarm["last"]) == (None, 90.0, 240_000, 95.0)
 
 
+def test_a_window_that_a_rebuild_reads_in_part_raises_no_alarm(home: Home) -> None:
+    [window, *_] = [one for one in _windows(1) if one["metric"] == "battery" and not one["late"]]
+    whole = {**window, "count": 2, "min": 3.0, "max": 3.3, "last": 3.0}
+    part = {**window, "count": 1, "min": 3.0, "max": 3.0, "last": 3.0}
+    spans = (VitalsSpan(0, {"battery": Vital(MINUTE_MS, MINUTE_MS, below=3.2, for_ms=MINUTE_MS)}),)
+    assert alarms_in(home, tables.to_table(VITALS, [part]), spans).num_rows == 1
+    tables.append(home, VITALS, tables.to_table(VITALS, [whole]), "test", 1)
+    assert alarms_in(home, tables.to_table(VITALS, [part]), spans).num_rows == 0, "the rows before its span are missing"
+
+
 def test_windows_of_a_policy_without_bounds_raise_no_alarm(home: Home) -> None:
     closed = tables.to_table(VITALS, _windows(1))
     assert alarms_in(home, closed, (VitalsSpan(0, {"battery": Vital(MINUTE_MS, MINUTE_MS)}),)).num_rows == 0

@@ -78,8 +78,21 @@ def test_a_command_with_a_timeout_of_its_own_is_timed_out_when_the_table_is_beyo
     at = entry("b", "c3", "pending", 6)
     assert [one["status"] for one in commands(joined(tmp_path / "at", *rows, at))] == ["pending"] * 3
     later = entry("b", "c3", "unmatched", None, 6.001)
-    assert [one["status"] for one in commands(joined(tmp_path / "later", *rows, later), "a")] == ["pending"] * 2
+    assert [one["status"] for one in commands(joined(tmp_path / "later", *rows, later), "a")] == ["timed_out", "pending"]
     assert [one["status"] for one in commands(joined(tmp_path / "all", *rows, later))] == ["timed_out", "pending", "unmatched"]
+
+
+@pytest.mark.parametrize(("own", "before"), [({}, "pending"), ({"timeout_ms": 5_000}, "timed_out")])
+def test_a_command_whose_answer_the_stream_did_not_read_counts_once_it_is_sent_again(
+    tmp_path: Path, own: dict[str, Any], before: str
+) -> None:
+    """The stream was off from second 2 to second 500: it has neither the answer nor the timeout."""
+    rows = [entry("a", "c1", "pending", 1, **own), entry("a", "c2", "pending", 500)]
+    [found, _] = commands(joined(tmp_path / "lost", *rows))
+    assert found["status"] == before
+    again = [entry("a", "c1", "pending", 600, **own), entry("a", "c1", "acknowledged", 600, 601, answer_position=0, **own)]
+    [found, _] = commands(joined(tmp_path / "again", *rows, *again))
+    assert (found["status"], found["answers"]) == ("acknowledged", 1)
 
 
 def test_a_twin_merges_commands_and_answers_in_order(tmp_path: Path) -> None:

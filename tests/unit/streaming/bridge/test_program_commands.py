@@ -13,6 +13,7 @@ from fleetpulse.io.ingest.segments import list_segments, read_segment
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.subscriber import AckToken, Arrived
 from streaming.bridge.bridge import Bridge, BridgeSettings
+from streaming.bridge.token_buckets import BURST_S
 from tests.support.fake_source import Records
 
 pytestmark = pytest.mark.unit
@@ -146,6 +147,42 @@ def test_commands_beyond_the_limit_of_a_device_are_refused(tmp_path: Path, sourc
     assert running.flush()
     taken = [one for one in rows(tmp_path) if one[0] == Origin.COMMAND.value]
     assert 0 < len(taken) < 200 and running.intake.counts["flooded"] == 200 - len(taken)
+
+
+@pytest.mark.parametrize("changes", [{}, {"op": "release"}], ids=["valid", "invalid"])
+def test_a_command_takes_one_token_of_its_device_also_if_it_is_refused(
+    tmp_path: Path, source: Records, changes: dict[str, Any]
+) -> None:
+    running = bridge(tmp_path, source, flood_limit=1)
+    running.intake.arrived_together([message((1, number), **changes) for number in range(BURST_S)], 1_700_000_000_000)
+    assert running.intake.counts["flooded"] == 0
+    running.intake.arrived_together([message((1, BURST_S), **changes)], 1_700_000_000_000)
+    assert running.intake.counts["flooded"] == 1
+
+
+def test_a_lost_connection_returns_the_tokens_of_commands_that_are_delivered_again(tmp_path: Path, source: Records) -> None:
+    running = bridge(tmp_path, source, flood_limit=1)
+    commands = [message((1, number), id=f"c{number}") for number in range(BURST_S)]
+    for _ in range(3):
+        running.intake.arrived_together(commands, 1_700_000_000_000)
+        assert running.intake.counts["flooded"] == 0 and len(running.intake.program_commands) == BURST_S
+        running.intake.lost(1_700_000_000_000)
+        assert running.intake.program_commands.size_bytes == 0
+
+
+def test_a_bridge_receives_nothing_while_too_many_commands_wait_for_the_disk(
+    tmp_path: Path, source: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("streaming.bridge.bridge.ROWS_IN_MEMORY", 3)
+    monkeypatch.setattr("streaming.bridge.program_commands.atomic_write", full)
+    running = bridge(tmp_path, source)
+    for number in range(9):
+        source.coming += [message((1, number), id=f"c{number}")]
+        running.step()
+    assert len(running.intake.program_commands) == 4 and len(source.coming) == 5
 
 
 def test_the_first_bridge_takes_the_commands_at_the_sites_of_other_bridges(tmp_path: Path, source: Records) -> None:
