@@ -60,7 +60,7 @@ class Condition:
         sql: condition; ``true`` if there is none.
         values: parameters.
         counted: table of the numbers ``n`` of the devices that it selects from.
-        searched: text in lower case that the ids must have; empty if there is none.
+        searched: text that the ids must have; empty if there is none.
         others: the condition without this text; None if there is none.
         numbers: numbers of the devices that it selects, ascending, if `search` has found too many to keep; otherwise None.
         among: number of devices that ``others`` selects, likewise.
@@ -208,11 +208,11 @@ def condition(parameters: Mapping[str, str]) -> Condition:
     if flag_of(parameters, "never_seen"):
         parts.append("never_seen")
     others = Condition(" AND ".join(parts), values)
-    searched = text_of(parameters, "q").lower()
+    searched = text_of(parameters, "q")
     if not searched:
         return others
     has_case = not searched.isascii() or any(map(str.isalpha, searched))
-    part = "contains(lower(device_id), ?)" if has_case else "contains(device_id, ?)"
+    part = "contains(lower(device_id), lower(?))" if has_case else "contains(device_id, ?)"
     return Condition(f"{part} AND {others.sql}", [searched, *values], _EACH, searched, others)
 
 
@@ -228,7 +228,8 @@ def search(cursor: "DuckDBPyConnection", ids: IdIndex, where: Condition) -> Cond
         return where
     cursor.begin()
     cursor.execute("SELECT 1 FROM live.devices LIMIT 1").fetchall()  # devices from now on are not in the transaction
-    numbers = ids.find(where.searched)
+    [(lower,)] = cursor.execute("SELECT lower(?)", [where.searched]).fetchall()  # Python has other lower case for some texts
+    numbers = ids.find(lower)
     if len(numbers) > _MOST_MATCHES:
         listed = cursor.execute(f"SELECT number FROM live.devices WHERE {where.others.sql}", where.others.values)
         among = np.asarray(listed.fetchnumpy()["number"], np.uint32)

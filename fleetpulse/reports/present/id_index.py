@@ -56,7 +56,7 @@ class IdIndex:
         """Return the numbers of the ids that have a text, ascending.
 
         Args:
-            searched: text in lower case.
+            searched: text in lower case, as DuckDB writes it.
         """
         begins, end = self._known
         text, wanted = self._text, searched.encode()

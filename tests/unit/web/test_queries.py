@@ -180,6 +180,26 @@ def test_pages_and_numbers_of_devices_are_those_of_the_definition(
             assert (one["device_id"], one["mode"], one["since_ms"]) == (row["device_id"], row["mode"], row["since_ms"])
 
 
+@pytest.mark.parametrize("searched", ["\u0130zmir-1", "\u039f\u0394\u039f\u03a3", "od\u039f"])
+def test_a_search_for_an_id_finds_it_although_python_has_another_lower_case(
+    searched: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("\u0130zmir-1", "\u039f\u0394\u039f\u03a3", "\u039f\u0394\u039f\u03a3-2", "od\u039f")
+    fleet = [{"device_id": one, "mode": "online", "since_ms": 1, "site": "s", "device_class": "c"} for one in names]
+    wanted = queries.device_filter({"q": searched})
+    for most in (0, 50_000):
+        monkeypatch.setattr(queries, "_MOST_MATCHES", most)
+        with connect() as connection:
+            ids = _in_memory(connection, fleet)
+            with connection.cursor() as cursor:
+                found = queries.device_rows(cursor, replace(wanted, where=queries.search(cursor, ids, wanted.where)))
+            [(of_sql,)] = connection.execute(
+                f"SELECT count(*) FROM live.devices WHERE {wanted.where.sql}", wanted.where.values
+            ).fetchall()
+        found_ids = {one["device_id"] for one in found}
+        assert found_ids == {one for one in names if one.startswith(searched[:2])} and of_sql == len(found_ids)
+
+
 @pytest.mark.parametrize("since_ms", [1_000, None])
 def test_a_page_of_a_frequent_text_is_read_from_the_first_devices(monkeypatch: pytest.MonkeyPatch, since_ms: int | None) -> None:
     """Devices that became so at one instant cannot be told apart by it: then the ids of all are read."""
