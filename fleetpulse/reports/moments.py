@@ -17,7 +17,9 @@ from fleetpulse.reports.plain import instant_ms
 _SHOWN: Final = ("device_id", "mode", "trigger", "site", "device_class", "gateway", "never_seen")
 
 
-def moment_of(home: Home, at_ms: int, known_ms: int = END_OF_TIME_MS, names: tuple[str, str] = ("at", "known")) -> Moment:
+def moment_of(
+    home: Home, at_ms: int, known_ms: int = END_OF_TIME_MS, names: tuple[str, str] = ("at", "known"), first_ms: int | None = None
+) -> Moment:
     """Check the requested instants; return them with the event time up to which rows were judged.
 
     Args:
@@ -25,6 +27,7 @@ def moment_of(home: Home, at_ms: int, known_ms: int = END_OF_TIME_MS, names: tup
         at_ms: event time of the result, epoch milliseconds.
         known_ms: time by which verdicts had been judged, epoch milliseconds; the end of time: all verdicts.
         names: names of the two instants in errors.
+        first_ms: first instant of the history, see `began_ms`; None: it is read.
 
     Raises:
         FleetError: the home has no history, or its history begins later.
@@ -37,7 +40,7 @@ def moment_of(home: Home, at_ms: int, known_ms: int = END_OF_TIME_MS, names: tup
                 f"{name} must be an instant in the past; got {format_instant(asked_ms)}; name an earlier instant",
                 code="instant-not-past",
             )
-    if at_ms < (first_ms := began_ms(home)):
+    if at_ms < (first_ms := began_ms(home) if first_ms is None else first_ms):
         began = format_instant(first_ms)
         raise FleetError(
             f'the history of "{home.path}" begins at {began}; got {names[0]} {format_instant(at_ms)}; use {began} or later',
@@ -96,7 +99,7 @@ def fleet_page(home: Home, moment: Moment, where: str, values: Sequence[Any], *,
     Args:
         home: home to read.
         moment: instants of the query.
-        where: SQL condition on the columns of `time_travel.fleet`.
+        where: SQL condition on the columns `_SHOWN`.
         values: its parameters.
         after: id of the last device of the page before; empty for the first page.
         limit: maximum number of devices.
@@ -104,7 +107,7 @@ def fleet_page(home: Home, moment: Moment, where: str, values: Sequence[Any], *,
     sql, of_moment = fleet_in(moment)
     columns = ", ".join(f'"{name}"' for name in _SHOWN)
     with reading(home, READ) as tables:
-        tables.execute(f"CREATE TEMP TABLE past AS {sql}", of_moment)
+        tables.execute(f"CREATE TEMP TABLE past AS SELECT {columns}, since, last_seen FROM ({sql})", of_moment)
         modes = fetch(tables, "SELECT mode, count(*) AS n FROM past GROUP BY mode ORDER BY n DESC, mode")
         [matching] = fetch(tables, f"SELECT count(*) AS n FROM past WHERE {where}", values)
         rows = fetch(

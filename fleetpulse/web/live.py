@@ -191,11 +191,14 @@ class LiveFleet:
     def require_device(self, device_id: str) -> None:
         """Refuse an unknown device; tables are read only for a device that is not in memory.
 
+        It does not wait for facts: old ones are enough, and without any the tables are read.
+
         Raises:
             FleetError: the device was never registered or heard.
         """
-        self.reached()
-        if not self.query(*device_sql(device_id)):
+        self.start()
+        self._want(watching=True, once=False)
+        if self.age_s == float("inf") or not self.query(*device_sql(device_id)):
             require_known(self.home, device_id)  # heard since the facts were loaded
 
     def _refresh_while_watched(self) -> None:

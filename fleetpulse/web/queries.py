@@ -8,10 +8,11 @@ begin after any row.
 import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from fleetpulse.core.errors import Misuse
@@ -20,13 +21,16 @@ from fleetpulse.core.presence.presence_time import clock_description
 from fleetpulse.core.rows import Trust
 from fleetpulse.core.tables import literals
 from fleetpulse.core.times import END_OF_TIME_MS, parse_instant_ms
-from fleetpulse.reports.present.id_index import IdIndex
+from fleetpulse.io.tables.tables import fetch
+from fleetpulse.reports.present.id_index import IdIndex, those_in
 from fleetpulse.reports.present.mirror import CHANGED, HASH, LISTED
 from fleetpulse.reports.present.parts import UNJUDGED
 from fleetpulse.reports.present.tally import COUNTED
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
+
+    from fleetpulse.reports.present.id_index import Numbers
 
 MOST_ROWS: Final = 1_000  # of a page
 MOST_TEXT: Final = 200  # characters of a value
@@ -56,8 +60,10 @@ class Condition:
         sql: condition; ``true`` if there is none.
         values: parameters.
         counted: table of the numbers ``n`` of the devices that it selects from.
-        searched: text in lower case that the ids must have; empty if there is none.
+        searched: text that the ids must have; empty if there is none.
         others: the condition without this text; None if there is none.
+        numbers: numbers of the devices that it selects, ascending, if `search` has found too many to keep; otherwise None.
+        among: number of devices that ``others`` selects, likewise.
     """
 
     sql: str
@@ -65,12 +71,21 @@ class Condition:
     counted: str = "live.counted"
     searched: str = ""
     others: "Condition | None" = None
+    numbers: "Numbers | None" = field(default=None, compare=False)
+    among: int = 0
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether `search` has kept the devices that it selects, so that further queries are quick."""
+        return self is _MATCHED
 
 
 EVERYTHING: Final = Condition("true", ())
 _EACH: Final = "(SELECT *, 1 AS n FROM live.devices)"  # in place of `live.counted`, which has no ids
 _MATCHED: Final = Condition("true", (), "matched")  # devices that a search has found
 _MOST_MATCHES: Final = 50_000  # that are kept for the further queries of a request
+_NEAR: Final = 2  # devices that are read for each one of a page, if those that are searched are spread evenly
+_MOST_NEAR: Final = 5_000  # reading more takes as long as reading all ids
 _N: Final = "coalesce(sum(n), 0)::BIGINT"
 MODES: Final = f"""SELECT mode, {_N} AS n, coalesce(sum(n) FILTER (never_seen), 0)::BIGINT AS never_seen
                   FROM live.counted GROUP BY mode HAVING sum(n) > 0 ORDER BY sum(n) DESC, mode"""
@@ -193,11 +208,11 @@ def condition(parameters: Mapping[str, str]) -> Condition:
     if flag_of(parameters, "never_seen"):
         parts.append("never_seen")
     others = Condition(" AND ".join(parts), values)
-    searched = text_of(parameters, "q").lower()
+    searched = text_of(parameters, "q")
     if not searched:
         return others
     has_case = not searched.isascii() or any(map(str.isalpha, searched))
-    part = "contains(lower(device_id), ?)" if has_case else "contains(device_id, ?)"
+    part = "contains(lower(device_id), lower(?))" if has_case else "contains(device_id, ?)"
     return Condition(f"{part} AND {others.sql}", [searched, *values], _EACH, searched, others)
 
 
@@ -213,17 +228,22 @@ def search(cursor: "DuckDBPyConnection", ids: IdIndex, where: Condition) -> Cond
         return where
     cursor.begin()
     cursor.execute("SELECT 1 FROM live.devices LIMIT 1").fetchall()  # devices from now on are not in the transaction
-    numbers = ids.find(where.searched, _MOST_MATCHES + 1)
-    if len(numbers) <= _MOST_MATCHES:
-        cursor.register("numbers", pa.table({"number": numbers}))
-        where_ = Condition(f"number IN (SELECT number FROM numbers) AND {where.others.sql}", where.others.values)
-    else:
-        where_ = where
+    [(lower,)] = cursor.execute("SELECT lower(?)", [where.searched]).fetchall()  # Python has other lower case for some texts
+    numbers = ids.find(lower)
+    if len(numbers) > _MOST_MATCHES:
+        listed = cursor.execute(f"SELECT number FROM live.devices WHERE {where.others.sql}", where.others.values)
+        among = np.asarray(listed.fetchnumpy()["number"], np.uint32)
+        numbers = those_in(numbers, among)
+        if len(numbers) > _MOST_MATCHES:
+            return replace(where, numbers=numbers, among=len(among))
+    cursor.register("numbers", pa.table({"number": numbers}))
     columns = ", ".join(f'"{name}"' for name in ("since_ms", *COUNTED))
-    found = f"SELECT rowid AS place, {columns}, 1 AS n FROM live.devices WHERE {where_.sql} LIMIT {_MOST_MATCHES + 1}"
-    cursor.execute(f"CREATE TEMP TABLE matched AS {found}", list(where_.values))
-    [(count,)] = cursor.execute("SELECT count(*) FROM matched").fetchall()
-    return where if count > _MOST_MATCHES else _MATCHED
+    found = f"number IN (SELECT number FROM numbers) AND {where.others.sql}"
+    cursor.execute(
+        f"CREATE TEMP TABLE matched AS SELECT rowid AS place, {columns}, 1 AS n FROM live.devices WHERE {found}",
+        list(where.others.values),
+    )
+    return _MATCHED
 
 
 def device_filter(parameters: Mapping[str, str], default_limit: int = 50) -> DeviceFilter:
@@ -284,6 +304,47 @@ def cursor_of(row: Mapping[str, Any], wanted: DeviceFilter) -> str:
     return encoded_cursor(value, row["device_id"])
 
 
+def device_rows(cursor: "DuckDBPyConnection", wanted: DeviceFilter, *, backwards: bool = False) -> list[dict[str, Any]]:
+    """Return the rows of a page of devices, see `devices_sql`.
+
+    Args:
+        cursor: connection of the request.
+        wanted: filter; its condition comes from `search`.
+        backwards: see `devices_sql`.
+    """
+    if (places := _places_near(cursor, wanted, backwards=backwards)) is None:
+        return fetch(cursor, *devices_sql(wanted, backwards=backwards))
+    found = Condition(f"rowid IN (SELECT unnest({places}))", ())  # of a list itself, all rows would be read
+    return fetch(cursor, *devices_sql(replace(wanted, where=found, after=None), paged=False, backwards=backwards))[: wanted.limit]
+
+
+def _places_near(cursor: "DuckDBPyConnection", wanted: DeviceFilter, *, backwards: bool) -> list[int] | None:
+    """Return the places of the devices of a page, and of those with the key of its last row; None if they are not near.
+
+    If many devices have the text that is searched, a page of them is likely among the first devices that the other conditions
+    select. Their numbers are enough: ids are slow to read. Other keys than ``since`` are equal for many devices.
+    """
+    where, limit = wanted.where, wanted.limit
+    if where.numbers is None or where.others is None or wanted.sort != "since":
+        return None
+    first = _NEAR * limit * where.among // len(where.numbers)
+    if first > _MOST_NEAR:
+        return None
+    key, direction = _order_of(wanted, backwards=backwards)
+    others, values = _after_row(replace(wanted, where=where.others), key, direction, backwards=backwards)
+    rows = cursor.execute(
+        f"""SELECT {key} AS key, number, rowid AS place FROM live.devices AS devices WHERE {others}
+            ORDER BY key {direction} LIMIT {first}""",
+        values,
+    ).fetchall()
+    numbers = np.array([number for _, number, _ in rows], np.uint32)
+    place_of = np.minimum(np.searchsorted(where.numbers, numbers), len(where.numbers) - 1)
+    found = [row for row, is_found in zip(rows, where.numbers[place_of] == numbers, strict=True) if is_found]
+    if len(found) < limit or found[limit - 1][0] == rows[-1][0]:
+        return None  # further devices, or some with the last key, were not read
+    return [place for key, _, place in found[:limit]] + [place for key, _, place in found[limit:] if key == found[limit - 1][0]]
+
+
 def devices_sql(wanted: DeviceFilter, *, paged: bool = True, backwards: bool = False) -> tuple[str, list[Any]]:
     """Return SQL and parameters for a page of devices; instants are ``<name>_ms``.
 
@@ -294,8 +355,7 @@ def devices_sql(wanted: DeviceFilter, *, paged: bool = True, backwards: bool = F
         paged: whether to return one page; otherwise all rows, in the same order.
         backwards: whether the page is before the row of ``wanted.after``; its rows are in reversed order.
     """
-    key = _KEYS.get(wanted.sort) or f"coalesce({_SORTS[wanted.sort]}, '')"
-    direction = "DESC" if wanted.descending is not backwards else "ASC"
+    key, direction = _order_of(wanted, backwards=backwards)
     order = f"{key} {direction}, device_id {'DESC' if backwards else 'ASC'}"
     where, values = wanted.where.sql, list(wanted.where.values)
     limit = ""
@@ -314,6 +374,12 @@ def devices_sql(wanted: DeviceFilter, *, paged: bool = True, backwards: bool = F
             keys = f"SELECT {key} AS key FROM live.devices AS devices WHERE {where} ORDER BY key {direction} {limit}"
             where, values = f"{where} AND {key} {sign} (SELECT {last}(key) FROM ({keys}))", [*values, *values]
     return f"SELECT {_device_columns()} FROM live.devices AS devices WHERE {where} ORDER BY {order} {limit}", values
+
+
+def _order_of(wanted: DeviceFilter, *, backwards: bool) -> tuple[str, str]:
+    """Return SQL of the key that orders a page before the id, and its direction."""
+    key = _KEYS.get(wanted.sort) or f"coalesce({_SORTS[wanted.sort]}, '')"
+    return key, "DESC" if wanted.descending is not backwards else "ASC"
 
 
 def _after_row(wanted: DeviceFilter, key: str, direction: str, *, backwards: bool) -> tuple[str, list[Any]]:
@@ -357,6 +423,8 @@ def facets_sql(where: Condition, names: Sequence[str], most: int) -> tuple[str, 
     Returns:
         SQL of rows with ``facet``, ``value`` and ``n``, for `facets_of`.
     """
+    if not names and where.numbers is not None:
+        return f"SELECT '{_ALL}' AS facet, {len(where.numbers)} AS n", []
     if not names:
         return f"SELECT '{_ALL}' AS facet, {_N} AS n FROM {where.counted} WHERE {where.sql}", list(where.values)
     columns = {name: f'"{_COLUMN[name]}"' for name in names}

@@ -43,7 +43,7 @@ async def one_a_core(request: Request, read: Callable[[], T]) -> T:
 
 
 def sharing(read: Callable[[], T]) -> Callable[[], T]:
-    """Let the readings of a function share what `one_instance` does; a second call reads newer tables."""
+    """Return a function whose readings share an instance and versions, see `one_instance`; its next call reads newer tables."""
 
     def shared() -> T:
         with one_instance():

@@ -1,4 +1,4 @@
-"""Index of the ids of devices, which finds a part of an id among a million in some milliseconds.
+"""Index of the ids of devices, which finds the ids with a text among a million in 10 to 30 milliseconds.
 
 Rule 1: the number of an id is its position in the index, and never changes. An id that is added again has a
 further number.
@@ -9,12 +9,19 @@ from array import array
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import pyarrow as pa
+
+from fleetpulse.columnar.compute import pc
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from duckdb import DuckDBPyConnection
 
+    Numbers = npt.NDArray[np.uint32]
+
 _END: Final = b"\xff"  # after each id: UTF-8 does not have this byte
+_FEW: Final = 60_000  # ids that are found one by one: a million others are found at once in the same time
+_SAMPLE: Final = 1_000  # ids after which the number of all is estimated
 _READ: Final = 100_000  # ids that are read at a time
 
 
@@ -45,18 +52,33 @@ class IdIndex:
         self._known = np.concatenate(added), len(self._text)
         return len(begins)
 
-    def find(self, searched: str, most: int) -> "npt.NDArray[np.uint32]":
-        """Return the numbers of ids that have a text, ascending.
+    def find(self, searched: str) -> "Numbers":
+        """Return the numbers of the ids that have a text, ascending.
 
         Args:
-            searched: text in lower case.
-            most: maximum number of results.
+            searched: text in lower case, as DuckDB writes it.
         """
         begins, end = self._known
         text, wanted = self._text, searched.encode()
         places = array("I")
         place = text.find(wanted, 0, end)
-        while place >= 0 and len(places) < most:
+        while place >= 0:
+            if len(places) >= _FEW or (len(places) == _SAMPLE and _SAMPLE * end > _FEW * place):
+                return _find_at_once(text[:end], begins, wanted)
             places.append(place)
             place = text.find(wanted, text.find(_END, place), end)
         return (np.searchsorted(begins, np.frombuffer(places, np.uint32), "right") - 1).astype(np.uint32)
+
+
+def _find_at_once(text: bytearray, begins: "Numbers", wanted: bytes) -> "Numbers":
+    """Do as `IdIndex.find`, with a copy of the text: a buffer of the text itself would hinder an addition."""
+    offsets = np.append(begins, len(text)).astype(np.int64)
+    ids = pa.Array.from_buffers(pa.large_binary(), len(begins), [None, pa.py_buffer(offsets), pa.py_buffer(text)])
+    return np.flatnonzero(pc.match_substring(ids, wanted).to_numpy(zero_copy_only=False)).astype(np.uint32)
+
+
+def those_in(found: "Numbers", numbers: "Numbers") -> "Numbers":
+    """Return the numbers found that are among others; both are without repetition, and the first ones ascend."""
+    is_one = np.zeros(max(found.max(initial=0), numbers.max(initial=0)) + 1, bool)
+    is_one[numbers] = True
+    return found[is_one[found]]

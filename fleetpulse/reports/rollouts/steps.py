@@ -1,8 +1,8 @@
 """Steps of a rollout: start, check, advance and stop, each under the lock of the rollouts.
 
 Rule 1: a step first completes the one before it, if that was interrupted between its record and its last command.
-Rule 2: `planned_start`, `planned_advance` and `planned_stop` refuse exactly what the step refuses, by the same functions, and
-change nothing. They need no lock, since a record is replaced as a whole.
+Rule 2: `planned_start`, `planned_advance` and `planned_stop` raise the errors of the step, by the same functions, and change
+nothing. They need no lock, since a record is replaced as a whole.
 Rule 3: the verdict comes from `core.rollouts`.
 
 Source: ADR 49.

@@ -15,8 +15,10 @@ from typing import Any, Final
 from fleetpulse.core.streams.commands import CommandStatus
 from fleetpulse.core.streams.tables import COMMANDS
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.tables.tables import files_of, query
+from fleetpulse.io.tables.tables import query
+from fleetpulse.reports.streams.newest import newest_ms
 
+INSTANTS: Final = ("sent_at", "answered_at")  # that place a result in time; the first one that is not null counts
 RESOLVED: Final = f"""
     WITH answers AS (
         SELECT device_id, command_id, count(DISTINCT (answered_at, coalesce(answer_position, 0))) AS answers,
@@ -59,23 +61,17 @@ def commands(
     """
     order = "coalesce(sent_at, answered_at) {0}, device_id {0}, command_id {0}, answered_at {0}"
     where, values = ("WHERE status = ?", [status.value]) if status else ("", [])
-    newest_ms = None if device_id is None else _newest_ms(home)
+    newest = None if device_id is None else newest_ms(home, COMMANDS, INSTANTS)
     limit = f"LIMIT {int(last)}" if last is not None else ""
     inner = f"SELECT * FROM ({RESOLVED}) {where} ORDER BY {order.format('DESC')} {limit}"
     found = query(
         home,
         f"SELECT * FROM ({inner}) ORDER BY {order.format('ASC')}",
-        [newest_ms, *values],
+        [newest, *values],
         tables=[COMMANDS.name],
         device_id=device_id,
     )
     return [{**row, **{name: _object(row[name]) for name in ("payload", "reported")}} for row in found]
-
-
-def _newest_ms(home: Home) -> int | None:
-    """Return the newest instant of the table from the statistics of its files, epoch milliseconds; None without rows."""
-    files = [file for name in ("sent_at", "answered_at") for file in files_of(home, COMMANDS, name)]
-    return max((round(file.greatest.timestamp() * 1000) for file in files if file.greatest is not None), default=None)
 
 
 def reported(home: Home, device_id: str) -> list[dict[str, Any]]:

@@ -15,7 +15,8 @@ from fleetpulse.core.streams.tables import COMMANDS, SESSIONS
 from fleetpulse.core.tables import Table
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import File, connect, files_of, open_files
-from fleetpulse.reports.streams.commands import RESOLVED
+from fleetpulse.reports.streams.commands import INSTANTS, RESOLVED
+from fleetpulse.reports.streams.newest import newest_ms
 from fleetpulse.reports.streams.sessions import EACH, read_ms
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ class StreamList:
         """Columns that are instants."""
         return frozenset(column.name for column in self.table.columns if column.type == "timestamp")
 
+    def newest_ms(self, home: Home) -> int | None:
+        """Return the newest instant of the list, epoch milliseconds; None without rows."""
+        return newest_ms(home, self.table, self.at)
+
     @property
     def at_sql(self) -> str:
         """SQL of the instant of a result, epoch milliseconds."""
@@ -63,7 +68,7 @@ COMMAND_LIST: Final = StreamList(
     RESOLVED,
     ("device_id", "sent_at", "command_id", "name", "payload", "status", "answered_at", "latency_ms", "reason", "reported",
      "answers", "site"),
-    ("sent_at", "answered_at"),
+    INSTANTS,
     ("device_id", "command_id", "status"),
     lambda _: (None,),
 )  # fmt: skip
@@ -94,12 +99,6 @@ class Wanted:
     device_id: str | None = None
     equal: tuple[tuple[str, Any], ...] = ()
     after: Sequence[Any] | None = None
-
-
-def newest_ms(home: Home, of: StreamList) -> int | None:
-    """Return the newest instant of a list, epoch milliseconds, from the statistics of its files; None without rows."""
-    greatest = [file.greatest for name in of.at for file in files_of(home, of.table, name) if file.greatest is not None]
-    return round(max(greatest).timestamp() * 1000) if greatest else None
 
 
 def open_list(home: Home, of: StreamList, since_ms: int | None) -> "DuckDBPyConnection":

@@ -48,7 +48,7 @@ def devices(live: LiveFleet, request: Request) -> dict[str, Any]:
     names = list(dict.fromkeys(queries.choices_of(given, "facets", queries.FACETS)))
     with live.searching() as (cursor, ids):
         where = queries.search(cursor, ids, wanted.where)
-        rows = fetch(cursor, *queries.devices_sql(replace(wanted, where=where)))
+        rows = queries.device_rows(cursor, replace(wanted, where=where))
         count, facets = queries.facets_of(fetch(cursor, *queries.facets_sql(where, names, _FACETS)), names)
     following = queries.cursor_of(rows[-1], wanted) if len(rows) == wanted.limit else None
     return {"devices": [queries.shown_device(row) for row in rows], "count": count, "next": following, "facets": facets}

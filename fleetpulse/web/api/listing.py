@@ -28,7 +28,6 @@ from fleetpulse.reports.streams.lists import (
     Wanted,
     key_of,
     list_sql,
-    newest_ms,
     open_list,
 )
 from fleetpulse.web import queries
@@ -66,7 +65,7 @@ class Listing:
             Misuse: a value is invalid.
         """
         device_id, since_ms = queries.text_of(given, "device") or None, queries.instant_of(given, "since")
-        if since_ms is None and device_id is None and (newest := newest_ms(home, self.of)) is not None:
+        if since_ms is None and device_id is None and (newest := self.of.newest_ms(home)) is not None:
             since_ms = newest - DAY_MS
         after = given.get("after", "")
         return Wanted(since_ms, device_id, self.equal(given), queries.decoded_cursor(after, *self.key_types) if after else None)

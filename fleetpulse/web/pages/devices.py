@@ -68,8 +68,8 @@ def devices(live: LiveFleet, request: Request) -> Mapping[str, Any]:
         wanted = replace(wanted, after=queries.device_filter({**given, "after": given["before"]}).after)
     with live.searching() as (cursor, ids):
         found = queries.search(cursor, ids, wanted.where)
-        more = fetch(cursor, *queries.devices_sql(replace(wanted, where=found, limit=wanted.limit + 1), backwards=before))
-        searched = None if found is wanted.where else _facets(cursor, found)
+        more = queries.device_rows(cursor, replace(wanted, where=found, limit=wanted.limit + 1), backwards=before)
+        searched = _facets(cursor, found) if found.is_kept else None
     count, facets = searched or _known_facets(live, request, wanted.where)
     rows = more[: wanted.limit]
     is_last, is_first = len(more) <= wanted.limit, wanted.after is None

@@ -92,7 +92,7 @@ def _moment(live: LiveFleet, given: Mapping[str, str], known: str) -> Moment:
     text = given.get("at", "")
     asked_ms = queries.instant_of({"at": f"{text}Z" if _LOCAL.fullmatch(text) else text}, "at")
     at_ms = live.mirror.reached.frontier_ms or 0 if asked_ms is None else asked_ms
-    return moment_of(live.home, at_ms, at_ms if known == "then" else END_OF_TIME_MS)
+    return moment_of(live.home, at_ms, at_ms if known == "then" else END_OF_TIME_MS, first_ms=_first_ms(live))
 
 
 def _of_moment(live: LiveFleet, moment: Moment, known: str, path: str, parameters: Mapping[str, str | None]) -> dict[str, Any]:
@@ -122,10 +122,14 @@ def _of_moment(live: LiveFleet, moment: Moment, known: str, path: str, parameter
     }
 
 
+def _first_ms(live: LiveFleet) -> int:
+    """Return the first instant of the history."""
+    return live.recent.get("history", SLOW_S, lambda: began_ms(live.home))
+
+
 def _slider(live: LiveFleet, latest_ms: int) -> charts.Range | None:
     """Return the first and the last instant of the slider, whole steps of the history; None if it is too short."""
-    first_ms = live.recent.get("history", SLOW_S, lambda: began_ms(live.home))
-    found = charts.Range(-(-first_ms // SLIDE_MS) * SLIDE_MS, latest_ms // SLIDE_MS * SLIDE_MS)
+    found = charts.Range(-(-_first_ms(live) // SLIDE_MS) * SLIDE_MS, latest_ms // SLIDE_MS * SLIDE_MS)
     return found if found.from_ms < found.to_ms else None
 
 

@@ -308,7 +308,10 @@ def page(template: str, view: View, *, reads_tables: bool = False) -> Callable[[
 
     async def route(request: Request) -> Response:
         render_ = partial(_rendered, request, template, view)
-        return await (one_a_core(request, sharing(render_)) if reads_tables else run_in_threadpool(render_))
+        if not reads_tables:
+            return await run_in_threadpool(render_)
+        await run_in_threadpool(request.app.state.live.reached)  # the first load of the facts must not occupy a core
+        return await one_a_core(request, sharing(render_))
 
     return route
 

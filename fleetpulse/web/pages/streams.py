@@ -19,7 +19,6 @@ from fleetpulse.reports.operations.stream import streams_beside
 from fleetpulse.reports.plain import numbered_row
 from fleetpulse.reports.rollouts.newest import observe_newest
 from fleetpulse.reports.rollouts.plain import listed
-from fleetpulse.reports.streams.lists import newest_ms
 from fleetpulse.reports.streams.twin import twin
 from fleetpulse.reports.streams.vitals import alarms, windows
 from fleetpulse.web import queries
@@ -68,7 +67,7 @@ def _span(live: LiveFleet, of: listing.Listing, given: Mapping[str, str]) -> tup
     """
     has_device = bool(given.get("device"))
     last = queries.choice_of(given, "last", tuple(RANGES), "all" if has_device else "24")
-    newest = newest_ms(live.home, of.of) or 0
+    newest = of.of.newest_ms(live.home) or 0
     since_ms = 0 if last == "all" else max(0, newest - int(last) * HOUR_MS)
     return last, {"since": format_instant(since_ms)}
 

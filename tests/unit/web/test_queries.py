@@ -5,7 +5,7 @@ import json
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +18,9 @@ from fleetpulse.reports.present.mirror import HASH, LISTED
 from fleetpulse.reports.present.tally import Tally
 from fleetpulse.web import queries
 from tests.support.refusals import refused
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 pytestmark = pytest.mark.unit
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -121,6 +124,28 @@ def _listed(fleet: list[dict[str, Any]], given: dict[str, str]) -> list[dict[str
     return sorted(by_id, key=key, reverse=descends)
 
 
+def _in_memory(connection: "DuckDBPyConnection", fleet: list[dict[str, Any]]) -> IdIndex:
+    """Create the tables of the facts in memory; return the index of the ids."""
+    connection.execute("ATTACH ':memory:' AS live")
+    columns = ", ".join(f'NULL::{"TIMESTAMPTZ" if name in ("since", "last_seen") else "VARCHAR"} AS "{name}"' for name in LISTED)
+    connection.execute(
+        f"CREATE TABLE live.devices AS SELECT {columns}, 0::BIGINT AS since_ms, 0::UINTEGER AS id_hash, 0 AS number LIMIT 0"
+    )
+    for number, row in enumerate(fleet):
+        values = [number, row["device_id"], row["mode"], row["since_ms"], row["site"], row["device_class"]]
+        connection.execute(
+            f"""INSERT INTO live.devices BY NAME SELECT ? AS number, ? AS device_id, ? AS mode,
+                make_timestamptz(1000 * ?::BIGINT) AS since, ? AS site, ? AS device_class,
+                coalesce(epoch_ms(since), -1) AS since_ms,
+                {HASH.format("device_id")} AS id_hash""",
+            values,
+        )
+    Tally(connection)
+    ids = IdIndex()
+    ids.add(connection, "FROM live.devices ORDER BY number")
+    return ids
+
+
 @settings(max_examples=40)
 @given(_FLEETS, _WANTED, st.sampled_from([0, 2, 50_000]))
 def test_pages_and_numbers_of_devices_are_those_of_the_definition(
@@ -129,35 +154,17 @@ def test_pages_and_numbers_of_devices_are_those_of_the_definition(
     expected = _listed(fleet, given_)
     with connect() as connection, pytest.MonkeyPatch.context() as patched:
         patched.setattr(queries, "_MOST_MATCHES", most_matches)
-        connection.execute("ATTACH ':memory:' AS live")
-        columns = ", ".join(
-            f'NULL::{"TIMESTAMPTZ" if name in ("since", "last_seen") else "VARCHAR"} AS "{name}"' for name in LISTED
-        )
-        connection.execute(
-            f"CREATE TABLE live.devices AS SELECT {columns}, 0::BIGINT AS since_ms, 0::UINTEGER AS id_hash, 0 AS number LIMIT 0"
-        )
-        for number, row in enumerate(fleet):
-            values = [number, row["device_id"], row["mode"], row["since_ms"], row["site"], row["device_class"]]
-            connection.execute(
-                f"""INSERT INTO live.devices BY NAME SELECT ? AS number, ? AS device_id, ? AS mode,
-                    make_timestamptz(1000 * ?::BIGINT) AS since, ? AS site, ? AS device_class,
-                    coalesce(epoch_ms(since), -1) AS since_ms,
-                    {HASH.format("device_id")} AS id_hash""",
-                values,
-            )
-        Tally(connection)
-        ids = IdIndex()
-        ids.add(connection, "FROM live.devices ORDER BY number")
+        ids = _in_memory(connection, fleet)
         wanted = queries.device_filter(given_)
         found = list[str]()
         while True:
             with connection.cursor() as cursor:
                 where = queries.search(cursor, ids, wanted.where)
-                page = fetch(cursor, *queries.devices_sql(replace(wanted, where=where)))
+                page = queries.device_rows(cursor, replace(wanted, where=where))
                 count, facets = queries.facets_of(fetch(cursor, *queries.facets_sql(where, queries.FACETS, 9)), queries.FACETS)
                 after = {"after": queries.cursor_of(page[-1], wanted)} if page else {}
                 place = replace(wanted, after=queries.device_filter(after).after)
-                earlier = fetch(cursor, *queries.devices_sql(replace(place, where=where), backwards=True)) if page else []
+                earlier = queries.device_rows(cursor, replace(place, where=where), backwards=True) if page else []
             found += [row["device_id"] for row in page]
             assert not page or [row["device_id"] for row in earlier] == found[:-1][::-1][: wanted.limit]
             assert count == len(expected)
@@ -171,3 +178,51 @@ def test_pages_and_numbers_of_devices_are_those_of_the_definition(
         for row in fleet[:3]:
             [one] = fetch(connection, *queries.device_sql(row["device_id"]))
             assert (one["device_id"], one["mode"], one["since_ms"]) == (row["device_id"], row["mode"], row["since_ms"])
+
+
+@pytest.mark.parametrize("searched", ["\u0130zmir-1", "\u039f\u0394\u039f\u03a3", "od\u039f"])
+def test_a_search_for_an_id_finds_it_although_python_has_another_lower_case(
+    searched: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("\u0130zmir-1", "\u039f\u0394\u039f\u03a3", "\u039f\u0394\u039f\u03a3-2", "od\u039f")
+    fleet = [{"device_id": one, "mode": "online", "since_ms": 1, "site": "s", "device_class": "c"} for one in names]
+    wanted = queries.device_filter({"q": searched})
+    for most in (0, 50_000):
+        monkeypatch.setattr(queries, "_MOST_MATCHES", most)
+        with connect() as connection:
+            ids = _in_memory(connection, fleet)
+            with connection.cursor() as cursor:
+                found = queries.device_rows(cursor, replace(wanted, where=queries.search(cursor, ids, wanted.where)))
+            [(of_sql,)] = connection.execute(
+                f"SELECT count(*) FROM live.devices WHERE {wanted.where.sql}", wanted.where.values
+            ).fetchall()
+        found_ids = {one["device_id"] for one in found}
+        assert found_ids == {one for one in names if one.startswith(searched[:2])} and of_sql == len(found_ids)
+
+
+@pytest.mark.parametrize("since_ms", [1_000, None])
+def test_a_page_of_a_frequent_text_is_read_from_the_first_devices(monkeypatch: pytest.MonkeyPatch, since_ms: int | None) -> None:
+    """Devices that became so at one instant cannot be told apart by it: then the ids of all are read."""
+    fleet = [
+        {
+            "device_id": f"{'ab'[n % 2]}-{n:03}",
+            "mode": "online",
+            "since_ms": since_ms or 1_000 * n,
+            "site": "s",
+            "device_class": "c",
+        }
+        for n in range(200)
+    ]
+    monkeypatch.setattr(queries, "_MOST_MATCHES", 10)
+    with connect() as connection:
+        ids = _in_memory(connection, fleet)
+        wanted = queries.device_filter({"q": "a-", "limit": "5", "sort": "-since"})
+        with connection.cursor() as cursor:
+            where = queries.search(cursor, ids, wanted.where)
+            assert where.numbers is not None and (len(where.numbers), where.among, where.is_kept) == (100, 200, False)
+            wanted = replace(wanted, where=where)
+            places = queries._places_near(cursor, wanted, backwards=False)
+            assert queries._places_near(cursor, replace(wanted, limit=queries._MOST_NEAR), backwards=False) is None
+            found = [one["device_id"] for one in queries.device_rows(cursor, wanted)]
+    assert found == ([f"a-{n:03}" for n in range(198, 188, -2)] if since_ms is None else [f"a-{n:03}" for n in range(0, 10, 2)])
+    assert places is None if since_ms else places is not None and len(places) == 5

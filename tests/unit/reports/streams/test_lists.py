@@ -8,7 +8,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.tables import fetch
 from fleetpulse.reports.streams.commands import commands
-from fleetpulse.reports.streams.lists import COMMAND_LIST, SESSION_LIST, StreamList, Wanted, list_sql, newest_ms, open_list
+from fleetpulse.reports.streams.lists import COMMAND_LIST, SESSION_LIST, StreamList, Wanted, list_sql, open_list
 from fleetpulse.reports.streams.sessions import sessions
 from tests.support.homes.streams import MINUTE_MS, add_commands, add_sessions
 
@@ -62,9 +62,9 @@ def test_a_span_changes_no_state(home: Home) -> None:
 
 
 def test_the_newest_instant_is_that_of_the_statistics(home: Home) -> None:
-    assert newest_ms(home, COMMAND_LIST) is newest_ms(home, SESSION_LIST) is None
+    assert COMMAND_LIST.newest_ms(home) is SESSION_LIST.newest_ms(home) is None
     add_commands(home, "d", END_MS)
     add_sessions(home, "d", END_MS)
-    assert newest_ms(home, COMMAND_LIST) == END_MS
-    assert newest_ms(home, SESSION_LIST) == END_MS - 10 * MINUTE_MS, "the open session began then"
+    assert COMMAND_LIST.newest_ms(home) == END_MS
+    assert SESSION_LIST.newest_ms(home) == END_MS - 10 * MINUTE_MS, "the open session began then"
     assert SESSIONS.name == SESSION_LIST.table.name

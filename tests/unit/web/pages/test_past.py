@@ -14,8 +14,10 @@ from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.core.times import END_OF_TIME_MS, format_instant
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
+from fleetpulse.reports import moments
 from fleetpulse.reports.history import time_travel
 from fleetpulse.reports.moments import fleet_page, moment_of
+from fleetpulse.web.pages import past
 from fleetpulse.web.pages.rendering import device_path, query_of
 from tests.support.asgi import Client
 from tests.support.histories.histories import START, signal, tick
@@ -154,6 +156,17 @@ def test_a_slider_has_the_minutes_of_the_history(client: Client) -> None:
     for instant_ms in (first_ms, last_ms):
         assert client.get(f"/past?at={instant_ms}").status == 200, "without JavaScript, the value is sent as it is"
     assert Page.of(client.get(device_path("pump-00", "past")).text).all("input", type="range")
+
+
+def test_the_begin_of_the_history_is_read_once_for_a_page(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, began_ms = list[Home](), moments.began_ms
+    monkeypatch.setattr(past, "SLOW_S", 3_600.0)
+    for module in (moments, past):
+        monkeypatch.setattr(module, "began_ms", lambda home: read.append(home) or began_ms(home))
+    with served(home) as fresh:
+        for address in ("/past", device_path("pump-00", "past")):
+            assert Page.of(fresh.get(address).text).all("input", type="range"), address
+    assert len(read) == 1
 
 
 def test_a_history_of_less_than_a_minute_has_no_slider(tmp_path: Path) -> None:
