@@ -10,8 +10,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -284,7 +284,7 @@ class Scheduler:
         if self.has_terminal:
             process = subprocess.Popen(command, cwd=self.root, env=environment)
         else:
-            with (folder / "output").open("wb") as output:
+            with (folder / "output").open("wb") as output, _interruptible():
                 process = subprocess.Popen(
                     command,
                     cwd=self.root,
@@ -362,6 +362,23 @@ def ended_how(one: Running) -> str:
     if one.incomplete:
         return f"ended after {len(one.finished)} of {'an unknown number of' if one.collected is None else one.collected} tests"
     return f"ended unexpectedly with exit code {one.code()}"
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let processes that start inside the block end by SIGINT, although a shell may have started this one without.
+
+    A shell without job control starts a command in the background with SIGINT ignored, and each child inherits it.
+    """
+    previous = signal.getsignal(signal.SIGINT)
+    if previous is not signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def _end_all(processes: Sequence["subprocess.Popen[bytes]"], *, interrupted: bool) -> None:

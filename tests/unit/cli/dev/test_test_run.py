@@ -1,6 +1,7 @@
 """Scheduler of a test run: parts run in parallel, and the output of failed parts is shown."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -102,12 +103,14 @@ def test_a_part_fails_if_one_of_its_tests_did_not_end(tmp_path: Path) -> None:
     assert "== one: FAILED, ended after 1 of 2 tests, during test_one.py::test_skips, in " in "".join(written)
 
 
-def test_an_interrupted_run_leaves_no_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ignored", [False, True])  # as a shell starts a command in the background
+def test_an_interrupted_run_leaves_no_process(tmp_path: Path, *, ignored: bool) -> None:
     (tmp_path / "test_waits.py").write_text(
         "import os, pathlib, subprocess, sys, time\ndef test_waits():\n"
         "    started = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
         "    pathlib.Path('pids').write_text(f'{os.getpid()} {started.pid}')\n"
-        "    time.sleep(600)\n"
+        "    try:\n        time.sleep(600)\n"
+        "    finally:\n        pathlib.Path('ended').touch()\n"
     )
 
     class Interrupted(Exception):
@@ -119,8 +122,14 @@ def test_an_interrupted_run_leaves_no_process(tmp_path: Path) -> None:
 
     running = scheduler(tmp_path, [])
     running.screen = Screen(interrupt, is_terminal=True)
-    with pytest.raises(Interrupted):
-        running.run([Part("waits", ("test_waits.py",), 1.0)])
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN) if ignored else signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(Interrupted):
+            running.run([Part("waits", ("test_waits.py",), 1.0)])
+        assert not ignored or signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert (tmp_path / "ended").exists(), "the part ended in order, and was not killed"
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 2 and not any(map(psutil.pid_exists, pids))
 
