@@ -37,7 +37,7 @@ from tests.support.wait import await_that
 pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(3600)]  # each wait has its own, shorter limit
 DAG = "fleet_rollout"
 SETTINGS = 'allowed_lateness = "2s"\ncanary_interval = "500ms"\nstreams = ["commands"]\nstreams_every = "2s"\n'
-POLICY = '[rules]\ntimeout = "30s"\n'
+POLICY = '[rules]\ntimeout = "15s"\n'
 SCENARIO = Scenario(seed=1, devices=50, start_ms=0)
 COHORTS = (20, 60, 100)
 
@@ -148,7 +148,7 @@ def _present(home: Home) -> set[str]:
 
 def plan(name: str, version: str) -> str:
     """Return a plan for all devices."""
-    content = {"name": name, "version": version, "scope": "TRUE", "soak": "40s", "flash": "5s"}
+    content = {"name": name, "version": version, "scope": "TRUE", "soak": "20s", "flash": "5s"}
     lines = [f"{key} = {json.dumps(value)}" for key, value in content.items()]
     return "\n".join([*lines, f"cohorts = {list(COHORTS)}", "least_devices = 5", ""])
 
