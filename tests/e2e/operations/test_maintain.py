@@ -36,7 +36,7 @@ def test_maintenance_beside_a_running_fleet_stops_no_job_and_changes_no_verdict(
             done.update((step.table, step.did) for step in maintain(home, KEEP, dry_run=False))
         return set(done) >= STEPS and done["messages", "join"] >= 2 and judged_up_to(home.checkpoint) is not None
 
-    await_that(maintained, what="each kind of step", by=running, pause_s=0.5)
+    await_that(maintained, what="each kind of step", by=running, pause_s=2)
     running.terminate()
     output = running.communicate(timeout=PATIENCE_S)[0]
     assert running.returncode == 0, output

@@ -117,8 +117,7 @@ def _listed(page: Page) -> dict[str, str]:
     return {one.locator("a.device bdi").inner_text(): one.locator("td .mode").first.inner_text().strip() for one in rows}
 
 
-@pytest.mark.parametrize("width", [1280, 360])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 360)])  # test_page_browser.py has all four
 def test_each_page_is_accessible_and_obeys_the_policy(site: Site, scheme: Any, width: int) -> None:
     parts = [device_path(DEVICE, part) for part in ("", "messages", "past")]
     of_device = (*parts, device_path(DEVICE, why=1, facts=1, span="all"))
