@@ -185,7 +185,7 @@ class SessionGroup:
             repeats: whether they include rows that the state has read; if not, all rows of the instant of its newest row
                 are unread, since a version of bronze may end within an instant.
         """
-        from_ms = self.shards.newest_ms + repeats
+        from_ms = self.shards.newest_ms + 1 if repeats else self.shards.newest_ms
         unread = signals["received_at_ms"].to_numpy() >= from_ms
         return signals.filter(pa.array(unread)), [gap for gap in gaps if gap.received_at_ms >= from_ms]
 

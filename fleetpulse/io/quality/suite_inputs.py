@@ -10,7 +10,6 @@ because the commits of messages count rows that were written to quarantine earli
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
@@ -135,10 +134,9 @@ class SparkRows:
     tables: OpenedTables
     place: Path
     _views: set[str] = field(default_factory=set[str])
-    _numbers: Iterator[int] = field(default_factory=count)
 
     def frame(self, sql: str, reads: Sequence[str]) -> "DataFrame":
-        """Run a query in Spark, and return its rows.
+        """Run a query in Spark, and return its rows; they replace those of the query before.
 
         The rows are written to a temporary file first: Great Expectations starts several jobs for each expectation,
         each of which would run the query again.
@@ -150,8 +148,8 @@ class SparkRows:
         for name in {*reads} - self._views:
             self._view(name).createOrReplaceTempView(name)
             self._views.add(name)
-        found, path = self.spark.sql(sql), str(self.place / f"rows-{next(self._numbers)}.parquet")
-        found.write.parquet(path)
+        found, path = self.spark.sql(sql), str(self.place / "rows")
+        found.write.mode("overwrite").parquet(path)
         return self.spark.read.schema(found.schema).parquet(path)
 
     def _view(self, name: str) -> "DataFrame":

@@ -121,6 +121,7 @@ class AlarmForwarder:
 
 
 def _read(path: Path) -> pa.Table:
+    """Return the rows of a file. A missing file is no damage: maintenance has removed it with its version."""
     try:
         return pq.ParquetFile(path).read()
     except pa.ArrowInvalid as error:

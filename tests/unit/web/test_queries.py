@@ -202,7 +202,7 @@ def test_a_search_for_an_id_finds_it_although_python_has_another_lower_case(
 
 @pytest.mark.parametrize("since_ms", [1_000, None])
 def test_a_page_of_a_frequent_text_is_read_from_the_first_devices(monkeypatch: pytest.MonkeyPatch, since_ms: int | None) -> None:
-    """Devices that became so at one instant cannot be told apart by it: then the ids of all are read."""
+    """Many devices can have one instant, which then selects no page: the ids of all are read."""
     fleet = [
         {
             "device_id": f"{'ab'[n % 2]}-{n:03}",

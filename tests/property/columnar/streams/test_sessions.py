@@ -1,7 +1,7 @@
 """Sessions of key groups: they equal the definition over random histories, cut and stored at random."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, fields
 from itertools import pairwise
 from random import Random
@@ -47,12 +47,17 @@ def folded(rows: Sequence[Row], cuts: Sequence[int], silence_ms: int) -> Counter
     return found
 
 
-def test_batch_cuts_and_stored_forms_do_not_change_the_sessions() -> None:
-    reasons: Counter[Any] = Counter()
+def histories() -> Iterator[tuple[int, Random, list[Row], int, Counter[tuple[Any, ...]]]]:
+    """Yield seeds with their random numbers, rows, limits of silence (milliseconds) and sessions by the definition."""
     for seed in range(60):
         random = Random(seed)
         rows, silence_ms = connections(random), random.choice(SILENCES_MS)
-        want = Counter(astuple(one) for one in sessions(rows, silence_ms))
+        yield seed, random, rows, silence_ms, Counter(astuple(one) for one in sessions(rows, silence_ms))
+
+
+def test_batch_cuts_and_stored_forms_do_not_change_the_sessions() -> None:
+    reasons: Counter[Any] = Counter()
+    for seed, random, rows, silence_ms, want in histories():
         each = [*range(1, len(rows))]
         for cuts in ([], each[: 60 if seed % 3 else 0], sorted(random.sample(each, min(7, len(each))))):
             assert folded(rows, cuts, silence_ms) == want, (seed, cuts)
@@ -70,10 +75,7 @@ def between_instants(rows: Sequence[Row], number: int) -> int:
 def test_a_checkpoint_continues_from_a_snapshot_of_a_version_that_ends_within_an_instant() -> None:
     """Landing reads an instant whole only if there are several bridges."""
     splits = 0
-    for seed in range(60):
-        random = Random(seed)
-        rows, silence_ms = connections(random), random.choice(SILENCES_MS)
-        want = Counter(astuple(one) for one in sessions(rows, silence_ms))
+    for seed, random, rows, silence_ms, want in histories():
         shared = [at for at in range(1, len(rows)) if between_instants(rows, at) > at and rows[at].kind is not Kind.GAP]
         for taken in random.sample(shared, min(3, len(shared))):
             states = [SessionGroup.begin(rows[0].received_at_ms).to_bytes()] * GROUPS
@@ -86,10 +88,7 @@ def test_a_checkpoint_continues_from_a_snapshot_of_a_version_that_ends_within_an
 
 def test_a_checkpoint_that_begins_with_a_snapshot_continues_as_if_it_was_never_interrupted() -> None:
     overlaps = 0
-    for seed in range(60):
-        random = Random(seed)
-        rows, silence_ms = connections(random), random.choice(SILENCES_MS)
-        want = Counter(astuple(one) for one in sessions(rows, silence_ms))
+    for seed, random, rows, silence_ms, want in histories():
         taken, through, again = sorted(between_instants(rows, random.randrange(1, len(rows))) for _ in range(3))
         states = [SessionGroup.begin(rows[0].received_at_ms).to_bytes()] * GROUPS
         before = one_batch(states, rows[:taken], silence_ms)
