@@ -205,6 +205,8 @@ class Access:
     def __init__(self, home: Home) -> None:
         self._home = home
         self._tokens: tuple[tuple[int, int], dict[str, Token]] = ((0, 0), {})  # by digest, with the identity of their file
+        self.cookie: Final = f"fleet_session_{_digest(str(home.path.resolve()))[:12]}"
+        """Name of the cookie of a session; that of another home differs, since browsers share cookies among ports."""
 
     def by_token(self, token: str) -> User | None:
         """Return the user of a token; None if it is unknown."""

@@ -32,7 +32,6 @@ from fleetpulse.web.access import SESSION_S, Access, User, WebRole
 from fleetpulse.web.actions import Starter
 from fleetpulse.web.api.events import Streams
 from fleetpulse.web.api.modes import known_modes
-from fleetpulse.web.api.openapi import COOKIE
 from fleetpulse.web.api.routes import routes as api_routes
 from fleetpulse.web.live import LiveFleet, QueryTooLong
 from fleetpulse.web.pages.rendering import error_page, is_for_people
@@ -116,7 +115,7 @@ def _of_home(access: Access) -> Authenticate:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return access.by_token(token.strip())
-        cookie = request.cookies.get(COOKIE)
+        cookie = request.cookies.get(access.cookie)
         return access.by_session(cookie) if cookie else None
 
     return authenticate
@@ -236,5 +235,5 @@ async def _login(request: Request) -> Response:
     answer = RedirectResponse(f"{request.scope.get('root_path', '')}/", 303, headers={"Referrer-Policy": "no-referrer"})
     is_secure = request.url.scheme == "https"
     # Lax, not strict: an address that somebody shares opens from another site, and no GET changes anything.
-    answer.set_cookie(COOKIE, session, max_age=SESSION_S, httponly=True, samesite="lax", secure=is_secure)
+    answer.set_cookie(access.cookie, session, max_age=SESSION_S, httponly=True, samesite="lax", secure=is_secure)
     return answer

@@ -18,7 +18,6 @@ from fleetpulse import __version__
 from fleetpulse.core.tables import Column
 
 PREFIX: Final = "/api/v1"
-COOKIE: Final = "fleet_session"  # name of the cookie of a session
 JSON: Final = "application/json"
 Schema = Mapping[str, Any]
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -158,8 +157,13 @@ ERROR: Final = obj(
 )
 
 
-def document(operations: Sequence[Operation]) -> dict[str, Any]:
-    """Return the OpenAPI document of operations."""
+def document(operations: Sequence[Operation], cookie: str) -> dict[str, Any]:
+    """Return the OpenAPI document of operations.
+
+    Args:
+        operations: declarations of all routes.
+        cookie: name of the cookie of a session.
+    """
     return {
         "openapi": "3.1.0",
         "info": {
@@ -174,7 +178,7 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
         "components": {
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "bearer", "description": "Token of `./fleet access grant`."},
-                "session": {"type": "apiKey", "in": "cookie", "name": COOKIE, "description": "Session of a browser."},
+                "session": {"type": "apiKey", "in": "cookie", "name": cookie, "description": "Session of a browser."},
             },
             "schemas": {"Error": ERROR},
             "responses": {

@@ -22,8 +22,8 @@ from fleetpulse.web.api.openapi import PREFIX, Endpoint, Operation, any_object, 
 __all__ = ["PREFIX", "exported", "operations", "routes"]
 
 
-async def _openapi(_request: Request) -> Response:
-    return JSONResponse(document(operations()))
+async def _openapi(request: Request) -> Response:
+    return JSONResponse(document(operations(), request.app.state.access.cookie))
 
 
 _DOCUMENT: Final = Operation("/openapi.json", "openapi", "Return this document.", _openapi, any_object("document of OpenAPI 3.1"))

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ from starlette.routing import BaseRoute, Mount, Route
 
 from fleetpulse.io.home.home import Home
 from fleetpulse.web.access import WebRole, grant_token, login_key, revoke_token
-from fleetpulse.web.api.openapi import COOKIE
 from fleetpulse.web.app import HEADERS, MOST_QUERY_BYTES, OPEN, create_app
 from tests.support.asgi import NO_HEADERS, Answer, Client
 
@@ -94,7 +94,8 @@ def test_every_route_but_the_open_ones_refuses_anonymous_requests(application: S
     paths = sorted({*_paths(application.routes), "/", "/no/such/page", "//healthz", "/healthz/", "/static", "/login/x"})
     guarded = [path for path in paths if path not in OPEN and not path.startswith("/static/")]
     assert {"/api/v1/fleet", "/api/v1/devices", "/metrics"} <= {*guarded}
-    forged = ({"Authorization": "Bearer fleet_forged"}, {"Cookie": f"{COOKIE}=forged"}, {"Authorization": "Basic YTpi"})
+    cookie = f"{application.state.access.cookie}=forged"
+    forged = ({"Authorization": "Bearer fleet_forged"}, {"Cookie": cookie}, {"Authorization": "Basic YTpi"})
     for path in guarded:
         for credentials in (NO_HEADERS, *forged):
             answer = ask(application, path, credentials)
@@ -146,6 +147,20 @@ def test_a_one_time_address_becomes_a_session_that_scripts_cannot_read(home: Hom
     require_refusal(ask(application, f"/login?key={key}"), 401, "login-invalid")
 
 
+def test_a_browser_is_logged_in_to_two_homes_of_one_host(home: Home, application: Starlette, tmp_path: Path) -> None:
+    other = Home(tmp_path / "other")
+    there = create_app(other, hosts=NAMES)
+    there.router.routes[:0] = [Route(FINE, _fine)]
+    try:
+        sessions = [_logged_in(*one).headers["set-cookie"].partition(";")[0] for one in ((application, home), (there, other))]
+        assert len({one.partition("=")[0] for one in sessions}) == 2, "a browser keeps one cookie of a name, whatever the port"
+        both = {"Cookie": "; ".join(sessions)}
+        assert [ask(one, FINE, both).status for one in (application, there)] == [200, 200]
+        require_refusal(ask(there, FINE, {"Cookie": sessions[0]}), 401, "not-authenticated")
+    finally:
+        there.state.live.stop()
+
+
 def test_a_session_that_began_over_tls_is_sent_over_tls_alone(home: Home, application: Starlette) -> None:
     assert "Secure" in _logged_in(application, home, "https").headers["set-cookie"]
 
@@ -154,7 +169,7 @@ def test_a_session_is_no_token_and_a_token_is_no_session(home: Home, application
     session = _logged_in(application, home).headers["set-cookie"].partition(";")[0].partition("=")[2]
     require_refusal(ask(application, FINE, {"Authorization": f"Bearer {session}"}), 401, "not-authenticated")
     token = program["Authorization"].removeprefix("Bearer ")
-    require_refusal(ask(application, FINE, {"Cookie": f"{COOKIE}={token}"}), 401, "not-authenticated")
+    require_refusal(ask(application, FINE, {"Cookie": f"{application.state.access.cookie}={token}"}), 401, "not-authenticated")
 
 
 @pytest.mark.parametrize(

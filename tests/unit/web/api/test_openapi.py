@@ -39,8 +39,9 @@ def test_the_instants_of_a_table_are_numbers_with_their_own_names() -> None:
 
 
 def test_each_operation_has_its_errors_and_its_security() -> None:
-    made = document(operations())
+    made = document(operations(), "fleet_session_x")
     assert made["security"] == [{"token": []}, {"session": []}]
+    assert made["components"]["securitySchemes"]["session"]["name"] == "fleet_session_x"
     for one in operations():
         responses = made["paths"][one.path]["get"]["responses"]
         assert set(responses) == {"200", *map(str, (*ALWAYS, *one.errors)), *(["304"] if one.is_tagged else [])}

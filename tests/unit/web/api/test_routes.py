@@ -19,7 +19,7 @@ from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.web import app as application
-from fleetpulse.web.api.openapi import COOKIE, PREFIX
+from fleetpulse.web.api.openapi import PREFIX
 from fleetpulse.web.api.routes import operations
 from tests.support.api import Api
 from tests.support.asgi import Answer, LastingClient
@@ -128,7 +128,7 @@ def test_the_routes_and_the_document_are_the_same(api: Checked) -> None:
     assert served == set(api.document["paths"]) == {one.path for one in operations()}
     names = [item["get"]["operationId"] for item in api.document["paths"].values()]
     assert len(set(names)) == len(names)
-    assert api.document["components"]["securitySchemes"]["session"]["name"] == COOKIE
+    assert api.document["components"]["securitySchemes"]["session"]["name"] == api.app.state.access.cookie
     assert api.document["openapi"] == "3.1.0"
     for item in api.document["paths"].values():
         for schema in (one["schema"] for one in item["get"].get("parameters", ())):
