@@ -7,7 +7,7 @@ import typer
 
 from cli.common.options import DEFAULT_HOME, DryOption, HomeOption, JsonOption
 from cli.common.output import as_json, report_progress, show
-from fleetpulse.core.errors import FleetError
+from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.rollouts.plan import RolloutPlan, parse_rollout_plan
 from fleetpulse.core.rollouts.rollout import Rollout
 from fleetpulse.core.rollouts.verdict import Result
@@ -184,6 +184,8 @@ def stop(
     """
     from fleetpulse.reports.rollouts import steps
 
+    if owner is not None and not own:
+        raise Misuse("--owner needs --own: without it, the rollout of any owner stops; add --own", code="option-conflict")
     opened, required = _open(home), (owner or present_requester()) if own else None
     if dry_run:
         found = steps.planned_stop(opened, name, required)

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.app import app
+from fleetpulse.core.errors import FleetError
 from fleetpulse.core.rollouts.cohorts import cohort_of, command_id
 from fleetpulse.core.rollouts.plan import RolloutPlan, parse_rollout_plan
 from fleetpulse.core.rollouts.rollout import Status
@@ -216,6 +217,8 @@ def test_a_rollout_is_stopped_by_a_person_or_by_its_owner(fleet: RolledOutHome, 
     run(fleet.home, "start", str(plan_file), "--owner", "run 1")
     other = run(fleet.home, "stop", "pumps-2", "--owner", "run 2", "--own")
     assert other.exit_code == 1 and "belongs to run 1" in str(other.exception)
+    unused = run(fleet.home, "stop", "pumps-2", "--owner", "run 2")
+    assert isinstance(unused.exception, FleetError) and unused.exception.code == "option-conflict"
     assert run(fleet.home, "stop", "pumps-2", "--dry-run").exit_code == 0
     assert StoredRollout(fleet.home, "pumps-2").read().status is Status.RUNNING
     assert run(fleet.home, "stop", "pumps-2", "--why", "it smokes").stdout == 'the rollout "pumps-2" is stopped\n'
