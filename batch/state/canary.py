@@ -40,11 +40,10 @@ from fleetpulse.io.checkpoints.checkpoint import newest_begun, position_after, q
 from fleetpulse.io.checkpoints.generations import Generation, checkpoint_of
 from fleetpulse.io.delta.log import actions_of, appended_files, row_count
 from fleetpulse.io.lifecycle.query import start
-from fleetpulse.io.tables.tables import connect, fetch, open_files
+from fleetpulse.io.tables.tables import connect, fetch, open_files, spill_to
 from fleetpulse.reports.operations.agreement import AS_COMPARED
 
 _SHOWN: Final = 5
-_MEMORY: Final = "1GB"  # limit of the comparison; DuckDB spills the rest to disk
 _POLL_S: Final = 0.5
 
 
@@ -183,8 +182,7 @@ def _compare_judgements(scratch: Path, was: Iterable[Path], now: Iterable[Path],
         FleetError: the judgements differ; the text has the numbers and some examples.
     """
     with connect() as connection:
-        connection.execute(f"SET memory_limit='{_MEMORY}'")
-        connection.execute("SET temp_directory=$folder", {"folder": str(scratch)})
+        spill_to(connection, scratch)
         for name, files in (("was", was), ("now", now)):
             open_files(connection, name, JUDGEMENTS, list(files))
         form = connection.sql(f"SELECT {AS_COMPARED} FROM was LIMIT 0").to_arrow_table().schema

@@ -46,7 +46,6 @@ from fleetpulse.io.tables.snapshots import SnapshotInfo, files_of
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-_MEMORY: Final = "1GB"  # limit of the comparison; DuckDB spills the rest to disk
 _SHOWN: Final = 5
 _AT_ONCE: Final = 100_000  # judgements in one commit
 _LONGEST_DELAY_MS: Final = DAY_MS  # from a batch to its snapshot while the job runs
@@ -151,8 +150,7 @@ def _left(home: Home, generation: Generation, scratch: Path, pending: Iterable[s
     shell = {"judged_at_ms": wall_clock_ms(), "generation": generation.number}
     again = files_of(scratch, open_table(scratch).version()) if is_committed(scratch) else []
     with tables.connect() as connection:
-        connection.execute(f"SET memory_limit='{_MEMORY}'")
-        connection.execute("SET temp_directory=$folder", {"folder": str(scratch / "spilled")})
+        tables.spill_to(connection, scratch / "spilled")
         tables.open_files(connection, "again", JUDGEMENTS, again)
         tables.open_files(connection, "emitted", JUDGEMENTS, tables.paths_of(home, JUDGEMENTS))
         connection.register("pending", tables.to_table(JUDGEMENTS, [{**json.loads(one), **shell} for one in pending]))

@@ -14,10 +14,9 @@ from fleetpulse.io.delta.commits import Added, replace_files
 from fleetpulse.io.delta.corruption import open_table, reporting_corruption
 from fleetpulse.io.maintenance.vacuum import SMALL_BYTES, SmallFiles
 from fleetpulse.io.system.fsync import replace_durably
-from fleetpulse.io.tables.tables import connect, fetch, open_files
+from fleetpulse.io.tables.tables import connect, fetch, open_files, spill_to
 
 _ROW_GROUP: Final = 20_000  # rows: the unit that a search for one device reads
-_MEMORY: Final = "1GB"  # of the sort; beyond it, rows are spilled to the folder of the table
 
 
 def join_sorted(table: Path, declared: Table, small: SmallFiles, by: Sequence[str]) -> bool:
@@ -69,8 +68,7 @@ def _write(table: Path, declared: Table, partition: dict[str, str], files: Seque
     temporary = path.with_name(f".{path.name}.tmp")
     columns = ", ".join(f'"{column.name}"' for column in declared.columns if column.name not in partition)
     with connect() as connection, reporting_corruption(f'a file of "{table}"'):
-        connection.execute(f"SET memory_limit = '{_MEMORY}'")
-        connection.execute("SET temp_directory = ?", [str(folder / f".{path.name}.sort")])
+        spill_to(connection, folder / f".{path.name}.sort")
         open_files(connection, "rows", declared, files)
         ends = ", ".join(f"min({name}), max({name})" for name in by)
         [found] = fetch(connection, f"SELECT count(*), {ends} FROM rows")

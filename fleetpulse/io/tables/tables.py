@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from fleetpulse.io.delta.appender import Appender
 
+SPILLING_MEMORY: Final = "1GB"  # of a query that sorts or compares all rows of a table
+
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
@@ -281,6 +283,15 @@ def connect() -> "DuckDBPyConnection":
         connection.execute(f"USE {catalog}")
     connection.execute("SET TimeZone='UTC'")
     return connection
+
+
+def spill_to(connection: "DuckDBPyConnection", folder: Path) -> None:
+    """Limit the memory of a connection to `SPILLING_MEMORY`; beyond it, DuckDB writes rows to a folder.
+
+    DuckDB creates the folder when it needs it, and removes it when the connection closes; a killed process leaves it.
+    """
+    connection.execute(f"SET memory_limit = '{SPILLING_MEMORY}'")
+    connection.execute("SET temp_directory = ?", [str(folder)])
 
 
 @contextmanager

@@ -10,6 +10,7 @@ are those of the definition over all rows.
 """
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -336,7 +337,10 @@ def keep_present(home: Home, frontier_ms: int | None, *, dry_run: bool = False) 
 
 
 def _keep(home: Home, frontier_ms: int | None, *, dry_run: bool, from_all_rows: bool) -> int | None:
+    spilled = home.table(DEVICE_CURRENT.name).with_name(f".{DEVICE_CURRENT.name}.sort")
+    shutil.rmtree(spilled, ignore_errors=True)  # of a killed process
     with open_present(home, frontier_ms, from_all_rows=from_all_rows) as present:
+        tables.spill_to(present.connection, spilled)
         source = "messages" if present.position is None else "new_messages"
         [(newest_ms,)] = present.connection.execute(f"SELECT epoch_ms(max(received_at)) FROM {source}").fetchall()
         before = present.position

@@ -12,10 +12,11 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row
 from fleetpulse.core.tables import DEVICE_CURRENT, JUDGEMENTS, MESSAGES, Table
 from fleetpulse.io.delta.log import DeltaLog
+from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.reports import frontiers
 from fleetpulse.reports.present import devices, kept
-from fleetpulse.reports.present.kept import keep_present, open_present
+from fleetpulse.reports.present.kept import Position, Present, keep_present, open_present
 from tests.support.histories.histories import START, row, signal, tick
 from tests.support.homes.homes import RegisteredHome, empty
 
@@ -193,3 +194,21 @@ def test_a_damaged_log_of_the_table_is_replaced(live: _Live) -> None:
 def test_a_position_with_other_fields_is_not_read() -> None:
     for text in ("", "[]", "{}", json.dumps({"form": kept.FORM, "versions": {}})):
         assert kept._position(text) is None
+
+
+def test_the_memory_of_writing_is_bounded_and_further_rows_are_spilled(live: _Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    spilled = live.home.table(DEVICE_CURRENT.name).with_name(".device_current.sort")
+    spilled.mkdir()
+    (spilled / "of a killed process").touch()
+    monkeypatch.setattr(tables, "SPILLING_MEMORY", "64MiB")
+    seen, write = list[object](), kept._write
+
+    def observed(home: Home, present: Present, position: Position) -> int | None:
+        asked = "SELECT current_setting('memory_limit'), current_setting('temp_directory')"
+        seen.extend(present.connection.execute(asked).fetchall())
+        assert not spilled.exists()
+        return write(home, present, position)
+
+    monkeypatch.setattr(kept, "_write", observed)
+    assert live.keep() == 4
+    assert seen == [("64.0 MiB", str(spilled))]
