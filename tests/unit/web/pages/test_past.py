@@ -160,13 +160,14 @@ def test_a_slider_has_the_minutes_of_the_history(client: Client) -> None:
 
 def test_the_begin_of_the_history_is_read_once_for_a_page(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     read, began_ms = list[Home](), moments.began_ms
+    own = Home(home.path)  # the server that other tests share may read at the same time, shortly before its value expires
     monkeypatch.setattr(past, "SLOW_S", 3_600.0)
     for module in (moments, past):
         monkeypatch.setattr(module, "began_ms", lambda home: read.append(home) or began_ms(home))
-    with served(home) as fresh:
+    with served(own) as fresh:
         for address in ("/past", device_path("pump-00", "past")):
             assert Page.of(fresh.get(address).text).all("input", type="range"), address
-    assert len(read) == 1
+    assert len([one for one in read if one is own]) == 1
 
 
 def test_a_history_of_less_than_a_minute_has_no_slider(tmp_path: Path) -> None:
