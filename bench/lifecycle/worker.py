@@ -17,7 +17,7 @@ from bench.lifecycle.contenders import ON_SPARK, split_name, start
 from bench.lifecycle.generate import Fleet, Input
 from bench.lifecycle.serving import serve
 from bench.peers.scala_jar import compiled
-from fleetpulse.io.spark.jars import resolve_jars
+from fleetpulse.io.spark.jars import own_jars
 from fleetpulse.io.spark.session import SparkResources, spark_session
 
 MEMORY: Final = "4g"  # JVM heap of every contender
@@ -30,7 +30,7 @@ def runner(name: str, local_dir: Path) -> Callable[[dict[str, Any]], dict[str, A
     A request has the fields of the input, and ``place``, the folder of the run.
     """
     extra = {
-        "spark.driver.extraClassPath": os.pathsep.join(map(str, [*resolve_jars(), compiled()])),
+        "spark.driver.extraClassPath": os.pathsep.join(map(str, [*own_jars(), compiled()])),
         "spark.sql.streaming.numRecentProgressUpdates": _REPORTS,
     }
     contender_name, cores = split_name(name)

@@ -11,7 +11,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bench.peers.scala_jar import compiled
-from fleetpulse.io.spark.jars import resolve_jars
 from fleetpulse.io.spark.session import SparkResources, spark_session
 from fleetpulse.settings import load_settings
 
@@ -25,7 +24,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     if "FLEET_SPARK_MASTER" in os.environ:
         session = spark_session("fleetpulse-tests", local_dir=folder, size=SparkResources.of(folder, load_settings(folder)))
     else:
-        classes = os.pathsep.join(map(str, [*resolve_jars(), compiled()]))  # the benchmark's peers run in the same JVM
-        session = spark_session("fleetpulse-tests", local_dir=folder, extra={"spark.driver.extraClassPath": classes})
+        # The benchmark's peers run in the same JVM. Behind all other classes, they leave the class archive valid.
+        os.environ["SPARK_DIST_CLASSPATH"] = str(compiled())
+        session = spark_session("fleetpulse-tests", local_dir=folder)
     yield session
     session.stop()

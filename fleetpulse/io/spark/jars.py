@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.io.spark.hadoop_settings import settings_jar
 from fleetpulse.io.system.fsync import atomic_write
 from fleetpulse.paths import cache_dir
 
@@ -163,13 +164,20 @@ def require_jars(folder: Path | None = None, jars: Sequence[Jar] = JARS) -> None
             )
 
 
-def jars_of_spark() -> list[Path]:
-    """Return all JARs of a session's class path, in order.
+def own_jars() -> list[Path]:
+    """Return the JARs that come before Spark's in the class path of a session.
 
     Raises:
         FleetError: a pinned JAR cannot be downloaded, or its checksum differs.
     """
-    return [*resolve_jars(), *sorted((spark_home() / "jars").glob("*.jar"))]
+    jars = resolve_jars()
+    settings = settings_jar(spark_home(), cache_dir() / "jars")
+    return jars if settings is None else [settings, *jars]
+
+
+def jars_of_spark() -> list[Path]:
+    """Return all JARs of a session's class path, in order; see `own_jars` for errors."""
+    return [*own_jars(), *sorted((spark_home() / "jars").glob("*.jar"))]
 
 
 def spark_home() -> Path:

@@ -21,7 +21,7 @@ from fleetpulse.core.errors import FleetError, first_line
 from fleetpulse.core.tables import INDEXED_COLUMNS
 from fleetpulse.io.spark.cds_archive import class_archive, use_options
 from fleetpulse.io.spark.cluster import Cluster, await_executor, reach_master, read_secret, require_shared
-from fleetpulse.io.spark.jars import jars_of_spark, resolve_jars, spark_home
+from fleetpulse.io.spark.jars import jars_of_spark, own_jars, resolve_jars, spark_home
 from fleetpulse.io.spark.java import find_java
 from fleetpulse.io.spark.pods import KUBERNETES, Pods
 from fleetpulse.io.spark.scratch import TEMPORARY
@@ -147,7 +147,6 @@ def _secret_of(home: Path, named: str) -> Path:
 def settings(local_dir: Path, size: SparkResources) -> dict[str, str]:
     """Return the Spark settings of a session, without the secret of its cluster."""
     state = "spark.sql.streaming.stateStore"
-    classes = os.pathsep.join(str(jar) for jar in resolve_jars())
     # A URI, because these options are split at spaces and the folder's name may contain one.
     java_options = " ".join([*_JVM, f"-Dlog4j2.configurationFile={LOG4J.as_uri()}"])
     return {
@@ -161,7 +160,7 @@ def settings(local_dir: Path, size: SparkResources) -> dict[str, str]:
         "spark.sql.warehouse.dir": str(local_dir / "warehouse"),
         "spark.sql.catalogImplementation": "in-memory",  # Hive's would create a Derby database in the current folder
         # spark.jars would copy the JARs and serve them over a socket to nonexistent executors.
-        "spark.driver.extraClassPath": classes,
+        "spark.driver.extraClassPath": os.pathsep.join(map(str, own_jars())),
         JAVA_OPTIONS_KEY: f"{java_options} {_temporary(local_dir)}",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -191,11 +190,11 @@ def settings(local_dir: Path, size: SparkResources) -> dict[str, str]:
         "spark.python.authenticate.socketTimeout": "180s",  # busy machines start Python workers slowly
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # a number: cheaper to write than the default
         **{f"spark.executorEnv.{name}": value for name, value in _ALLOCATOR.items()},
-        **(_of_cluster(size.cluster, classes, java_options) if size.cluster else {}),
+        **(_of_cluster(size.cluster, java_options) if size.cluster else {}),
     }
 
 
-def _of_cluster(cluster: Cluster, classes: str, java_options: str) -> dict[str, str]:
+def _of_cluster(cluster: Cluster, java_options: str) -> dict[str, str]:
     """Return the settings that a session on a cluster adds or replaces.
 
     The folders of temporary files and of local files are those of each worker or pod. Executors get their
@@ -217,7 +216,8 @@ def _of_cluster(cluster: Cluster, classes: str, java_options: str) -> dict[str, 
         **(cluster.pods.settings(cluster.executors, cluster.secret) if cluster.pods else {}),
         "spark.executor.cores": str(cluster.executor_cores),
         "spark.executor.memory": cluster.executor_memory,
-        "spark.executor.extraClassPath": classes,  # spark.jars would copy the JARs to each executor at each start
+        # spark.jars would copy the JARs to each executor at each start.
+        "spark.executor.extraClassPath": os.pathsep.join(map(str, resolve_jars())),
         "spark.executor.extraJavaOptions": java_options,
         "spark.authenticate": "true",
         "spark.network.crypto.enabled": "true",
