@@ -15,8 +15,8 @@ import pyarrow as pa
 from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.fold.judgement_batches import JUDGEMENT_SCHEMA
 from fleetpulse.columnar.jit.context import Int64s
+from fleetpulse.core.operations.backtests import ADDED, GONE, MOVED
 
-ADDED, GONE, MOVED = CHANGES = ("added", "gone", "moved")
 DIFFERENCE_SCHEMA: Final = pa.schema(
     [
         ("change", pa.string()),  # added, gone, moved

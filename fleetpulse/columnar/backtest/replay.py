@@ -26,13 +26,13 @@ from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.fold.judgement_batches import drop_broadcast_copies, judgements_to_batch
 from fleetpulse.columnar.fold.key_group import KeyGroup
 from fleetpulse.core.judgements import JudgementKind
+from fleetpulse.core.operations.backtests import AFTER, BEFORE
 from fleetpulse.core.policy import Dated, Policies, from_normalised
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Kind, Row
 from fleetpulse.core.times import DAY_MS
 
-BEFORE, AFTER = "before", "after"
 _NOTHING: Final = judgements_to_batch([])
 
 

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Final
 
-from fleetpulse.columnar.backtest.diff import CHANGES, MOVED
-from fleetpulse.columnar.backtest.replay import AFTER, BEFORE, BacktestResult
+from fleetpulse.columnar.backtest.replay import BacktestResult
 from fleetpulse.core.lifecycle import Mode
+from fleetpulse.core.operations.backtests import AFTER, BEFORE, CHANGES, MOVED
 from fleetpulse.core.times import DAY_MS, format_instant
 
 ALERTS: Final = frozenset({Mode.OFFLINE, Mode.DEGRADED, Mode.FLAGGED})

@@ -10,13 +10,11 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
-from fleetpulse.columnar.backtest.diff import CHANGES
-from fleetpulse.columnar.backtest.replay import AFTER, BEFORE
+from fleetpulse.core.operations.backtests import AFTER, BEFORE, CHANGES, FIGURES
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.reports.backtests.backtest import Backtest
 
 Row = Mapping[str, Any]
-FIGURES: Final = "fleetpulse-backtest"  # name of the meta element with the figures as JSON
 _WIDTH: Final = 920
 _LEFT: Final = 64  # width of the axis labels
 _DAYS_HEIGHT: Final = 230

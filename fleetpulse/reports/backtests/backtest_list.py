@@ -8,10 +8,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, Final, cast
 
-from fleetpulse.columnar.backtest.diff import CHANGES
-from fleetpulse.columnar.backtest.replay import AFTER, BEFORE
+from fleetpulse.core.operations.backtests import AFTER, BEFORE, CHANGES, FIGURES
 from fleetpulse.io.home.home import Home
-from fleetpulse.reports.backtests.backtest_html import FIGURES
 
 _PAGE: Final = "report.html"
 _HEAD_BYTES: Final = 8_192  # of a page, which begins with the figures

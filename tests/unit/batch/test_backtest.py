@@ -10,9 +10,9 @@ from deltalake import DeltaTable
 from batch import backtest as job
 from batch.backtest import backtest
 from cli.commands.batch.backtest import backtest as backtest_command
-from fleetpulse.columnar.backtest.diff import CHANGES
 from fleetpulse.core.errors import Misuse
 from fleetpulse.core.judgements import JudgementKind
+from fleetpulse.core.operations.backtests import CHANGES
 from fleetpulse.core.policy import Policy, parse_policy
 from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.rows import Kind, Row

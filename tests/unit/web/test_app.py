@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 
 from fleetpulse.io.home.home import Home
+from fleetpulse.paths import ROOT
 from fleetpulse.web.access import WebRole, grant_token, login_key, revoke_token
 from fleetpulse.web.app import HEADERS, MOST_QUERY_BYTES, OPEN, create_app
 from tests.support.asgi import NO_HEADERS, Answer, Client
@@ -271,3 +274,10 @@ def test_a_connection_that_is_no_request_is_not_passed_on(application: Starlette
         raise AssertionError("nothing is read or sent")
 
     asyncio.run(application({"type": "websocket", "path": FINE, "headers": []}, unused, unused))
+
+
+def test_the_server_imports_nothing_that_compiles_or_judges() -> None:
+    imported = "import sys, fleetpulse.web.app; print(sorted({'numba', 'pandas', 'scipy', 'pyspark'} & set(sys.modules)))"
+    command = [sys.executable, "-P", "-c", imported]
+    found = subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n", "they take 120 MB"

@@ -8,10 +8,10 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetpulse.columnar.backtest.diff import CHANGES
 from fleetpulse.columnar.backtest.replay import BacktestRequest, BacktestResult, DualReplay, merge_results
 from fleetpulse.columnar.codec.arrow import is_signal, signals_to_batch
 from fleetpulse.core.judgements import JudgementKind
+from fleetpulse.core.operations.backtests import CHANGES
 from fleetpulse.core.replay import outcome
 from fleetpulse.core.rows import EVERYONE, FOR_EVERYONE, Kind, Row, key_group
 from fleetpulse.core.times import DAY_MS
