@@ -13,7 +13,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
@@ -58,7 +60,8 @@ _SAME: Final = " AND ".join(
 _KINDS: Final = literals(CHANGES)
 _SMALL_BYTES: Final = 4_000_000  # of new files that are read once
 _THREADS: Final = 2  # of a query; requests run in threads of their own
-_MEMORY: Final = "400MB"  # for the tables and the sorts of queries
+_MEMORY: Final = "400MB"  # for the tables and the sorts of queries; beyond it, DuckDB writes to a folder
+_MEMORY_OF_LOAD: Final = "250MB"  # beside the tables of the load before; without kept facts, it needs more
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,9 @@ class PresentMirror:
         self.is_replacing = False
         self._lock = Lock()
         self._logs = {table.name: DeltaLog(home.table(table.name)) for table in (*VERSIONED, DEVICE_CURRENT)}
-        self._held = _connect(), IdIndex()
+        self._spilled = TemporaryDirectory(prefix="fleet-page-", ignore_cleanup_errors=True)
+        self._connections = count()
+        self._held = self._connect(), IdIndex()
         self._loading: DuckDBPyConnection | None = None  # connection of a load that is not complete
         self._tally: Tally | None = None
         self._limits: Limits | None = None
@@ -171,6 +176,14 @@ class PresentMirror:
                 self.is_replacing = False
             return known is None or known.tag != self.reached.tag
 
+    def _connect(self) -> "DuckDBPyConnection":
+        connection = tables.connect()
+        connection.execute(f"SET threads = {min(_THREADS, os.cpu_count() or 1)}")
+        connection.execute(f"SET memory_limit = '{_MEMORY}'")
+        connection.execute("SET temp_directory = ?", [str(Path(self._spilled.name) / str(next(self._connections)))])
+        connection.execute("ATTACH ':memory:' AS live (COMPRESS)")
+        return connection
+
     def _frontier_ms(self) -> int | None:
         """Return the frontier; it is computed again only after a further batch."""
         judged = judged_ms(self.home.checkpoint)
@@ -186,10 +199,19 @@ class PresentMirror:
         return elapsed_s > max(_LEAST_INTERVAL_S, _LOADS * self._load_s)
 
     def _load(self, frontier_ms: int | None, now_ms: int) -> None:
+        from duckdb import OutOfMemoryException
+
+        try:
+            self._load_within(_MEMORY_OF_LOAD, frontier_ms, now_ms)
+        except OutOfMemoryException:  # many rows are newer than the kept facts
+            self._load_within(tables.SPILLING_MEMORY, frontier_ms, now_ms)
+
+    def _load_within(self, memory: str, frontier_ms: int | None, now_ms: int) -> None:
         began_s = time.monotonic()
         kept_version = self._logs[DEVICE_CURRENT.name].latest()
-        fresh = self._loading = _connect()
+        fresh = self._loading = self._connect()
         present = present_in(fresh, self.home, frontier_ms)
+        fresh.execute(f"SET memory_limit = '{memory if present.position else tables.SPILLING_MEMORY}'")
         judged, values = present.judged()
         hashed = f"SELECT *, {HASH.format('device_id')} AS id_hash FROM ({judged})"
         fresh.execute(f"CREATE TABLE live.kept AS {hashed} ORDER BY device_id", values)
@@ -204,6 +226,7 @@ class PresentMirror:
         self._load_changes(fresh, frontier_ms)  # afterwards the view of the judgements has the recent files only
         _forget(fresh)
         fresh.execute("CHECKPOINT live")
+        fresh.execute(f"SET memory_limit = '{_MEMORY}'")
         self.is_replacing = True
         earlier, self._held, self._loading = self._held, (fresh, ids), None
         self._tally, self._limits, self._kept_version = tally, present.limits, kept_version
@@ -318,14 +341,6 @@ class PresentMirror:
             raise
         self.is_replacing = True
         connection.execute("COMMIT")
-
-
-def _connect() -> "DuckDBPyConnection":
-    connection = tables.connect()
-    connection.execute(f"SET threads = {min(_THREADS, os.cpu_count() or 1)}")
-    connection.execute(f"SET memory_limit = '{_MEMORY}'")
-    connection.execute("ATTACH ':memory:' AS live (COMPRESS)")
-    return connection
 
 
 def _listed(limits: Limits, facts: str) -> str:

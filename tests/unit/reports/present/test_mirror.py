@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from duckdb import DuckDBPyConnection
 
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.core.times import DAY_MS
 from fleetpulse.io.tables import tables
+from fleetpulse.reports import frontiers
 from fleetpulse.reports.present import mirror
+from fleetpulse.reports.present.kept import keep_present
 from fleetpulse.reports.present.mirror import PresentMirror
 from tests.support.histories.histories import START, signal, tick
 from tests.support.homes.homes import JudgedHome, commit_batch, empty
@@ -179,3 +182,29 @@ def test_cursors_show_instants_in_utc(watched: _Watched) -> None:
     assert os.environ["TZ"] == "Asia/Tokyo"
     with watched.held.cursor() as cursor:
         assert cursor.execute("SELECT current_setting('TimeZone')").fetchall() == [("UTC",)]
+
+
+def test_a_load_that_needs_more_memory_gets_it(watched: _Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_present(watched.home, frontiers.judged_frontier_ms(watched.home))
+    limits, load_changes = list[str](), PresentMirror._load_changes
+
+    def limited(held: PresentMirror, connection: DuckDBPyConnection, frontier_ms: int | None) -> None:
+        [(limit,)] = connection.execute("SELECT current_setting('memory_limit')").fetchall()
+        limits.append(limit)
+        if len(limits) == 1:
+            connection.execute("SET temp_directory = ''")
+            connection.execute("CREATE TEMP TABLE large AS SELECT range AS n, uuid() AS text FROM range(20_000_000)")
+        load_changes(held, connection, frontier_ms)
+
+    monkeypatch.setattr(mirror, "_MEMORY_OF_LOAD", "20MiB")
+    monkeypatch.setattr(tables, "SPILLING_MEMORY", "64MiB")
+    monkeypatch.setattr(PresentMirror, "_load_changes", limited)
+    assert watched.loaded() == watched.facts()
+    assert limits == ["20.0 MiB", "64.0 MiB"]
+
+
+def test_tables_beyond_the_memory_are_in_a_folder_of_the_process(watched: _Watched) -> None:
+    with watched.held.cursor() as cursor:
+        [(folder, limit)] = cursor.execute("SELECT current_setting('temp_directory'), current_setting('memory_limit')").fetchall()
+        assert Path(folder).parent.stat().st_mode & 0o077 == 0 and not folder.startswith(str(Path.cwd()))
+        assert limit == "381.4 MiB", "of queries, not of the load"
