@@ -1,6 +1,5 @@
 """JAR of Hadoop's default settings: the settings of Hadoop's own files, and those of the user first."""
 
-import os
 from pathlib import Path
 from xml.etree import ElementTree as ET
 from zipfile import ZipFile
@@ -23,7 +22,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def _properties(text: bytes) -> list[dict[str, str | None]]:
     return [
         {one.tag: one.text for one in declared if one.tag in ("name", "value", "final")}
-        for declared in ET.fromstring(text).iter("property")  # noqa: S314 - a file of the pinned Spark
+        for declared in ET.fromstring(text).iter("property")
     ]
 
 
@@ -32,7 +31,8 @@ def test_the_settings_are_those_of_hadoop(tmp_path: Path) -> None:
     assert path is not None and path == settings_jar(spark_home(), tmp_path / "jars")
     [source] = (spark_home() / "jars").glob("hadoop-client-api-*.jar")
     with ZipFile(source) as jar, ZipFile(path) as short:
-        assert {name for name in jar.namelist() if name.endswith(("-default.xml", "-site.xml"))} == {*DEFAULTS, "yarn-default.xml"}
+        found = {name for name in jar.namelist() if name.endswith(("-default.xml", "-site.xml"))}
+        assert found == {*DEFAULTS, "yarn-default.xml"}
         for name in DEFAULTS:
             assert len(expected := _properties(jar.read(name))) > 100
             assert _properties(short.read(name)) == expected
@@ -59,4 +59,4 @@ def test_settings_in_the_folder_of_spark_are_not_hidden(tmp_path: Path) -> None:
 def test_spark_starts_without_the_jar_if_it_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert settings_jar(spark_home(), tmp_path / "file" / "jars") is None
-    assert os.listdir(tmp_path) == ["file"]
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
