@@ -14,9 +14,6 @@ from bench.peers.scala_jar import compiled
 from fleetpulse.io.spark.session import SparkResources, spark_session
 from fleetpulse.settings import load_settings
 
-# This JVM lives for many minutes: compile code as soon as the JVM does by default, not after four times as many calls.
-os.environ["SPARK_SUBMIT_OPTS"] += " -XX:CompileThresholdScaling=1"
-
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:

@@ -22,12 +22,14 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import find_snapshot
 from fleetpulse.reports.operations.agreement import defined, emitted
+from tests.support.form import IS_DEFAULT
 from tests.support.histories.streams import DEPLOYMENT, history, judge, land
 from tests.support.refusals import refused
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]  # eight generations, one after another
-# A batch takes ten times as long on the small executors of tests/e2e/cluster: there, all operations follow one batch.
-ON_A_CLUSTER = "FLEET_SPARK_MASTER" in os.environ
+# A batch takes ten times as long on the small executors of tests/e2e/cluster. There, and in the default suite, four
+# operations follow one batch.
+IS_SHORT = IS_DEFAULT or "FLEET_SPARK_MASTER" in os.environ
 
 
 @pytest.fixture
@@ -44,7 +46,7 @@ def _operations(report: ReportProgress) -> list[list[Callable[[StateOperation], 
         lambda work: migrate(work, 4),
         lambda work: bootstrap(work, find_snapshot(work.home)),
     ]
-    if ON_A_CLUSTER:
+    if IS_SHORT:
         return [moves]
     further = [lambda work: repartition_anew(work, 4), rollback, lambda work: rollback(work, 1)]
     return [[lambda work: rescale(work, 5)], *([one] for one in (*moves, *further))]
@@ -65,8 +67,8 @@ def test_state_operations_between_batches_keep_the_verdicts_of_one_run(
         for operation in after[number - 1] if number <= len(after) else ():
             operation(StateOperation(spark, home, lines.append))
     assert emitted(home) == defined(rows, DEPLOYMENT)
-    assert home.generation().number == (4 if ON_A_CLUSTER else 8)
-    if not ON_A_CLUSTER:
+    assert home.generation().number == (4 if IS_SHORT else 8)
+    if not IS_SHORT:
         assert (home.key_groups(), home.generation().form, position_after(home.checkpoint).partitions) == (8, 6, 2)
     assert "comparing: equal so far are group, waiting, of group, waiting, digests, timers" in lines
     ids = tables.query(home, "SELECT device_id, life, transition_no FROM transitions")
