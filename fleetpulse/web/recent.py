@@ -1,14 +1,40 @@
-"""Values that are slow to compute, shared by requests: for some seconds, or for a version of the facts."""
+"""Values that are slow to compute, shared by requests: for some seconds, or for a version of the facts.
+
+Rule: a request waits for another one that computes its value, but not for longer than `WAIT_S`. Otherwise a slow
+disk would stop all threads of the server.
+"""
 
 import time
-from collections.abc import Callable, Hashable
-from contextlib import nullcontext
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
 from threading import Lock
 from typing import Any, Final
 
 import structlog
 
+from fleetpulse.core.errors import FleetError
+
+WAIT_S: Final = 10.0
 LEAD_S: Final = 2.0  # before a value expires, it may be renewed, so that no request waits for it
+
+
+def _busy() -> FleetError:
+    return FleetError(f"another request has been reading the same for {WAIT_S:g} s; try again later", code="busy")
+
+
+@contextmanager
+def _held(lock: Lock) -> Iterator[None]:
+    """Hold a lock.
+
+    Raises:
+        FleetError: another request has held it for too long.
+    """
+    if not lock.acquire(timeout=WAIT_S):
+        raise _busy()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class RecentValues:
@@ -35,6 +61,9 @@ class RecentValues:
             name: name of the value.
             every_s: age from which the value is read again, seconds.
             read: function that reads it; if it raises, the next request reads again.
+
+        Raises:
+            FleetError: another request has been reading it for too long.
         """
         before = self._known.get(name)
         if before is not None and (age_s := self._clock() - before[0]) < every_s:
@@ -43,11 +72,13 @@ class RecentValues:
             return before[1]
         with self._lock:
             lock = self._locks.setdefault(name, Lock())
-        if not lock.acquire(blocking=False):
-            before = self._known.get(name)
-            if before is not None and self._clock() - before[0] < 2 * every_s:
-                return before[1]
-            lock.acquire()
+        before = self._known.get(name)
+        if before is not None and self._clock() - before[0] >= 2 * every_s:
+            before = None
+        if not lock.acquire(timeout=0 if before else WAIT_S):
+            if before is None:
+                raise _busy()
+            return before[1]
         try:
             known = self._known.get(name)
             if known is None or self._clock() - known[0] >= every_s:
@@ -86,7 +117,7 @@ class VersionedValues:
 
     def __init__(self, most: int, size: Callable[[Any], int] = lambda _: 1, *, one_at_a_time: bool = False) -> None:
         self._most, self._size = most, size
-        self._computing = Lock() if one_at_a_time else nullcontext()
+        self._computing = Lock() if one_at_a_time else None
         self._lock = Lock()
         self._tag = ""
         self._known: dict[Hashable, Any] = {}
@@ -99,15 +130,18 @@ class VersionedValues:
             tag: version of the facts.
             key: key of the value.
             compute: function that computes it.
+
+        Raises:
+            FleetError: another request has been computing one for too long.
         """
-        with self._computing:
+        with _held(self._computing) if self._computing else nullcontext():
             with self._lock:
                 if self._tag != tag:
                     self._tag, self._known, self._pending = tag, {}, {}
                 if key in self._known:
                     return self._known[key]
                 pending = self._pending.setdefault(key, Lock())
-            with pending:
+            with _held(pending):
                 with self._lock:
                     if self._tag == tag and key in self._known:
                         return self._known[key]

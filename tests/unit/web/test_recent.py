@@ -1,10 +1,12 @@
 """Values that requests share: for an interval, or for a version of the facts."""
 
+from collections.abc import Callable
 from threading import Event, Thread
 
 import pytest
 
 from fleetpulse.web.recent import RecentValues, VersionedValues
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.unit
 LIMIT_S = 20.0
@@ -148,3 +150,27 @@ def test_a_value_that_cannot_be_renewed_stays_until_it_expires() -> None:
     now[0] += 1
     with pytest.raises(ZeroDivisionError):
         recent.get("a", 5, lambda: 1 // 0)
+
+
+@pytest.mark.parametrize("one_at_a_time", [None, False, True])
+def test_a_request_does_not_wait_for_a_slow_one_for_ever(monkeypatch: pytest.MonkeyPatch, one_at_a_time: bool | None) -> None:
+    monkeypatch.setattr("fleetpulse.web.recent.WAIT_S", 0.01)
+    begun, ended, recent = Event(), Event(), RecentValues()
+    versioned = VersionedValues(2, one_at_a_time=bool(one_at_a_time))
+
+    def get(compute: Callable[[], object]) -> object:
+        return recent.get("a", 5, compute) if one_at_a_time is None else versioned.get("v1", "a", compute)
+
+    def slow() -> int:
+        begun.set()
+        assert ended.wait(LIMIT_S)
+        return 1
+
+    reader = Thread(target=get, args=(slow,))
+    reader.start()
+    assert begun.wait(LIMIT_S)
+    with refused("busy"):
+        get(lambda: 2)
+    ended.set()
+    reader.join(LIMIT_S)
+    assert get(lambda: 3) == 1
