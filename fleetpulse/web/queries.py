@@ -478,11 +478,11 @@ def changes_sql(parameters: Mapping[str, str], frontier_ms: int | None) -> Condi
             values += chosen
     for name, sign in (("since", ">="), ("until", "<")):
         if (instant_ms := instant_of(parameters, name)) is not None:
-            parts.append(f"epoch_ms(event_time) {sign} {instant_ms}")
+            parts.append(f"event_ms {sign} {instant_ms}")
     if text := text_of(parameters, "last"):
         if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 1_440:
             raise Misuse(f'parameter "last" must be a number of minutes from 1 to 1440; got {text!r}', code="parameter-invalid")
-        parts.append(f"epoch_ms(event_time) > {(frontier_ms or 0) - int(text) * 60_000}")
+        parts.append(f"event_ms > {(frontier_ms or 0) - int(text) * 60_000}")
     return Condition(" AND ".join(parts), values)
 
 
@@ -494,7 +494,7 @@ def shown_device(row: Mapping[str, Any]) -> dict[str, Any]:
 
 CHANGE_COLUMNS: Final = instants(CHANGED, ("event_time", "last_seen", "judged_at", "life"))
 _CHANGE_KEY: Final = (
-    "(epoch_ms(event_time), device_id, coalesce(epoch_ms(life), -1), coalesce(amendment_no, -1), coalesce(transition_no, -1))"
+    "(event_ms, device_id, coalesce(epoch_ms(life), -1), coalesce(amendment_no, -1), coalesce(transition_no, -1))"
 )
 
 
@@ -567,7 +567,7 @@ def sites_sql(in_service: Sequence[str], since_ms: int, limit: int, *, by_share:
         WITH changed AS (
             SELECT coalesce(site, '') AS name, count(*) FILTER (to_mode IN ({trouble}) AND from_mode NOT IN ({trouble})) AS worse,
                    count(*) FILTER (from_mode IN ({trouble}) AND to_mode NOT IN ({trouble})) AS better
-            FROM live.changes WHERE epoch_ms(event_time) > {since_ms} GROUP BY name)
+            FROM live.changes WHERE event_ms > {since_ms} GROUP BY name)
         SELECT counted.*, {served} AS in_service, coalesce(worse, 0) AS worse, coalesce(better, 0) AS better,
                count(*) OVER () AS site_count
         FROM ({_groups_sql("site", EVERYTHING)}) AS counted LEFT JOIN changed USING (name)

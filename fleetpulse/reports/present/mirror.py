@@ -51,6 +51,7 @@ HASH: Final = "(hash({}) & 4294967295)::UINTEGER"  # SQL: number by which a devi
 _MORE: Final = (  # columns of `live.devices`
     f"coalesce(epoch_ms(since), -1) AS since_ms, {HASH.format('device_id')} AS id_hash, NULL::UINTEGER AS number"
 )
+_MORE_OF_CHANGE: Final = f"{HASH.format('device_id')} AS id_hash, epoch_ms(event_time) AS event_ms"  # of `live.changes`
 _LOADS: Final = 500  # a load is repeated after this multiple of its duration
 _LEAST_INTERVAL_S: Final = 30.0
 _AFFECTED: Final = "affected"  # table with the ids of the devices whose facts a refresh may replace
@@ -97,7 +98,7 @@ class PresentMirror:
     the newest transition. Three more columns make queries quick: ``since_ms``, -1 without a mode; ``id_hash``, see
     `HASH`; and ``number``, the number of the id in the `IdIndex`. ``live.counted`` has numbers of devices, see `tally`.
     ``live.changes`` has the transitions of the last day before the frontier, after amendments, with the columns
-    `CHANGED` and ``id_hash``.
+    `CHANGED`, ``id_hash`` and ``event_ms``, by which a query of a range reads few rows.
 
     Attributes:
         home: home that is read.
@@ -246,7 +247,7 @@ class PresentMirror:
         tables.open_views_in(connection)
         names = ", ".join(f'"{name}"' for name in CHANGED)
         connection.execute(
-            f"""CREATE OR REPLACE TABLE live.changes AS SELECT {names}, {HASH.format("device_id")} AS id_hash FROM transitions
+            f"""CREATE OR REPLACE TABLE live.changes AS SELECT {names}, {_MORE_OF_CHANGE} FROM transitions
                 WHERE epoch_ms(event_time) >= {since_ms} ORDER BY event_time, device_id, transition_no"""
         )
 
@@ -324,7 +325,9 @@ class PresentMirror:
         connection.execute(f"""UPDATE listed SET number = {first} + following.place FROM (
             SELECT device_id, row_number() OVER (ORDER BY device_id) - 1 AS place FROM listed WHERE number IS NULL) AS following
             WHERE listed.device_id = following.device_id""")
-        new = f"SELECT {names}, {HASH.format('device_id')} AS id_hash FROM new_judgements AS new WHERE kind IN ({_KINDS})"
+        connection.execute(f"""CREATE OR REPLACE TEMP TABLE changed AS
+            SELECT {names}, {_MORE_OF_CHANGE} FROM new_judgements AS new WHERE kind IN ({_KINDS})""")
+        [(since_ms,)] = connection.execute("SELECT coalesce(min(event_ms), 0) FROM changed").fetchall()
         connection.execute("BEGIN")
         try:
             connection.execute("DELETE FROM live.kept WHERE rowid IN (FROM outdated)")
@@ -334,8 +337,9 @@ class PresentMirror:
             assert self._tally is not None, "a load makes it"
             self._tally.replace("replaced", "listed")
             # The load may have read transitions that were committed after its version.
-            connection.execute(f"INSERT INTO live.changes BY NAME FROM ({new}) AS new ANTI JOIN live.changes AS known ON {_SAME}")
-            connection.execute(f"DELETE FROM live.changes WHERE epoch_ms(event_time) < {(frontier_ms or 0) - CHANGES_MS}")
+            known = f"(FROM live.changes WHERE event_ms >= {since_ms})"
+            connection.execute(f"INSERT INTO live.changes BY NAME FROM changed AS new ANTI JOIN {known} AS known ON {_SAME}")
+            connection.execute(f"DELETE FROM live.changes WHERE event_ms < {(frontier_ms or 0) - CHANGES_MS}")
         except BaseException:
             connection.execute("ROLLBACK")
             raise

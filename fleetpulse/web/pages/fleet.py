@@ -90,8 +90,8 @@ def fleet(live: LiveFleet, request: Request) -> Mapping[str, Any]:
 def _modes_over_time(live: LiveFleet, counts: Mapping[str, int], frontier_ms: int) -> tuple[dict[str, list[int]], dict[str, int]]:
     """Return the number of devices in each mode in service at each step of the last day, and its change in an hour."""
     rows = live.query(
-        f"""SELECT greatest(0, ({frontier_ms} - epoch_ms(event_time)) // {_STEP_MS})::INT AS step, from_mode, to_mode,
-            count(*) AS n FROM live.changes WHERE epoch_ms(event_time) > {frontier_ms - DAY_MS} GROUP BY ALL"""
+        f"""SELECT greatest(0, ({frontier_ms} - event_ms) // {_STEP_MS})::INT AS step, from_mode, to_mode,
+            count(*) AS n FROM live.changes WHERE event_ms > {frontier_ms - DAY_MS} GROUP BY ALL"""
     )
     gained: list[dict[str, int]] = [{} for _ in range(_STEPS)]
     for row in rows:
@@ -124,7 +124,7 @@ def _hourly(over_time: Mapping[str, Sequence[int]], axis: charts.Range) -> list[
 def _groups(live: LiveFleet, since_ms: int) -> list[dict[str, Any]]:
     return live.query(
         f"""SELECT from_mode, to_mode, "trigger", count(*) AS n, count(DISTINCT device_id) AS devices FROM live.changes
-            WHERE epoch_ms(event_time) > {since_ms} GROUP BY ALL ORDER BY n DESC, from_mode, to_mode, "trigger" LIMIT {_GROUPS}"""
+            WHERE event_ms > {since_ms} GROUP BY ALL ORDER BY n DESC, from_mode, to_mode, "trigger" LIMIT {_GROUPS}"""
     )
 
 
@@ -211,7 +211,7 @@ def _columns(live: LiveFleet, where: queries.Condition, axis: charts.Range | Non
         return None
     step_ms = max(1, -(-(axis.to_ms - axis.from_ms) // _COLUMNS))
     rows = live.query(
-        f"""SELECT least({_COLUMNS - 1}, greatest(0, (epoch_ms(event_time) - {axis.from_ms}) // {step_ms}))::INT AS step, to_mode,
+        f"""SELECT least({_COLUMNS - 1}, greatest(0, (event_ms - {axis.from_ms}) // {step_ms}))::INT AS step, to_mode,
             count(*) AS n FROM live.changes WHERE {where.sql} GROUP BY ALL""",
         where.values,
     )
@@ -224,7 +224,7 @@ def _columns(live: LiveFleet, where: queries.Condition, axis: charts.Range | Non
     return {"bars": bars, "most": most, "ticks": charts.ticks(axis), "names": names, "table": table, "step_ms": step_ms}
 
 
-_ORDER: Final = "epoch_ms(event_time) DESC, device_id, epoch_ms(life), coalesce(transition_no, 0), coalesce(amendment_no, 0)"
+_ORDER: Final = "event_ms DESC, device_id, epoch_ms(life), coalesce(transition_no, 0), coalesce(amendment_no, 0)"
 
 
 def _page(where: queries.Condition, after: list[Any] | None, limit: int | None) -> tuple[str, list[Any]]:
@@ -232,7 +232,7 @@ def _page(where: queries.Condition, after: list[Any] | None, limit: int | None) 
     condition, values = where.sql, list(where.values)
     if after is not None:
         at_ms, *rest = after
-        condition += """ AND (epoch_ms(event_time) < ? OR (epoch_ms(event_time) = ? AND
+        condition += """ AND (event_ms < ? OR (event_ms = ? AND
             (device_id, epoch_ms(life), coalesce(transition_no, 0), coalesce(amendment_no, 0)) > (?, ?, ?, ?)))"""
         values += [at_ms, at_ms, *rest]
     limited = "" if limit is None else f"LIMIT {limit}"
