@@ -12,6 +12,7 @@ from fleetpulse.core.catalog import TABLES
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import hash64
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, Table
+from fleetpulse.core.times import DAY_MS
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.row_accounting import IngestCounters
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
 
 NOW_MS: Final = 1_764_000_000_000
 ID: Final = "pump-0001234"
-_SPAN_MS: Final = 30 * 86_400_000  # of the transitions
+SPAN_MS: Final = 30 * DAY_MS  # of the transitions
 _ROWS: Final = 250_000  # rows of a commit
 _SORTED: Final = 1_000_000  # transitions that are sorted at once
 
 
-def generate(home: Home, devices: int, history: int, messages_each: int | None = None) -> tuple[int, int]:
+def generate(home: Home, devices: int, history: int, messages_each: int | None = None, span_ms: int = SPAN_MS) -> tuple[int, int]:
     """Write transitions and messages of a fleet; return the number of each.
 
     Args:
@@ -34,6 +35,7 @@ def generate(home: Home, devices: int, history: int, messages_each: int | None =
         devices: number of devices.
         history: length of the history, as a multiple of about 4.5 transitions a device.
         messages_each: number of messages of a device; None: three times the history.
+        span_ms: time between the first and the last transition, milliseconds.
     """
     home.prepare(Deployment())
     for table in TABLES:
@@ -42,9 +44,9 @@ def generate(home: Home, devices: int, history: int, messages_each: int | None =
         _create_fleet(connection, devices, f"{4 * history} + n % {history + 1}")
         transitions, slices = 0, 4 * history * devices // _SORTED + 1
         for number in range(slices):
-            first_ms, until_ms = (number * _SPAN_MS // slices, (number + 1) * _SPAN_MS // slices)
+            first_ms, until_ms = (number * span_ms // slices, (number + 1) * span_ms // slices)
             beyond_ms = 1 if number == slices - 1 else 0  # the newest is at the end of the span
-            sql = _TRANSITIONS.format(now=NOW_MS, span=_SPAN_MS, first=first_ms, until=until_ms + beyond_ms)
+            sql = _TRANSITIONS.format(now=NOW_MS, span=span_ms, first=first_ms, until=until_ms + beyond_ms)
             transitions += append(home, JUDGEMENTS, connection, sql)
         last = 3 * history if messages_each is None else messages_each
         messages = append(home, MESSAGES, connection, _MESSAGES.format(now=NOW_MS, last=last, first=0))
@@ -106,12 +108,12 @@ def add_newer(home: Home, devices: int) -> None:
             'offline' AS from_mode, 'online' AS to_mode, 'signal' AS "trigger", {now} + n % 60000 AS event_time_ms,
             {now} AS last_seen_ms, 0 AS runtime_ms, '[]' AS last_errors, 'p1' AS policy_version, {now} + 60000 AS judged_at_ms,
             1 AS generation FROM fleet WHERE n % 200 = 0 ORDER BY event_time_ms, device_id"""
-        append(home, JUDGEMENTS, connection, newest.format(now=NOW_MS, life=NOW_MS - _SPAN_MS))
+        append(home, JUDGEMENTS, connection, newest.format(now=NOW_MS, life=NOW_MS - SPAN_MS))
         append(home, MESSAGES, connection, _MESSAGES.format(now=NOW_MS + 60_000, last=1, first=0))
     commit_batch(home, NOW_MS + 60_000)
 
 
-def add_transitions(home: Home, number: int, count: int, devices: int) -> None:
+def add_transitions(home: Home, number: int, count: int, devices: int, span_ms: int = SPAN_MS) -> None:
     """Commit transitions of some devices, as a batch of the lifecycle job does.
 
     Args:
@@ -119,11 +121,12 @@ def add_transitions(home: Home, number: int, count: int, devices: int) -> None:
         number: number of the batch, from 1; other devices change in each.
         count: number of devices that change.
         devices: number of devices of the fleet.
+        span_ms: time between the first and the last transition of the home, see `generate`.
     """
     rows = [
         {
             "kind": "transition", "device_id": f"pump-{(number * count + n) * 7_919 % devices:07d}", "site": "site-001",
-            "device_class": "class-1", "life_ms": NOW_MS - _SPAN_MS, "transition_no": 2_000 + number, "from_mode": "online",
+            "device_class": "class-1", "life_ms": NOW_MS - span_ms, "transition_no": 2_000 + number, "from_mode": "online",
             "to_mode": ("offline", "online")[number % 2], "trigger": ("silence", "signal")[number % 2],
             "event_time_ms": NOW_MS + 60_000 + number, "last_seen_ms": NOW_MS, "runtime_ms": 0, "last_errors": "[]",
             "policy_version": "p1", "judged_at_ms": NOW_MS + 60_000 + number, "generation": 1,

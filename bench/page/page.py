@@ -31,6 +31,7 @@ from bench.measure import read, resident_bytes
 from bench.page.paint import paints
 from cli.dev.test_run import calibrate
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.times import DAY_MS
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.ports import free_port
 from fleetpulse.io.system.wall_clock import wall_clock_ms
@@ -62,13 +63,14 @@ _PAINTED: Final = {
 
 
 def bench_page(
-    devices: int, histories: list[int], viewers: int, for_s: float, report: Callable[[str], None]
+    devices: int, histories: list[int], days: int, viewers: int, for_s: float, report: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
     """Measure the server over each history; yield a row for each route, and one for the process.
 
     Args:
         devices: number of devices.
         histories: lengths of history, as multiples of about 4.5 transitions a device.
+        days: days that each history covers.
         viewers: number of viewers.
         for_s: duration of the load, seconds.
         report: callback for progress.
@@ -79,17 +81,20 @@ def bench_page(
     unit_s = calibrate()
     for history in histories:
         with own_folder(Path(tempfile.mkdtemp(prefix="fleet-page-"))) as place:
-            report(f"generating {devices:,} devices, history x{history}")
+            report(f"generating {devices:,} devices, history x{history} over {days} days")
             home = Home(place / "home")
-            transitions, _ = generate(home, devices, history, _MESSAGES)
+            transitions, _ = generate(home, devices, history, _MESSAGES, days * DAY_MS)
             subprocess.run(
                 [sys.executable, "-m", "cli", "maintain", "--home", str(home.path)], check=True, stdout=subprocess.DEVNULL,
                 timeout=1_800,
             )  # fmt: skip
-            same = {"devices": devices, "transitions": transitions, "unit_s": round(unit_s, 2)}
+            same = {"devices": devices, "transitions": transitions, "days": days, "unit_s": round(unit_s, 2)}
             token = grant_token(home, "bench", WebRole.VIEWER, wall_clock_ms())
             with _served(home) as (server, port, start_s):
-                yield from ({**same, **row} for row in _measured(home, server, port, token, devices, viewers, for_s, report))
+                yield from (
+                    {**same, **row}
+                    for row in _measured(home, server, port, token, devices, days * DAY_MS, viewers, for_s, report)
+                )
                 report("largest paints in Chromium")
                 yield from ({**same, **row} for row in paints(f"http://{_HOST}:{port}", token, _PAINTED))
                 yield {**same, "route": "start until ready", "p50_s": round(start_s, 2)}
@@ -142,6 +147,7 @@ def _measured(
     port: int,
     token: str,
     devices: int,
+    span_ms: int,
     viewers: int,
     for_s: float,
     report: Callable[[str], None],
@@ -164,7 +170,7 @@ def _measured(
     loaded, peak_bytes, number = read(server), 0, 0
     while time.monotonic() - loaded.wall_s < for_s and not faults:
         number += 1
-        add_transitions(home, number, _CHANGES, devices)
+        add_transitions(home, number, _CHANGES, devices, span_ms)
         peak_bytes = max(peak_bytes, resident_bytes(server))
         time.sleep(1.0)
     ended.set()

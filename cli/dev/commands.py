@@ -435,6 +435,7 @@ def bench_page(
         list[int] | None,
         typer.Option("--history", min=1, max=30, help="Length of history: times 4.5 transitions; repeatable."),
     ] = None,
+    days: Annotated[int, typer.Option("--days", min=1, max=3_650, help="Days that the history covers.")] = 30,
     viewers: Annotated[int, typer.Option("--viewers", min=1, max=100, help="Number of viewers.")] = 10,
     for_s: Annotated[float, typer.Option("--for", min=5, help="Duration of the load, seconds.")] = 120.0,
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
@@ -442,7 +443,7 @@ def bench_page(
     """Measure the page and the API of a large fleet: latency by route, memory, and CPU while nobody looks."""
     from bench.page.page import bench_page as run
 
-    measured = run(devices, history or [1, 4], viewers, for_s, _print_progress)
+    measured = run(devices, history or [1, 4], days, viewers, for_s, _print_progress)
     _show_measured(measured, "page and API", json_lines=json_lines)
 
 
