@@ -54,7 +54,7 @@ _STATUS: Final = {
     "parameter-invalid": 400, "instant-invalid": 400, "page-unknown": 404, "device-unknown": 404, "why-without-mode": 404,
     "device-not-judged": 404, "busy": 503, "query-too-long": 503, "facts-not-loaded": 503, "cursor-expired": 410,
     "file-damaged": 503, "instant-not-past": 400, "instant-before-history": 400, "home-without-history": 404,
-    "rollout-unknown": 404, "rollout-record-damaged": 503,
+    "rollout-unknown": 404, "rollout-record-damaged": 503, "value-being-read": 503,
 }  # fmt: skip
 
 Authenticate = Callable[[Request], User | None]

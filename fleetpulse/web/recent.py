@@ -19,7 +19,7 @@ LEAD_S: Final = 2.0  # before a value expires, it may be renewed, so that no req
 
 
 def _busy() -> FleetError:
-    return FleetError(f"another request has been reading the same for {WAIT_S:g} s; try again later", code="busy")
+    return FleetError(f"another request has been reading the same for {WAIT_S:g} s; try again later", code="value-being-read")
 
 
 @contextmanager

@@ -169,7 +169,7 @@ def test_a_request_does_not_wait_for_a_slow_one_for_ever(monkeypatch: pytest.Mon
     reader = Thread(target=get, args=(slow,))
     reader.start()
     assert begun.wait(LIMIT_S)
-    with refused("busy"):
+    with refused("value-being-read"):
         get(lambda: 2)
     ended.set()
     reader.join(LIMIT_S)
