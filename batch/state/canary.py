@@ -34,8 +34,9 @@ from batch.state.generation import (
 from batch.state.operations import StateOperation
 from batch.state.transfer import compare, pack_by_key_group, with_checksum
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.judgements import MINUTE_MS, JudgementKind
+from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.tables import JUDGEMENTS
+from fleetpulse.core.times import MINUTE_MS
 from fleetpulse.io.checkpoints.checkpoint import newest_begun, position_after, query_id
 from fleetpulse.io.checkpoints.generations import Generation, checkpoint_of
 from fleetpulse.io.delta.log import actions_of, appended_files, row_count

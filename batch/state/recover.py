@@ -22,9 +22,9 @@ from pyspark.sql import SparkSession
 from batch.state.generation import GenerationSpec, ReportProgress, build, discarded_on_failure
 from batch.state.transfer import pack_by_key_group
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.judgements import AMENDMENTS, COMPARED, MINUTE_MS, JudgementKind
+from fleetpulse.core.judgements import AMENDMENTS, COMPARED, JudgementKind
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, literals
-from fleetpulse.core.times import DAY_MS, format_instant
+from fleetpulse.core.times import DAY_MS, MINUTE_MS, format_instant
 from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition, committed_batches, is_settled, position_after, query_id
 from fleetpulse.io.checkpoints.generations import (
     Generation,

@@ -44,7 +44,6 @@ SUMMED: Final = {  # kinds that each message of a device can cause; noun in the 
     JudgementKind.UNKNOWN_DEVICE: "signals",
 }
 NEWEST: Final = 5  # newest judgements of such a kind, device and minute that a batch lists in a row each
-MINUTE_MS: Final = 60_000  # span of ``received_at`` whose further messages share a row
 CORRECTED_ENTRY: Final = "retracted because of a corrected registry entry"  # reason of a retraction without late messages
 AMENDMENTS: Final = (JudgementKind.RETRACT, JudgementKind.ADD)
 CHANGES: Final = (JudgementKind.TRANSITION, *AMENDMENTS)  # kinds that change the mode of a device

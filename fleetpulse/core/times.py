@@ -10,6 +10,7 @@ from typing import Final
 
 from fleetpulse.core.errors import FleetError
 
+MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
 DAY_S: Final = DAY_MS // 1_000

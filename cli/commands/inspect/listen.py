@@ -17,7 +17,7 @@ import typer
 from cli.common.output import as_json, as_shown, console
 from cli.common.policy_files import load_mappings
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.judgements import MINUTE_MS, clock_fault
+from fleetpulse.core.judgements import clock_fault
 from fleetpulse.core.messages.decode import Rejection
 from fleetpulse.core.messages.mapping import Mappings, rows_of
 from fleetpulse.core.messages.sparkplug import PREFIX
@@ -30,7 +30,7 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import EVERYONE, SIGNALS, Identity, Kind, Origin, Row, Trust, identity
 from fleetpulse.core.signals import proves_alive
 from fleetpulse.core.streams.commands import is_for_device
-from fleetpulse.core.times import format_duration, format_instant
+from fleetpulse.core.times import MINUTE_MS, format_duration, format_instant
 from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.home.home import BRIDGE, Home
 from fleetpulse.io.home.services import in_use

@@ -36,10 +36,11 @@ from fleetpulse.columnar.jit.layout import (
     Matrix,
 )
 from fleetpulse.columnar.state.devices import Devices
-from fleetpulse.core.judgements import MINUTE_MS, NEWEST, SUMMED, Judgement, JudgementKind
+from fleetpulse.core.judgements import NEWEST, SUMMED, Judgement, JudgementKind
 from fleetpulse.core.policy import Policies
 from fleetpulse.core.rows import FOR_EVERYONE, Kind, Trust
 from fleetpulse.core.tables import JUDGEMENTS
+from fleetpulse.core.times import MINUTE_MS
 
 ADDED_BY_THE_SINK: Final = ("judged_at", "generation")
 _TYPES: Final = {"string": pa.string(), "long": pa.int64(), "int": pa.int32(), "timestamp": pa.int64()}

@@ -14,12 +14,13 @@ Source: ADR 16, ADR 41.
 
 from typing import Final
 
-from fleetpulse.core.judgements import LISTED, MINUTE_MS
+from fleetpulse.core.judgements import LISTED
 from fleetpulse.core.lifecycle import HELD, PRESENT, TRANSITIONS, Mode
 from fleetpulse.core.quality.state_suites import OF_STATE
 from fleetpulse.core.quality.suites import CORRECTED, STRUCTURE, Severity, Suite, holds
 from fleetpulse.core.rows import SIGNALS
 from fleetpulse.core.tables import literals
+from fleetpulse.core.times import MINUTE_MS
 
 _LIVE: Final = sorted({Mode.PROVISIONED, *PRESENT})  # modes for the target ONLINE, see `core.lifecycle`
 ALLOWED_TRANSITIONS: Final = sorted(

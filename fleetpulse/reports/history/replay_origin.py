@@ -16,11 +16,11 @@ from deltalake.exceptions import DeltaError
 
 from fleetpulse.core.amendments import ReplayOrigin
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.judgements import AMENDMENTS, MINUTE_MS, JudgementKind
+from fleetpulse.core.judgements import AMENDMENTS, JudgementKind
 from fleetpulse.core.replay import EMPTY_OUTCOME, Outcome
 from fleetpulse.core.rows import EVERYONE, Kind, Row
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, literals
-from fleetpulse.core.times import format_instant
+from fleetpulse.core.times import MINUTE_MS, format_instant
 from fleetpulse.io.delta.compacted import remainder_end
 from fleetpulse.io.delta.log import holds_table
 from fleetpulse.io.home.amend_progress import read_amend_progress

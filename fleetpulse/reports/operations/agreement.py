@@ -9,9 +9,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any, Final
 
-from fleetpulse.core.judgements import COMPARED, MINUTE_MS, SUMMED, compared
+from fleetpulse.core.judgements import COMPARED, SUMMED, compared
 from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.rows import Row
+from fleetpulse.core.times import MINUTE_MS
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import query
 

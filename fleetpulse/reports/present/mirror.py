@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from fleetpulse.core.judgements import AMENDMENTS, CHANGES
 from fleetpulse.core.tables import DEVICE_CURRENT, DEVICES, JUDGEMENTS, Table, literals
-from fleetpulse.core.times import DAY_MS
+from fleetpulse.core.times import DAY_MS, MINUTE_MS
 from fleetpulse.io.checkpoints.checkpoint import judged_ms
 from fleetpulse.io.delta.corruption import reporting_corruption
 from fleetpulse.io.delta.log import DeltaLog
@@ -98,7 +98,9 @@ class PresentMirror:
     the newest transition. Three more columns make queries quick: ``since_ms``, -1 without a mode; ``id_hash``, see
     `HASH`; and ``number``, the number of the id in the `IdIndex`. ``live.counted`` has numbers of devices, see `tally`.
     ``live.changes`` has the transitions of the last day before the frontier, after amendments, with the columns
-    `CHANGED`, ``id_hash`` and ``event_ms``, by which a query of a range reads few rows.
+    `CHANGED`, ``id_hash`` and ``event_ms``, by which a query of a range reads few rows. ``live.minutes`` has their
+    numbers: ``minute_ms``, the end of a minute that includes it; ``from_mode``, ``to_mode``, and ``n``. Several rows of
+    a minute may have the same modes. Only minutes that begin within the last day are complete.
 
     Attributes:
         home: home that is read.
@@ -250,6 +252,7 @@ class PresentMirror:
             f"""CREATE OR REPLACE TABLE live.changes AS SELECT {names}, {_MORE_OF_CHANGE} FROM transitions
                 WHERE epoch_ms(event_time) >= {since_ms} ORDER BY event_time, device_id, transition_no"""
         )
+        connection.execute(f"CREATE OR REPLACE TABLE live.minutes AS {_minutes('live.changes')}")
 
     def _fold(self, known: Reached, versions: Mapping[str, int], frontier_ms: int | None, now_ms: int) -> bool:
         """Fold newer rows; return False if the facts must be loaded again."""
@@ -338,13 +341,22 @@ class PresentMirror:
             self._tally.replace("replaced", "listed")
             # The load may have read transitions that were committed after its version.
             known = f"(FROM live.changes WHERE event_ms >= {since_ms})"
-            connection.execute(f"INSERT INTO live.changes BY NAME FROM changed AS new ANTI JOIN {known} AS known ON {_SAME}")
-            connection.execute(f"DELETE FROM live.changes WHERE event_ms < {(frontier_ms or 0) - CHANGES_MS}")
+            connection.execute(f"CREATE OR REPLACE TEMP TABLE added AS FROM changed AS new ANTI JOIN {known} AS known ON {_SAME}")
+            connection.execute("INSERT INTO live.changes BY NAME FROM added")
+            connection.execute(f"INSERT INTO live.minutes {_minutes('added')}")
+            for table, instant in (("changes", "event_ms"), ("minutes", "minute_ms")):
+                connection.execute(f"DELETE FROM live.{table} WHERE {instant} < {(frontier_ms or 0) - CHANGES_MS}")
         except BaseException:
             connection.execute("ROLLBACK")
             raise
         self.is_replacing = True
         connection.execute("COMMIT")
+
+
+def _minutes(changes: str) -> str:
+    """Return SQL for the rows of ``live.minutes`` that a table of transitions makes."""
+    minute_ms = f"(event_ms + {MINUTE_MS - 1}) // {MINUTE_MS} * {MINUTE_MS}"
+    return f"SELECT {minute_ms} AS minute_ms, from_mode, to_mode, count(*) AS n FROM {changes} GROUP BY ALL"
 
 
 def _listed(limits: Limits, facts: str) -> str:

@@ -11,16 +11,15 @@ from datetime import UTC, datetime
 from typing import Final
 
 from fleetpulse.core.lifecycle import Mode
-from fleetpulse.core.times import DAY_MS, HOUR_MS
+from fleetpulse.core.times import DAY_MS, HOUR_MS, MINUTE_MS
 
 SIZE: Final = 1_000
 IN_SERVICE: Final = (  # order of modes in a stack, from the bottom
     Mode.ONLINE, Mode.DEGRADED, Mode.FLAGGED, Mode.MAINTENANCE, Mode.UPDATING, Mode.UNREACHABLE, Mode.OFFLINE,
 )  # fmt: skip
 ORDER: Final = (*IN_SERVICE, Mode.PROVISIONED, Mode.DECOMMISSIONED, Mode.FORGOTTEN)
-_MINUTE_MS: Final = 60_000
 _STEPS_MS: Final = (
-    *(n * _MINUTE_MS for n in (1, 2, 5, 10, 15, 30)), *(n * HOUR_MS for n in (1, 2, 3, 6, 12)),
+    *(n * MINUTE_MS for n in (1, 2, 5, 10, 15, 30)), *(n * HOUR_MS for n in (1, 2, 3, 6, 12)),
     *(n * DAY_MS for n in (1, 2, 7, 14, 30, 90, 365)),
 )  # fmt: skip
 _TICKS: Final = 7

@@ -10,7 +10,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleetpulse.core.times import DAY_MS, HOUR_MS, format_instant, parse_instant_ms
+from fleetpulse.core.times import DAY_MS, HOUR_MS, MINUTE_MS, format_instant, parse_instant_ms
 from fleetpulse.reports.present.parts import UNJUDGED
 from fleetpulse.web import queries
 from fleetpulse.web.api.routes import exported
@@ -64,11 +64,12 @@ def fleet(live: LiveFleet, request: Request) -> Mapping[str, Any]:
     }
     if frontier_ms is None:
         return {**context, "changed": {}, "groups": [], "modes": None, "sites": [], "site_count": 0, "gaps": [], "hour_ms": 0}
-    axis = charts.Range(frontier_ms - DAY_MS, frontier_ms)
-    over_time, changed = facts.cached("over time", lambda: _modes_over_time(live, counts, frontier_ms))
+    end_ms = -(-frontier_ms // MINUTE_MS) * MINUTE_MS  # numbers of transitions are by minute, see `PresentMirror`
+    axis = charts.Range(end_ms - DAY_MS, end_ms)
+    over_time, changed = facts.cached("over time", lambda: _modes_over_time(live, counts, end_ms))
     gaps = facts.gaps(axis.from_ms, axis.to_ms)
     limit = _ALL_SITES if context["all_sites"] else SITES
-    sites, site_count = facts.cached(("sites", context["by"], limit), lambda: _sites(live, frontier_ms, context["by"], limit))
+    sites, site_count = facts.cached(("sites", context["by"], limit), lambda: _sites(live, end_ms, context["by"], limit))
     return {
         **context,
         "changed": changed,
@@ -80,18 +81,18 @@ def fleet(live: LiveFleet, request: Request) -> Mapping[str, Any]:
             "names": [mode for mode in charts.IN_SERVICE if any(over_time.get(mode, ()))],
         },
         "gaps": gaps,
-        "groups": facts.cached("hour", lambda: _groups(live, frontier_ms - HOUR_MS)),
+        "groups": facts.cached("hour", lambda: _groups(live, end_ms - HOUR_MS)),
         "sites": sites,
         "site_count": site_count,
-        "hour_ms": frontier_ms - HOUR_MS,
+        "hour_ms": end_ms - HOUR_MS,
     }
 
 
-def _modes_over_time(live: LiveFleet, counts: Mapping[str, int], frontier_ms: int) -> tuple[dict[str, list[int]], dict[str, int]]:
+def _modes_over_time(live: LiveFleet, counts: Mapping[str, int], end_ms: int) -> tuple[dict[str, list[int]], dict[str, int]]:
     """Return the number of devices in each mode in service at each step of the last day, and its change in an hour."""
     rows = live.query(
-        f"""SELECT greatest(0, ({frontier_ms} - event_ms) // {_STEP_MS})::INT AS step, from_mode, to_mode,
-            count(*) AS n FROM live.changes WHERE event_ms > {frontier_ms - DAY_MS} GROUP BY ALL"""
+        f"""SELECT greatest(0, ({end_ms} - minute_ms) // {_STEP_MS})::INT AS step, from_mode, to_mode,
+            sum(n)::BIGINT AS n FROM live.minutes WHERE minute_ms > {end_ms - DAY_MS} GROUP BY ALL"""
     )
     gained: list[dict[str, int]] = [{} for _ in range(_STEPS)]
     for row in rows:
@@ -128,9 +129,9 @@ def _groups(live: LiveFleet, since_ms: int) -> list[dict[str, Any]]:
     )
 
 
-def _sites(live: LiveFleet, frontier_ms: int, by: str, limit: int) -> tuple[list[dict[str, Any]], int]:
+def _sites(live: LiveFleet, end_ms: int, by: str, limit: int) -> tuple[list[dict[str, Any]], int]:
     """Return the sites, trouble first, and their number."""
-    rows = live.query(queries.sites_sql(charts.IN_SERVICE, frontier_ms - HOUR_MS, limit, by_share=by == "share"))
+    rows = live.query(queries.sites_sql(charts.IN_SERVICE, end_ms - HOUR_MS, limit, by_share=by == "share"))
     shown = [{**row, "bars": charts.share_bars({mode: row["modes"].get(mode, 0) for mode in charts.IN_SERVICE})} for row in rows]
     return shown, rows[0]["site_count"] if rows else 0
 

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fleetpulse.columnar.fold.judgement_batches import judgements_to_batch, sum_repeats
-from fleetpulse.core.judgements import COMPARED, MINUTE_MS, SUMMED, Judgement, JudgementKind, message_judgement
+from fleetpulse.core.judgements import COMPARED, SUMMED, Judgement, JudgementKind, message_judgement
 from fleetpulse.core.lifecycle import Mode, Trigger
 from fleetpulse.core.rows import FROM_DEVICES, Row
+from fleetpulse.core.times import MINUTE_MS
 
 FIRST_MS = 1_700_000_000_000 // MINUTE_MS * MINUTE_MS
 UNTIL_MS = FIRST_MS + 10 * MINUTE_MS  # after all messages of `flood`

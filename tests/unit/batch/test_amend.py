@@ -18,14 +18,14 @@ from batch.amend import (
 from cli.commands.batch.amend import amend as amend_by_command
 from cli.commands.fleet.device import correct
 from fleetpulse.core.errors import Misuse
-from fleetpulse.core.judgements import MINUTE_MS, JudgementKind
+from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.messages.decode import Rejection, decode
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.registry.device_patch import decode_device, encode_device, fingerprint
 from fleetpulse.core.replay import outcome, replay
 from fleetpulse.core.rows import Kind, Origin
 from fleetpulse.core.tables import JUDGEMENTS
-from fleetpulse.core.times import DAY_MS, parse_instant_ms
+from fleetpulse.core.times import DAY_MS, MINUTE_MS, parse_instant_ms
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.reports import judgements

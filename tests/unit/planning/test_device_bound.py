@@ -10,12 +10,13 @@ import pyarrow as pa
 import pytest
 
 from fleetpulse.columnar.fold.judgement_batches import judgements_to_batch, sum_repeats
-from fleetpulse.core.judgements import MINUTE_MS, JudgementKind, clock_behind, message_judgement
+from fleetpulse.core.judgements import JudgementKind, clock_behind, message_judgement
 from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.messages.text import MAX_ID_BYTES
 from fleetpulse.core.presence.gateways import Gateways
 from fleetpulse.core.rows import Kind, Row
 from fleetpulse.core.tables import GATEWAYS, MESSAGES, QUARANTINE
+from fleetpulse.core.times import MINUTE_MS
 from fleetpulse.io.delta.appender import write_files
 from fleetpulse.io.ingest.segments import SegmentRow, rows_table
 from fleetpulse.io.lifecycle.judgement_sink import files_of, with_table_columns

@@ -80,6 +80,12 @@ class _Watched:
                 counted = f"SELECT {named}, sum(n) FROM live.counted GROUP BY ALL HAVING sum(n) != 0"
                 expected = f"SELECT {named}, count(*) FROM live.devices GROUP BY ALL"
                 assert {*cursor.execute(counted).fetchall()} == {*cursor.execute(expected).fetchall()}
+                since_ms = (self.held.reached.frontier_ms or 0) - mirror.CHANGES_MS  # minutes that begin later are complete
+                minutes = f"""SELECT minute_ms, from_mode, to_mode, sum(n) FROM live.minutes
+                    WHERE minute_ms - 60000 >= {since_ms} GROUP BY ALL"""
+                expected = f"""SELECT (event_ms + 59999) // 60000 * 60000 AS minute_ms, from_mode, to_mode, count(*)
+                    FROM live.changes WHERE minute_ms - 60000 >= {since_ms} GROUP BY ALL"""
+                assert {*cursor.execute(minutes).fetchall()} == {*cursor.execute(expected).fetchall()}
         reached, other = self.held.reached, fresh.reached
         assert (reached.kinds, reached.modes, reached.refused) == (other.kinds, other.modes, other.refused)
         assert (reached.tag, reached.at_ms) == (other.tag, self.now_ms)

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from fleetpulse.columnar.fold.judgement_batches import judgements_to_batch, sum_repeats
-from fleetpulse.core.judgements import MINUTE_MS, NEWEST, SUMMED, Judgement, JudgementKind, message_judgement
+from fleetpulse.core.judgements import NEWEST, SUMMED, Judgement, JudgementKind, message_judgement
 from fleetpulse.core.rows import FROM_DEVICES, Kind, Row
+from fleetpulse.core.times import MINUTE_MS
 from fleetpulse.reports.operations.agreement import differences
 from tests.support.histories.floods import FIRST_MS as NOW
 from tests.support.histories.floods import UNTIL_MS, bag, flood
