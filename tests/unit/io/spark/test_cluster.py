@@ -1,6 +1,7 @@
 """Spark cluster: its settings, its secret, and the check that its executors share the home."""
 
 import fcntl
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -55,7 +56,9 @@ def test_executors_get_the_classes_options_and_paths_of_the_driver(tmp_path: Pat
         "4g",
         "6",
     ]
-    assert found["spark.executor.extraClassPath"] == found["spark.driver.extraClassPath"]
+    settings_of_hadoop, *jars = found["spark.driver.extraClassPath"].split(os.pathsep)
+    assert "hadoop-settings" in settings_of_hadoop, "executors have those of their machine"
+    assert found["spark.executor.extraClassPath"].split(os.pathsep) == jars
     driver = found["spark.driver.extraJavaOptions"]
     assert driver.startswith(found["spark.executor.extraJavaOptions"]), "the same options, without the driver's own folder"
     assert str(tmp_path) not in found["spark.executor.extraJavaOptions"]
