@@ -20,6 +20,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from fleetpulse.core.judgements import AMENDMENTS, CHANGES
+from fleetpulse.core.lifecycle import Mode, Trigger
 from fleetpulse.core.tables import DEVICE_CURRENT, DEVICES, JUDGEMENTS, Table, literals
 from fleetpulse.core.times import DAY_MS, MINUTE_MS
 from fleetpulse.io.checkpoints.checkpoint import judged_ms
@@ -51,7 +52,12 @@ HASH: Final = "(hash({}) & 4294967295)::UINTEGER"  # SQL: number by which a devi
 _MORE: Final = (  # columns of `live.devices`
     f"coalesce(epoch_ms(since), -1) AS since_ms, {HASH.format('device_id')} AS id_hash, NULL::UINTEGER AS number"
 )
-_MORE_OF_CHANGE: Final = f"{HASH.format('device_id')} AS id_hash, epoch_ms(event_time) AS event_ms"  # of `live.changes`
+_ENUMS: Final = {"mode": Mode, "trigger": Trigger}  # type of the tables in memory -> its values
+_TYPED: Final = {"from_mode": "mode", "to_mode": "mode", "trigger": "trigger"}  # column of `live.changes` -> its type
+_CHANGE: Final = ", ".join(  # SQL for the columns of `live.changes`: numbers are grouped more quickly than words
+    [f'"{name}"::live."{_TYPED[name]}" AS "{name}"' if name in _TYPED else f'"{name}"' for name in CHANGED]
+    + [f"{HASH.format('device_id')} AS id_hash", "epoch_ms(event_time) AS event_ms"]
+)
 _LOADS: Final = 500  # a load is repeated after this multiple of its duration
 _LEAST_INTERVAL_S: Final = 30.0
 _AFFECTED: Final = "affected"  # table with the ids of the devices whose facts a refresh may replace
@@ -185,6 +191,8 @@ class PresentMirror:
         connection.execute(f"SET memory_limit = '{_MEMORY}'")
         connection.execute("SET temp_directory = ?", [str(Path(self._spilled.name) / str(next(self._connections)))])
         connection.execute("ATTACH ':memory:' AS live (COMPRESS)")
+        for name, words in _ENUMS.items():
+            connection.execute(f'CREATE TYPE live."{name}" AS ENUM ({literals(words)})')
         return connection
 
     def _frontier_ms(self) -> int | None:
@@ -247,9 +255,8 @@ class PresentMirror:
         ]
         tables.open_files(connection, JUDGEMENTS.name, JUDGEMENTS, files)
         tables.open_views_in(connection)
-        names = ", ".join(f'"{name}"' for name in CHANGED)
         connection.execute(
-            f"""CREATE OR REPLACE TABLE live.changes AS SELECT {names}, {_MORE_OF_CHANGE} FROM transitions
+            f"""CREATE OR REPLACE TABLE live.changes AS SELECT {_CHANGE} FROM transitions
                 WHERE epoch_ms(event_time) >= {since_ms} ORDER BY event_time, device_id, transition_no"""
         )
         connection.execute(f"CREATE OR REPLACE TABLE live.minutes AS {_minutes('live.changes')}")
@@ -317,7 +324,6 @@ class PresentMirror:
         tables.open_files(connection, "unheard", DEVICE_CURRENT, [])  # no rows, with the types of the columns
         heard = ", ".join(f"unheard.{name}" for name in HEARD[1:])
         facts = f"(SELECT fresh.*, {heard} FROM fresh LEFT JOIN unheard USING (device_id))"
-        names = ", ".join(f'"{name}"' for name in CHANGED)
         connection.execute(f"CREATE OR REPLACE TEMP TABLE listed AS {_listed(limits, facts)}")
         counted = ", ".join(f'"{name}"' for name in dict.fromkeys((*COUNTED, "clock_offset_ms", "number")))
         _find(connection, "live.devices", f"device_id, {counted}")
@@ -329,7 +335,7 @@ class PresentMirror:
             SELECT device_id, row_number() OVER (ORDER BY device_id) - 1 AS place FROM listed WHERE number IS NULL) AS following
             WHERE listed.device_id = following.device_id""")
         connection.execute(f"""CREATE OR REPLACE TEMP TABLE changed AS
-            SELECT {names}, {_MORE_OF_CHANGE} FROM new_judgements AS new WHERE kind IN ({_KINDS})""")
+            SELECT {_CHANGE} FROM new_judgements AS new WHERE kind IN ({_KINDS})""")
         [(since_ms,)] = connection.execute("SELECT coalesce(min(event_ms), 0) FROM changed").fetchall()
         connection.execute("BEGIN")
         try:

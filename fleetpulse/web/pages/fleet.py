@@ -170,10 +170,15 @@ def _summary(
 ) -> tuple[int, list[dict[str, Any]], dict[str, Any] | None]:
     """Return the number of changes that match, their largest groups, and their chart."""
     [count] = live.query(*queries.change_count_sql(where))
+    by = 'site, from_mode, to_mode, "trigger"'
+    same = " AND ".join(f"one.{name} IS NOT DISTINCT FROM shown.{name}" for name in by.split(", "))
+    # Only the devices of the groups that are shown are counted: counting devices takes longer than counting transitions.
     groups = live.query(
-        f"""SELECT site, from_mode, to_mode, "trigger", count(*) AS n, count(DISTINCT device_id) AS devices,
-            epoch_ms(max(event_time)) AS newest_ms FROM live.changes WHERE {where.sql}
-            GROUP BY ALL ORDER BY n DESC, newest_ms DESC, site, from_mode, to_mode, "trigger" LIMIT {_MOST_GROUPS}""",
+        f"""WITH matching AS (SELECT device_id, event_ms, {by} FROM live.changes WHERE {where.sql}),
+            shown AS (SELECT {by}, count(*) AS n, max(event_ms) AS newest_ms FROM matching
+                GROUP BY ALL ORDER BY n DESC, newest_ms DESC, {by} LIMIT {_MOST_GROUPS})
+            SELECT shown.*, count(DISTINCT one.device_id) AS devices FROM shown JOIN matching AS one ON {same}
+            GROUP BY ALL ORDER BY n DESC, newest_ms DESC, {by}""",
         where.values,
     )
     return count["n"], groups, _columns(live, where, axis)

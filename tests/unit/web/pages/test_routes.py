@@ -24,9 +24,11 @@ from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.reports import judgements as reports
 from fleetpulse.reports.present import devices as present
 from fleetpulse.reports.why import why
+from fleetpulse.web.live import LiveFleet
 from fleetpulse.web.pages import devices, fleet
 from fleetpulse.web.pages.charts import IN_SERVICE
 from fleetpulse.web.pages.rendering import NAVIGATION, device_path
+from fleetpulse.web.queries import EVERYTHING
 from tests.support.asgi import Client
 from tests.support.histories.histories import START, signal, tick
 from tests.support.homes.homes import empty, land
@@ -243,6 +245,28 @@ def test_changes_are_grouped_and_listed(client: Client, shown: Home) -> None:
     assert _ids(text) == [one["device_id"] for one in sorted(recent, key=lambda one: one["device_id"])] or len(_ids(text)) == len(
         recent
     )
+
+
+def test_a_group_of_changes_counts_each_of_its_devices_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    live: LiveFleet = client.app.state.live
+    changes = [(site, "online", to, "silence", device, at) for at, site, to, device in (
+        (1, None, "offline", "d1"), (2, None, "offline", "d1"), (3, None, "offline", "d2"), (4, "hall", "offline", "d3"),
+        (5, "hall", "offline", "d3"), (6, "hall", "degraded", "d3"),
+    )]  # fmt: skip
+    with live.reading() as cursor:  # an attached database is open in all cursors
+        cursor.execute("ATTACH IF NOT EXISTS ':memory:' AS held")
+        columns = 'site, from_mode, to_mode, "trigger", device_id, event_ms'
+        cursor.execute("CREATE TABLE held.changes AS FROM live.changes LIMIT 0")
+        cursor.executemany(f"INSERT INTO held.changes ({columns}) VALUES (?, ?, ?, ?, ?, ?)", changes)
+    query = live.query
+    monkeypatch.setattr(live, "query", lambda sql, values=(): query(sql.replace("live.changes", "held.changes"), values))
+    total, groups, _ = fleet._summary(live, EVERYTHING, None)
+    assert total == len(changes)
+    assert [(one["site"], one["to_mode"], one["n"], one["devices"], one["newest_ms"]) for one in groups] == [
+        (None, "offline", 3, 2, 3),
+        ("hall", "offline", 2, 1, 5),
+        ("hall", "degraded", 1, 1, 6),
+    ]
 
 
 def test_changes_of_a_day_are_on_pages_and_in_a_file(client: Client) -> None:
