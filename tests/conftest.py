@@ -21,7 +21,7 @@ os.environ.setdefault("TOKIO_WORKER_THREADS", "1")
 
 # The default suite and --all run the same examples each time. The long form runs more of them, and
 # other ones each time.
-_EXAMPLES = {Form.DEFAULT: 100, Form.ALL: 250, Form.LONG: 400}
+_EXAMPLES = {Form.DEFAULT: 50, Form.ALL: 250, Form.LONG: 400}
 settings.register_profile(
     "fleet",
     max_examples=_EXAMPLES[FORM],
@@ -39,3 +39,8 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+
+
+def pytest_unconfigure() -> None:
+    """Let the interpreter free everything at its end."""
+    gc.unfreeze()

@@ -26,15 +26,20 @@ from fleetpulse.io.maintenance.readers import ReaderPin
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.row_accounting import IngestCounters, read_counters
 from tests.support.histories.histories import registry_entries
+from tests.support.homes.copies import copy_of
 
 
 def empty(path: Path, deployment: Deployment) -> Home:
     """Create a home with empty tables."""
     home = Home(path)
     home.prepare(deployment)
-    for table in TABLES:
-        tables.create(home, table)
+    copy_of(_create_tables, path / "tables")
     return home
+
+
+def _create_tables(folder: Path) -> None:
+    for table in TABLES:
+        tables.create_at(folder / table.name, table)
 
 
 def land(home: Home, rows: Sequence[Row], number: int, refused: int = 0) -> None:

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 
 from batch.maintenance.maintain import maintain
 from batch.maintenance.plan import Keep, Step
-from fleetpulse.core.catalog import TABLES
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row, hash64
 from fleetpulse.core.tables import MESSAGES
@@ -20,6 +19,8 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from tests.support.histories.histories import row, tick
 from tests.support.histories.histories import signal as heartbeat
+from tests.support.homes.copies import copy_of
+from tests.support.homes.homes import empty
 
 Read = list[tuple[int, str, str]]
 DAY_S = 86_400
@@ -35,10 +36,12 @@ def four_days(path: Path) -> Home:
 
     The rows of the first day include a policy.
     """
-    made = Home(path)
-    made.prepare(Deployment())
-    for table in TABLES:
-        tables.create(made, table)
+    copy_of(_build_four_days, path)
+    return Home(path)
+
+
+def _build_four_days(path: Path) -> None:
+    made = empty(path, Deployment())
     number = 0
     for day in range(DAYS):
         for each in range(EACH):
@@ -49,7 +52,6 @@ def four_days(path: Path) -> Home:
                 rows.append(row(at_s + 3, "fleet/_/_/policy", policy={"rules": {"timeout": "9m"}}, effective_from_s=at_s + 60))
             land_live(made, rows, number)
     judged_up_to(made, number + 1)
-    return made
 
 
 def land_live(home: Home, rows: Sequence[Row], number: int) -> None:

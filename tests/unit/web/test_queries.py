@@ -17,6 +17,7 @@ from fleetpulse.reports.present.id_index import IdIndex
 from fleetpulse.reports.present.mirror import HASH, LISTED
 from fleetpulse.reports.present.tally import Tally
 from fleetpulse.web import queries
+from tests.support.form import examples
 from tests.support.refusals import refused
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def _in_memory(connection: "DuckDBPyConnection", fleet: list[dict[str, Any]]) ->
     return ids
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(_FLEETS, _WANTED, st.sampled_from([0, 2, 50_000]))
 def test_pages_and_numbers_of_devices_are_those_of_the_definition(
     fleet: list[dict[str, Any]], given_: dict[str, str], most_matches: int

@@ -17,6 +17,7 @@ from fleetpulse.core.rows import EVERYONE, FOR_EVERYONE, Kind, Row, key_group
 from fleetpulse.core.times import DAY_MS
 from fleetpulse.io.tables.bronze_slices import BronzePiece, slices_of
 from tests.support.floors import Floor
+from tests.support.form import examples
 from tests.support.histories.backtests import by_hand, changes_of, instead, sides
 from tests.support.histories.histories import GRID_S, START, any_policy, choosing, with_broadcasts
 from tests.support.histories.strategies import DEPLOYMENTS, histories
@@ -55,7 +56,7 @@ def rejudged(rows: Sequence[Row], request: BacktestRequest, cuts: Sequence[int] 
     return merge_results(BacktestResult.from_bytes(one.finish().to_bytes()) for one in judged.values())
 
 
-@settings(max_examples=150)  # each example is judged four times
+@settings(max_examples=examples(150))  # each example is judged four times
 @given(requests(), st.lists(st.integers(0, 60), max_size=6), st.integers(1, 3))
 def test_a_backtest_finds_the_changes_of_the_definition(
     example: tuple[list[Row], BacktestRequest], cuts: list[int], groups: int
@@ -80,7 +81,7 @@ def test_a_backtest_finds_the_changes_of_the_definition(
         assert found.frontier_ms == shards.frontier_ms
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(requests())
 def test_a_backtest_with_the_policy_in_force_finds_no_changes(example: tuple[list[Row], BacktestRequest]) -> None:
     rows, request = example[0], replace(example[1], from_ms=None)
@@ -96,7 +97,7 @@ CHANGED = Floor(20)
 
 
 @CHANGED.over_all_examples
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(requests())
 def test_each_change_has_a_named_kind(example: tuple[list[Row], BacktestRequest]) -> None:
     changed = rejudged(*example).changed.to_pylist()

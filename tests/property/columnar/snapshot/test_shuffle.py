@@ -15,6 +15,7 @@ from fleetpulse.columnar.snapshot.rows import COMPARED_PARTS, GROUP, OWN_ROW, SN
 from fleetpulse.columnar.snapshot.shuffle import PARCEL_SCHEMA, SUMS, collect_facts, partition_rows, rows_of
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row, hash64
+from tests.support.form import examples
 from tests.support.histories.histories import signal
 from tests.support.histories.key_groups import Stream, snapshot_of
 from tests.support.histories.strategies import histories
@@ -72,7 +73,7 @@ def hash_of(row: dict[str, Any]) -> int:
     return found
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(ROWS, st.integers(0, 12))
 def test_the_hash_of_a_row_follows_the_specification_at_any_offset(rows: list[dict[str, Any]], cut: int) -> None:
     batch = batch_of(rows)
@@ -80,7 +81,7 @@ def test_the_hash_of_a_row_follows_the_specification_at_any_offset(rows: list[di
     assert row_hashes(batch.slice(cut)).tolist() == [hash_of(row) for row in rows[cut:]]
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(ROWS, st.randoms(use_true_random=False), st.integers(0, 12))
 def test_order_batches_and_key_groups_do_not_change_the_fingerprint(rows: list[dict[str, Any]], random: Any, cut: int) -> None:
     batch = batch_of(rows)
@@ -107,7 +108,7 @@ def test_a_hundred_thousand_similar_rows_have_distinct_hashes() -> None:
     assert len(np.unique(hashes & np.uint64(2**32 - 1))) > 99_990
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(histories(), st.integers(1, 4), st.integers(1, 4), st.integers(1, 40))
 def test_every_row_is_sent_once_in_the_parcel_of_its_key_group(
     rows: list[Row], groups: int, new_groups: int, parcel_rows: int

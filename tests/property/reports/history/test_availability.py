@@ -14,6 +14,7 @@ from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment, outcome
 from fleetpulse.core.rows import Row
 from fleetpulse.reports.history.availability import COUNTED, CoveredSpans, Span, availability_of, covered_parts
+from tests.support.form import examples
 from tests.support.histories.histories import judgement_entry
 from tests.support.histories.strategies import DEPLOYMENTS, histories
 from tests.support.homes.read_models import judgements_in_duckdb
@@ -47,7 +48,7 @@ def walked(changes: list[Judgement], shards: Shards, span: Span, by: Any) -> dic
     return {group: modes for group, modes in spent.items() if sum(modes.values())}
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(histories(), DEPLOYMENTS, st.integers(-5, 70), st.integers(1, 80), st.booleans())
 def test_shares_equal_those_of_a_naive_walk(
     rows: list[Row], deployment: Deployment, begin_s: int, for_s: int, by_device: bool

@@ -13,6 +13,7 @@ from fleetpulse.core.replay import Deployment, outcome, replay
 from fleetpulse.core.rows import Kind, Row
 from fleetpulse.reports.history.time_travel import Moment, fleet_of, life_of
 from tests.support.floors import Floor
+from tests.support.form import examples
 from tests.support.histories.histories import judgement_entry
 from tests.support.histories.strategies import DEPLOYMENTS, histories
 from tests.support.homes.read_models import judgements_in_duckdb
@@ -41,7 +42,7 @@ def modes(found: Sequence[dict[str, Any]]) -> dict[str, str]:
 CUTS = st.lists(st.integers(0, 60), max_size=4)
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(histories(), CUTS, DEPLOYMENTS, st.data())
 def test_the_fleet_at_an_instant_equals_the_outcome_of_the_definition(
     rows: list[Row], drawn_cuts: list[int], deployment: Deployment, data: st.DataObject
@@ -68,7 +69,7 @@ SPANS = Floor(5)
 
 
 @SPANS.over_all_examples
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(histories(), DEPLOYMENTS, st.integers(0, 60))
 def test_spans_of_a_life_are_contiguous_and_end_in_the_current_mode(rows: list[Row], deployment: Deployment, number: int) -> None:
     judged = outcome(rows, deployment)

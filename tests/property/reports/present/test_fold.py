@@ -17,6 +17,7 @@ from fleetpulse.reports.present import fold
 from fleetpulse.reports.present.fold import KEPT
 from fleetpulse.reports.present.parts import Limits, heard_sql, judged_sql, listed_sql, through
 from tests.support.floors import Floor
+from tests.support.form import examples
 from tests.support.histories.emitted import Emitted
 from tests.support.histories.histories import registry_entries
 from tests.support.histories.strategies import DEPLOYMENTS, histories
@@ -91,7 +92,7 @@ class _Tables:
 
 @READ_ANEW.over_all_examples
 @FOLDED.over_all_examples
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(histories(), CUTS, DEPLOYMENTS, st.data())
 def test_folded_facts_equal_the_definition(
     rows: list[Row], drawn_cuts: list[int], deployment: Deployment, data: st.DataObject

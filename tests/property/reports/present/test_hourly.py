@@ -18,6 +18,7 @@ from fleetpulse.reports.present import hourly, over_time
 from fleetpulse.reports.present.kept import keep_present, open_present
 from fleetpulse.reports.present.over_time import modes_over_time
 from tests.support.floors import Floor
+from tests.support.form import examples
 from tests.support.histories.histories import START
 from tests.support.histories.strategies import DEPLOYMENTS, histories
 from tests.support.homes.batches import BatchedHome
@@ -42,7 +43,7 @@ def _defined(landed: BatchedHome, frontier_ms: int, where: dict[str, str]) -> Co
 
 @ADDED.over_all_examples
 @HOURS.over_all_examples
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(histories(), CUTS, DEPLOYMENTS, st.data())
 def test_modes_by_hour_equal_the_fleet_at_the_end_of_each_hour(
     rows: list[Row], drawn_cuts: list[int], deployment: Deployment, data: st.DataObject

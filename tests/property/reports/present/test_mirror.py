@@ -20,6 +20,7 @@ from fleetpulse.reports.present.kept import keep_present
 from fleetpulse.reports.present.mirror import CHANGED, PresentMirror
 from fleetpulse.reports.present.tally import COUNTED
 from tests.support.floors import Floor
+from tests.support.form import examples
 from tests.support.histories.histories import START
 from tests.support.histories.strategies import DEPLOYMENTS, histories
 from tests.support.homes.batches import BatchedHome
@@ -105,7 +106,7 @@ class _Watched:
 
 @FOLDED.over_all_examples
 @CHANGES.over_all_examples
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(histories(), CUTS, DEPLOYMENTS, st.sampled_from([DAY_MS, 60_000]), st.data())
 def test_facts_refreshed_step_by_step_equal_those_of_a_new_load(
     rows: list[Row], drawn_cuts: list[int], deployment: Deployment, changes_ms: int, data: st.DataObject

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fleetpulse.io.ingest.segments import SegmentRow, rows_table
 from streaming.landing.merge import Backlog, Part, merged, place
+from tests.support.form import examples
 
 GAP = "fleet/_/{}/gap"
 
@@ -31,7 +32,7 @@ def lines(one: Part) -> list[int]:
     return one.rows["line"].to_pylist()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_rows_land_once_and_in_order_and_batches_share_no_instant(data: st.DataObject) -> None:
     segments_of: dict[str, list[list[int]]] = {}
@@ -93,7 +94,7 @@ def test_rows_older_than_landed_rows_get_later_instants_and_keep_their_order() -
     assert {one.bridge: stamps([one]) for one in ready} == {"a": [31, 31, 40], "b": [31]}
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=12), st.integers(0, 30), st.data())
 def test_a_lifted_gap_row_gets_an_instant_after_the_row_before_it(
     steps: list[tuple[int, bool]], landed_ms: int, data: st.DataObject

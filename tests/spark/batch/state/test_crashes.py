@@ -116,8 +116,8 @@ def _files_of(home: Home) -> str:
     return "\n".join(sorted(f"{path} {path.stat().st_size}" for one in folders for path in one.rglob("*") if path.is_file()))
 
 
-# They make, in this order: no generation, a generation of the same devices, a generation from a snapshot.
-_IN_DEFAULT = ("snapshot", "migrate", "bootstrap")
+# They make, in this order: a generation of the same devices, a generation from a snapshot.
+_IN_DEFAULT = ("migrate", "bootstrap")
 
 
 @pytest.mark.parametrize(
@@ -195,6 +195,7 @@ def test_a_canary_with_a_different_judgement_is_removed_and_the_judgement_is_nam
     assert not list(home.lifecycle.glob("scratch-*")) and not checkpoint_of(home.lifecycle, 3).exists()
 
 
+@pytest.mark.extended
 def test_devices_selected_for_a_bootstrap_are_judged_as_in_the_whole_fleet(
     spark: SparkSession, judged: Home, tmp_path: Path
 ) -> None:
@@ -225,6 +226,7 @@ def test_devices_selected_for_a_bootstrap_are_judged_as_in_the_whole_fleet(
     }
 
 
+@pytest.mark.extended
 def test_a_device_list_starts_new_lives_with_silence_counted_from_registration(
     spark: SparkSession, judged: Home, tmp_path: Path
 ) -> None:
@@ -297,6 +299,7 @@ def test_an_impossible_operation_is_refused_with_a_reason_and_changes_nothing(
         pass
 
 
+@pytest.mark.extended
 def test_a_generation_with_one_different_device_is_refused_and_the_device_is_named(
     spark: SparkSession, judged: Home, tmp_path: Path
 ) -> None:
@@ -333,7 +336,7 @@ def test_bootstrap_reports_a_damaged_snapshot_by_its_version(
     assert load_generations(home.lifecycle).current == record.current
 
 
-@pytest.mark.parametrize("continued_by", ["operation", "job"])
+@pytest.mark.parametrize("continued_by", [pytest.param("operation", marks=pytest.mark.extended), "job"])
 def test_an_emitted_batch_without_a_commit_is_committed_with_its_watermark(
     spark: SparkSession, judged: Home, tmp_path: Path, continued_by: str
 ) -> None:

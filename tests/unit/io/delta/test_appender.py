@@ -21,6 +21,7 @@ from fleetpulse.io.delta.commits import Added, replace_files
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
+from tests.support.form import examples
 from tests.support.homes.homes import empty
 from tests.support.refusals import refused
 
@@ -184,7 +185,7 @@ _INSTANTS = st.none() | st.integers(0, 10**15).map(lambda us: _AT + timedelta(mi
 _TEXTS = st.none() | st.text(max_size=20) | st.sampled_from(["x" * 10_000, "of\u2028two\x85lines", "\U00020000"])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(st.lists(st.tuples(_INSTANTS, _TEXTS), min_size=1, max_size=5))
 def test_statistics_in_the_log_bound_the_rows_of_their_file(tmp_path_factory: pytest.TempPathFactory, drawn: list[Any]) -> None:
     home = empty(tmp_path_factory.mktemp("home"), Deployment())

@@ -15,6 +15,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.reports.history import feed
 from fleetpulse.reports.history.feed import NEWEST, OLDEST, Cursor, changes_after, parse_cursor
+from tests.support.form import examples
 from tests.support.histories.histories import START
 from tests.support.homes.homes import empty
 from tests.support.refusals import refused
@@ -56,7 +57,7 @@ def _follow(log: DeltaLog, cursor: Cursor, limits: list[int]) -> list[dict[str, 
     raise AssertionError("the feed has no end")
 
 
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(limits=st.lists(st.integers(1, 4), min_size=1, max_size=4))
 def test_a_client_that_follows_receives_each_row_once_in_commit_order(log: DeltaLog, limits: list[int]) -> None:
     rows = _follow(log, parse_cursor(OLDEST, log), limits)

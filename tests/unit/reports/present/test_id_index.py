@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from fleetpulse.io.tables.tables import connect
 from fleetpulse.reports.present import id_index
 from fleetpulse.reports.present.id_index import IdIndex, those_in
+from tests.support.form import examples
 
 pytestmark = pytest.mark.unit
 _NONE = "SELECT '' AS device_id WHERE false"
 _IDS = st.lists(st.text("aB1-ü", min_size=1, max_size=4), max_size=6)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(_IDS, max_size=4), st.text("ab1-ü", min_size=1, max_size=3), st.integers(0, 4), st.integers(0, 4))
 def test_a_search_finds_the_numbers_of_the_ids_that_have_a_text(
     parts: list[list[str]], searched: str, few: int, sample: int

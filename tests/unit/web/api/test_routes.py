@@ -23,6 +23,7 @@ from fleetpulse.web.api.openapi import PREFIX
 from fleetpulse.web.api.routes import operations
 from tests.support.api import Api
 from tests.support.asgi import Answer, LastingClient
+from tests.support.form import examples
 from tests.support.homes.api_home import ODD, api_home
 
 pytestmark = pytest.mark.unit
@@ -88,7 +89,7 @@ def _encoded(text: str) -> str:
     return quote(text.encode(errors="surrogatepass"), safe="")
 
 
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(data=st.data())
 def test_answers_conform_to_the_document_for_any_parameters(api: Checked, data: st.DataObject) -> None:
     cursors = ("newest", "oldest", "0.0", "1.3", "99999.0", api.get("/devices?limit=1").json()["next"])
