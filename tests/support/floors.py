@@ -4,6 +4,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec
 
+from tests.support.form import examples
+
 P = ParamSpec("P")
 
 
@@ -14,12 +16,12 @@ class Floor:
     assertions. A single example may cover no case.
 
     Args:
-        least: minimum number of cases of one run of the property. It must be well below the usual
-            number, because examples are random.
+        least: minimum number of cases of one run of the property; half of it in the default suite, which has
+            fewer examples. It must be well below the usual number, because examples are random.
     """
 
     def __init__(self, least: int) -> None:
-        self.least = least
+        self.least = max(1, examples(least))
         self.count = 0
 
     def met(self, cases: int = 1) -> None:

@@ -27,7 +27,6 @@ from tests.support.refusals import refused
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.extended,
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # raised by Great Expectations
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # likewise
@@ -63,6 +62,7 @@ def found_in(report: Report) -> dict[tuple[str, str], Any]:
     return found
 
 
+@pytest.mark.extended
 def test_pandas_and_spark_find_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
     home = damaged(tmp_path / "home")
     small = run(home, SUITES, engine="pandas", keep=2)
