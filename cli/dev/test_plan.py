@@ -49,7 +49,7 @@ class Form(StrEnum):
 
 # Estimated seconds of a file that was never measured.
 GUESSED_S: Final[Mapping[Form, Mapping[str, float]]] = {
-    Form.DEFAULT: {"unit": 5.0, "property": 12.0, "dags": 8.0, "spark": 25.0, "e2e": 60.0},
+    Form.DEFAULT: {"unit": 2.0, "property": 5.0, "dags": 8.0, "spark": 20.0, "e2e": 30.0},
     Form.ALL: {"unit": 5.0, "property": 18.0, "dags": 8.0, "spark": 65.0, "e2e": 60.0},
     Form.LONG: {"unit": 8.0, "property": 50.0, "dags": 8.0, "spark": 60.0, "e2e": 150.0},
 }
@@ -75,6 +75,13 @@ _LONG_S: Final[Mapping[str, float]] = {
     "tests/e2e/ingest/test_kafka.py": 150.0,
     "tests/e2e/deployment/test_image.py": 140.0,
     "tests/e2e/pipeline/test_jitter.py": 110.0,
+}
+_LONG_DEFAULT_S: Final[Mapping[str, float]] = {
+    "tests/e2e/operations/test_airflow.py": 120.0,
+    "tests/e2e/state/test_killed.py": 110.0,
+    "tests/e2e/pipeline/test_replay.py": 110.0,
+    "tests/e2e/ingest/test_bridge.py": 70.0,
+    "tests/e2e/web/test_page_browser.py": 60.0,
 }
 
 
@@ -273,7 +280,7 @@ class Durations:
         for name, runs in self._runs.get(form, {}).items():
             path = name.partition("::")[0]
             known[path] = known.get(path, 0.0) + median(wall for wall, _ in runs)
-        guessed, long_s = GUESSED_S[form], {} if form is Form.DEFAULT else _LONG_S
+        guessed, long_s = GUESSED_S[form], _LONG_DEFAULT_S if form is Form.DEFAULT else _LONG_S
         return lambda path: known.get(path, long_s.get(path, guessed.get(layer_of(path), guessed["unit"])))
 
 

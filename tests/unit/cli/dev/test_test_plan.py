@@ -288,12 +288,11 @@ def test_the_label_of_a_part_with_one_file_is_the_file() -> None:
     ]
 
 
-def test_unmeasured_long_files_have_long_estimates_in_the_full_suite() -> None:
-    estimate_of = Durations().estimate(Form.ALL)
-    assert estimate_of("tests/e2e/operations/test_airflow.py") > 4 * estimate_of("tests/e2e/ingest/test_access.py")
-    assert Durations().estimate(Form.DEFAULT)("tests/e2e/operations/test_airflow.py") == Durations().estimate(Form.DEFAULT)(
-        "tests/e2e/ingest/test_access.py"
-    )
+def test_unmeasured_long_files_have_long_estimates() -> None:
+    in_full, in_default = (Durations().estimate(form) for form in (Form.ALL, Form.DEFAULT))
+    for estimate_of in (in_full, in_default):
+        assert estimate_of("tests/e2e/operations/test_airflow.py") >= 4 * estimate_of("tests/e2e/ingest/test_access.py")
+    assert in_full("tests/e2e/operations/test_airflow.py") > 4 * in_default("tests/e2e/operations/test_airflow.py")
 
 
 def test_the_full_suite_runs_more_parts_while_cores_are_idle() -> None:
