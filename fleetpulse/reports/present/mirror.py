@@ -52,7 +52,7 @@ HASH: Final = "(hash({}) & 4294967295)::UINTEGER"  # SQL: number by which a devi
 _MORE: Final = (  # columns of `live.devices`
     f"coalesce(epoch_ms(since), -1) AS since_ms, {HASH.format('device_id')} AS id_hash, NULL::UINTEGER AS number"
 )
-_ENUMS: Final = {"mode": Mode, "trigger": Trigger}  # type of the tables in memory -> its values
+_ENUMS: Final = {"mode": Mode, "trigger": Trigger}  # type of the tables in memory -> its usual values
 _TYPED: Final = {"from_mode": "mode", "to_mode": "mode", "trigger": "trigger"}  # column of `live.changes` -> its type
 _CHANGE: Final = ", ".join(  # SQL for the columns of `live.changes`: numbers are grouped more quickly than words
     [f'"{name}"::live."{_TYPED[name]}" AS "{name}"' if name in _TYPED else f'"{name}"' for name in CHANGED]
@@ -191,8 +191,6 @@ class PresentMirror:
         connection.execute(f"SET memory_limit = '{_MEMORY}'")
         connection.execute("SET temp_directory = ?", [str(Path(self._spilled.name) / str(next(self._connections)))])
         connection.execute("ATTACH ':memory:' AS live (COMPRESS)")
-        for name, words in _ENUMS.items():
-            connection.execute(f'CREATE TYPE live."{name}" AS ENUM ({literals(words)})')
         return connection
 
     def _frontier_ms(self) -> int | None:
@@ -255,6 +253,13 @@ class PresentMirror:
         ]
         tables.open_files(connection, JUDGEMENTS.name, JUDGEMENTS, files)
         tables.open_views_in(connection)
+        names = ", ".join(f'"{name}"' for name in _TYPED)
+        connection.execute(f"""CREATE OR REPLACE TEMP TABLE words AS SELECT DISTINCT {names} FROM {JUDGEMENTS.name}
+            WHERE epoch_ms(event_time) >= {since_ms}""")
+        for name, usual in _ENUMS.items():  # a damaged row may have another word, which the page must show
+            found = " UNION ".join(f'SELECT "{column}" FROM words' for column, of in _TYPED.items() if of == name)
+            known = f"SELECT unnest([{literals(usual)}]) AS word UNION {found}"
+            connection.execute(f'CREATE TYPE live."{name}" AS ENUM (FROM ({known}) WHERE word IS NOT NULL ORDER BY word)')
         connection.execute(
             f"""CREATE OR REPLACE TABLE live.changes AS SELECT {_CHANGE} FROM transitions
                 WHERE epoch_ms(event_time) >= {since_ms} ORDER BY event_time, device_id, transition_no"""
@@ -263,6 +268,8 @@ class PresentMirror:
 
     def _fold(self, known: Reached, versions: Mapping[str, int], frontier_ms: int | None, now_ms: int) -> bool:
         """Fold newer rows; return False if the facts must be loaded again."""
+        from duckdb import ConversionException
+
         limits = limits_of(self.home, frontier_ms)
         if self._limits is None or (limits.lead_ms, limits.backlog_ms) != (self._limits.lead_ms, self._limits.backlog_ms):
             return False
@@ -287,6 +294,8 @@ class PresentMirror:
             self._replace(connection, limits, frontier_ms)
             self._limits, self._commits = limits, commits
             self._reached = Reached(dict(versions), frontier_ms, *counts, now_ms)
+        except ConversionException:
+            return False  # a damaged row has a word that no type in memory has; a load includes it
         finally:
             _forget(connection)
         return True

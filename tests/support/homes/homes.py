@@ -26,14 +26,14 @@ from fleetpulse.io.maintenance.readers import ReaderPin
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.row_accounting import IngestCounters, read_counters
 from tests.support.histories.histories import registry_entries
-from tests.support.homes.copies import copy_of
+from tests.support.homes.copies import copy_built
 
 
 def empty(path: Path, deployment: Deployment) -> Home:
     """Create a home with empty tables."""
     home = Home(path)
     home.prepare(deployment)
-    copy_of(_create_tables, path / "tables")
+    copy_built(_create_tables, path / "tables")
     return home
 
 

@@ -19,7 +19,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from tests.support.histories.histories import row, tick
 from tests.support.histories.histories import signal as heartbeat
-from tests.support.homes.copies import copy_of
+from tests.support.homes.copies import copy_built
 from tests.support.homes.homes import empty
 
 Read = list[tuple[int, str, str]]
@@ -36,7 +36,7 @@ def four_days(path: Path) -> Home:
 
     The rows of the first day include a policy.
     """
-    copy_of(_build_four_days, path)
+    copy_built(_build_four_days, path)
     return Home(path)
 
 

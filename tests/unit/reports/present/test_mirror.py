@@ -74,6 +74,20 @@ def test_counts_include_transitions_that_are_older_than_a_day(watched: _Watched)
         assert len(facts[1]) == 1, "of the last day only"
 
 
+def test_a_word_that_no_mode_has_is_shown_as_it_is_stored(watched: _Watched) -> None:
+    damaged = {
+        "kind": "transition", "device_id": "a", "life_ms": START, "transition_no": 77, "from_mode": "online", "to_mode": "asleep",
+        "trigger": "boredom", "event_time_ms": START + 30_000, "last_seen_ms": START, "policy_version": "p",
+        "judged_at_ms": START + 30_000, "generation": 1,
+    }  # fmt: skip
+    tables.append_of(watched.home, JUDGEMENTS, tables.to_table(JUDGEMENTS, [damaged]), {"damage": 1})
+    for held in (watched.refresh().held, PresentMirror(watched.home)):
+        held.refresh(watched.now_ms)
+        with held.cursor() as cursor:
+            found = cursor.execute('SELECT to_mode, "trigger" FROM live.changes WHERE transition_no = 77').fetchall()
+        assert found == [("asleep", "boredom")]
+
+
 def test_a_refresh_that_failed_is_repeated_whole(watched: _Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     watched.batch(signal(60, "c"), signal(65, "a"), tick(90))
     before = watched.facts()
