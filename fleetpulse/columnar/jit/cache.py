@@ -7,6 +7,7 @@ use outdated constants. The cache folder is therefore named by a digest of all s
 """
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,15 +59,18 @@ def kept_in(function: Any) -> Path:
 def remove_outdated(function: Any) -> None:
     """Remove cached machine code of other digests, as far as possible.
 
-    Files that cannot be removed are ignored. Numba has one cache folder for each folder of sources.
+    Folders that cannot be read and files that cannot be removed are ignored. Numba has one cache
+    folder for each folder of sources.
     """
     current = kept_in(function)
-    sources = [folder for folder in (PACKAGE / "columnar", *(PACKAGE / "columnar").iterdir()) if folder.is_dir()]
+    folders = (PACKAGE / "columnar", *(PACKAGE / "columnar").iterdir())
+    sources = [folder for folder in folders if folder.is_dir() and folder.name != "__pycache__"]
     for source in sources:
         if current.parent.name == "__pycache__":
             place = source / "__pycache__"
         else:
             place = current.parent.parent / caching.UserProvidedCacheLocator.get_suitable_cache_subpath(str(source / "any.py"))
-        for folder in place.glob(f"{_MARK}*"):
-            if folder.name != current.name:
-                shutil.rmtree(folder, ignore_errors=True)
+        with suppress(PermissionError):
+            for folder in place.glob(f"{_MARK}*"):
+                if folder.name != current.name:
+                    shutil.rmtree(folder, ignore_errors=True)

@@ -13,7 +13,9 @@ pytestmark = pytest.mark.unit
 
 
 def test_an_ended_process_has_no_arguments() -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()", "classes"], stdin=subprocess.PIPE) as started:
+    waits = "print('started', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", waits, "classes"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
+        assert started.stdout and started.stdout.readline()  # Linux shows no arguments until the program runs
         process = psutil.Process(started.pid)
         assert "classes" in arguments_of(process)
         started.kill()
