@@ -21,7 +21,7 @@ os.environ.setdefault("TOKIO_WORKER_THREADS", "1")
 
 # The default suite and --all run the same examples each time. The long form runs more of them, and
 # other ones each time.
-_EXAMPLES = {Form.DEFAULT: 50, Form.ALL: 250, Form.LONG: 400}
+_EXAMPLES = {Form.DEFAULT: 50, Form.ALL: 100, Form.LONG: 400}
 settings.register_profile(
     "fleet",
     max_examples=_EXAMPLES[FORM],
@@ -30,7 +30,7 @@ settings.register_profile(
     suppress_health_check=list(HealthCheck),
 )
 # Mutation tests (tests/mutants) need no shrinking of examples.
-settings.register_profile("mutants", settings.get_profile("fleet"), phases=[Phase.explicit, Phase.generate])
+settings.register_profile("mutants", settings.get_profile("fleet"), max_examples=250, phases=[Phase.explicit, Phase.generate])
 settings.load_profile(os.environ.get("FLEET_PROFILE", "fleet"))
 
 

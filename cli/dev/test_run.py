@@ -16,10 +16,11 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
+from cli.dev.jvm_pool import pool_of_jvms
 from cli.dev.test_plan import (
     FORM_VARIABLE,
     Budget,
@@ -94,14 +95,18 @@ def run_tests(chosen: Chosen) -> bool:
     unit_s = calibrate() if budget or is_limited else 0.0
     counts = durations.tests_of(chosen.form)
     began_s, before_s = time.monotonic(), _children_cpu_s()
-    with tempfile.TemporaryDirectory(prefix="fleet-tests-", ignore_cleanup_errors=True) as folder, _subreaper() as reaps:
+    with (
+        tempfile.TemporaryDirectory(prefix="fleet-tests-", ignore_cleanup_errors=True) as folder,
+        _subreaper() as reaps,
+        _warm_jvms(chosen, Path(folder)) as jvms,
+    ):
         if not chosen.interactive:
             left = time_left_s([], [part.estimate_s for part in parts], jobs)
             several = f"{len(parts)} parts, {jobs} at a time" if len(parts) > 1 else "one part"
             screen.line(f"== {chosen.form}: {several}; about {span(left)}")
         scheduler = Scheduler(
             command=lambda part, events: _pytest(chosen, part, events),
-            environment={**os.environ, FORM_VARIABLE: chosen.form},
+            environment={**os.environ, FORM_VARIABLE: chosen.form, **jvms},
             root=ROOT,
             folder=Path(folder),
             jobs=jobs,
@@ -142,6 +147,11 @@ def run_tests(chosen: Chosen) -> bool:
     broken = sum(one.broken for one in ended)
     screen.line(f"{sum(one.collected or 0 for one in ended)} tests selected" if chosen.collects else closing(finished, broken))
     return not faults
+
+
+def _warm_jvms(chosen: Chosen, folder: Path) -> AbstractContextManager[dict[str, str]]:
+    needed = "e2e" in chosen.layers and not chosen.collects
+    return pool_of_jvms(folder) if needed else nullcontext({})
 
 
 def _write(text: str) -> None:

@@ -119,7 +119,8 @@ def _write(path: Path, text: str) -> None:
 def run_tests(tests: Sequence[str], environment: Mapping[str, str], tree: Path) -> Outcome:
     """Run tests in a copy of the sources, up to the first failure."""
     command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
-    variables = {"FLEET_PROFILE": "mutants", **environment}  # the same examples each time, without shrinking
+    # More examples than the suite, the same each time, without shrinking.
+    variables = {"FLEET_PROFILE": "mutants", "FLEET_STEPS": "80000", **environment}
     variables |= {"PYTHONPATH": str(tree), "NUMBA_CACHE_DIR": str(tree / ".numba")}  # compiled faults are not cached outside
     done = subprocess.run(command, cwd=tree, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()

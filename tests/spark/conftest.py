@@ -6,11 +6,13 @@ of these tests there.
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from bench.peers.scala_jar import compiled
+from cli.dev.jvm_pool import LEASES_JVMS
 from fleetpulse.io.spark.session import SparkResources, spark_session
 from fleetpulse.settings import load_settings
 
@@ -18,11 +20,16 @@ from fleetpulse.settings import load_settings
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     folder = tmp_path_factory.mktemp("spark")
-    if "FLEET_SPARK_MASTER" in os.environ:
-        session = spark_session("fleetpulse-tests", local_dir=folder, size=SparkResources.of(folder, load_settings(folder)))
-    else:
-        # The benchmark's peers run in the same JVM. Behind all other classes, they leave the class archive valid.
-        os.environ["SPARK_DIST_CLASSPATH"] = str(compiled())
-        session = spark_session("fleetpulse-tests", local_dir=folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(LEASES_JVMS, raising=False)
+        session = _session(folder)
     yield session
     session.stop()
+
+
+def _session(folder: Path) -> SparkSession:
+    if "FLEET_SPARK_MASTER" in os.environ:
+        return spark_session("fleetpulse-tests", local_dir=folder, size=SparkResources.of(folder, load_settings(folder)))
+    # The benchmark's peers run in the same JVM. Behind all other classes, they leave the class archive valid.
+    os.environ["SPARK_DIST_CLASSPATH"] = str(compiled())
+    return spark_session("fleetpulse-tests", local_dir=folder)

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from cli.dev.jvm_pool import LEASES_JVMS
 from fleetpulse.paths import ROOT
 from tests.support.processes import register_process
 from tests.support.wait import PATIENCE_S, await_that
@@ -27,8 +28,16 @@ def fleet(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def begin(*words: str) -> subprocess.Popen[str]:
+def begin(*words: str, own_jvm: bool = False) -> subprocess.Popen[str]:
+    """Start a command.
+
+    Args:
+        words: its words after ``./fleet``.
+        own_jvm: whether it starts JVMs, instead of leasing them from the pool of the test run.
+    """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if own_jvm:
+        environment.pop(LEASES_JVMS, None)
     return register_process(
         subprocess.Popen(
             fleet_command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=ROOT
@@ -56,7 +65,7 @@ def await_none_left(home: Path) -> None:
 
 def kill_at(words: str, *command: str) -> None:
     """Kill a command and its descendants as soon as it prints a text."""
-    running = begin(*command)
+    running = begin(*command, own_jvm=True)
     assert running.stdout is not None
     for line in running.stdout:
         if words in line:

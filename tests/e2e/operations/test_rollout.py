@@ -36,7 +36,7 @@ from tests.support.wait import await_that
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(3600)]  # each wait has its own, shorter limit
 DAG = "fleet_rollout"
-SETTINGS = 'allowed_lateness = "2s"\ncanary_interval = "500ms"\nstreams = ["commands"]\nstreams_every = "2s"\n'
+SETTINGS = 'allowed_lateness = "2s"\ncanary_interval = "500ms"\nstreams = ["commands"]\nstreams_every = "4s"\n'
 POLICY = '[rules]\ntimeout = "15s"\n'
 SCENARIO = Scenario(seed=1, devices=50, start_ms=0)
 COHORTS = (20, 60, 100)

@@ -9,6 +9,7 @@ import pytest
 
 from cli.chaos.ledger import FAULTS
 from cli.chaos.targets import OF_CLUSTER, KillKind
+from cli.dev.jvm_pool import LEASES_JVMS
 from tests.support.fleet_command import await_none_left, begin, fleet
 
 pytestmark = [
@@ -23,6 +24,7 @@ PATIENCE_S = 3000
 def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder in which chaos creates its homes."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv(LEASES_JVMS, raising=False)  # chaos kills JVMs
     return tmp_path
 
 

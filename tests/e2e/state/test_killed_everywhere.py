@@ -84,7 +84,7 @@ BEFORE: dict[str, Callable[[Home], None]] = {
 
 def _kill_at(step: str, *command: str) -> None:
     """Kill a command when it prints a step."""
-    running = begin(*command)
+    running = begin(*command, own_jvm=True)
     assert running.stdout is not None
     lines: list[str] = []
     for line in running.stdout:

@@ -28,7 +28,7 @@ from tests.support.wait import PATIENCE_S, await_that
 
 SILENCE_MS, ANSWER_MS = 30_000, 10_000
 SETTINGS = """streams = ["sessions", "vitals", "commands"]
-streams_every = "2s"
+streams_every = "4s"
 session_silence = "30s"
 command_timeout = "10s"
 """

@@ -16,13 +16,13 @@ import pytest
 from fleetpulse.core.judgements import JudgementKind, compared
 from fleetpulse.core.replay import Deployment, Outcome, outcome, replay
 from fleetpulse.core.rows import FOR_EVERYONE, Row
-from tests.support.form import IS_DEFAULT
+from tests.support.form import IS_LONG
 from tests.support.histories.dense import UNJUDGED, CutRow, JudgingParameters, dense_history, difference, difference_from
 from tests.support.histories.histories import START, positioned, row, signal, tick
 from tests.support.histories.key_groups import in_batches
 
 pytestmark = pytest.mark.property
-STEPS = int(os.environ.get("FLEET_STEPS", "30000" if IS_DEFAULT else "80000"))
+STEPS = int(os.environ.get("FLEET_STEPS", "80000" if IS_LONG else "30000"))
 SEED = int(os.environ.get("FLEET_SEED", "1"))
 Item = TypeVar("Item")
 
