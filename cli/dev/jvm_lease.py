@@ -2,8 +2,8 @@
 
 PySpark starts a JVM through Spark's script ``spark-class``; in tests, Bash starts this process instead, see
 `cli.dev.jvm_pool`. It writes port and secret of the leased JVM to the file that PySpark reads. Like
-a JVM, it ends when its standard input closes. Without the pool, and for a session on a cluster, it
-becomes the JVM that was asked for.
+a JVM, it ends when its standard input closes. It becomes the requested JVM without the pool, on a
+cluster, and if the JVM writes the archive of classes.
 
 Rule: this module runs isolated from the installation, and imports the standard library only.
 """
@@ -24,13 +24,15 @@ def _become_jvm(command: list[str]) -> NoReturn:
     os.execve(command[0], command, environment)  # noqa: S606 - the command is that of PySpark
 
 
-def _is_on_cluster(command: list[str]) -> bool:
-    return any(one.startswith("spark.master=") and not one.startswith("spark.master=local[") for one in command)
+def _needs_its_own(command: list[str]) -> bool:
+    """Return whether the session is on a cluster, or its JVM writes the archive of classes when it ends."""
+    on_cluster = any(one.startswith("spark.master=") and not one.startswith("spark.master=local[") for one in command)
+    return on_cluster or any("-XX:ArchiveClassesAtExit" in one for one in command)
 
 
 def main(command: list[str]) -> None:
     """Lease a JVM for the command line of ``spark-class``."""
-    if _is_on_cluster(command):
+    if _needs_its_own(command):
         _become_jvm(command)
     pool = socket.socket(socket.AF_UNIX)
     try:

@@ -102,7 +102,8 @@ class Jvm:
         """Remove what a stopped context has left; return whether there is no active context."""
         gateway = ClientServer(JavaParameters(port=self.port, auth_token=self.secret), PythonParameters(port=0, eager_load=False))
         try:
-            spark = gateway.jvm.org.apache.spark
+            java: Any = gateway.jvm
+            spark = java.org.apache.spark
             if not _singleton(spark, "SparkContext").getActive().isEmpty():
                 return False
             _singleton(spark.sql.execution.streaming.state, "StateStore").stop()

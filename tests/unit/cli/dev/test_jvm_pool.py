@@ -1,4 +1,4 @@
-"""Warm JVMs of a test run: who leases which, and which ones end."""
+"""Warm JVMs of a test run: which driver leases which JVM, and which JVMs end."""
 
 import os
 import socket
@@ -136,14 +136,19 @@ def test_a_jvm_that_ends_at_once_is_reported_to_its_driver_with_its_output(drive
     assert failed.process.returncode == 1
 
 
-@pytest.mark.parametrize("setting", ["spark.app.name=alone", "spark.master=spark://localhost:7077"])
-def test_without_a_pool_and_on_a_cluster_a_driver_starts_its_own_jvm(
-    setting: str, tmp_path: Path, script: Path, driver: Callable[..., Driver]
+def test_without_a_pool_a_driver_starts_its_own_jvm(tmp_path: Path, script: Path) -> None:
+    own = Driver(tmp_path / "own", script, tmp_path / "no pool")
+    assert own.jvm() == own.process.pid
+    own.end()
+
+
+@pytest.mark.parametrize(
+    "setting", ["spark.master=spark://localhost:7077", "spark.driver.extraJavaOptions=-XX:ArchiveClassesAtExit=new"]
+)
+def test_on_a_cluster_or_for_an_archive_of_classes_a_driver_starts_its_own_jvm(
+    setting: str, driver: Callable[..., Driver]
 ) -> None:
-    if setting == "spark.app.name=alone":
-        own = Driver(tmp_path / "own", script, tmp_path / "no pool", setting)
-    else:
-        own = driver(setting)
+    own = driver(setting)
     assert own.jvm() == own.process.pid
     assert own.end() == f"started with {SUBMIT} --conf {setting} pyspark-shell\n"
 
