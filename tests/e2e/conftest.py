@@ -9,9 +9,9 @@ from tests.support.processes import kill_registered
 
 @pytest.fixture(scope="session", autouse=True)
 def few_batches() -> Iterator[None]:
-    """Limit jobs to one batch in three seconds: each batch takes half a second of CPU, twice that on a slow machine."""
+    """Limit jobs to one batch in four seconds: each batch takes half a second of CPU, twice that on a slow machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLEET_BATCH_EVERY", "3s")
+        patch.setenv("FLEET_BATCH_EVERY", "4s")
         yield
 
 

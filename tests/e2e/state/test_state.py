@@ -27,7 +27,8 @@ from tests.support.histories.stream_agreement import begin_ms, is_in_a_batch, po
 from tests.support.wait import PATIENCE_S, await_that
 
 SILENCE_MS, ANSWER_MS = 30_000, 10_000
-SETTINGS = """streams = ["sessions", "vitals", "commands"]
+SETTINGS = """allowed_lateness = "20s"
+streams = ["sessions", "vitals", "commands"]
 streams_every = "4s"
 session_silence = "30s"
 command_timeout = "10s"
