@@ -38,6 +38,7 @@ if [[ $0 == */bin/spark-class && ${{1-}} == org.apache.spark.deploy.SparkSubmit 
     exec {python} -ISE {lease} "$0" "$@"
 fi
 """
+LEASES: Final = "leases"  # file in the folder of a part: the CPU seconds of each ended lease
 # Settings that the JVM reads when it starts. All other ones reach it with the context of each driver.
 _AT_START: Final = ("spark.driver.memory", "spark.driver.extraClassPath", "spark.driver.extraJavaOptions")
 _TEMPORARY: Final = "-Djava.io.tmpdir="
@@ -98,6 +99,14 @@ class Jvm:
                 if self.output is not None:
                     os.write(self.output, chunk)
 
+    def cpu_s(self) -> float:
+        """Return the CPU seconds of the JVM and its Python workers; 0 if it has ended."""
+        try:
+            whole = psutil.Process(self.process.pid)
+            return sum(sum(one.cpu_times()[:4]) for one in (whole, *whole.children(recursive=True)))
+        except psutil.Error:
+            return 0.0
+
     def clear(self) -> bool:
         """Remove what a stopped context has left; return whether there is no active context."""
         gateway = ClientServer(JavaParameters(port=self.port, auth_token=self.secret), PythonParameters(port=0, eager_load=False))
@@ -128,6 +137,13 @@ class Jvm:
 def _singleton(package: Any, name: str) -> Any:
     """Return an object of Scala; those of its methods that are private to Spark have no other name in Java."""
     return getattr(getattr(package, f"{name}$"), "MODULE$")
+
+
+def _record(environment: Mapping[str, str], cpu_s: float) -> None:
+    """Append the CPU seconds of a lease to the file of the part that started the driver; `tests.support.reporting` reads it."""
+    if starts := environment.get("FLEET_STARTS"):
+        with suppress(OSError), Path(starts).with_name(LEASES).open("a") as file:
+            file.write(f"{max(0.0, cpu_s):.2f}\n")
 
 
 def _key(settings: Mapping[str, str], environment: Mapping[str, str]) -> str:
@@ -179,9 +195,11 @@ class Pool:
                 jvm = self._lease(request["command"], request["environment"], outputs[0])
                 if jvm is None:
                     return
+                before_s = jvm.cpu_s()
                 with suppress(OSError):  # the driver has ended
                     driver.sendall(json.dumps({"port": jvm.port, "secret": jvm.secret}).encode() + b"\n")
                     reader.read()
+        _record(request["environment"], jvm.cpu_s() - before_s)
         self._take_back(jvm)
 
     def _lease(self, command: Sequence[str], environment: Mapping[str, str], output: int) -> Jvm | None:
@@ -218,7 +236,8 @@ class Pool:
             start_new_session=True,
         )
         jvm = Jvm(process, key, place, output)
-        threading.Thread(target=jvm.copy_output, daemon=True).start()
+        copying = threading.Thread(target=jvm.copy_output, daemon=True)
+        copying.start()
         with self._lock:
             self._all.append(jvm)
         while not connection.exists():
@@ -226,6 +245,7 @@ class Pool:
                 process.wait(0.05)
             except subprocess.TimeoutExpired:
                 continue
+            copying.join(_CHECKED_S)
             jvm.redirect(None)
             return None
         content = connection.read_bytes()

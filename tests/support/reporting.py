@@ -12,6 +12,8 @@ from typing import Any, Final
 import psutil
 import pytest
 
+from cli.dev.jvm_pool import LEASES
+
 OPTION: Final = "--fleet-events"
 _STARTS_PROCESSES: Final = ("tests/spark/", "tests/e2e/")  # tests whose CPU time includes running descendants
 
@@ -78,7 +80,7 @@ def _reason(outcome: Any) -> str:
 
 
 def _cpu_s(test: str) -> float:
-    """Return CPU seconds of this process, reaped children and running descendants."""
+    """Return CPU seconds of this process, reaped children, running descendants and ended leases of JVMs."""
     times = os.times()
     total = times.user + times.system + times.children_user + times.children_system
     if test.startswith(_STARTS_PROCESSES):
@@ -87,7 +89,15 @@ def _cpu_s(test: str) -> float:
                 total += sum(process.cpu_times()[:4])
             except psutil.Error:
                 continue
+        total += _leased_s()
     return total
+
+
+def _leased_s() -> float:
+    try:
+        return sum(map(float, Path(os.environ["FLEET_STARTS"]).with_name(LEASES).read_text().split()))
+    except (KeyError, OSError):
+        return 0.0
 
 
 def _starts() -> int:

@@ -13,7 +13,7 @@ import pytest
 
 from cli.dev import jvm_lease
 from cli.dev.jvm_lease import CONNECTION, SOCKET
-from cli.dev.jvm_pool import Jvm, Pool, pool_of_jvms
+from cli.dev.jvm_pool import LEASES, LEASES_JVMS, Jvm, Pool, pool_of_jvms
 from tests.support.wait import await_that
 
 pytestmark = pytest.mark.unit
@@ -47,7 +47,13 @@ class Driver:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, CONNECTION: str(self._connection), SOCKET: str(pool), "BASH_ENV": ""},
+            env={
+                **os.environ,
+                CONNECTION: str(self._connection),
+                SOCKET: str(pool),
+                LEASES_JVMS: "",
+                "FLEET_STARTS": str(place / "starts"),
+            },
         )
 
     def jvm(self) -> int:
@@ -56,6 +62,11 @@ class Driver:
         content = self._connection.read_bytes()
         assert content[:8] == b"\0\0\1\2\0\0\0\x08"
         return int(content[8:])
+
+    @property
+    def leases(self) -> Path:
+        """File with the CPU seconds of its lease."""
+        return self._connection.with_name(LEASES)
 
     def end(self) -> str:
         """End as a driver does; return the output of its JVM."""
@@ -111,6 +122,7 @@ def test_a_driver_leases_the_jvm_of_an_earlier_one_with_the_same_options(
     beside = driver("spark.driver.memory=1g")
     assert beside.jvm() != jvm, "a JVM has one driver at a time"
     assert "started with" in first.end()
+    assert 0 <= float(await_that(lambda: first.leases.exists() and first.leases.read_text(), what="its CPU time")) < 10
     await_that(lambda: _idle(driver, jvm), what="the JVM of the first driver")
     assert driver("spark.driver.memory=2g").jvm() not in {jvm, beside.jvm()}
 
