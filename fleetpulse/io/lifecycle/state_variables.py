@@ -8,9 +8,29 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle, ValueState
+from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcessorHandleState
 
 from fleetpulse.io.lifecycle.state_cache import StateValueCache
+
+
+def only_declares(handle: StatefulProcessorHandle) -> bool:
+    """Return whether Spark only reads the declarations of the state variables.
+
+    Spark starts a Python process for it before the first batch of a query. The process calls ``init`` and ``close``
+    of the processor, and needs no compiled code.
+    """
+    client: Any = handle._statefulProcessorApiClient  # noqa: SLF001 - the state of the handle has no public name
+    return client.handle_state is StatefulProcessorHandleState.PRE_INIT
+
+
+def declare(handle: StatefulProcessorHandle) -> tuple[ValueState, MapState, ValueState]:
+    """Declare the state variables of a key group: its block with its timer, its pending rows, and the names of copies."""
+    return (
+        handle.getValueState("group", "block binary, timer long"),
+        handle.getMapState("waiting", "number long", "rows binary"),
+        handle.getValueState("digests", "known string"),  # the name dates from when names were digests
+    )
 
 
 class GroupState:
@@ -21,9 +41,7 @@ class GroupState:
     """
 
     def __init__(self, handle: StatefulProcessorHandle) -> None:
-        self._group = handle.getValueState("group", "block binary, timer long")
-        self._waiting = handle.getMapState("waiting", "number long", "rows binary")
-        self._names = handle.getValueState("digests", "known string")  # the name dates from when names were digests
+        self._group, self._waiting, self._names = declare(handle)
         self._copies = StateValueCache.of_worker()
         self._known: dict[str, Any] = {}
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from fleetpulse.core.replay import Deployment
+from fleetpulse.io.lifecycle.state_variables import declare, only_declares
 
 OUTPUT: Final = "key_group int, judgements binary, files string"  # read by `judgement_sink`
 
@@ -42,9 +43,13 @@ class GroupProcessor(StatefulProcessor):
         self.form = form
         self.silent = silent
         self.table, self.generation, self.whole = table, generation, whole
+        self.fold: Any = None  # that of a task
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state: the group with its timer, and its pending rows."""
+        if only_declares(handle):
+            declare(handle)
+            return
         from fleetpulse.io.lifecycle.group_task import GroupFold
 
         self.fold = GroupFold(
@@ -71,4 +76,5 @@ class GroupProcessor(StatefulProcessor):
 
     def close(self) -> None:
         """Finish the task."""
-        self.fold.close()
+        if self.fold is not None:
+            self.fold.close()

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, ValueState
+
+from fleetpulse.io.lifecycle.state_variables import only_declares
 
 OUTPUT: Final = "key_group int, changes binary, state binary"
 
@@ -27,6 +29,11 @@ class InitialState(NamedTuple):
     repeats: bool
 
 
+def declare(handle: StatefulProcessorHandle) -> tuple[ValueState, ValueState]:
+    """Declare the state variables of a key group: its block, and the name of its copy."""
+    return handle.getValueState("group", "block binary"), handle.getValueState("copy", "name string")
+
+
 class SessionProcessor(StatefulProcessor):
     """Processor of key groups, called for each micro-batch with rows.
 
@@ -37,9 +44,13 @@ class SessionProcessor(StatefulProcessor):
 
     def __init__(self, silence_ms: int, initial: InitialState | None = None) -> None:
         self.silence_ms, self.initial = silence_ms, initial
+        self.task: Any = None  # that of a Spark task
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state."""
+        if only_declares(handle):
+            declare(handle)
+            return
         from fleetpulse.io.streams.session_task import SessionTask
 
         self.task = SessionTask(handle, self.silence_ms, self.initial)
@@ -50,4 +61,5 @@ class SessionProcessor(StatefulProcessor):
 
     def close(self) -> None:
         """Finish the task."""
-        self.task.close()
+        if self.task is not None:
+            self.task.close()

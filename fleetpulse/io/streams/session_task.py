@@ -23,7 +23,7 @@ from fleetpulse.io.lifecycle.block_files import read_block
 from fleetpulse.io.lifecycle.state_cache import StateValueCache
 from fleetpulse.io.lifecycle.state_socket import leave_server_waiting
 from fleetpulse.io.spark.python_worker import freeze_gc
-from fleetpulse.io.streams.session_processor import InitialState
+from fleetpulse.io.streams.session_processor import InitialState, declare
 
 _OutputRow: Final = SparkRow("key_group", "changes", "state")
 
@@ -39,8 +39,7 @@ class SessionTask:
 
     def __init__(self, handle: StatefulProcessorHandle, silence_ms: int, initial: InitialState | None) -> None:
         self._handle, self._silence_ms, self._initial = handle, silence_ms, initial
-        self._group = handle.getValueState("group", "block binary")
-        self._name = handle.getValueState("copy", "name string")
+        self._group, self._name = declare(handle)
         self._copies = StateValueCache.of_worker()
 
     def fold(self, key_group: int, rows: Iterator[Any]) -> Iterator[Any]:

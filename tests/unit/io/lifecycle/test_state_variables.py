@@ -1,0 +1,40 @@
+"""Declarations of state variables: a process that only declares them imports no compiled code."""
+
+import subprocess
+import sys
+
+import pytest
+
+from fleetpulse.paths import ROOT
+
+pytestmark = pytest.mark.unit
+# As Spark's process before the first batch of a query: ``init``, then ``close``.
+DECLARED = """
+import sys
+from types import SimpleNamespace
+
+from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcessorHandleState
+
+from fleetpulse.core.replay import Deployment
+from fleetpulse.io.lifecycle.stateful_processor import GroupProcessor
+from fleetpulse.io.streams.session_processor import SessionProcessor
+
+for processor in (GroupProcessor(Deployment(1_000), 4), SessionProcessor(1_000)):
+    declared = []
+    handle = SimpleNamespace(
+        _statefulProcessorApiClient=SimpleNamespace(handle_state=StatefulProcessorHandleState.PRE_INIT),
+        getValueState=lambda name, schema: declared.append(name),
+        getMapState=lambda name, key, value: declared.append(name),
+    )
+    processor.init(handle)
+    processor.close()
+    print(*declared)
+print({"numba", "numpy", "pyarrow", "pandas", "deltalake"} & {*sys.modules})
+"""
+
+
+def test_a_process_that_declares_state_variables_imports_no_compiled_code() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", DECLARED], env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["group waiting digests", "group copy", "set()"]
