@@ -20,8 +20,8 @@ def only_declares(handle: StatefulProcessorHandle) -> bool:
     Spark starts a Python process for it before the first batch of a query. The process calls ``init`` and ``close``
     of the processor, and needs no compiled code.
     """
-    client: Any = handle._statefulProcessorApiClient  # noqa: SLF001 - the state of the handle has no public name
-    return client.handle_state is StatefulProcessorHandleState.PRE_INIT
+    client: Any = getattr(handle, "_statefulProcessorApiClient", None)  # none for a handle of PySpark's tester
+    return client is not None and client.handle_state is StatefulProcessorHandleState.PRE_INIT
 
 
 def declare(handle: StatefulProcessorHandle) -> tuple[ValueState, MapState, ValueState]:
