@@ -15,12 +15,14 @@ import sys
 from pathlib import Path
 from typing import Final, NoReturn
 
+LEASES_JVMS: Final = "BASH_ENV"  # names a file that Bash reads before each script
+LEASES: Final = "leases"  # file in the folder of a part: the CPU seconds of each ended lease
 SOCKET: Final = "FLEET_TEST_JVMS"
 CONNECTION: Final = "_PYSPARK_DRIVER_CONN_INFO_PATH"  # file that a JVM of PySpark writes when it is ready
 
 
 def _become_jvm(command: list[str]) -> NoReturn:
-    environment = {name: value for name, value in os.environ.items() if name != "BASH_ENV"}
+    environment = {name: value for name, value in os.environ.items() if name != LEASES_JVMS}
     os.execve(command[0], command, environment)  # noqa: S606 - the command is that of PySpark
 
 
@@ -44,7 +46,10 @@ def main(command: list[str]) -> None:
     pool.sendall(request)
     answer = pool.makefile("rb").readline()
     if not answer:
-        raise SystemExit("the pool of JVMs started no JVM; see the output of the JVM above")
+        raise SystemExit(
+            f"the pool of JVMs, or the JVM that it started, has ended; see the output above; without the variable "
+            f"{LEASES_JVMS}, the JVM starts outside the pool"
+        )
     leased = json.loads(answer)
     secret = leased["secret"].encode()
     path = Path(os.environ[CONNECTION])

@@ -1,8 +1,8 @@
 """Pool of warm JVMs: a driver of Spark that a test starts leases one instead of starting its own.
 
-A JVM that has run a driver before starts a context and its first query with a third of the CPU time.
-The pool is a process of the test runner; it ends, with its JVMs, when its standard input closes. A
-test that needs a JVM of its own removes the variable `LEASES_JVMS`.
+A JVM that has run a driver before has loaded and compiled Spark's classes. The pool is a process of
+the test runner; it ends, with its JVMs, when its standard input closes. A test that needs a JVM of its
+own removes the variable `LEASES_JVMS`.
 
 Rule: a lease ends in one of two ways. If the driver has stopped its context, another driver with the
 same options may lease the JVM. Otherwise the driver was killed, and the pool kills the JVM, as it
@@ -29,18 +29,18 @@ import psutil
 from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
 
 from cli.dev import jvm_lease
-from cli.dev.jvm_lease import CONNECTION, SOCKET
+from cli.dev.jvm_lease import CONNECTION, LEASES, LEASES_JVMS, SOCKET
 from fleetpulse.paths import ROOT
 
-LEASES_JVMS: Final = "BASH_ENV"  # names a file that Bash reads before each script
+# Bash reads this file before each script.
 _BASH: Final = """\
 if [[ $0 == */bin/spark-class && ${{1-}} == org.apache.spark.deploy.SparkSubmit && -n ${{{connection}-}} ]]; then
     exec {python} -ISE {lease} "$0" "$@"
 fi
 """
-LEASES: Final = "leases"  # file in the folder of a part: the CPU seconds of each ended lease
 # Settings that the JVM reads when it starts. All other ones reach it with the context of each driver.
-_AT_START: Final = ("spark.driver.memory", "spark.driver.extraClassPath", "spark.driver.extraJavaOptions")
+_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+_AT_START: Final = ("spark.driver.memory", "spark.driver.extraClassPath", _JAVA_OPTIONS)
 _TEMPORARY: Final = "-Djava.io.tmpdir="
 # Variables that Python workers, which the JVM starts, may read. Others do not distinguish JVMs.
 _READ_BY_WORKERS: Final = (
@@ -57,8 +57,9 @@ _READ_BY_WORKERS: Final = (
 )
 _OF_ONE_DRIVER: Final = "SPARK_LOCAL_DIRS"
 _MAX_IDLE: Final = 3
-_MAX_LEASES: Final = 25  # Spark leaks a few megabytes with each context
+_MAX_LEASES: Final = 25  # so that the leaks of many drivers do not add up
 _CHECKED_S: Final = 20.0
+_ENDS_S: Final = 60.0  # timeout for the pool to end its JVMs
 
 
 @dataclass
@@ -73,6 +74,7 @@ class Jvm:
         port: port of PySpark's gateway.
         secret: secret of the gateway.
         leases: number of drivers that have leased it.
+        lock: lock of `output`.
     """
 
     process: "subprocess.Popen[bytes]"
@@ -101,6 +103,8 @@ class Jvm:
 
     def cpu_s(self) -> float:
         """Return the CPU seconds of the JVM and its Python workers; 0 if it has ended."""
+        if self.process.poll() is not None:
+            return 0.0
         try:
             whole = psutil.Process(self.process.pid)
             return sum(sum(one.cpu_times()[:4]) for one in (whole, *whole.children(recursive=True)))
@@ -125,12 +129,13 @@ class Jvm:
 
     def kill(self) -> None:
         """Kill the JVM and its Python workers."""
-        with suppress(psutil.NoSuchProcess):
-            whole = psutil.Process(self.process.pid)
-            for one in [whole, *whole.children(recursive=True)]:
-                with suppress(psutil.NoSuchProcess):
-                    one.kill()
-        self.process.wait()
+        if self.process.poll() is None:  # otherwise another process may have its id
+            with suppress(psutil.NoSuchProcess):
+                whole = psutil.Process(self.process.pid)
+                for one in [whole, *whole.children(recursive=True)]:
+                    with suppress(psutil.NoSuchProcess):
+                        one.kill()
+            self.process.wait(_CHECKED_S)
         self.redirect(None)
 
 
@@ -157,9 +162,8 @@ def _settings(command: Sequence[str]) -> dict[str, str]:
     """Return the settings of a command line that a JVM reads at its start, without the folder of temporary files."""
     given = [one.partition("=") for one in command]
     settings = {name: value for name, _, value in given if name in _AT_START}
-    options = shlex.split(settings.get(_AT_START[-1], ""))
-    settings[_AT_START[-1]] = shlex.join(one for one in options if not one.startswith(_TEMPORARY))
-    return settings
+    options = shlex.split(settings.get(_JAVA_OPTIONS, ""))
+    return {**settings, _JAVA_OPTIONS: shlex.join(one for one in options if not one.startswith(_TEMPORARY))}
 
 
 class Pool:
@@ -191,7 +195,11 @@ class Pool:
             if not outputs:  # the driver was killed
                 return
             with driver.makefile("rb") as reader:
-                request = json.loads(reader.read(int.from_bytes(header, "big")))
+                content = reader.read(size := int.from_bytes(header, "big"))
+                if len(content) < size:
+                    os.close(outputs[0])
+                    return
+                request = json.loads(content)
                 jvm = self._lease(request["command"], request["environment"], outputs[0])
                 if jvm is None:
                     return
@@ -223,8 +231,8 @@ class Pool:
         """Start a JVM; return None if it ends at once."""
         place = Path(tempfile.mkdtemp(dir=self._folder))
         (place / "tmp").mkdir()
-        arguments = [one for name, value in settings.items() for one in ("--conf", f"{name}={value}")]
-        arguments[-1] += f" {_TEMPORARY}{place / 'tmp'}"
+        given = {**settings, _JAVA_OPTIONS: f"{settings[_JAVA_OPTIONS]} {_TEMPORARY}{place / 'tmp'}"}
+        arguments = [one for name, value in given.items() for one in ("--conf", f"{name}={value}")]
         connection = place / "connection"
         own = {CONNECTION: str(connection), "SPARK_LOCAL_DIRS": str(place / "local")}
         process = subprocess.Popen(
@@ -280,24 +288,30 @@ class Pool:
 def pool_of_jvms(folder: Path) -> Iterator[dict[str, str]]:
     """Run a pool in a process of its own.
 
+    Args:
+        folder: folder for its socket.
+
     Yields:
-        Variables with which a process leases JVMs.
+        Variables with which a process leases JVMs; none if the pool cannot start, for a reason that it prints. Then each
+        driver starts its own JVM.
     """
     path, script = folder / "pool", folder / "bash_env.sh"
     lease, python = shlex.quote(str(jvm_lease.__file__)), shlex.quote(sys.executable)
     script.write_text(_BASH.format(connection=CONNECTION, python=python, lease=lease))
     command = [sys.executable, "-P", "-m", __name__, str(path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True)
+    assert process.stdin is not None and process.stdout is not None
+    with process.stdin, process.stdout:
         try:
-            if not process.stdout.readline():
-                raise RuntimeError("the pool of JVMs did not start; see the output above")
-            yield {LEASES_JVMS: str(script), SOCKET: str(path)}
+            yield {LEASES_JVMS: str(script), SOCKET: str(path)} if process.stdout.readline() else {}
         finally:
             process.stdin.close()
+            try:
+                process.wait(_ENDS_S)
+            except subprocess.TimeoutExpired:
+                process.kill()  # its JVMs end, too: their standard inputs close
+                process.wait()
 
 
 def main(path: Path) -> None:

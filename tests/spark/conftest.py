@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bench.peers.scala_jar import compiled
-from cli.dev.jvm_pool import LEASES_JVMS
+from cli.dev.jvm_lease import LEASES_JVMS
 from fleetpulse.io.spark.session import SparkResources, spark_session
 from fleetpulse.settings import load_settings
 

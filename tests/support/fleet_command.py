@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cli.dev.jvm_pool import LEASES_JVMS
+from cli.dev.jvm_lease import LEASES_JVMS
 from fleetpulse.paths import ROOT
 from tests.support.processes import register_process
 from tests.support.wait import PATIENCE_S, await_that

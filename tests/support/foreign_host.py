@@ -84,7 +84,7 @@ class ForeignHost:
         command = self.command([sys.executable, "-c", _PRELOAD], [own], Path("/"))
         tried = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE_S, check=False)
         if tried.returncode:
-            raise Unavailable(f"user {_USER} cannot run the installation: {tried.stderr.strip().splitlines()[-1:]}")
+            raise Unavailable(f"user {_USER} cannot run the installation: {tried.stderr.strip().rpartition(chr(10))[2]}")
 
     @staticmethod
     def give(path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import psutil
 import pytest
 
-from cli.dev.jvm_pool import LEASES
+from cli.dev.jvm_lease import LEASES
 
 OPTION: Final = "--fleet-events"
 _STARTS_PROCESSES: Final = ("tests/spark/", "tests/e2e/")  # tests whose CPU time includes running descendants

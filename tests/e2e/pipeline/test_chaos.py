@@ -9,7 +9,7 @@ import pytest
 
 from cli.chaos.ledger import FAULTS
 from cli.chaos.targets import OF_CLUSTER, KillKind
-from cli.dev.jvm_pool import LEASES_JVMS
+from cli.dev.jvm_lease import LEASES_JVMS
 from tests.support.fleet_command import await_none_left, begin, fleet
 
 pytestmark = [

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from bench.load import Load
 from bench.soak import SETTLED, Plan, run
-from cli.dev.jvm_pool import LEASES_JVMS
+from cli.dev.jvm_lease import LEASES_JVMS
 from fleetpulse.io.home.home import KEY_GROUPS
 
 pytestmark = [pytest.mark.spark, pytest.mark.extended]

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from cli.dev import jvm_lease
-from cli.dev.jvm_lease import CONNECTION, SOCKET
-from cli.dev.jvm_pool import LEASES, LEASES_JVMS, Jvm, Pool, pool_of_jvms
+from cli.dev.jvm_lease import CONNECTION, LEASES, LEASES_JVMS, SOCKET
+from cli.dev.jvm_pool import Jvm, Pool, pool_of_jvms
 from tests.support.wait import await_that
 
 pytestmark = pytest.mark.unit
@@ -175,3 +175,22 @@ def test_bash_starts_a_lease_in_place_of_a_jvm_and_the_pool_ends_its_jvms(tmp_pa
             assert jvm != lease.pid and psutil.pid_exists(jvm)
             assert "cat" in psutil.Process(jvm).name()
     _await_end(jvm)
+
+
+def test_without_a_socket_each_driver_starts_its_own_jvm(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / ("too-long" * 20)
+    place.mkdir()
+    with pool_of_jvms(place) as variables:
+        assert variables == {}
+    assert "path too long" in capfd.readouterr().err
+
+
+def test_the_folder_of_temporary_files_is_that_of_the_jvm_wherever_its_option_stands(
+    driver: Callable[..., Driver], is_stopped: dict[str, bool], tmp_path: Path
+) -> None:
+    options = "spark.driver.extraJavaOptions=-Dkept=yes -Djava.io.tmpdir=/of/the/driver"
+    with_options = driver(options, "spark.driver.extraClassPath=/some.jar")
+    with_options.jvm()
+    started = with_options.end()
+    assert f"--conf spark.driver.extraJavaOptions=-Dkept=yes -Djava.io.tmpdir={tmp_path}/jvms/" in started
+    assert "--conf spark.driver.extraClassPath=/some.jar " in started and "/of/the/driver" not in started

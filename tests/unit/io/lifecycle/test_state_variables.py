@@ -13,6 +13,7 @@ DECLARED = """
 import sys
 from types import SimpleNamespace
 
+from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcessorHandleState
 
 from fleetpulse.core.replay import Deployment
@@ -21,12 +22,13 @@ from fleetpulse.io.streams.session_processor import SessionProcessor
 
 for processor in (GroupProcessor(Deployment(1_000), 4), SessionProcessor(1_000)):
     declared = []
-    handle = SimpleNamespace(
-        _statefulProcessorApiClient=SimpleNamespace(handle_state=StatefulProcessorHandleState.PRE_INIT),
-        getValueState=lambda name, schema: declared.append(name),
-        getMapState=lambda name, key, value: declared.append(name),
+    client = SimpleNamespace(
+        handle_state=StatefulProcessorHandleState.PRE_INIT,
+        get_value_state=lambda name, *_: declared.append(name),
+        get_map_state=lambda name, *_: declared.append(name),
+        _parse_string_schema=str,
     )
-    processor.init(handle)
+    processor.init(StatefulProcessorHandle(client))
     processor.close()
     print(*declared)
 print({"numba", "numpy", "pyarrow", "pandas", "deltalake"} & {*sys.modules})
