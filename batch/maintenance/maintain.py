@@ -11,6 +11,7 @@ the future.
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -39,6 +40,7 @@ _RETIRED_KEPT: Final = 1  # retired generations to keep, regardless of age
 _COMMITTED_MS: Final = 600_000  # least age of an abandoned commit file; landing writes one in milliseconds
 _TEMPORARY_COMMIT: Final = re.compile(r"\.\d{20}\.json\.[0-9a-f]{32}\.tmp")
 _BY_DEVICE: Final = ("transition", "retract", "add")  # partitions of `judgements` in which reports search for one device
+_COMMITS: Final = ("remove", "join", "keep")  # steps that commit to their table
 _REPLACED_MS: Final = {JUDGEMENTS.name: HOUR_MS}  # its readers open the newest version each time
 
 
@@ -64,23 +66,32 @@ def maintain(
         existing = [path for path in sorted((home.path / "tables").glob("*")) if holds_table(path)]
         if not dry_run:
             _remove_aside(existing, now_s)
-        yield from unless_disk_full("checkpoints", _generations(home, keep, now_ms, report, dry_run=dry_run))
+        planned = Counter[str]()  # commits of this maintenance by table, if it is a dry run
+        for step in _until_deletion(home, keep, existing, now_ms, report, dry_run=dry_run):
+            planned[step.table] += dry_run and step.did in _COMMITS
+            yield step
         pins = reader_pins(home)
-        if home.table(DEVICE_SNAPSHOTS.name) in existing:
-            yield from _delete_snapshots(home, keep, now_ms, dry_run=dry_run)
-            pins = reader_pins(home)
-        if home.table(MESSAGES.name) in existing:
-            yield from unless_disk_full(MESSAGES.name, _bronze(home, keep, pins, now_ms, dry_run=dry_run))
-        yield from remove_aged(home, keep, existing, now_ms, dry_run=dry_run)
-        known = {table.name for table in TABLES} - {MESSAGES.name, DEVICE_SNAPSHOTS.name}
         for path in existing:
-            if path.name in known:
-                yield from unless_disk_full(path.name, _join(path, dry_run=dry_run))
-        # Before files are deleted: the kept facts name the newest versions that they include.
-        yield from unless_disk_full(DEVICE_CURRENT.name, _keep_present(home, dry_run=dry_run))
-        for path in existing:
-            yield from _delete(home, path, keep, pins, now_s, dry_run=dry_run)
+            yield from _delete(home, path, keep, pins, now_s, planned[path.name], dry_run=dry_run)
         yield from _clean_other_files(home, keep, now_s, dry_run=dry_run)
+
+
+def _until_deletion(
+    home: Home, keep: Keep, existing: list[Path], now_ms: int, report: Callable[[str], None], *, dry_run: bool
+) -> Iterator[Step]:
+    """Run the steps before the deletion of replaced files."""
+    yield from unless_disk_full("checkpoints", _generations(home, keep, now_ms, report, dry_run=dry_run))
+    if home.table(DEVICE_SNAPSHOTS.name) in existing:
+        yield from _delete_snapshots(home, keep, now_ms, dry_run=dry_run)
+    if home.table(MESSAGES.name) in existing:
+        yield from unless_disk_full(MESSAGES.name, _bronze(home, keep, reader_pins(home), now_ms, dry_run=dry_run))
+    yield from remove_aged(home, keep, existing, now_ms, dry_run=dry_run)
+    known = {table.name for table in TABLES} - {MESSAGES.name, DEVICE_SNAPSHOTS.name}
+    for path in existing:
+        if path.name in known:
+            yield from unless_disk_full(path.name, _join(path, dry_run=dry_run))
+    # Before files are deleted: the kept facts name the newest versions that they include.
+    yield from unless_disk_full(DEVICE_CURRENT.name, _keep_present(home, dry_run=dry_run))
 
 
 def _remove_aside(tables: list[Path], now_s: float) -> None:
@@ -200,7 +211,9 @@ def _delete_snapshots(home: Home, keep: Keep, now_ms: int, *, dry_run: bool) -> 
     )
 
 
-def _delete(home: Home, table: Path, keep: Keep, pins: list[ReaderPin], now_s: float, *, dry_run: bool) -> Iterator[Step]:
+def _delete(
+    home: Home, table: Path, keep: Keep, pins: list[ReaderPin], now_s: float, planned: int, *, dry_run: bool
+) -> Iterator[Step]:
     """Delete replaced files, and old versions of the Delta log."""
     snapshots, bronze = table.name == DEVICE_SNAPSHOTS.name, table.name == MESSAGES.name
     if not snapshots:
@@ -208,7 +221,7 @@ def _delete(home: Home, table: Path, keep: Keep, pins: list[ReaderPin], now_s: f
         if files:
             count, size = vacuum.remove_files(files, dry_run=dry_run)
             yield Step(table.name, "delete", count, size, note="files that were replaced, or never committed")
-    if vacuum.write_checkpoint(table, dry_run=dry_run):
+    if vacuum.write_checkpoint(table, planned, dry_run=dry_run):
         yield Step(table.name, "checkpoint")
     below = min(vacuum.kept_versions(table, keep.device_snapshots_ms, int(now_s * 1000))) if snapshots else None
     if table.name == JUDGEMENTS.name:

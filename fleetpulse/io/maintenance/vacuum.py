@@ -146,18 +146,19 @@ def unneeded_files(table: Path, kept_ms: int, versions: Collection[int] = ()) ->
     return sorted(path for name in names if (path := table / name).is_file())
 
 
-def write_checkpoint(table: Path, *, dry_run: bool) -> bool:
+def write_checkpoint(table: Path, planned: int = 0, *, dry_run: bool) -> bool:
     """Write a checkpoint of a table's log if the newest one is many versions old.
 
     Args:
         table: folder of the table.
+        planned: number of commits that a dry run has planned before this step.
         dry_run: whether nothing is written.
 
     Returns:
         Whether the checkpoint was written, or would be written if not for ``dry_run``.
     """
     newest = max(_checkpoints(table), default=-1)
-    if open_table(table).version() - newest < MIN_VERSIONS:
+    if open_table(table).version() + planned - newest < MIN_VERSIONS:
         return False
     if not dry_run:
         try:

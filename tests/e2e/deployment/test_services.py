@@ -68,6 +68,15 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started
     await_none_left(tmp_path / "home")
 
 
+def _began_s(home: Home) -> dict[str, list[float]]:
+    """Return the times at which batches began, in order, by run of the lifecycle job."""
+    sql = "SELECT run_id, epoch(began_at) AS began_s FROM stream_health ORDER BY began_s"
+    runs: dict[str, list[float]] = {}
+    for one in query(home, sql, tables=[STREAM_HEALTH.name]):
+        runs.setdefault(one["run_id"], []).append(one["began_s"])
+    return runs
+
+
 def test_a_home_runs_as_services(tmp_path: Path, started: Started) -> None:
     home = Home(tmp_path / "home")
     _await(lambda: home.exists() and services(home) == tuple(Service), what="all services")
@@ -96,6 +105,8 @@ def test_a_home_runs_as_services(tmp_path: Path, started: Started) -> None:
         lambda: judged_up_to(home.checkpoint) != before, what="the lifecycle job's first batch"
     )  # a stop has a shorter timeout than a start
 
+    _await(lambda: max(map(len, _began_s(home).values())) > 2, what="three batches of one run")
+
     os.kill(started[Service.BRIDGE].pid, signal.SIGTERM)
     output, _ = started[Service.BRIDGE].communicate(timeout=60)
     assert started[Service.BRIDGE].returncode == 0, output
@@ -119,12 +130,5 @@ def test_a_home_runs_as_services(tmp_path: Path, started: Started) -> None:
     await_none_left(home.path)
     with home.locked("a run of everything"):
         pass
-    began = query(
-        home, "SELECT run_id, epoch(began_at) AS began_s FROM stream_health ORDER BY began_s", tables=[STREAM_HEALTH.name]
-    )
-    runs: dict[str, list[float]] = {}
-    for one in began:
-        runs.setdefault(one["run_id"], []).append(one["began_s"])
-    assert max(map(len, runs.values())) > 2
-    for at_s in runs.values():  # Spark starts the first at once, the second at the next multiple, and may start one late
+    for at_s in _began_s(home).values():  # Spark starts the first at once, the second at the next multiple, and may start one late
         assert (len(at_s) - 2) * BATCH_EVERY_S <= at_s[-1] - at_s[0] + 1, "batches are few"

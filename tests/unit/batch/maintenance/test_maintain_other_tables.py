@@ -72,6 +72,18 @@ def test_audit_records_are_kept_for_their_own_time(home: Home) -> None:
     assert kept(90 * DAY_MS) == ["100", "150"]
 
 
+def test_a_dry_run_foresees_the_checkpoints_due_to_its_own_commits(home: Home) -> None:
+    for number in range(vacuum.MIN_VERSIONS - 1):  # the last commit before a checkpoint is due
+        row = {"recorded_at_ms": START + number * 100 * DAY_MS, "id": str(number), "phase": "finished", "action": "amend"}
+        tables.append(home, AUDIT, tables.to_table(AUDIT, [row]), "test", number)
+    keep = replace(KEEP, audit_ms=90 * DAY_MS)
+    planned, done = (
+        [step.table for step in run_maintain(home, keep, dry_run=is_dry) if step.did == "checkpoint"] for is_dry in (True, False)
+    )
+    assert planned == done
+    assert AUDIT.name in done
+
+
 def test_windows_and_alarms_are_kept_for_the_time_of_vitals(home: Home) -> None:
     for table, instant in ((VITALS, "window_end"), (VITAL_ALARMS, "raised_at")):
         tables.create(home, table)
