@@ -32,6 +32,7 @@ APART: Final = (
 )  # each needs a core: a browser, an installation
 SLOW_PACE: Final = 1.25  # pace from which optional parts start last, see `in_order`
 _PACE_S: Final = 300.0  # estimated seconds of ended parts whose durations count as much as the speed of the machine
+_SHORT_S: Final = 40.0  # a part holds several files of end-to-end tests if each is shorter
 _START_S: Final = 4.0  # duration of imports and collection of a part
 _COLLECTS: Final = ("--co", "--collect-only")
 _INTERACTIVE: Final = ("-s", "--capture=no", "--pdb", "--trace", *_COLLECTS)
@@ -50,7 +51,7 @@ class Form(StrEnum):
 # Estimated seconds of a file that was never measured.
 GUESSED_S: Final[Mapping[Form, Mapping[str, float]]] = {
     Form.DEFAULT: {"unit": 2.0, "property": 5.0, "dags": 8.0, "spark": 20.0, "e2e": 30.0},
-    Form.ALL: {"unit": 5.0, "property": 18.0, "dags": 8.0, "spark": 65.0, "e2e": 60.0},
+    Form.ALL: {"unit": 2.5, "property": 6.0, "dags": 8.0, "spark": 10.0, "e2e": 30.0},
     Form.LONG: {"unit": 8.0, "property": 50.0, "dags": 8.0, "spark": 60.0, "e2e": 150.0},
 }
 
@@ -58,23 +59,34 @@ GUESSED_S: Final[Mapping[Form, Mapping[str, float]]] = {
 # Estimated seconds of files that take far longer than others of their layer: they must not start
 # last.
 _LONG_S: Final[Mapping[str, float]] = {
-    "tests/e2e/state/test_state.py": 600.0,
-    "tests/e2e/operations/test_airflow.py": 540.0,
-    "tests/e2e/operations/test_rollout.py": 400.0,
-    "tests/e2e/pipeline/test_chaos.py": 300.0,
-    "tests/e2e/web/test_page_of_a_running_fleet.py": 240.0,
-    "tests/e2e/pipeline/test_replay.py": 235.0,
-    "tests/e2e/operations/test_maintain.py": 225.0,
-    "tests/e2e/cluster/test_standalone.py": 210.0,
-    "tests/e2e/ingest/test_reconnects.py": 200.0,
-    "tests/e2e/operations/test_documents.py": 170.0,
-    "tests/e2e/operations/test_drill.py": 170.0,
-    "tests/e2e/web/test_page_browser.py": 170.0,
-    "tests/e2e/cluster/test_kubernetes.py": 160.0,
-    "tests/e2e/state/test_killed.py": 155.0,
-    "tests/e2e/ingest/test_kafka.py": 150.0,
-    "tests/e2e/deployment/test_image.py": 140.0,
-    "tests/e2e/pipeline/test_jitter.py": 110.0,
+    "tests/e2e/operations/test_airflow.py": 400.0,
+    "tests/e2e/state/test_state.py": 350.0,
+    "tests/e2e/operations/test_rollout.py": 340.0,
+    "tests/spark/batch/state/test_crashes.py": 260.0,
+    "tests/e2e/pipeline/test_chaos.py": 250.0,
+    "tests/e2e/pipeline/test_replay.py": 230.0,
+    "tests/e2e/ingest/test_reconnects.py": 210.0,
+    "tests/e2e/operations/test_maintain.py": 210.0,
+    "tests/e2e/web/test_page_of_a_running_fleet.py": 180.0,
+    "tests/e2e/cluster/test_standalone.py": 165.0,
+    "tests/e2e/operations/test_documents.py": 120.0,
+    "tests/e2e/operations/test_drill.py": 105.0,
+    "tests/e2e/deployment/test_image.py": 100.0,
+    "tests/e2e/ingest/test_kafka.py": 100.0,
+    "tests/e2e/state/test_killed.py": 100.0,
+    "tests/e2e/cluster/test_kubernetes.py": 80.0,
+    "tests/e2e/web/test_page_browser.py": 80.0,
+    "tests/spark/batch/state/test_operations.py": 75.0,
+    "tests/spark/batch/state/test_snapshot.py": 70.0,
+    "tests/e2e/pipeline/test_jitter.py": 60.0,
+    "tests/spark/batch/state/test_recover.py": 60.0,
+    "tests/e2e/ingest/test_bridge.py": 55.0,
+    "tests/e2e/operations/test_amend.py": 55.0,
+    "tests/spark/batch/state/test_any_history.py": 55.0,
+    "tests/spark/batch/quality/test_run.py": 50.0,
+    "tests/spark/batch/maintenance/test_maintain.py": 40.0,
+    "tests/spark/bench/lifecycle/test_compare.py": 40.0,
+    "tests/spark/bench/test_soak.py": 35.0,
 }
 _LONG_DEFAULT_S: Final[Mapping[str, float]] = {
     "tests/e2e/operations/test_airflow.py": 120.0,
@@ -357,7 +369,9 @@ def _groups(
     if chosen.narrowed:
         return split(paths, jobs, estimate)
     if layer == "e2e":
-        return [(path,) for path in paths]
+        long = [path for path in paths if estimate(path) > _SHORT_S or path in APART]
+        short = [path for path in paths if path not in long]
+        return [*((path,) for path in long), *(split(short, math.ceil(sum(map(estimate, short)) / PART_S), estimate) if short else ())]
     if layer == "spark":  # each part starts a Spark session
         return split(paths, min(jobs, 2), estimate)
     return split(paths, math.ceil(sum(map(estimate, paths)) / PART_S), estimate)

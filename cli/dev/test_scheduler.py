@@ -33,8 +33,8 @@ from cli.dev.test_plan import (
 )
 
 EVERY_S: Final = 10.0  # interval of progress lines; on a terminal it is 1 s
-IDLE_S: Final = 15.0  # time for which the cores are observed before a further part starts
-IDLE_SHARE: Final = 0.3  # share of the time of all cores
+IDLE_S: Final = 10.0  # time for which the cores are observed before a further part starts
+IDLE_SHARE: Final = 0.15  # share of the time of all cores
 _POLL_S: Final = 0.1
 _ENDS_S: Final = 30.0  # timeout for the parts of an interrupted run to end
 _NO_TESTS: Final = 5  # exit code of pytest if no test is selected, as -k may cause in a part
