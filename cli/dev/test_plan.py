@@ -371,7 +371,10 @@ def _groups(
     if layer == "e2e":
         long = [path for path in paths if estimate(path) > _SHORT_S or path in APART]
         short = [path for path in paths if path not in long]
-        return [*((path,) for path in long), *(split(short, math.ceil(sum(map(estimate, short)) / PART_S), estimate) if short else ())]
+        return [
+            *((path,) for path in long),
+            *(split(short, math.ceil(sum(map(estimate, short)) / PART_S), estimate) if short else ()),
+        ]
     if layer == "spark":  # each part starts a Spark session
         return split(paths, min(jobs, 2), estimate)
     return split(paths, math.ceil(sum(map(estimate, paths)) / PART_S), estimate)

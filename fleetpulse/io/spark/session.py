@@ -26,7 +26,7 @@ from fleetpulse.io.spark.java import find_java
 from fleetpulse.io.spark.pods import KUBERNETES, Pods
 from fleetpulse.io.spark.scratch import TEMPORARY
 from fleetpulse.io.spark.shared_mark import mark_shared
-from fleetpulse.paths import LOG4J, ROOT, cache_dir
+from fleetpulse.paths import LOG4J, PYTHON_WORKER, ROOT, cache_dir
 
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 # Spark's default starts a process to set the permissions of each file. Both managers rename a
@@ -189,6 +189,7 @@ def settings(local_dir: Path, size: SparkResources) -> dict[str, str]:
         "spark.python.daemon.module": "fleetpulse.io.lifecycle.python_daemon",  # imports the workers' modules once
         "spark.python.authenticate.socketTimeout": "180s",  # busy machines start Python workers slowly
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # a number: cheaper to write than the default
+        "spark.executorEnv.FLEET_PYTHON": sys.executable,  # the interpreter of PYTHON_WORKER
         **{f"spark.executorEnv.{name}": value for name, value in _ALLOCATOR.items()},
         **(_of_cluster(size.cluster, java_options) if size.cluster else {}),
     }
@@ -280,7 +281,8 @@ def spark_session(
     """
     java = find_java()
     os.environ["JAVA_HOME"] = str(java)
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable  # python3 on PATH may be another one
+    os.environ["PYSPARK_PYTHON"] = str(PYTHON_WORKER)
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable  # python3 on PATH may be another one
     os.environ["SPARK_HOME"] = str(spark_home())  # the machine may have another Spark than the pinned one
     os.environ["TZ"] = "UTC"
     local_dir = local_dir.resolve()

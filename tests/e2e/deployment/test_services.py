@@ -130,5 +130,7 @@ def test_a_home_runs_as_services(tmp_path: Path, started: Started) -> None:
     await_none_left(home.path)
     with home.locked("a run of everything"):
         pass
-    for at_s in _began_s(home).values():  # Spark starts the first at once, the second at the next multiple, and may start one late
+    for at_s in _began_s(
+        home
+    ).values():  # Spark starts the first at once, the second at the next multiple, and may start one late
         assert (len(at_s) - 2) * BATCH_EVERY_S <= at_s[-1] - at_s[0] + 1, "batches are few"

@@ -18,6 +18,7 @@ from fleetpulse.io.checkpoints.checkpoint import judged_up_to
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.bronze_source import BlockReader
 from fleetpulse.io.lifecycle.query import start
+from fleetpulse.io.spark.jars import spark_home
 from fleetpulse.io.tables import tables
 from fleetpulse.reports.operations.agreement import defined, emitted
 from tests.support.histories.histories import START, positioned, row, signal, tick
@@ -37,6 +38,15 @@ def _await(query: StreamingQuery, home: Home, received_at_ms: int) -> None:
         assert query.isActive, query.exception()
         assert time.monotonic() < limit, "the stream does not reach the end of its input"
         time.sleep(0.1)
+
+
+def test_python_workers_import_the_installed_pyspark(spark: SparkSession) -> None:
+    def imported(_: int) -> str:
+        import pyspark
+
+        return str(Path(pyspark.__file__).parent)
+
+    assert spark.sparkContext.parallelize([0], 1).map(imported).collect() == [str(spark_home())]
 
 
 def test_the_stream_equals_the_definition_across_batches_and_restarts(spark: SparkSession, tmp_path: Path) -> None:
