@@ -14,7 +14,7 @@ PACKAGE: Final = Path(__file__).parent
 ROOT: Final = PACKAGE.parent  # the checkout, or the folder in which the packages are installed
 BOOTSTRAP: Final = ROOT / "cli" / "common" / "bootstrap.py"  # installs the packages that a verb needs; ./fleet runs it, too
 LOG4J: Final = ROOT / "infra" / "spark" / "log4j2.properties"
-PYTHON_WORKER: Final = ROOT / "infra" / "spark" / "python-worker"  # starts Spark's Python workers
+PYTHON_WORKER: Final = ROOT / "infra" / "spark" / "python-worker"  # command of Spark's Python workers
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # `Path` merges the two slashes of an address
 
 

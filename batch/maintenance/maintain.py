@@ -66,9 +66,10 @@ def maintain(
         existing = [path for path in sorted((home.path / "tables").glob("*")) if holds_table(path)]
         if not dry_run:
             _remove_aside(existing, now_s)
-        planned = Counter[str]()  # commits of this maintenance by table, if it is a dry run
+        planned = Counter[str]()  # commits that a dry run leaves out, by table
         for step in _until_deletion(home, keep, existing, now_ms, report, dry_run=dry_run):
-            planned[step.table] += dry_run and step.did in _COMMITS
+            if dry_run and step.did in _COMMITS:
+                planned[step.table] += 1
             yield step
         pins = reader_pins(home)
         for path in existing:

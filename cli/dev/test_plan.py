@@ -24,7 +24,7 @@ from fleetpulse.core.errors import Misuse
 LAYERS: Final = ("unit", "property", "dags", "spark", "e2e")
 EXTENDED: Final = "extended"  # the marker of tests that only --all and --long run
 FORM_VARIABLE: Final = "FLEET_TEST_FORM"
-PART_S: Final = 75.0  # duration of a part of unit or property: a longer part could run last, with the other core idle
+PART_S: Final = 75.0  # duration of a part of several short files: a longer part could run last, with the other core idle
 KEPT_RUNS: Final = 5
 APART: Final = (
     "tests/e2e/operations/test_airflow.py",
@@ -32,7 +32,7 @@ APART: Final = (
 )  # each needs a core: a browser, an installation
 SLOW_PACE: Final = 1.25  # pace from which optional parts start last, see `in_order`
 _PACE_S: Final = 300.0  # estimated seconds of ended parts whose durations count as much as the speed of the machine
-_SHORT_S: Final = 40.0  # a part holds several files of end-to-end tests if each is shorter
+_SHORT_S: Final = 40.0  # an end-to-end file that takes longer is a part of its own
 _START_S: Final = 4.0  # duration of imports and collection of a part
 _COLLECTS: Final = ("--co", "--collect-only")
 _INTERACTIVE: Final = ("-s", "--capture=no", "--pdb", "--trace", *_COLLECTS)
@@ -50,8 +50,8 @@ class Form(StrEnum):
 
 # Estimated seconds of a file that was never measured.
 GUESSED_S: Final[Mapping[Form, Mapping[str, float]]] = {
-    Form.DEFAULT: {"unit": 2.0, "property": 5.0, "dags": 8.0, "spark": 20.0, "e2e": 30.0},
-    Form.ALL: {"unit": 2.5, "property": 6.0, "dags": 8.0, "spark": 10.0, "e2e": 30.0},
+    Form.DEFAULT: {"unit": 1.7, "property": 4.0, "dags": 11.0, "spark": 13.0, "e2e": 12.0},
+    Form.ALL: {"unit": 2.5, "property": 6.0, "dags": 11.0, "spark": 10.0, "e2e": 30.0},
     Form.LONG: {"unit": 8.0, "property": 50.0, "dags": 8.0, "spark": 60.0, "e2e": 150.0},
 }
 
@@ -89,11 +89,11 @@ _LONG_S: Final[Mapping[str, float]] = {
     "tests/spark/bench/test_soak.py": 35.0,
 }
 _LONG_DEFAULT_S: Final[Mapping[str, float]] = {
-    "tests/e2e/operations/test_airflow.py": 120.0,
-    "tests/e2e/state/test_killed.py": 110.0,
-    "tests/e2e/pipeline/test_replay.py": 110.0,
-    "tests/e2e/ingest/test_bridge.py": 70.0,
-    "tests/e2e/web/test_page_browser.py": 60.0,
+    "tests/e2e/operations/test_airflow.py": 100.0,
+    "tests/e2e/pipeline/test_replay.py": 80.0,
+    "tests/e2e/ingest/test_bridge.py": 55.0,
+    "tests/e2e/web/test_page_browser.py": 36.0,
+    "tests/e2e/state/test_killed.py": 30.0,
 }
 
 
@@ -369,14 +369,15 @@ def _groups(
     if chosen.narrowed:
         return split(paths, jobs, estimate)
     if layer == "e2e":
-        long = [path for path in paths if estimate(path) > _SHORT_S or path in APART]
-        short = [path for path in paths if path not in long]
-        return [
-            *((path,) for path in long),
-            *(split(short, math.ceil(sum(map(estimate, short)) / PART_S), estimate) if short else ()),
-        ]
+        is_alone = {path: estimate(path) > _SHORT_S or path in APART for path in paths}
+        short = [path for path in paths if not is_alone[path]]
+        return [*((path,) for path in paths if is_alone[path]), *_split_by_duration(short, estimate)]
     if layer == "spark":  # each part starts a Spark session
         return split(paths, min(jobs, 2), estimate)
+    return _split_by_duration(paths, estimate)
+
+
+def _split_by_duration(paths: Sequence[str], estimate: Callable[[str], float]) -> list[tuple[str, ...]]:
     return split(paths, math.ceil(sum(map(estimate, paths)) / PART_S), estimate)
 
 

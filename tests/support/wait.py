@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 PATIENCE_S = 600  # a slow machine needs minutes for steps that take seconds elsewhere
-SHARE = 0.1  # share of a core that the checks of a wait may use
+CHECKS_SHARE = 0.1  # share of a core that the checks of a wait may use
 LEAST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 4.0
 Found = TypeVar("Found")
 
@@ -38,7 +38,7 @@ def await_that(
         before_s = _cpu_s()
         if found := reached():
             return found
-        rest_s = max(LEAST_PAUSE_S, min((_cpu_s() - before_s) * (1 / SHARE - 1), LONGEST_PAUSE_S))
+        rest_s = max(LEAST_PAUSE_S, min((_cpu_s() - before_s) * (1 / CHECKS_SHARE - 1), LONGEST_PAUSE_S))
         assert by is None or by.poll() is None, by.communicate()[0]
         assert time.monotonic() < deadline_s, f"{what}: not within {limit_s} s"
         time.sleep(rest_s if pause_s is None else pause_s)

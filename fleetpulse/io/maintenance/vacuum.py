@@ -146,12 +146,12 @@ def unneeded_files(table: Path, kept_ms: int, versions: Collection[int] = ()) ->
     return sorted(path for name in names if (path := table / name).is_file())
 
 
-def write_checkpoint(table: Path, planned: int = 0, *, dry_run: bool) -> bool:
+def write_checkpoint(table: Path, planned: int, *, dry_run: bool) -> bool:
     """Write a checkpoint of a table's log if the newest one is many versions old.
 
     Args:
         table: folder of the table.
-        planned: number of commits that a dry run has planned before this step.
+        planned: number of commits before this step that a dry run has left out; 0 if this is no dry run.
         dry_run: whether nothing is written.
 
     Returns:

@@ -281,7 +281,7 @@ def spark_session(
     """
     java = find_java()
     os.environ["JAVA_HOME"] = str(java)
-    os.environ["PYSPARK_PYTHON"] = str(PYTHON_WORKER)
+    os.environ["PYSPARK_PYTHON"] = str(PYTHON_WORKER)  # runs the interpreter that the settings name
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable  # python3 on PATH may be another one
     os.environ["SPARK_HOME"] = str(spark_home())  # the machine may have another Spark than the pinned one
     os.environ["TZ"] = "UTC"

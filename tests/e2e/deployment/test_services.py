@@ -104,7 +104,6 @@ def test_a_home_runs_as_services(tmp_path: Path, started: Started) -> None:
     _await(
         lambda: judged_up_to(home.checkpoint) != before, what="the lifecycle job's first batch"
     )  # a stop has a shorter timeout than a start
-
     _await(lambda: max(map(len, _began_s(home).values())) > 2, what="three batches of one run")
 
     os.kill(started[Service.BRIDGE].pid, signal.SIGTERM)
@@ -130,7 +129,6 @@ def test_a_home_runs_as_services(tmp_path: Path, started: Started) -> None:
     await_none_left(home.path)
     with home.locked("a run of everything"):
         pass
-    for at_s in _began_s(
-        home
-    ).values():  # Spark starts the first at once, the second at the next multiple, and may start one late
+    # Spark starts the first batch at once, the second at the next multiple, and may start one late.
+    for at_s in _began_s(home).values():
         assert (len(at_s) - 2) * BATCH_EVERY_S <= at_s[-1] - at_s[0] + 1, "batches are few"

@@ -28,15 +28,15 @@ def test_a_worker_imports_the_installed_pyspark_and_not_the_archive_of_it() -> N
     assert json.loads(done.stdout) == [str(spark_home() / "__init__.py"), sys.executable, ["a b", "*"]], done.stderr
 
 
-def test_a_worker_keeps_the_folders_of_its_path(tmp_path: Path) -> None:
+def test_a_worker_keeps_all_other_entries_of_its_path(tmp_path: Path) -> None:
     first, second = tmp_path / "with a space", tmp_path / "*"
-    path = f"/spark/pyspark.zip:{first}:/spark/jars/spark-core.jar:{second}"
+    path = f"/spark/pyspark.zip:{first}:/spark/jars/spark-core_2.13-4.2.0.jar:{second}:/own.zip"
     command = "import os; print(os.environ['PYTHONPATH'])"
-    assert _run({"PYTHONPATH": path, "FLEET_PYTHON": sys.executable}, "-c", command).stdout == f"{first}:{second}\n"
+    assert _run({"PYTHONPATH": path, "FLEET_PYTHON": sys.executable}, "-c", command).stdout == f"{first}:{second}:/own.zip\n"
     assert _run({"FLEET_PYTHON": sys.executable}, "-c", command).stdout == "\n"
 
 
 def test_a_worker_without_an_interpreter_names_the_variable() -> None:
     done = _run({}, "-c", SHOWN)
     assert done.returncode != 0
-    assert "FLEET_PYTHON: names the interpreter, and is not set" in done.stderr
+    assert "FLEET_PYTHON: is missing; a session of fleetpulse sets it" in done.stderr
