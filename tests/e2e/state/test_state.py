@@ -28,6 +28,7 @@ from tests.support.wait import PATIENCE_S, await_that
 
 SILENCE_MS, ANSWER_MS = 30_000, 10_000
 SETTINGS = """allowed_lateness = "20s"
+reconnect_grace = "10s"
 streams = ["sessions", "vitals", "commands"]
 streams_every = "4s"
 session_silence = "30s"

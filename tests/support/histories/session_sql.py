@@ -10,10 +10,12 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import fetch, reading
 
 SQL: Final = """
-WITH RECURSIVE gaps AS (
+WITH RECURSIVE rows AS (
+    SELECT * FROM messages WHERE epoch_ms(received_at) <= $until
+), gaps AS (
     SELECT (body->>'from')::BIGINT AS opened, coalesce(lead(greatest((body->>'until')::BIGINT, epoch_ms(received_at)))
         OVER (ORDER BY received_at), 1::BIGINT << 60) AS closed, body->>'op' AS op, epoch_ms(received_at) AS at_ms
-    FROM messages WHERE kind = 'gap' QUALIFY op = 'open'
+    FROM rows WHERE kind = 'gap' QUALIFY op = 'open'
 ), heard AS (
     SELECT device_id, site, kind, epoch_ms(received_at) AS at_ms, coalesce(position, 0) AS position, session, boot, seq, code,
         firmware, gateway, CASE WHEN seq IS NULL AND clock <> 'received' THEN digest ELSE 0 END AS digest,
@@ -22,12 +24,12 @@ WITH RECURSIVE gaps AS (
         row_number() OVER (PARTITION BY device_id ORDER BY received_at, position, site,
             array_position(['heartbeat', 'telemetry', 'error', 'birth', 'death', 'ack'], kind), coalesce(seq, -1),
             coalesce(session, ''), coalesce(boot, '')) AS n
-    FROM (SELECT *, epoch_ms(received_at) AS at_ms FROM messages) AS heard
+    FROM (SELECT *, epoch_ms(received_at) AS at_ms FROM rows) AS heard
     WHERE kind IN ('heartbeat', 'telemetry', 'error', 'birth', 'death', 'ack')
 ), newest AS (
     SELECT max(epoch_ms(received_at)) AS at_ms, at_ms - coalesce((SELECT sum(least(closed, last.at_ms) - opened) FROM gaps,
-        (SELECT max(epoch_ms(received_at)) AS at_ms FROM messages) AS last WHERE opened < last.at_ms), 0) AS covered_ms
-    FROM messages
+        (SELECT max(epoch_ms(received_at)) AS at_ms FROM rows) AS last WHERE opened < last.at_ms), 0) AS covered_ms
+    FROM rows
 ), walk AS (
     SELECT DISTINCT device_id, 0::BIGINT AS n, false AS is_open, false AS has_begun, NULL::VARCHAR AS reason,
         NULL::BIGINT AS end_ms,
@@ -89,7 +91,13 @@ FROM rows_
 """
 
 
-def sessions_by_sql(home: Home, silence_ms: int) -> list[dict[str, Any]]:
-    """Return the rows of the table ``sessions`` that follow from bronze."""
+def sessions_by_sql(home: Home, silence_ms: int, until_ms: int = 1 << 60) -> list[dict[str, Any]]:
+    """Return the rows of the table ``sessions`` that follow from bronze.
+
+    Args:
+        home: home with bronze.
+        silence_ms: limit of silence, milliseconds.
+        until_ms: newest ``received_at`` of the rows to read, epoch milliseconds.
+    """
     with reading(home, [MESSAGES.name]) as tables:
-        return fetch(tables, SQL.replace("$silence", str(int(silence_ms))))
+        return fetch(tables, SQL.replace("$silence", str(int(silence_ms))).replace("$until", str(int(until_ms))))

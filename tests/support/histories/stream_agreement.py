@@ -1,11 +1,11 @@
 """Tables of the streams of a live home, compared with independent SQL over its bronze up to the position of the streams."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from typing import Any
 
 from fleetpulse.core.streams.names import StreamName
-from fleetpulse.core.streams.sessions import SETTLED_MS
 from fleetpulse.core.streams.tables import SESSIONS
 from fleetpulse.io.checkpoints.checkpoint import committed_batches, unfinished
 from fleetpulse.io.checkpoints.stream_rebuild import read_begin
@@ -56,17 +56,18 @@ def require_streams_agree(
         vitals: width and slide of each metric, milliseconds, by the one policy with vitals.
     """
     ends = {name: position_ms(home, name) for name in StreamName}
-    limit = _instant(ends[StreamName.SESSIONS] - silence_ms - SETTLED_MS - _MARGIN_MS)
-    sessions = tables.query(home, "SELECT * FROM sessions", tables=[SESSIONS.name])
-    both = [
-        [one for one in rows if (one["ended_at"] or one["started_at"]) <= limit]
-        for rows in (sessions, sessions_by_sql(home, silence_ms))
-    ]
-    assert counted(both[0]) == counted(both[1])
+    found_sessions = counted(tables.query(home, "SELECT * FROM sessions", tables=[SESSIONS.name]))
+    # The table has what follows from the rows up to its position, and nothing that does not follow from all rows.
+    for least, most in (
+        (counted(sessions_by_sql(home, silence_ms, ends[StreamName.SESSIONS] - _MARGIN_MS)), found_sessions),
+        (found_sessions, counted(sessions_by_sql(home, silence_ms))),
+    ):
+        assert least <= most, _differences(least, most)
     until_ms = ends[StreamName.COMMANDS] - answer_ms - _MARGIN_MS
     bound = f"WHERE epoch_ms(coalesce(sent_at, answered_at)) BETWEEN {since_ms + _MARGIN_MS} AND {until_ms}"
     commands = found(home, f"SELECT * FROM commands {bound}")
-    assert commands == found(home, f"SELECT * FROM ({commands_sql(answer_ms)}) {bound}")
+    wanted_commands = found(home, f"SELECT * FROM ({commands_sql(answer_ms)}) {bound}")
+    assert commands == wanted_commands, _differences(commands, wanted_commands)
     [policy] = tables.query(
         home,
         "SELECT epoch_ms(received_at) AS received_ms, epoch_ms(event_time) AS effective_ms FROM messages "
@@ -80,8 +81,9 @@ def require_streams_agree(
         for rows in (windows_of(home), windows_by_sql(home, [(from_ms, vitals)], closed_ms))
     ]
     require_equal_windows(*windows)
-    return {"sessions": len(both[0]), "commands": commands.total(), "vitals": len(windows[0])}
+    return {"sessions": found_sessions.total(), "commands": commands.total(), "vitals": len(windows[0])}
 
 
-def _instant(at_ms: int) -> datetime:
-    return datetime.fromtimestamp(at_ms / 1000, UTC)
+def _differences(first: Counter[Any], second: Counter[Any]) -> str:
+    lines = [f"only in the first: {one}" for one in (first - second).elements()]
+    return "\n".join(["rows differ", *lines, *(f"only in the second: {one}" for one in (second - first).elements())])
