@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
@@ -50,6 +50,7 @@ from fleetpulse.io.system.kernel_cache import compile_in_background
 from fleetpulse.paths import ROOT, cache_dir
 
 _JOBS_VARIABLE: Final = "FLEET_TEST_JOBS"
+_NO_BYTECODE: Final = "PYTHONDONTWRITEBYTECODE"
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _STOPS: Final = re.compile(r"-[a-zA-Z]*x[a-zA-Z]*|--exitfirst|--maxfail(=.*)?")  # options that end a run at a failure
 _FOLD_LAYERS: Final = ("unit", "property", "spark", "e2e")  # layers that need the compiled fold
@@ -106,7 +107,7 @@ def run_tests(chosen: Chosen) -> bool:
             screen.line(f"== {chosen.form}: {several}; about {span(left)}")
         scheduler = Scheduler(
             command=lambda part, events: _pytest(chosen, part, events),
-            environment={**os.environ, FORM_VARIABLE: chosen.form, **jvms},
+            environment=environment_of_parts(chosen.form, os.environ, jvms),
             root=ROOT,
             folder=Path(folder),
             jobs=jobs,
@@ -147,6 +148,19 @@ def run_tests(chosen: Chosen) -> bool:
     broken = sum(one.broken for one in ended)
     screen.line(f"{sum(one.collected or 0 for one in ended)} tests selected" if chosen.collects else closing(finished, broken))
     return not faults
+
+
+def environment_of_parts(form: Form, own: Mapping[str, str], jvms: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of all parts.
+
+    Python stores compiled modules, whatever the user has set: the processes of a run would compile thousands again.
+
+    Args:
+        form: extent of the run.
+        own: environment of this process.
+        jvms: variables of the pool of JVMs.
+    """
+    return {**{name: value for name, value in own.items() if name != _NO_BYTECODE}, FORM_VARIABLE: form, **jvms}
 
 
 def _warm_jvms(chosen: Chosen, folder: Path) -> AbstractContextManager[dict[str, str]]:

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from cli.dev.test_plan import Finished, Form, Part, choose
-from cli.dev.test_run import files_of
+from cli.dev.test_run import environment_of_parts, files_of
 from cli.dev.test_scheduler import IDLE_S, IdleCores, Scheduler, Screen
 from fleetpulse.paths import ROOT
 
@@ -145,3 +145,8 @@ def test_a_layer_named_with_a_file_of_another_layer_runs_all_its_files(arguments
     files, left_out = files_of(choose(arguments, Form.DEFAULT))
     assert set(files) == layers and left_out == 0
     assert files["e2e"] == ["tests/e2e/ingest/test_access.py"] and "tests/unit/cli/dev/test_test_run.py" in files["unit"]
+
+
+def test_processes_of_a_run_store_compiled_modules() -> None:
+    own = {"PATH": "/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+    assert environment_of_parts(Form.ALL, own, {"POOL": "p"}) == {"PATH": "/bin", "FLEET_TEST_FORM": "all", "POOL": "p"}
