@@ -151,9 +151,9 @@ def run_tests(chosen: Chosen) -> bool:
 
 
 def environment_of_parts(form: Form, own: Mapping[str, str], jvms: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of all parts.
+    """Return the environment of all parts, in which Python may store bytecode.
 
-    Python stores compiled modules, whatever the user has set: the processes of a run would compile thousands again.
+    Without stored bytecode, each of some thousand processes would compile the project's modules again.
 
     Args:
         form: extent of the run.

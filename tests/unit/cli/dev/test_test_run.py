@@ -147,6 +147,6 @@ def test_a_layer_named_with_a_file_of_another_layer_runs_all_its_files(arguments
     assert files["e2e"] == ["tests/e2e/ingest/test_access.py"] and "tests/unit/cli/dev/test_test_run.py" in files["unit"]
 
 
-def test_processes_of_a_run_store_compiled_modules() -> None:
+def test_processes_of_a_run_may_store_bytecode() -> None:
     own = {"PATH": "/bin", "PYTHONDONTWRITEBYTECODE": "1"}
     assert environment_of_parts(Form.ALL, own, {"POOL": "p"}) == {"PATH": "/bin", "FLEET_TEST_FORM": "all", "POOL": "p"}
