@@ -5,6 +5,8 @@ with each failure; its checkpoint loses nothing meanwhile.
 Rule 2: a stream that the settings do not name costs nothing: none of its code is imported.
 Rule 3: the checkpoint of a stream that is switched off is set aside, since it would keep versions of bronze for ever.
 `rebuilds` has the version at which a stream begins without one.
+Rule 4: the begins are recorded before the lifecycle query starts. Otherwise the rows of its first batches would be
+missing in a stream of a new home whenever that stream starts after them.
 """
 
 import time
@@ -58,7 +60,7 @@ class _Running:
 
 
 class StreamRunner:
-    """Runner of the streams of a home in one Spark session.
+    """Runner of the streams of a home in one Spark session; create it before the lifecycle query starts.
 
     Args:
         spark: Spark session of the lifecycle job.
@@ -71,6 +73,9 @@ class StreamRunner:
         for name in {*StreamName} - {*options.names}:
             finish_rebuild(home.stream_checkpoint(name))
             set_aside(home.stream_checkpoint(name))
+        for name in options.names:
+            with suppress(FleetError, OSError):  # `check` tries again, and reports it
+                begin_of(home, name)
         self._running = {name: _Running() for name in options.names}
         self._alarms = AlarmForwarder(home) if StreamName.VITALS in options.names else None
 

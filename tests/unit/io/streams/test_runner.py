@@ -197,6 +197,16 @@ def test_new_stream_begins_where_the_job_continues_and_there_again_until_its_fir
     assert oldest_live_pin(reader_pins(home)).version == begin, "no watermark has passed a row of its first batch"
 
 
+def test_stream_of_a_new_home_begins_with_the_first_row_even_if_the_job_commits_before_the_stream_starts(
+    home: Home, stream: FakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rebuilds, "DeltaLog", lambda _: SimpleNamespace(latest=lambda: 9))
+    running = _runner(home)
+    write_offsets(home.checkpoint, 0, {"version": 8})
+    running.check()
+    assert stream.begins == [0]
+
+
 def test_missed_rows_of_a_stream_are_a_problem(home: Home, stream: FakeStream) -> None:
     checkpoint = home.stream_checkpoint(StreamName.SESSIONS)
     for missed, words in ((1_234, "1,234 rows"), (None, "an unknown number of rows")):
