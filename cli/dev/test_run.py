@@ -16,7 +16,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,6 +52,7 @@ from fleetpulse.paths import ROOT, cache_dir
 _JOBS_VARIABLE: Final = "FLEET_TEST_JOBS"
 _NO_BYTECODE: Final = "PYTHONDONTWRITEBYTECODE"
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_ORPHANS_S: Final = 10.0  # timeout for the orphans of the last parts to end: a JVM ends after its driver
 _STOPS: Final = re.compile(r"-[a-zA-Z]*x[a-zA-Z]*|--exitfirst|--maxfail(=.*)?")  # options that end a run at a failure
 _FOLD_LAYERS: Final = ("unit", "property", "spark", "e2e")  # layers that need the compiled fold
 _SPARK_LAYERS: Final = ("spark", "e2e")
@@ -98,7 +99,7 @@ def run_tests(chosen: Chosen) -> bool:
     began_s, before_s = time.monotonic(), _children_cpu_s()
     with (
         tempfile.TemporaryDirectory(prefix="fleet-tests-", ignore_cleanup_errors=True) as folder,
-        _subreaper() as reaps,
+        reaping_orphans() as reaps,
         _warm_jvms(chosen, Path(folder)) as jvms,
     ):
         if not chosen.interactive:
@@ -123,7 +124,6 @@ def run_tests(chosen: Chosen) -> bool:
         )
         with _signals_as_exit():
             ended = scheduler.run(parts)
-        scheduler.reap()  # orphans that ended in the meantime
         starts = sum(one.spark_starts() for one in ended)
     cpu_s = _children_cpu_s() - before_s
     finished = [test for one in ended for test in one.finished]
@@ -296,8 +296,8 @@ def _signals_as_exit() -> Iterator[None]:
 
 
 @contextmanager
-def _subreaper() -> Iterator[bool]:
-    """Make this process the parent of its orphaned descendants, on Linux.
+def reaping_orphans() -> Iterator[bool]:
+    """Make this process the parent of its orphaned descendants, on Linux, and reap them, so that their CPU time counts.
 
     Yields:
         Whether it is their parent.
@@ -310,6 +310,11 @@ def _subreaper() -> Iterator[bool]:
     try:
         yield done
     finally:
+        limit_s = time.monotonic() + _ORPHANS_S
+        with suppress(ChildProcessError):  # none is left
+            while time.monotonic() < limit_s:
+                if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                    time.sleep(0.05)
         prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,6 +26,9 @@ def test_fails():
     assert False
 """
 
+BUSY_S = 0.4
+BUSY = f"import time\nwhile time.process_time() < {BUSY_S}: pass"
+
 
 def scheduler(folder: Path, written: list[str]) -> Scheduler:
     """Return a scheduler of pytest processes in a folder; its output is appended to a list."""
@@ -39,6 +43,22 @@ def scheduler(folder: Path, written: list[str]) -> Scheduler:
         jobs=2,
         screen=Screen(written.append, is_terminal=False),
     )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+def test_the_cpu_time_of_an_orphan_that_ends_after_the_last_part_counts() -> None:
+    part = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {BUSY!r}])"
+    runner = "import resource, subprocess, sys\nfrom cli.dev.test_run import reaping_orphans\n"
+    runner += f"with reaping_orphans():\n    subprocess.run([sys.executable, '-c', {part!r}], check=True)\n"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", f"{runner}print(sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]))"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert float(done.stdout) > BUSY_S
 
 
 def test_an_additional_part_may_start_after_the_cores_were_idle() -> None:
