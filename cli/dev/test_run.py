@@ -16,9 +16,11 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
+
+import psutil
 
 from cli.dev.jvm_pool import pool_of_jvms
 from cli.dev.test_plan import (
@@ -310,11 +312,10 @@ def reaping_orphans() -> Iterator[bool]:
     try:
         yield done
     finally:
-        limit_s = time.monotonic() + _ORPHANS_S
-        with suppress(ChildProcessError):  # none is left
-            while time.monotonic() < limit_s:
-                if os.waitpid(-1, os.WNOHANG) == (0, 0):
-                    time.sleep(0.05)
+        while orphans := psutil.Process().children():  # further ones appear when their parents end
+            _, alive = psutil.wait_procs(orphans, timeout=_ORPHANS_S)
+            if alive:
+                break
         prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 

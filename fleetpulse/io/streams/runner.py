@@ -4,9 +4,10 @@ Rule 1: a stream never fails or stops the lifecycle query. A failed stream is re
 with each failure; its checkpoint loses nothing meanwhile.
 Rule 2: a stream that the settings do not name costs nothing: none of its code is imported.
 Rule 3: the checkpoint of a stream that is switched off is set aside, since it would keep versions of bronze for ever.
-`rebuilds` has the version at which a stream begins without one.
 Rule 4: the begins are recorded before the lifecycle query starts. Otherwise the rows of its first batches would be
 missing in a stream of a new home whenever that stream starts after them.
+
+`rebuilds` has the version at which a stream begins without a checkpoint.
 """
 
 import time

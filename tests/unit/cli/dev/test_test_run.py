@@ -25,7 +25,6 @@ def test_fails():
     print("output of the test")
     assert False
 """
-
 BUSY_S = 0.4
 BUSY = f"import time\nwhile time.process_time() < {BUSY_S}: pass"
 
